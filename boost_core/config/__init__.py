@@ -1,0 +1,24 @@
+"""What crosses the trainer's door as data: the job spec that goes in and the reports that come out.
+
+Nothing here imports torch, so that the API can check a job without it.
+"""
+
+from boost_core.config.checkpoint import CheckpointConfig
+from boost_core.config.data import DataConfig, TextSource
+from boost_core.config.job import JobSpec, ResourcesConfig, load_job
+from boost_core.config.model import ModelConfig
+from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.training import OptimizerConfig, TrainingConfig
+
+__all__ = [
+    "CheckpointConfig",
+    "DataConfig",
+    "JobSpec",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ParallelismConfig",
+    "ResourcesConfig",
+    "TextSource",
+    "TrainingConfig",
+    "load_job",
+]

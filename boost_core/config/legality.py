@@ -1,0 +1,95 @@
+"""Which model, layout and batch go together."""
+
+from boost_core.config.base import FieldProblem
+from boost_core.config.model import ModelConfig
+from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.training import OptimizerConfig, TrainingConfig
+
+BYTE_TOKENS = 256
+
+
+def job_problems(
+    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig
+) -> list[FieldProblem]:
+    """Everything about a job whose parts are fine one by one but do not go together."""
+    return [
+        *tensor_parallel_problems(model, parallelism.tensor_parallel_size),
+        *_vocabulary_problems(model),
+        *_pipeline_problems(parallelism),
+        *_batch_problems(parallelism, training),
+        *_schedule_problems(training, optimizer),
+    ]
+
+
+def tensor_parallel_problems(model: ModelConfig, tensor_parallel_size: int) -> list[FieldProblem]:
+    """What keeps a model from being split over so many tensor parallel ranks under BTP.
+
+    BTP shards the wide dimensions only, so the rank is free; hidden size, MLP size, vocabulary and
+    whole heads must divide.
+    """
+    divided = {
+        "hidden_size": model.hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.key_value_heads,
+        "intermediate_size": model.intermediate_size,
+        "vocab_size": model.vocab_size,
+    }
+    return [
+        FieldProblem(
+            ("parallelism", "tensor_parallel_size"),
+            tensor_parallel_size,
+            f"{tensor_parallel_size} does not divide model.{name}={size}; {_remedy(name, size, tensor_parallel_size)}",
+        )
+        for name, size in divided.items()
+        if size % tensor_parallel_size
+    ]
+
+
+def _remedy(name: str, size: int, tensor_parallel_size: int) -> str:
+    if name not in ("intermediate_size", "vocab_size"):
+        return f"choose a divisor of {size}"
+    multiple = -(-size // tensor_parallel_size) * tensor_parallel_size
+    return f"choose a divisor of {size}, or round up to model.{name}={multiple}"
+
+
+def _vocabulary_problems(model: ModelConfig) -> list[FieldProblem]:
+    if model.vocab_size >= BYTE_TOKENS:
+        return []
+    message = f"{model.vocab_size} is below {BYTE_TOKENS}, the number of byte-level tokens; use at least {BYTE_TOKENS}"
+    return [FieldProblem(("model", "vocab_size"), model.vocab_size, message)]
+
+
+def _pipeline_problems(parallelism: ParallelismConfig) -> list[FieldProblem]:
+    size = parallelism.pipeline_parallel_size
+    if size == 1:
+        return []
+    field = ("parallelism", "pipeline_parallel_size")
+    return [FieldProblem(field, size, f"{size} stages: the trainer has no pipeline schedule yet; use 1")]
+
+
+def _batch_problems(parallelism: ParallelismConfig, training: TrainingConfig) -> list[FieldProblem]:
+    portion = training.micro_batch_size * parallelism.data_parallel_size
+    if training.global_batch_size % portion == 0:
+        return []
+    multiple = -(-training.global_batch_size // portion) * portion
+    return [
+        FieldProblem(
+            ("training", "global_batch_size"),
+            training.global_batch_size,
+            f"{training.global_batch_size} sequences do not split into micro-batches of "
+            f"{training.micro_batch_size} on {parallelism.data_parallel_size} data parallel rank(s); "
+            f"use a multiple of {portion} such as {multiple}, or a smaller micro_batch_size",
+        )
+    ]
+
+
+def _schedule_problems(training: TrainingConfig, optimizer: OptimizerConfig) -> list[FieldProblem]:
+    if optimizer.warmup_steps <= training.steps:
+        return []
+    return [
+        FieldProblem(
+            ("optimizer", "warmup_steps"),
+            optimizer.warmup_steps,
+            f"a warm-up of {optimizer.warmup_steps} steps does not fit training.steps={training.steps}; shorten it",
+        )
+    ]

@@ -1,0 +1,81 @@
+"""What the trainer says back: reports, the other half of what crosses its door.
+
+A trainer hands reports to a ``Reporter``; under ``torchrun`` that prints them, in a gang it sends them to
+the job's supervisor, and the service stores them as events.
+"""
+
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field, TypeAdapter
+
+from boost_core.config.base import Config
+
+
+class StepReport(Config):
+    """One optimizer step, as seen by rank 0."""
+
+    kind: Literal["progress"] = "progress"
+    step: int = Field(description="Steps done, this one included.")
+    steps: int = Field(description="Steps the job runs in all.")
+    loss: float = Field(description="Mean cross entropy of the global batch, in nats a token.")
+    learning_rate: float
+    gradient_norm: float = Field(description="Global norm before clipping.")
+    tokens: int = Field(description="Tokens trained on since the job began.")
+    tokens_per_second: float
+    step_seconds: float
+    communication_seconds: float = Field(description="Part of step_seconds spent in collectives.")
+    communication_bytes: int = Field(description="Payload bytes of this step's collectives on one rank.")
+    model_flops_per_second: float = Field(description="Model FLOPs a second over the whole gang.")
+    eta_seconds: float = Field(description="Expected seconds to the last step, evaluations and saves left out.")
+
+
+class EvaluationReport(Config):
+    """One evaluation on held-out text."""
+
+    kind: Literal["evaluation"] = "evaluation"
+    step: int
+    loss: float = Field(description="Mean cross entropy over all evaluated tokens, in nats a token.")
+    tokens: int
+    unigram_entropy: float = Field(description="Entropy of single tokens of the held-out text, in nats.")
+    seconds: float
+
+
+class CheckpointReport(Config):
+    """One committed checkpoint."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    step: int
+    url: str
+    bytes: int
+    seconds: float = Field(description="How long the step loop was held.")
+
+
+class StartReport(Config):
+    """The trainer starts, from scratch or from a checkpoint."""
+
+    kind: Literal["started"] = "started"
+    step: int = Field(description="Steps already done.")
+    world_size: int
+    parameters: int
+    resumed_from: str | None = Field(description="URL of the checkpoint; null when training starts from scratch.")
+
+
+class LogLine(Config):
+    """One line of a rank's log."""
+
+    kind: Literal["log"] = "log"
+    rank: int
+    level: str
+    message: str
+
+
+Report = StepReport | EvaluationReport | CheckpointReport | StartReport | LogLine
+
+report_adapter: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="kind")])
+
+
+class Reporter(Protocol):
+    """Takes a trainer's reports. Must not block the step loop and must not raise."""
+
+    def report(self, report: Report) -> None:
+        """Take one report."""

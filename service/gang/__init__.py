@@ -1,0 +1,1 @@
+"""Gangs of workers on Ray. Nothing else in the service imports ray."""

@@ -1,0 +1,80 @@
+"""The state machine of a job, as one table."""
+
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    """Where a job is in its life."""
+
+    QUEUED = "QUEUED"
+    SCHEDULING = "SCHEDULING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+class Reason(StrEnum):
+    """Why a job came into its state."""
+
+    SUBMITTED = "SUBMITTED"
+    HEAD_OF_QUEUE = "HEAD_OF_QUEUE"
+    WAITING_FOR_RESOURCES = "WAITING_FOR_RESOURCES"
+    GANG_STARTING = "GANG_STARTING"
+    GANG_STARTED = "GANG_STARTED"
+    GANG_LOST = "GANG_LOST"
+    TRAINING_FINISHED = "TRAINING_FINISHED"
+    TRAINING_FAILED = "TRAINING_FAILED"
+    RESTARTS_EXHAUSTED = "RESTARTS_EXHAUSTED"
+    CANCELLED_BY_USER = "CANCELLED_BY_USER"
+
+
+TERMINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+
+# From a state, by a reason, to a state. What is not listed cannot happen.
+TRANSITIONS: dict[JobState, dict[Reason, JobState]] = {
+    JobState.QUEUED: {
+        Reason.HEAD_OF_QUEUE: JobState.SCHEDULING,
+        Reason.CANCELLED_BY_USER: JobState.CANCELLED,
+    },
+    JobState.SCHEDULING: {
+        Reason.WAITING_FOR_RESOURCES: JobState.SCHEDULING,
+        Reason.GANG_STARTING: JobState.SCHEDULING,
+        Reason.GANG_STARTED: JobState.RUNNING,
+        Reason.GANG_LOST: JobState.QUEUED,
+        Reason.TRAINING_FAILED: JobState.FAILED,
+        Reason.RESTARTS_EXHAUSTED: JobState.FAILED,
+        Reason.CANCELLED_BY_USER: JobState.CANCELLED,
+    },
+    JobState.RUNNING: {
+        Reason.TRAINING_FINISHED: JobState.SUCCEEDED,
+        Reason.TRAINING_FAILED: JobState.FAILED,
+        Reason.RESTARTS_EXHAUSTED: JobState.FAILED,
+        Reason.GANG_LOST: JobState.QUEUED,
+        Reason.CANCELLED_BY_USER: JobState.CANCELLED,
+    },
+    JobState.SUCCEEDED: {},
+    JobState.FAILED: {},
+    JobState.CANCELLED: {},
+}
+
+
+class IllegalTransition(ValueError):
+    """A reason that leads nowhere from the state a job is in."""
+
+    def __init__(self, state: JobState, reason: Reason) -> None:
+        super().__init__(f"a job that is {state} cannot change for the reason {reason}")
+        self.state = state
+        self.reason = reason
+
+
+def next_state(state: JobState, reason: Reason) -> JobState:
+    """The state that ``reason`` leads to.
+
+    Raises:
+        IllegalTransition: The table has no such change.
+    """
+    try:
+        return TRANSITIONS[state][reason]
+    except KeyError:
+        raise IllegalTransition(state, reason) from None
