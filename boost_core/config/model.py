@@ -16,9 +16,7 @@ class ModelConfig(Config):
     """
 
     preset: str | None = Field(None, description="Name of a published shape to start from.")
-    family: Literal["cola"] = Field(
-        "cola", description="How the bottleneck is built: CoLA puts a SiLU on the latent."
-    )
+    family: Literal["cola"] = Field("cola", description="How the bottleneck is built: CoLA puts a SiLU on the latent.")
     vocab_size: int = Field(256, ge=2, le=1_000_000, description="Number of token ids.")
     hidden_size: int = Field(ge=8, le=65_536, description="Width d of the residual stream.")
     intermediate_size: int = Field(ge=8, le=262_144, description="Width f of the MLP.")

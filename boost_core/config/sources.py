@@ -1,54 +1,136 @@
-"""Which files a text source names. Looked up at the door, before a job is accepted, and again by the trainer."""
+"""Which files a text source names and how they are split.
 
+Looked up at the door, before a job is accepted, and again by the trainer: both see the same split.
+"""
+
+import hashlib
+import math
+import os
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import fsspec
 
-from boost_core.config.data import TextSource
+from boost_core.config.data import DataConfig, TextSource
 
 _STANDARD_LIBRARY_SKIPS = ("/site-packages/", "/dist-packages/", "/test/", "/tests/", "/idlelib/")
 
 
-def list_files(source: TextSource) -> list[str]:
-    """The files a source names, sorted, as fsspec URLs or local paths.
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of text: where it is and its size in bytes."""
+
+    url: str
+    size: int
+
+
+@dataclass(frozen=True)
+class SourceSplit:
+    """The files to train on and those held out. A lone file is in both and is split by position."""
+
+    training: list[SourceFile]
+    held_out: list[SourceFile]
+
+    @property
+    def lone_file(self) -> bool:
+        """Whether the source is one file, whose last part is held out."""
+        return self.training == self.held_out
+
+
+def split_source(data: DataConfig, sequence_length: int) -> SourceSplit:
+    """Look up a source's files and split them whole into training and held-out text.
+
+    The split goes by a hash of each file's path below the folder that all have in common, so it is the
+    same on every node and does not move when other files come or go around it.
+
+    Raises:
+        ValueError: A path names no file, or there is too little text for one sequence in either part.
+    """
+    files = list_files(data.source)
+    if len(files) == 1:
+        split = SourceSplit(files, files)
+    else:
+        by_hash = sorted(files, key=_hash_below(os.path.commonpath([file.url for file in files])))
+        held_out_count = min(math.ceil(data.held_out_fraction * len(files)), len(files) - 1)
+        held_out, training = by_hash[:held_out_count], by_hash[held_out_count:]
+        split = SourceSplit(sorted(training, key=_url), sorted(held_out, key=_url))
+    _refuse_too_little_text(split, data.held_out_fraction, sequence_length)
+    return split
+
+
+def list_files(source: TextSource) -> list[SourceFile]:
+    """The files a source names, sorted by URL.
 
     Raises:
         ValueError: A path, glob or URL names no file.
     """
     if source.kind == "standard_library":
         return _standard_library_files()
-    files: set[str] = set()
+    files: dict[str, SourceFile] = {}
     for pattern in source.paths:
         found = _expand(pattern)
         if not found:
-            raise ValueError(
-                f"data.source.paths: no file is at {pattern!r}; check the path, and that every node can read it"
-            )
-        files.update(found)
-    return sorted(files)
+            raise ValueError(f"no file is at {pattern!r}; check the path, and that every node can read it")
+        files.update({file.url: file for file in found})
+    return sorted(files.values(), key=_url)
 
 
-def _standard_library_files() -> list[str]:
+def _standard_library_files() -> list[SourceFile]:
     root = sysconfig.get_paths()["stdlib"]
-    found = [path for path in _expand(f"{root}/**/*.py") if not _skipped(path.removeprefix(root))]
+    found = [file for file in _expand(f"{root}/**/*.py") if not _skipped(file.url.removeprefix(root))]
     if not found:
-        raise ValueError(f"data.source: no Python source text is under {root}; use kind=text with paths of your own")
-    return found
+        raise ValueError(f"no Python source text is under {root}; use kind=text with paths of your own")
+    return sorted(found, key=_url)
 
 
 def _skipped(relative_path: str) -> bool:
     return any(skip in relative_path for skip in _STANDARD_LIBRARY_SKIPS)
 
 
-def _expand(pattern: str) -> list[str]:
+def _expand(pattern: str) -> list[SourceFile]:
     """Files under a path: itself, all files of a folder, or the matches of a glob."""
     try:
         filesystem, path = fsspec.url_to_fs(pattern)
-        if filesystem.isdir(path):
-            found: Sequence[str] = filesystem.find(path)
-        else:
-            found = [match for match in filesystem.glob(path) if filesystem.isfile(match)]
+        look_up = filesystem.find if filesystem.isdir(path) else filesystem.glob
+        found = look_up(path, detail=True)
     except (OSError, ValueError) as error:
-        raise ValueError(f"data.source.paths: cannot look up {pattern!r}: {error}") from error
-    return sorted(filesystem.unstrip_protocol(match) if "://" in pattern else match for match in found)
+        raise ValueError(f"cannot look up {pattern!r}: {error}") from error
+    return [
+        SourceFile(filesystem.unstrip_protocol(name) if "://" in pattern else name, int(info["size"]))
+        for name, info in found.items()
+        if info["type"] == "file"
+    ]
+
+
+def _hash_below(folder: str) -> Callable[[SourceFile], str]:
+    def key(file: SourceFile) -> str:
+        return hashlib.sha256(file.url.removeprefix(folder).encode()).hexdigest()
+
+    return key
+
+
+def _url(file: SourceFile) -> str:
+    return file.url
+
+
+def _refuse_too_little_text(split: SourceSplit, held_out_fraction: float, sequence_length: int) -> None:
+    sizes = {"training": _size(split.training), "held-out": _size(split.held_out)}
+    if split.lone_file:
+        held_out_size = held_out_bytes(sizes["training"], held_out_fraction)
+        sizes = {"training": sizes["training"] - held_out_size, "held-out": held_out_size}
+    for part, size in sizes.items():
+        if size <= sequence_length:
+            raise ValueError(
+                f"the {part} text is {size} bytes, too little for one sequence of {sequence_length} tokens and "
+                "the token after it; give more text, or shorten training.sequence_length"
+            )
+
+
+def held_out_bytes(size: int, held_out_fraction: float) -> int:
+    """How many of a lone file's last bytes are held out."""
+    return math.ceil(size * held_out_fraction)
+
+
+def _size(files: list[SourceFile]) -> int:
+    return sum(file.size for file in files)

@@ -1,0 +1,65 @@
+"""Train without the service: ``torchrun --nproc-per-node 2 -m boost_core job.yaml``."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+
+from boost_core.config import JobSpec, load_job
+from boost_core.train import train
+from boost_core.train.report import ConsoleReporter
+
+
+def main() -> int:
+    """Run this rank's part of a job; 0 on success, 2 for a job that cannot run as it is written."""
+    parser = argparse.ArgumentParser(prog="python -m boost_core", description=__doc__)
+    parser.add_argument("job", type=Path, help="job spec, YAML or JSON")
+    parser.add_argument("--reports", type=Path, help="also append every report to this file, one JSON object a line")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        spec = _with_checkpoint_folder(load_job(arguments.job))
+        _join_gang(spec)
+        train(spec, ConsoleReporter(arguments.reports))
+    except (OSError, ValueError) as error:
+        print(_readable(error), file=sys.stderr)
+        return 2
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return 0
+
+
+def _with_checkpoint_folder(spec: JobSpec) -> JobSpec:
+    if spec.checkpoint.url is not None:
+        return spec
+    return spec.model_copy(
+        update={"checkpoint": spec.checkpoint.model_copy(update={"url": f"checkpoints/{spec.name}"})}
+    )
+
+
+def _join_gang(spec: JobSpec) -> None:
+    """Initialise the process group from the variables that torchrun sets."""
+    if not dist.is_torchelastic_launched():
+        size = spec.parallelism.world_size
+        raise ValueError(f"start it with torchrun: torchrun --nproc-per-node {size} -m boost_core job.yaml")
+    if spec.resources.gpus_per_worker:
+        local_rank = dist.get_node_local_rank()
+        torch.cuda.set_device(local_rank)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
+    else:
+        dist.init_process_group("gloo")
+
+
+def _readable(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "\n".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

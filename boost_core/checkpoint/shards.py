@@ -1,0 +1,48 @@
+"""Saving and loading the tensors of a checkpoint, on any number of ranks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from boost_core.checkpoint.folder import CheckpointFolder
+
+# Each weight's tensors (master and moments) by name, and the axis that they are sharded along.
+WeightTensors = Mapping[str, Mapping[str, torch.Tensor]]
+ShardedAxes = Mapping[str, int]
+
+
+def save_shards(
+    folder: CheckpointFolder, step: int, tensors: WeightTensors, axes: ShardedAxes, mesh: DeviceMesh
+) -> None:
+    """Write every rank's shards of a step. All ranks call it; the checkpoint is not committed by it."""
+    if dist.get_rank() == 0:
+        folder.prepare(step)
+    dist.barrier()
+    writer = FsspecWriter(folder.step_url(step), sync_files=folder.is_local, **folder.STORAGE_OPTIONS)
+    save(_as_whole(tensors, axes, mesh), storage_writer=writer)
+
+
+def load_shards(
+    folder: CheckpointFolder, step: int, tensors: WeightTensors, axes: ShardedAxes, mesh: DeviceMesh
+) -> None:
+    """Fill every rank's ``tensors`` in place, whatever layout wrote the checkpoint. All ranks call it."""
+    reader = FsspecReader(folder.step_url(step), **folder.STORAGE_OPTIONS)
+    load(_as_whole(tensors, axes, mesh), storage_reader=reader)
+
+
+def _as_whole(tensors: WeightTensors, axes: ShardedAxes, mesh: DeviceMesh) -> dict[str, Any]:
+    """The local shards as views of whole tensors, which is what makes a checkpoint independent of its layout."""
+    return {
+        f"{name}.{kind}": DTensor.from_local(
+            tensor, mesh, (Replicate(), Replicate(), Shard(axes[name])), run_check=False
+        )
+        for name, kinds in tensors.items()
+        for kind, tensor in kinds.items()
+    }

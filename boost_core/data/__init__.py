@@ -1,0 +1,1 @@
+"""Text in, batches of tokens out, addressed by one global sample index."""

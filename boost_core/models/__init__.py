@@ -1,0 +1,1 @@
+"""The model families: compositions of ``nn`` parts, a page each."""

@@ -1,0 +1,119 @@
+"""Every collective of the trainer, counted by the ledger, and their conjugate autograd pairs.
+
+A pair is named by what it does forward; its backward is the conjugate:
+
+===============  =================  =================
+pair             forward            backward
+===============  =================  =================
+``sum_partials``   all-reduce         identity
+``share``          identity           all-reduce
+``gather``         all-gather         reduce-scatter
+===============  =================  =================
+
+With one rank in the group each is the identity and nothing is counted.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from boost_core.parallel.ledger import CommunicationLedger, Entry
+
+# torch renamed both in 2.13.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Collectives:
+    """The collectives over one dimension of the mesh.
+
+    Args:
+        group: The process group; ``None`` for a group of one.
+        dimension: The mesh dimension's name for the ledger, ``tp`` or ``dp``.
+        ledger: Where to count.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, dimension: str, ledger: CommunicationLedger) -> None:
+        self._group = group
+        self._dimension = dimension
+        self._ledger = ledger
+        self.size = 1 if group is None else dist.get_world_size(group)
+        self.rank = 0 if group is None else dist.get_rank(group)
+
+    def all_reduce_(self, tensor: torch.Tensor, purpose: str, operation: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+        """Reduce ``tensor`` in place over the group and return it."""
+        if self.size > 1:
+            with self._ledger.record(Entry("all_reduce", self._dimension, purpose), tensor):
+                dist.all_reduce(tensor, operation, group=self._group)
+        return tensor
+
+    def all_gather(self, x_Tc: torch.Tensor, purpose: str) -> torch.Tensor:
+        """``[T, c]`` on each of p ranks to ``[p, T, c]`` on all."""
+        gathered = x_Tc.new_empty((self.size * x_Tc.shape[0], x_Tc.shape[1]))
+        with self._ledger.record(Entry("all_gather", self._dimension, purpose), x_Tc):
+            _all_gather(gathered, x_Tc.contiguous(), group=self._group)
+        return gathered.view(self.size, *x_Tc.shape)
+
+    def reduce_scatter(self, x_pTc: torch.Tensor, purpose: str) -> torch.Tensor:
+        """``[p, T, c]`` on each of p ranks to this rank's ``[T, c]`` of their sum."""
+        scattered = x_pTc.new_empty(x_pTc.shape[1:])
+        with self._ledger.record(Entry("reduce_scatter", self._dimension, purpose), x_pTc):
+            _reduce_scatter(scattered, x_pTc.flatten(0, 1).contiguous(), group=self._group)
+        return scattered
+
+
+class _SumPartials(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, partial: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
+        ctx.mark_dirty(partial)
+        return collectives.all_reduce_(partial, purpose)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradients[0], None, None
+
+
+class _Share(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, replicated: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
+        ctx.collectives, ctx.purpose = collectives, purpose
+        return replicated.view_as(replicated)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # A copy, because autograd may hand the same gradient tensor to another branch.
+        total = gradients[0].clone(memory_format=torch.contiguous_format)
+        return ctx.collectives.all_reduce_(total, f"{ctx.purpose} gradient"), None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_Tc: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
+        ctx.collectives, ctx.purpose = collectives, purpose
+        return collectives.all_gather(x_Tc, purpose)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return ctx.collectives.reduce_scatter(gradients[0], f"{ctx.purpose} gradient"), None, None
+
+
+def sum_partials(partial: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
+    """The sum of every rank's ``partial``, on all ranks; ``partial`` itself is overwritten."""
+    if collectives.size == 1:
+        return partial
+    return _SumPartials.apply(partial, collectives, purpose)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def share(replicated: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
+    """A replicated tensor on its way into each rank's own shard; gradients of all ranks are summed."""
+    if collectives.size == 1:
+        return replicated
+    return _Share.apply(replicated, collectives, purpose)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def gather(x_Tc: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
+    """``[T, c]`` shards to ``[p, T, c]`` on all ranks; gradients are summed and scattered back."""
+    if collectives.size == 1:
+        return x_Tc.unsqueeze(0)
+    return _Gather.apply(x_Tc, collectives, purpose)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,0 +1,125 @@
+"""Everything that a rank holds while it trains, and how it is saved and resumed."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from boost_core import __version__
+from boost_core.checkpoint.folder import CheckpointFolder, Manifest
+from boost_core.checkpoint.shards import load_shards, save_shards
+from boost_core.config import JobSpec
+from boost_core.models.cola import ColaModel
+from boost_core.nn.attention import Rotation
+from boost_core.nn.weights import WeightedModule
+from boost_core.optim.adamw import MasterWeightAdamW
+from boost_core.parallel.btp import SHARDED_AXIS, BottleneckTensorParallel
+from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.ledger import CommunicationLedger
+from boost_core.parallel.mesh import ParallelMesh
+from boost_core.parallel.shard import make_weights
+
+COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass
+class TrainState:
+    """One rank's part of a job.
+
+    Attributes:
+        spec: The job.
+        mesh: This rank's place in the gang.
+        ledger: Counts this rank's collectives.
+        tensor_parallel: Collectives over the tensor parallel group.
+        data_parallel: Collectives over the data parallel group.
+        model: The model with this rank's shards.
+        rotation: The rotary embedding for the job's sequence length.
+        optimizer: Master weights and moments.
+        step: Optimizer steps done.
+        samples: Samples consumed, which is the data cursor.
+    """
+
+    spec: JobSpec
+    mesh: ParallelMesh
+    ledger: CommunicationLedger
+    tensor_parallel: Collectives
+    data_parallel: Collectives
+    model: ColaModel
+    rotation: Rotation
+    optimizer: MasterWeightAdamW
+    step: int = 0
+    samples: int = 0
+
+    @classmethod
+    def initial(cls, spec: JobSpec, device: torch.device) -> "TrainState":
+        """The state before the first step, drawn from the job's seed alone."""
+        mesh = ParallelMesh.build(spec.parallelism, device)
+        ledger = CommunicationLedger()
+        tensor_parallel = Collectives(mesh.group("tp"), "tp", ledger)
+        model = ColaModel(spec.model, BottleneckTensorParallel(tensor_parallel))
+        make_weights(model, SHARDED_AXIS, tensor_parallel.rank, tensor_parallel.size, spec.training.seed, device)
+        compute_type = COMPUTE_TYPES[spec.training.precision]
+        return cls(
+            spec=spec,
+            mesh=mesh,
+            ledger=ledger,
+            tensor_parallel=tensor_parallel,
+            data_parallel=Collectives(mesh.group("dp"), "dp", ledger),
+            model=model,
+            rotation=Rotation(spec.training.sequence_length, spec.model.head_size, spec.model.rope_theta, device),
+            optimizer=MasterWeightAdamW(dict(model.named_parameters()), spec.optimizer, compute_type),
+        )
+
+    def save(self, folder: CheckpointFolder) -> Manifest:
+        """Write and commit a checkpoint of this step. All ranks call it; it returns once it is committed."""
+        save_shards(folder, self.step, self.optimizer.tensors(), sharded_axes(self.model), self.mesh.mesh)
+        manifest = Manifest(
+            step=self.step,
+            samples=self.samples,
+            parallelism=self.spec.parallelism,
+            job=self.spec,
+            versions={"boost": __version__, "torch": version("torch")},
+            saved_at=datetime.now(UTC),
+            files=folder.shard_sizes(self.step),
+        )
+        if dist.get_rank() == 0:
+            folder.commit(manifest)
+        dist.barrier()
+        return manifest
+
+    def load(self, folder: CheckpointFolder, step: int) -> None:
+        """Continue from a committed checkpoint. All ranks call it.
+
+        Raises:
+            ValueError: The checkpoint is of a model of another shape.
+        """
+        manifest = folder.manifest(step)
+        _refuse_other_model(manifest, self.spec, folder.step_url(step))
+        load_shards(folder, step, self.optimizer.tensors(), sharded_axes(self.model), self.mesh.mesh)
+        self.optimizer.copy_masters_to_weights()
+        self.step, self.samples = manifest.step, manifest.samples
+
+
+def sharded_axes(model: nn.Module) -> dict[str, int]:
+    """The axis that each weight of a model is sharded along, by the weight's full name."""
+    return {
+        f"{module_name}.{name}": SHARDED_AXIS[spec.role]
+        for module_name, module in model.named_modules()
+        if isinstance(module, WeightedModule)
+        for name, spec in module.weight_specs.items()
+    }
+
+
+def _refuse_other_model(manifest: Manifest, spec: JobSpec, url: str) -> None:
+    saved, asked = manifest.job.model.model_dump(exclude={"preset"}), spec.model.model_dump(exclude={"preset"})
+    different = [
+        f"{name} is {saved[name]} there and {asked[name]} here" for name in asked if saved[name] != asked[name]
+    ]
+    if different:
+        raise ValueError(
+            f"the checkpoint at {url} is of another model: {', '.join(different)}; "
+            "use the same model, or another checkpoint folder"
+        )

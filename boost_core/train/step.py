@@ -1,0 +1,76 @@
+"""One optimizer step: micro-batches forward and backward, gradients over replicas, clipping, update."""
+
+from dataclasses import dataclass
+
+import torch
+
+from boost_core.data.sampler import Sampler, Sequences
+from boost_core.optim.clipping import clip_by_global_norm_
+from boost_core.optim.schedule import learning_rate
+from boost_core.parallel.collectives import Collectives
+from boost_core.train.state import TrainState
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Figures of one step, the same on all ranks.
+
+    Attributes:
+        loss: Mean cross entropy of the global batch, nats a token.
+        gradient_norm: Global norm before clipping.
+        learning_rate: What the update used.
+    """
+
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+
+
+def training_step(state: TrainState, sampler: Sampler) -> StepResult:
+    """Consume one global batch and update the weights."""
+    training = state.spec.training
+    share = training.global_batch_size // state.data_parallel.size
+    first = state.samples + share * state.data_parallel.rank
+    loss = torch.zeros((), dtype=torch.float64)
+    for begin in range(first, first + share, training.micro_batch_size):
+        sequences = sampler.sequences(begin, training.micro_batch_size)
+        token_losses = losses(state, sequences)
+        # The mean over this replica's share; the replicas' means are averaged with their gradients.
+        part = token_losses.sum() / (share * training.sequence_length)
+        part.backward()  # type: ignore[no-untyped-call]
+        loss += part.detach().double().cpu()
+    gradients = _average_over_replicas(state, loss)
+    norm = clip_by_global_norm_(list(gradients.values()), state.spec.optimizer.clip_norm, state.tensor_parallel)
+    state.step += 1
+    state.samples += training.global_batch_size
+    rate = learning_rate(state.step, training.steps, state.spec.optimizer)
+    state.optimizer.step(gradients, rate, state.step)
+    return StepResult(loss.item(), norm, rate)
+
+
+def losses(state: TrainState, sequences: Sequences) -> torch.Tensor:
+    """Loss of each token of ``[b, s + 1]`` sequences, ``[b·s]``."""
+    tokens = torch.from_numpy(sequences).to(state.mesh.device)
+    out: torch.Tensor = state.model(tokens[:, :-1].reshape(-1), tokens[:, 1:].reshape(-1), state.rotation)
+    return out
+
+
+def _average_over_replicas(state: TrainState, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Take the gradients off the weights, fp32, and average them (and the loss) over the data parallel ranks."""
+    gradients: dict[str, torch.Tensor] = {}
+    for name, weight in state.model.named_parameters():
+        if weight.grad is None:
+            raise AssertionError(f"no gradient reached {name}")
+        gradients[name] = weight.grad.float()
+        weight.grad = None
+    _all_reduce_mean_([loss, *gradients.values()], state.data_parallel)
+    return gradients
+
+
+def _all_reduce_mean_(tensors: list[torch.Tensor], replicas: Collectives) -> None:
+    if replicas.size == 1:
+        return
+    flat = torch.cat([tensor.flatten().to(tensors[-1]) for tensor in tensors])
+    replicas.all_reduce_(flat, "gradients").div_(replicas.size)
+    for tensor, mean in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(mean.view_as(tensor))
