@@ -1,0 +1,135 @@
+"""Checkpoints: exact at any layout, and never half visible."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.config import JobSpec
+from boost_core.data.corpus import load_corpus
+from boost_core.data.sampler import Sampler
+from boost_core.train.state import TrainState, sharded_axes
+from boost_core.train.step import training_step
+from tests.distributed.recording import losses, train_and_record
+from tests.jobs import tiny_job, write_corpus
+from tests.ranks import Ranks
+
+CPU = torch.device("cpu")
+Whole = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def whole_tensors(state: TrainState) -> Whole:
+    """Masters and moments of the whole model, put together from all tensor parallel ranks."""
+    axes = sharded_axes(state.model)
+    whole = {}
+    for name, kinds in state.optimizer.tensors().items():
+        for kind, shard in kinds.items():
+            shards = [torch.empty_like(shard) for _ in range(state.tensor_parallel.size)]
+            dist.all_gather(shards, shard.contiguous(), group=state.mesh.group("tp"))
+            whole[f"{name}.{kind}"] = torch.cat(shards, dim=axes[name])
+    return whole
+
+
+def step_and_save(spec: JobSpec) -> Whole:
+    state = TrainState.initial(spec, CPU)
+    sampler = Sampler(load_corpus(spec.data, spec.training.sequence_length).training, 32, spec.training.seed)
+    for _ in range(2):
+        training_step(state, sampler)
+    state.save(CheckpointFolder(spec.checkpoint.url))
+    return whole_tensors(state)
+
+
+def load(spec: JobSpec) -> tuple[Whole, int, int]:
+    state = TrainState.initial(spec, CPU)
+    state.load(CheckpointFolder(spec.checkpoint.url), 2)
+    return whole_tensors(state), state.step, state.samples
+
+
+@pytest.mark.parametrize(("tensor_parallel", "data_parallel"), [(1, 1), (4, 1), (1, 2), (2, 2)])
+def test_loads_bit_equal_at_another_layout(
+    ranks: Ranks, corpus: Path, tmp_path: Path, tensor_parallel: int, data_parallel: int
+) -> None:
+    saved, _ = ranks.run(2, step_and_save, tiny_job(corpus, tmp_path))
+    layout = {"tensor_parallel_size": tensor_parallel, "data_parallel_size": data_parallel}
+    spec = tiny_job(corpus, tmp_path, parallelism=layout)
+    for loaded, step, samples in ranks.run(spec.parallelism.world_size, load, spec):
+        assert (step, samples) == (2, 8)
+        assert loaded.keys() == saved.keys()
+        assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+    assert any(name.endswith("second_moment") and saved[name].abs().sum() > 0 for name in saved)
+
+
+def test_a_checkpoint_without_its_manifest_does_not_exist(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    spec = tiny_job(corpus, tmp_path)
+    full, _ = ranks.run(2, train_and_record, spec)
+    folder = CheckpointFolder(str(tmp_path))
+    assert folder.steps() == [3, 6, 8]
+    for step in (6, 8):
+        (tmp_path / f"step-{step:08d}" / "manifest.json").unlink()
+    (tmp_path / "step-00000006" / "__0_0.distcp").write_bytes(b"half of a sh")
+    assert folder.steps() == [3]
+    resumed, _ = ranks.run(2, train_and_record, spec)
+    assert resumed[0].resumed_from == f"{tmp_path}/step-00000003"
+    assert losses(resumed) == {step: loss for step, loss in losses(full).items() if step > 3}
+    assert folder.steps() == [3, 6, 8]
+
+
+def test_the_manifest_says_what_was_saved(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    spec = tiny_job(corpus, tmp_path)
+    ranks.run(2, step_and_save, spec)
+    manifest = CheckpointFolder(str(tmp_path)).manifest(2)
+    assert (manifest.step, manifest.samples, manifest.job) == (2, 8, spec)
+    assert manifest.versions["torch"] == torch.__version__
+    stored = {path.name: path.stat().st_size for path in (tmp_path / "step-00000002").iterdir()}
+    stored.pop("manifest.json")
+    assert manifest.files == stored
+
+
+def test_another_model_is_refused_by_name(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    ranks.run(2, step_and_save, tiny_job(corpus, tmp_path))
+    with pytest.raises(ValueError, match="is of another model: rank is 8 there and 4 here"):
+        ranks.run(2, load, tiny_job(corpus, tmp_path, model={"rank": 4}))
+
+
+def test_resume_from_another_jobs_folder(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    ranks.run(2, step_and_save, tiny_job(corpus, tmp_path / "first"))
+    second = tiny_job(corpus, tmp_path / "second", checkpoint={"resume_from": str(tmp_path / "first")})
+    reports, _ = ranks.run(2, train_and_record, second)
+    assert reports[0].step == 2
+    assert CheckpointFolder(str(tmp_path / "second")).steps() == [3, 6, 8]
+    assert CheckpointFolder(str(tmp_path / "first")).steps() == [2]
+
+
+def test_an_empty_resume_from_is_refused(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    spec = tiny_job(corpus, tmp_path / "own", checkpoint={"resume_from": str(tmp_path / "nothing")})
+    with pytest.raises(ValueError, match="no committed checkpoint is at"):
+        ranks.run(1, train_and_record, spec.model_copy(update={"parallelism": spec.parallelism.model_copy(
+            update={"tensor_parallel_size": 1})}))  # fmt: skip
+
+
+def test_the_manifest_appears_in_one_piece(tmp_path: Path, ranks: Ranks, corpus: Path) -> None:
+    """The commit never truncates or extends a visible file: it appears under its name once it is whole."""
+    ranks.run(2, step_and_save, tiny_job(corpus, tmp_path))
+    folder = CheckpointFolder(str(tmp_path))
+    manifest = folder.manifest(2)
+    visible = tmp_path / "step-00000002" / "manifest.json"
+    visible.unlink()
+    seen: list[bool] = []
+    original = type(manifest).model_dump_json
+
+    class Watched(type(manifest)):
+        def model_dump_json(self, **options) -> str:
+            seen.append(visible.exists())
+            return original(self, **options)
+
+    folder.commit(Watched.model_validate(manifest.model_dump()))
+    assert seen == [False]
+    assert json.loads(visible.read_text())["step"] == 2

@@ -1,0 +1,81 @@
+"""The trainer on real ranks: what it reports, and that the layout changes nothing but the order of sums."""
+
+from pathlib import Path
+
+import pytest
+
+from boost_core.checkpoint.folder import CheckpointFolder
+from tests.distributed.recording import losses, train_and_record
+from tests.jobs import tiny_job, write_corpus
+from tests.ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def test_reports_of_a_whole_run(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    spec = tiny_job(corpus, tmp_path)
+    first, second = ranks.run(2, train_and_record, spec)
+    assert second == []  # rank 0 alone reports
+    kinds = [report.kind for report in first]
+    assert kinds[0] == "started"
+    assert [report.step for report in first if report.kind == "progress"] == list(range(1, 9))
+    assert [report.step for report in first if report.kind == "evaluation"] == [4, 8]
+    assert [report.step for report in first if report.kind == "checkpoint"] == [3, 6, 8]
+    assert CheckpointFolder(str(tmp_path)).steps() == [3, 6, 8]
+    last = [report for report in first if report.kind == "progress"][-1]
+    assert last.tokens == 8 * 4 * 32
+    assert 0 < last.communication_seconds < last.step_seconds
+    assert last.communication_bytes > 0
+    assert last.eta_seconds == 0
+    saved = [report for report in first if report.kind == "checkpoint"][-1]
+    assert saved.bytes == sum(path.stat().st_size for path in Path(saved.url).iterdir() if path.name != "manifest.json")
+
+
+LAYOUTS = [
+    pytest.param({"tensor_parallel_size": 2}, id="tp2"),
+    pytest.param({"tensor_parallel_size": 4}, id="tp4"),
+    pytest.param({"tensor_parallel_size": 1, "data_parallel_size": 2}, id="dp2"),
+    pytest.param({"tensor_parallel_size": 2, "data_parallel_size": 2}, id="tp2 dp2"),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_follows_the_same_curve(ranks: Ranks, corpus: Path, tmp_path: Path, layout: dict) -> None:
+    alone = tiny_job(corpus, tmp_path / "alone", parallelism={"tensor_parallel_size": 1})
+    gang = tiny_job(corpus, tmp_path / "gang", parallelism=layout)
+    (expected,) = ranks.run(1, train_and_record, alone)
+    (got, *_) = ranks.run(gang.parallelism.world_size, train_and_record, gang)
+    # fp32 sums in another order: each of 8 steps may add a few units in the last place (6e-8) of a loss
+    # near 5.5, amplified by Adam's division; 1e-4 is a hundredth of what one wrong sample would change.
+    assert losses(got) == pytest.approx(losses(expected), rel=1e-4)
+    evaluations = [[r.loss for r in reports if r.kind == "evaluation"] for reports in (got, expected)]
+    assert evaluations[0] == pytest.approx(evaluations[1], rel=1e-4)
+    tokens = {report.tokens for report in got if report.kind == "evaluation"}
+    assert tokens == {6 * 32}
+
+
+def test_bf16_trains_close_to_fp32(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    curves = []
+    for precision in ("fp32", "bf16"):
+        spec = tiny_job(corpus, tmp_path / precision, training={"precision": precision})
+        (reports, _) = ranks.run(2, train_and_record, spec)
+        curves.append(list(losses(reports).values()))
+    assert curves[1] != curves[0]
+    # bf16 keeps 8 bits: 2^-8 relative on activations, which reach a loss near 5 as a few hundredths.
+    assert curves[1] == pytest.approx(curves[0], abs=0.05)
+
+
+def test_the_wrong_number_of_ranks_is_refused_with_a_remedy(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    spec = tiny_job(corpus, tmp_path, parallelism={"tensor_parallel_size": 4})
+    with pytest.raises(ValueError, match="= 4 processes, but 2 are running; start as many"):
+        ranks.run(2, train_and_record, spec)
+
+
+def test_a_loss_that_is_not_finite_stops_the_job(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    # A decay that multiplies every weight by -1e5 a step overflows fp32 within the eight steps.
+    spec = tiny_job(corpus, tmp_path, optimizer={"learning_rate": 1.0, "weight_decay": 1e5, "warmup_steps": 0})
+    with pytest.raises(FloatingPointError, match=r"lower optimizer\.learning_rate"):
+        ranks.run(2, train_and_record, spec)

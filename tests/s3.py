@@ -1,0 +1,60 @@
+"""A real S3 server for tests: SeaweedFS from its PyPI wheel, on loopback ports of its own."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+BUCKET = "checkpoints"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test-key", "AWS_SECRET_ACCESS_KEY": "test-secret"}
+
+
+def free_ports(count: int, below: int = 50_000) -> list[int]:
+    """Free ports; SeaweedFS also takes each port + 10000, so those are looked at too."""
+    found: list[int] = []
+    candidate = 21_000 + os.getpid() % 10_000
+    while len(found) < count:
+        candidate += 1
+        if candidate < below and all(_is_free(port) for port in (candidate, candidate + 10_000)):
+            found.append(candidate)
+    return found
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+@contextmanager
+def s3_server(folder: Path) -> Iterator[dict[str, str]]:
+    """Run the server; yields the environment variables that make s3fs use it."""
+    s3, master, volume, filer, admin = free_ports(5)
+    weed = shutil.which("weed", path=str(Path(sys.executable).parent)) or "weed"
+    command = [
+        weed, "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.port={s3}",
+        f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-admin.port={admin}",
+        "-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-master.telemetry=false", f"-bucket={BUCKET}",
+    ]  # fmt: skip
+    log = folder / "weed.log"
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, env=os.environ | CREDENTIALS)
+    environment = CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3}", "AWS_DEFAULT_REGION": "us-east-1"}
+    try:
+        _wait_until_it_answers(process, environment, log)
+        yield environment
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_until_it_answers(process: subprocess.Popen[bytes], environment: dict[str, str], log: Path) -> None:
+    probe = "import s3fs, sys; sys.exit(0 if s3fs.S3FileSystem().exists(sys.argv[1]) else 1)"
+    deadline = time.monotonic() + 60
+    while subprocess.run([sys.executable, "-c", probe, BUCKET], env=os.environ | environment, capture_output=True).returncode:
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+        time.sleep(0.5)

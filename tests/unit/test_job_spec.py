@@ -1,0 +1,81 @@
+import copy
+
+import pytest
+from pydantic import ValidationError
+
+from boost_core.config import JobSpec, ModelConfig, load_job
+
+GOOD = {"name": "job", "model": {"preset": "tiny"}, "training": {"steps": 10}}
+
+
+def changed(**sections) -> dict:
+    job = copy.deepcopy(GOOD)
+    for section, change in sections.items():
+        job[section] = job.get(section, {}) | change if isinstance(change, dict) else change
+    return job
+
+
+def test_defaults_are_filled_in() -> None:
+    spec = JobSpec.model_validate(GOOD)
+    assert spec.parallelism.world_size == 1
+    assert spec.model.hidden_size == 128
+    assert spec.data.source.kind == "standard_library"
+
+
+def test_a_preset_gives_way_to_what_stands_beside_it() -> None:
+    model = ModelConfig.model_validate({"preset": "tiny", "rank": 16})
+    assert (model.rank, model.hidden_size) == (16, 128)
+
+
+BAD = [
+    (changed(flavour=1), "flavour", "Extra inputs"),
+    (changed(model={"preset": "huge"}), "model.preset", "choose one of tiny"),
+    (changed(model={"rank": 129}), "model.rank", "usually hidden_size/4=32"),
+    (changed(model={"num_attention_heads": 5}), "model.num_attention_heads", "does not split into 5 heads"),
+    (changed(model={"num_attention_heads": 128}), "model.num_attention_heads", "even size"),
+    (changed(model={"num_key_value_heads": 3}), "model.num_key_value_heads", "choose a divisor of 4"),
+    (changed(model={"vocab_size": 100}), "model.vocab_size", "use at least 256"),
+    (changed(model={"hiden_size": 64}), "model.hiden_size", "Extra inputs"),
+    (changed(parallelism={"tensor_parallel_size": 3}), "parallelism.tensor_parallel_size", "choose a divisor of 128"),
+    (changed(parallelism={"tensor_parallel_size": 8}), "parallelism.tensor_parallel_size", "num_attention_heads=4"),
+    (changed(parallelism={"tensor_parallel_size": 0}), "parallelism.tensor_parallel_size", "greater than or equal"),
+    (changed(parallelism={"pipeline_parallel_size": 2}), "parallelism.pipeline_parallel_size", "use 1"),
+    (changed(training={"global_batch_size": 24}), "training.global_batch_size", "such as 32"),
+    (changed(training={"steps": 0}), "training.steps", "greater than or equal"),
+    (changed(training={"precision": "fp8"}), "training.precision", "'fp32' or 'bf16'"),
+    (changed(optimizer={"warmup_steps": 11}), "optimizer.warmup_steps", "training.steps=10"),
+    (changed(optimizer={"learning_rate": -1}), "optimizer.learning_rate", "greater than 0"),
+    (changed(data={"source": {"kind": "text"}}), "data.source.paths", "at least one path"),
+    (changed(data={"source": {"paths": ["/x"]}}), "data.source.paths", "use kind=text"),
+    (changed(data={"source": {"kind": "text", "paths": ["ftp://x/y"]}}), "data.source.paths", "file:// or s3://"),
+    (changed(checkpoint={"url": "gopher://x"}), "checkpoint.url", "file:// or s3://"),
+    (changed(resources={"gpus_per_worker": 2}), "resources.gpus_per_worker", "0 or 1"),
+    (changed(name="-"), "name", "pattern"),
+]
+
+
+@pytest.mark.parametrize(("job", "field", "message"), BAD, ids=[f"{field}: {message}" for _, field, message in BAD])
+def test_a_bad_spec_names_the_field_and_the_remedy(job: dict, field: str, message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        JobSpec.model_validate(job)
+    problems = {".".join(map(str, problem["loc"])): problem["msg"] for problem in caught.value.errors()}
+    assert field in problems
+    messages = [p["msg"] for p in caught.value.errors() if ".".join(map(str, p["loc"])) == field]
+    assert any(message in text for text in messages), messages
+
+
+def test_every_problem_is_listed_at_once() -> None:
+    job = changed(parallelism={"tensor_parallel_size": 3, "pipeline_parallel_size": 2}, optimizer={"warmup_steps": 99})
+    with pytest.raises(ValidationError) as caught:
+        JobSpec.model_validate(job)
+    sections = {problem["loc"][0] for problem in caught.value.errors()}
+    assert sections == {"parallelism", "optimizer"}
+
+
+def test_a_spec_survives_json() -> None:
+    spec = JobSpec.model_validate(GOOD)
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_the_example_job_is_legal() -> None:
+    assert load_job("examples/cola-tiny.yaml").parallelism.tensor_parallel_size == 2

@@ -1,0 +1,59 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from boost_core.config import OptimizerConfig
+from boost_core.optim.adamw import MasterWeightAdamW
+from boost_core.optim.clipping import clip_by_global_norm_
+from boost_core.optim.schedule import learning_rate
+from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.ledger import CommunicationLedger
+
+
+def test_the_schedule_warms_up_peaks_and_ends_at_its_floor() -> None:
+    optimizer = OptimizerConfig(learning_rate=1.0, warmup_steps=10, final_learning_rate_ratio=0.1)
+    rates = [learning_rate(step, 110, optimizer) for step in range(1, 111)]
+    assert rates[:10] == pytest.approx([step / 10 for step in range(1, 11)])
+    assert rates[59] == pytest.approx(0.1 + 0.9 * 0.5)
+    assert rates[109] == pytest.approx(0.1)
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+
+
+def test_without_warm_up_and_with_only_warm_up() -> None:
+    assert learning_rate(1, 1, OptimizerConfig(learning_rate=1.0)) == pytest.approx(0.1)
+    assert learning_rate(5, 5, OptimizerConfig(learning_rate=1.0, warmup_steps=5)) == 1.0
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, 100.0])
+def test_clipping_is_by_the_norm_over_all_gradients(clip_norm: float) -> None:
+    gradients = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
+    alone = Collectives(None, "tp", CommunicationLedger())
+    assert clip_by_global_norm_(gradients, clip_norm, alone) == pytest.approx(5.0)
+    clipped = math.sqrt(sum(gradient.square().sum().item() for gradient in gradients))
+    assert clipped == pytest.approx(min(5.0, clip_norm), rel=1e-6)
+
+
+def test_adamw_follows_its_formula_on_fp32_masters_under_bf16_weights() -> None:
+    config = OptimizerConfig(betas=(0.9, 0.99), epsilon=1e-8, weight_decay=0.1)
+    start = torch.tensor([[1.0, -2.0]])
+    weight, scale = nn.Parameter(start.clone()), nn.Parameter(torch.ones(2))
+    optimizer = MasterWeightAdamW({"matrix": weight, "scale": scale}, config, torch.bfloat16)
+    expected, first, second = start.double(), torch.zeros(1, 2).double(), torch.zeros(1, 2).double()
+    for step, gradient in enumerate(torch.tensor([[[0.1, -0.2]], [[0.3, 0.0]], [[-0.5, 0.01]]]), start=1):
+        optimizer.step({"matrix": gradient, "scale": torch.zeros(2)}, 1e-3, step)
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.99 * second + 0.01 * gradient**2
+        direction = (first / (1 - 0.9**step)) / ((second / (1 - 0.99**step)).sqrt() + 1e-8)
+        expected = expected * (1 - 1e-3 * 0.1) - 1e-3 * direction
+    torch.testing.assert_close(optimizer.masters["matrix"].double(), expected, rtol=1e-6, atol=0)
+    assert weight.dtype == torch.bfloat16
+    assert torch.equal(weight.data, optimizer.masters["matrix"].to(torch.bfloat16))
+    assert torch.equal(optimizer.masters["scale"], torch.ones(2))  # scales are not decayed
+
+
+def test_fp32_masters_are_the_weights_themselves() -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    optimizer = MasterWeightAdamW({"matrix": weight}, OptimizerConfig(), torch.float32)
+    assert optimizer.masters["matrix"].data_ptr() == weight.data_ptr()
