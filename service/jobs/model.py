@@ -38,6 +38,13 @@ class JobRecord(BaseModel):
         return self.state in TERMINAL_STATES
 
 
+class JobPage(BaseModel):
+    """Some of the jobs, the newest first."""
+
+    jobs: list[JobRecord]
+    next_cursor: str | None = Field(description="Give this as cursor to see older jobs; null when there are none.")
+
+
 class JobEvent(BaseModel):
     """Something that happened to a job. Ids grow over all jobs; clients resume after the last one they saw."""
 

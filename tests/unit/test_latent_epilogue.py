@@ -6,8 +6,12 @@ import sys
 
 import pytest
 import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from boost_core.kernels.latent_epilogue import naive
+from boost_core.kernels.latent_epilogue import triton as kernels
 
 SHAPES = [(1, 1), (3, 7), (5, 31), (2, 64), (4, 97)]
 
@@ -55,3 +59,17 @@ def test_triton_equals_naive() -> None:
         [sys.executable, "-c", CHECK.format(shapes=SHAPES)], env=environment, capture_output=True, text=True
     )
     assert done.stdout.strip() == "all equal", done.stderr
+
+
+@pytest.mark.parametrize("function", [kernels._forward, kernels._backward], ids=["forward", "backward"])
+@pytest.mark.parametrize("pointer", ["*bf16", "*fp32"])
+def test_compiles_for_hopper(function, pointer: str) -> None:
+    """Needs no GPU: Triton brings its own assembler. The interpreter would accept what the compiler refuses."""
+    constants = {"NORM": True, "ACTIVATION": True, "BLOCK": 4096}
+    signature = {
+        name: "constexpr" if name in constants else pointer if name.endswith("_ptr") else
+        "fp32" if name == "epsilon" else "i32"
+        for name in function.arg_names
+    }  # fmt: skip
+    source = ASTSource(fn=function, signature=signature, constexprs=constants)
+    assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]

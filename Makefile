@@ -1,0 +1,50 @@
+# Every target sets up what it needs; nothing has to be installed by hand but Python 3.11, git and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup debian-venv demo test check format lock clean
+
+setup: $(VENV)/.installed
+
+# torch comes first and alone: pip then takes the CPU build where one is offered, and what follows finds it there.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); $(MAKE) debian-venv && $(PYTHON) -m venv $(VENV); }
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[service,dev]'
+	touch $@
+
+# Debian ships venv apart from Python.
+debian-venv:
+	@[ "$$(id -u)" = 0 ] || { echo 'Python has no venv module; run: sudo apt-get install python3-venv' >&2; exit 1; }
+	apt-get update --quiet && apt-get install --quiet --yes python3-venv
+
+demo: setup
+	$(BIN)/boost demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Resolve everything anew and pin it, around the torch that the product is tested with and the Triton that its GPU build
+# wants. The local part of torch's version (+cpu) is dropped, so that the pins serve machines with and without a GPU.
+lock:
+	rm -rf $(VENV)
+	printf 'torch==2.13.0\ntriton==3.7.1\n' > constraints.txt
+	$(MAKE) setup
+	$(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//' | LC_ALL=C sort --ignore-case > constraints.txt
+	touch $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

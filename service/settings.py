@@ -1,0 +1,42 @@
+"""The service's settings: the only place where environment variables are read."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from boost_core.config.urls import refuse_unknown_scheme
+
+
+def _under_home(template: str) -> Any:
+    return Field(default_factory=lambda given: template.format(home=given.get("home", "")))
+
+
+class Settings(BaseSettings):
+    """What an operator may set, each as an environment variable: ``home`` is ``BOOST_HOME``.
+
+    Raises:
+        pydantic.ValidationError: A variable holds a value of the wrong kind.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="BOOST_", frozen=True)
+
+    home: Path = Field(Path("~/.boost"), validate_default=True, description="Folder for what the service keeps.")
+    database_url: str = _under_home("sqlite:///{home}/boost.db")
+    checkpoint_root: Annotated[str, AfterValidator(refuse_unknown_scheme)] = _under_home("file://{home}/checkpoints")
+    host: str = Field("127.0.0.1", description="Address that the API listens on.")
+    port: int = Field(8900, ge=1, le=65_535)
+    ray_address: str | None = Field(None, description="Ray cluster to run gangs on; none: an embedded one.")
+    cpus: int | None = Field(None, ge=1, description="CPUs that the embedded Ray offers; none: all of the machine's.")
+    reconcile_seconds: float = Field(0.5, gt=0, description="Seconds between two rounds of the scheduler.")
+    url: str = Field(
+        default_factory=lambda given: f"http://{given.get('host')}:{given.get('port')}",
+        description="Where the command line finds the service.",
+    )
+
+    @field_validator("home")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        # Gangs work in other folders, so a relative path would mean another place to them.
+        return value.expanduser().absolute()
