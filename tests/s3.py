@@ -55,6 +55,7 @@ def s3_server(folder: Path) -> Iterator[dict[str, str]]:
 def _wait_until_it_answers(process: subprocess.Popen[bytes], environment: dict[str, str], log: Path) -> None:
     probe = "import s3fs, sys; sys.exit(0 if s3fs.S3FileSystem().exists(sys.argv[1]) else 1)"
     deadline = time.monotonic() + 60
-    while subprocess.run([sys.executable, "-c", probe, BUCKET], env=os.environ | environment, capture_output=True).returncode:
+    command = [sys.executable, "-c", probe, BUCKET]
+    while subprocess.run(command, env=os.environ | environment, capture_output=True).returncode:
         assert process.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.5)

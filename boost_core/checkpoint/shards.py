@@ -13,14 +13,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from boost_core.checkpoint.folder import CheckpointFolder
 
-# Each weight's tensors (master and moments) by name, and the axis that they are sharded along.
+# Each weight's tensors (master and moments) by name, and the axis that they are split along, if they are.
 WeightTensors = Mapping[str, Mapping[str, torch.Tensor]]
-ShardedAxes = Mapping[str, int]
+SplitAxes = Mapping[str, int | None]
 
 
-def save_shards(
-    folder: CheckpointFolder, step: int, tensors: WeightTensors, axes: ShardedAxes, mesh: DeviceMesh
-) -> None:
+def save_shards(folder: CheckpointFolder, step: int, tensors: WeightTensors, axes: SplitAxes, mesh: DeviceMesh) -> None:
     """Write every rank's shards of a step. All ranks call it; the checkpoint is not committed by it."""
     if dist.get_rank() == 0:
         folder.prepare(step)
@@ -29,20 +27,18 @@ def save_shards(
     save(_as_whole(tensors, axes, mesh), storage_writer=writer)
 
 
-def load_shards(
-    folder: CheckpointFolder, step: int, tensors: WeightTensors, axes: ShardedAxes, mesh: DeviceMesh
-) -> None:
+def load_shards(folder: CheckpointFolder, step: int, tensors: WeightTensors, axes: SplitAxes, mesh: DeviceMesh) -> None:
     """Fill every rank's ``tensors`` in place, whatever layout wrote the checkpoint. All ranks call it."""
     reader = FsspecReader(folder.step_url(step), **folder.STORAGE_OPTIONS)
     load(_as_whole(tensors, axes, mesh), storage_reader=reader)
 
 
-def _as_whole(tensors: WeightTensors, axes: ShardedAxes, mesh: DeviceMesh) -> dict[str, Any]:
+def _as_whole(tensors: WeightTensors, axes: SplitAxes, mesh: DeviceMesh) -> dict[str, Any]:
     """The local shards as views of whole tensors, which is what makes a checkpoint independent of its layout."""
-    return {
-        f"{name}.{kind}": DTensor.from_local(
-            tensor, mesh, (Replicate(), Replicate(), Shard(axes[name])), run_check=False
-        )
-        for name, kinds in tensors.items()
-        for kind, tensor in kinds.items()
-    }
+    whole = {}
+    for name, kinds in tensors.items():
+        axis = axes[name]
+        placements = (Replicate(), Replicate(), Replicate() if axis is None else Shard(axis))
+        for kind, tensor in kinds.items():
+            whole[f"{name}.{kind}"] = DTensor.from_local(tensor, mesh, placements, run_check=False)
+    return whole

@@ -3,6 +3,7 @@
 from boost_core.config.base import FieldProblem
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.strategy import strategy_problems
 from boost_core.config.training import OptimizerConfig, TrainingConfig
 
 BYTE_TOKENS = 256
@@ -13,43 +14,12 @@ def job_problems(
 ) -> list[FieldProblem]:
     """Everything about a job whose parts are fine one by one but do not go together."""
     return [
-        *tensor_parallel_problems(model, parallelism.tensor_parallel_size),
+        *strategy_problems(model, parallelism),
         *_vocabulary_problems(model),
         *_pipeline_problems(parallelism),
         *_batch_problems(parallelism, training),
         *_schedule_problems(training, optimizer),
     ]
-
-
-def tensor_parallel_problems(model: ModelConfig, tensor_parallel_size: int) -> list[FieldProblem]:
-    """What keeps a model from being split over so many tensor parallel ranks under BTP.
-
-    BTP shards the wide dimensions only, so the rank is free; hidden size, MLP size, vocabulary and
-    whole heads must divide.
-    """
-    divided = {
-        "hidden_size": model.hidden_size,
-        "num_attention_heads": model.num_attention_heads,
-        "num_key_value_heads": model.key_value_heads,
-        "intermediate_size": model.intermediate_size,
-        "vocab_size": model.vocab_size,
-    }
-    return [
-        FieldProblem(
-            ("parallelism", "tensor_parallel_size"),
-            tensor_parallel_size,
-            f"{tensor_parallel_size} does not divide model.{name}={size}; {_remedy(name, size, tensor_parallel_size)}",
-        )
-        for name, size in divided.items()
-        if size % tensor_parallel_size
-    ]
-
-
-def _remedy(name: str, size: int, tensor_parallel_size: int) -> str:
-    if name not in ("intermediate_size", "vocab_size"):
-        return f"choose a divisor of {size}"
-    multiple = -(-size // tensor_parallel_size) * tensor_parallel_size
-    return f"choose a divisor of {size}, or round up to model.{name}={multiple}"
 
 
 def _vocabulary_problems(model: ModelConfig) -> list[FieldProblem]:

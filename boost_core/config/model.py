@@ -7,16 +7,31 @@ from pydantic import Field, field_validator, model_validator
 from boost_core.config.base import Config, FieldProblem, raise_problems
 from boost_core.config.presets import PRESETS
 
+_OF_THE_BOTTLENECK = ("rank", "gate_activation")
+
+
+class LaxConfig(Config):
+    """How LaX lets a latent cross from one block to the next (arXiv 2505.21732)."""
+
+    base: Literal["cola", "svd"] = Field("cola", description="The family whose bottleneck it crosses.")
+    gate: Literal["identity", "dense", "tensor"] = Field(
+        "identity", description="What the carried latent passes: nothing, an r × r matrix, or two small ones."
+    )
+
 
 class ModelConfig(Config):
-    """A decoder of the LLaMA shape whose seven projections a block are low-rank bottlenecks.
+    """A decoder of the LLaMA shape, dense or with low-rank bottlenecks for its seven projections a block.
 
     A ``preset`` fills in whatever is not given next to it, so ``{preset: tiny, rank: 16}`` is the
     tiny model with a narrower bottleneck.
     """
 
     preset: str | None = Field(None, description="Name of a published shape to start from.")
-    family: Literal["cola"] = Field("cola", description="How the bottleneck is built: CoLA puts a SiLU on the latent.")
+    family: Literal["dense", "svd", "cola", "lax"] = Field(
+        "cola",
+        description="dense: no bottleneck; svd: a linear one; cola: with a SiLU; lax: latents that cross blocks.",
+    )
+    lax: LaxConfig | None = Field(None, validate_default=True, description="For family=lax only.")
     vocab_size: int = Field(256, ge=2, le=1_000_000, description="Number of token ids.")
     hidden_size: int = Field(ge=8, le=65_536, description="Width d of the residual stream.")
     intermediate_size: int = Field(ge=8, le=262_144, description="Width f of the MLP.")
@@ -25,11 +40,15 @@ class ModelConfig(Config):
     num_key_value_heads: int | None = Field(
         None, ge=1, description="Key and value heads (grouped-query attention); default: as many as query heads."
     )
-    rank: int = Field(ge=1, description="Width r of every bottleneck.")
-    gate_activation: bool = Field(
-        False,
-        description="Keep the SiLU on the gate beside the one in the bottleneck (CoLA does so at 60M and 130M).",
+    rank: int | None = Field(
+        None, ge=1, validate_default=True, description="Width r of every bottleneck; none for family=dense."
     )
+    gate_activation: bool | None = Field(
+        None,
+        description="SiLU on the MLP's gate. Default: on, but off where the bottleneck has one (CoLA keeps both at "
+        "60M and 130M).",
+    )
+    tie_embeddings: bool = Field(False, description="Use the embedding as the head, too.")
     rope_theta: float = Field(10_000.0, gt=0, description="Base of the rotary position frequencies.")
     norm_epsilon: float = Field(1e-6, gt=0, lt=1, description="Added to the mean square in RMSNorm.")
 
@@ -42,7 +61,18 @@ class ModelConfig(Config):
         if not isinstance(name, str) or name not in PRESETS:
             problem = f"there is no preset {name!r}; choose one of {', '.join(PRESETS)}"
             raise_problems("ModelConfig", [FieldProblem(("preset",), name, problem)])
-        return {**PRESETS[name], **given}
+        preset = PRESETS[name]
+        if given.get("family") == "dense":
+            preset = {field: value for field, value in preset.items() if field not in _OF_THE_BOTTLENECK}
+        return {**preset, **given}
+
+    @field_validator("lax")
+    @classmethod
+    def _lax_belongs_to_lax(cls, value: LaxConfig | None, info: Any) -> LaxConfig | None:
+        family = info.data.get("family")
+        if value is not None and family != "lax":
+            raise ValueError(f"family={family} has no latent crossing; leave lax out, or set family=lax")
+        return value or (LaxConfig() if family == "lax" else None)
 
     @field_validator("num_key_value_heads")
     @classmethod
@@ -65,14 +95,39 @@ class ModelConfig(Config):
 
     @field_validator("rank")
     @classmethod
-    def _rank_is_a_bottleneck(cls, value: int, info: Any) -> int:
-        hidden_size = info.data.get("hidden_size")
-        if hidden_size is not None and value > hidden_size:
-            raise ValueError(
-                f"{value} is above hidden_size={hidden_size}: no bottleneck; choose at most {hidden_size}, "
-                f"usually hidden_size/4={hidden_size // 4}"
-            )
+    def _rank_is_a_bottleneck(cls, value: int | None, info: Any) -> int | None:
+        hidden_size, family = info.data.get("hidden_size"), info.data.get("family")
+        if family == "dense" and value is not None:
+            raise ValueError("family=dense has no bottleneck; leave rank out, or choose another family")
+        if hidden_size is None or family in (None, "dense"):
+            return value
+        usual = f"usually hidden_size/4={hidden_size // 4}"
+        if value is None:
+            raise ValueError(f"family={family} needs the width of its bottlenecks; {usual}")
+        if value > hidden_size:
+            raise ValueError(f"{value} is above hidden_size={hidden_size}: no bottleneck; choose less, {usual}")
         return value
+
+    @property
+    def bottleneck_rank(self) -> int:
+        """Width r of every bottleneck.
+
+        Raises:
+            ValueError: The family has none.
+        """
+        if self.rank is None:
+            raise ValueError(f"family={self.family} has no bottleneck")
+        return self.rank
+
+    @property
+    def latent_activation(self) -> bool:
+        """Whether the bottleneck has a SiLU."""
+        return self.family == "cola" or (self.lax is not None and self.lax.base == "cola")
+
+    @property
+    def gated_by_silu(self) -> bool:
+        """Whether the MLP's gate passes a SiLU, with the family's default filled in."""
+        return not self.latent_activation if self.gate_activation is None else self.gate_activation
 
     @property
     def head_size(self) -> int:

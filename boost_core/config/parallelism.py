@@ -1,5 +1,7 @@
 """How a gang is split."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from boost_core.config.base import Config
@@ -11,6 +13,19 @@ class ParallelismConfig(Config):
     tensor_parallel_size: int = Field(1, ge=1, le=1024)
     pipeline_parallel_size: int = Field(1, ge=1, le=1024)
     data_parallel_size: int = Field(1, ge=1, le=65_536)
+    strategy: Literal["btp", "vanilla", "fullrank"] | None = Field(
+        None,
+        description="btp exchanges latents; vanilla splits each low-rank pair by itself (a baseline); fullrank is "
+        "Megatron's, for family=dense. Default: btp for low-rank families, fullrank for dense.",
+    )
+    norm: Literal["fused", "online_paper", "sync"] = Field(
+        "fused",
+        description="RMSNorm of a sharded residual under btp. fused: no pass, statistic in the latent's collective; "
+        "online_paper: local normalise, recover after the all-reduce; sync: a collective of its own.",
+    )
+    group_projections: bool = Field(
+        True, description="q, k, v (and gate, up) as one matrix product and one exchange each, not one by one."
+    )
 
     @property
     def world_size(self) -> int:

@@ -1,6 +1,8 @@
 """Published model shapes.
 
-``60m`` to ``7b`` are those of the CoLA paper (arXiv 2502.10940); ``tiny`` is ours, for laptops.
+``60m`` to ``1b`` and ``7b`` are those of the CoLA paper (arXiv 2502.10940); ``3b``, ``13b`` and ``30b`` those of
+BOOST's systems runs (arXiv 2512.12131), which are LLaMA's with r = d/4; ``40b`` widens the 30B shape in the same
+proportions; ``tiny`` is ours, for laptops.
 """
 
 from typing import Any
@@ -22,5 +24,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "130m": _shape(768, 2048, 12, 12, 256) | {"gate_activation": True},
     "350m": _shape(1024, 2736, 24, 16, 256),
     "1b": _shape(2048, 5461, 24, 32, 512),
+    "3b": _shape(3072, 8192, 28, 24, 768),
     "7b": _shape(4096, 11008, 32, 32, 1024),
+    "13b": _shape(5120, 13824, 40, 40, 1280),
+    "30b": _shape(8192, 22016, 36, 64, 2048),
+    "40b": _shape(8192, 22016, 48, 64, 2048),
 }

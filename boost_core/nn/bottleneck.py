@@ -1,12 +1,16 @@
 """Low-rank bottleneck projections: z = act(norm(x) A), y = z B.
 
-Shape suffixes: T tokens, d input width, r rank, g projections of one input side by side, f output width.
+Shape suffixes: T tokens, d input width, r rank, g projections of one input, f output width.
 """
+
+import itertools
+from dataclasses import dataclass
 
 import torch
 
 from boost_core.kernels.latent_epilogue import latent_epilogue
-from boost_core.nn.strategy import Strategy
+from boost_core.nn.crossing import Crossing
+from boost_core.nn.strategy import LowRankStrategy, NormWeights
 from boost_core.nn.weights import Role, WeightedModule
 
 
@@ -15,57 +19,93 @@ def cola_std(rank: int, wide_in: int, wide_out: int) -> float:
     return float((rank * (wide_in + wide_out)) ** -0.25)
 
 
-class Bottleneck(WeightedModule):
-    """One or more bottleneck projections of one input, with one exchange for all their latents.
+@dataclass(frozen=True)
+class BottleneckConfig:
+    """What all bottlenecks of a model have in common.
 
-    With a norm before it, γ is folded into A and the raw input is multiplied; its sum of squares goes along
-    with the latents, and the scale 1/rms is applied to them after the exchange, so that no pass over the
-    wide input is spent on normalising: norm(x) A = (x (A∘γ)) / sqrt(Σ x² / d + ε).
+    Attributes:
+        rank: Width r of each projection's latent.
+        activation: Whether the latent passes a SiLU.
+        grouped: Whether projections of one input share one matrix product and one exchange.
+        strategy: Where latents are exchanged.
+    """
+
+    rank: int
+    activation: bool
+    grouped: bool
+    strategy: LowRankStrategy
+
+
+class Bottleneck(WeightedModule):
+    """One or more bottleneck projections of one input.
 
     Args:
+        config: What all bottlenecks have in common.
         wide_in: Input width d.
-        wide_outs: Output width of each projection.
-        rank: Bottleneck width r of each projection.
-        activation: Whether the latent passes through a SiLU.
-        norm_epsilon: ε of the RMSNorm before the projections; ``None`` for no norm.
-        strategy: Where latents are exchanged.
+        wide_outs: Output width of each projection; equal ones stand next to each other.
+        norm_epsilon: ε of the RMSNorm in front of the projections; ``None`` for no norm.
+        crossing: LaX's latent crossing; ``None`` for none.
     """
 
     def __init__(
         self,
+        config: BottleneckConfig,
         wide_in: int,
         wide_outs: tuple[int, ...],
-        rank: int,
-        activation: bool,
         norm_epsilon: float | None,
-        strategy: Strategy,
+        crossing: Crossing | None = None,
     ) -> None:
         super().__init__()
-        self.wide_in, self.rank, self.activation = wide_in, rank, activation
-        self.norm_epsilon, self.strategy = norm_epsilon, strategy
+        self.config, self.wide_in, self.norm_epsilon, self.crossing = config, wide_in, norm_epsilon, crossing
+        self.widths = [(width, len(list(run))) for width, run in itertools.groupby(wide_outs)]
+        rank, count = config.rank, len(wide_outs)
         stds = [cola_std(rank, wide_in, wide_out) for wide_out in wide_outs]
-        self.declare("down", (wide_in, rank * len(wide_outs)), Role.DOWN_PROJECTION, *stds)
-        for index, (wide_out, std) in enumerate(zip(wide_outs, stds, strict=True)):
-            self.declare(f"up_{index}", (rank, wide_out), Role.UP_PROJECTION, std)
+        self.declare_normal("down", (wide_in, count, rank), Role.DOWN_PROJECTION, *stds, group_axis=1)
+        for index, (width, members) in enumerate(self.widths):
+            std = cola_std(rank, wide_in, width)
+            self.declare_normal(f"up_{index}", (members, rank, width), Role.UP_PROJECTION, std)
         if norm_epsilon is not None:
-            self.declare("scale", (wide_in,), Role.NORM_SCALE)
+            self.declare_constant("scale", (wide_in,), Role.NORM_SCALE, 1.0)
 
-    def forward(self, x_Td: torch.Tensor) -> list[torch.Tensor]:
-        """``[T, d_in]`` to one ``[T, d_out]`` a projection."""
-        z_Tgr = self.strategy.share_latent(self._latent(x_Td))
-        latents = torch.split(z_Tgr, self.rank, dim=-1)
-        return [z_Tr @ self.get_parameter(f"up_{index}") for index, z_Tr in enumerate(latents)]
+    def forward(
+        self, x_Td: torch.Tensor, carried_Tgr: torch.Tensor | None = None
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """``[T, d_in]`` to one ``[T, d_out]`` a projection, and the latents for a crossing to carry.
 
-    def _latent(self, x_Td: torch.Tensor) -> torch.Tensor:
+        Args:
+            x_Td: The input.
+            carried_Tgr: Latents of the same projections in the block before; ``None`` in the first block.
+        """
+        z_Tgr = self._latents(x_Td, carried_Tgr)
+        shared_Tgr = self.config.strategy.share(z_Tgr)
+        outputs: list[torch.Tensor] = []
+        for index, (_, members) in enumerate(self.widths):
+            begin = len(outputs)
+            z_gTr = shared_Tgr[:, begin : begin + members].transpose(0, 1)
+            outputs.extend(self._up(z_gTr, self.get_parameter(f"up_{index}")))
+        return outputs, z_Tgr
+
+    def _latents(self, x_Td: torch.Tensor, carried_Tgr: torch.Tensor | None) -> torch.Tensor:
+        norm = None
+        if self.norm_epsilon is not None:
+            norm = NormWeights(self.get_parameter("scale"), self.wide_in, self.norm_epsilon)
         down_dgr = self.get_parameter("down")
-        if self.norm_epsilon is None:
-            h_Tgr, _ = self.strategy.reduce_latent(x_Td @ down_dgr, None)
-            return latent_epilogue(h_Tgr, None, self.wide_in, 0.0, self.activation)
-        scaled_dgr = down_dgr * self.get_parameter("scale").unsqueeze(-1)
-        h_Tgr, squares_T = self.strategy.reduce_latent(x_Td @ scaled_dgr, sum_of_squares(x_Td))
-        return latent_epilogue(h_Tgr, squares_T, self.wide_in, self.norm_epsilon, self.activation)
+        groups = [down_dgr] if self.config.grouped else list(torch.split(down_dgr, 1, dim=1))
+        latents = [self._epilogue(*self.config.strategy.down(x_Td, group_dgr, norm)) for group_dgr in groups]
+        h_Tgr = latents[0] if len(latents) == 1 else torch.cat(latents, dim=1)
+        if self.crossing is None:
+            return h_Tgr
+        z_Tgr: torch.Tensor = self.crossing(h_Tgr, carried_Tgr, self.config.activation)
+        return z_Tgr
 
+    def _epilogue(self, h_Tgr: torch.Tensor, squares_T: torch.Tensor | None) -> torch.Tensor:
+        # With a crossing, the activation waits until the other latent is there.
+        activation = self.config.activation and self.crossing is None
+        z_Tr = latent_epilogue(h_Tgr.flatten(1), squares_T, self.wide_in, self.norm_epsilon or 0.0, activation)
+        return z_Tr.view(h_Tgr.shape)
 
-def sum_of_squares(x_Td: torch.Tensor) -> torch.Tensor:
-    """Row sums of squares in at least fp32, ``[T]``."""
-    return x_Td.to(torch.promote_types(x_Td.dtype, torch.float32)).square().sum(dim=-1)
+    def _up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> list[torch.Tensor]:
+        if self.config.grouped:
+            return list(self.config.strategy.up(z_gTr, up_grf))
+        pairs = zip(torch.split(z_gTr, 1), torch.split(up_grf, 1), strict=True)
+        return [self.config.strategy.up(z_1Tr, up_1rf)[0] for z_1Tr, up_1rf in pairs]

@@ -2,27 +2,40 @@
 
 import torch
 
-from boost_core.nn.bottleneck import sum_of_squares
-from boost_core.nn.strategy import Strategy
+from boost_core.nn.embedding import TokenEmbedding
+from boost_core.nn.strategy import NormWeights, Strategy
 from boost_core.nn.weights import Role, WeightedModule
 
 
 class HeadAndLoss(WeightedModule):
-    """RMSNorm, an untied dense head, and the cross entropy of each token.
+    """RMSNorm, the head, and the cross entropy of each token.
 
-    The norm costs no exchange of its own: its sum of squares travels with the hidden vectors, and 1/rms is
-    applied to the logits' input after it.
+    Args:
+        vocab_size: V.
+        hidden_size: d.
+        norm_epsilon: ε of the norm.
+        strategy: Where the hidden vectors are made whole.
+        tied_to: The embedding whose weight is the head's, too; ``None`` for a head of its own.
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, norm_epsilon: float, strategy: Strategy) -> None:
+    def __init__(
+        self, vocab_size: int, hidden_size: int, norm_epsilon: float, strategy: Strategy, tied_to: TokenEmbedding | None
+    ) -> None:
         super().__init__()
         self.hidden_size, self.norm_epsilon, self.strategy = hidden_size, norm_epsilon, strategy
-        self.declare("scale", (hidden_size,), Role.NORM_SCALE)
-        self.declare("weight", (hidden_size, vocab_size), Role.HEAD, 0.02)
+        self.declare_constant("scale", (hidden_size,), Role.NORM_SCALE, 1.0)
+        # In a tuple, so that the embedding does not become a part of the head, too.
+        self._tied_to = (tied_to,)
+        if tied_to is None:
+            self.declare_normal("weight", (hidden_size, vocab_size), Role.HEAD, 0.02)
 
     def forward(self, x_Td: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor:
         """Loss of each token in nats, ``[T]``."""
-        scaled_Td, squares_T = self.strategy.gather_hidden(x_Td * self.get_parameter("scale"), sum_of_squares(x_Td))
-        inverse_rms_T = torch.rsqrt(squares_T / self.hidden_size + self.norm_epsilon)
-        normed_Td = (scaled_Td * inverse_rms_T.unsqueeze(-1)).to(scaled_Td.dtype)
-        return self.strategy.cross_entropy(normed_Td @ self.get_parameter("weight"), target_T)
+        norm = NormWeights(self.get_parameter("scale"), self.hidden_size, self.norm_epsilon)
+        return self.strategy.token_losses(self.strategy.final_norm(x_Td, norm), self._head(), target_T)
+
+    def _head(self) -> torch.Tensor:
+        (tied_to,) = self._tied_to
+        if tied_to is None:
+            return self.get_parameter("weight")
+        return self.strategy.tied_head(tied_to.get_parameter("weight"))

@@ -1,26 +1,73 @@
-"""What a model asks of a tensor parallel strategy. Shape suffixes: T tokens, r latent columns, d hidden, V vocabulary.
+"""What a model asks of a tensor parallel strategy.
 
-A suffix names the tensor as an unsharded model has it; under a strategy the wide axes may be this rank's shard.
+Shape suffixes: T tokens, r latent, g projections of one input, d and f wide, V vocabulary. A suffix names the
+tensor as an unsharded model has it; under a strategy an axis may be this rank's shard.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 
+@dataclass(frozen=True)
+class NormWeights:
+    """An RMSNorm in front of a projection.
+
+    Attributes:
+        scale_d: γ.
+        width: The full hidden size d.
+        epsilon: ε, added to the mean square.
+    """
+
+    scale_d: torch.Tensor
+    width: int
+    epsilon: float
+
+
 class Strategy(Protocol):
-    """Where the ranks of a tensor parallel group exchange data."""
+    """The ends of a model, which every family has."""
 
-    def reduce_latent(
-        self, partial_Tr: torch.Tensor, squares_T: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """A whole latent from this rank's part of the product with A, and with it the row sums of squares."""
+    def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> torch.Tensor:
+        """The residual that a block begins with, ``[T, d]``."""
 
-    def share_latent(self, z_Tr: torch.Tensor) -> torch.Tensor:
-        """A whole latent on its way into the up-projections."""
+    def final_norm(self, x_Td: torch.Tensor, norm: NormWeights) -> torch.Tensor:
+        """The normalised hidden vectors, whole on every rank, on their way into this rank's part of the head."""
 
-    def gather_hidden(self, x_Td: torch.Tensor, squares_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The whole hidden vector of each token, and its sum of squares, for the head."""
-
-    def cross_entropy(self, logits_TV: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor:
+    def token_losses(self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor:
         """Cross entropy of each token in nats, ``[T]``, at least fp32."""
+
+    def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
+        """The embedding as a head, ``[d, V]``."""
+
+
+class LowRankStrategy(Strategy, Protocol):
+    """How the two matrices of a bottleneck are applied."""
+
+    def down(
+        self, x_Td: torch.Tensor, down_dgr: torch.Tensor, norm: NormWeights | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """``norm(x) A`` for g projections.
+
+        Returns:
+            The latents ``[T, g, r]``, and the row sums of squares by which they are still to be scaled, if any.
+        """
+
+    def share(self, z_Tgr: torch.Tensor) -> torch.Tensor:
+        """Latents on their way into the up-projections."""
+
+    def up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> torch.Tensor:
+        """``z B``, ``[g, T, f]``."""
+
+
+class DenseStrategy(Strategy, Protocol):
+    """How a dense block's matrices are applied."""
+
+    def dense_in(
+        self, x_Td: torch.Tensor, weights_dgf: Sequence[torch.Tensor], norm: NormWeights
+    ) -> list[torch.Tensor]:
+        """``norm(x) W``, one ``[T, f]`` for each of the g projections of each weight."""
+
+    def dense_out(self, x_Tf: torch.Tensor, weight_fd: torch.Tensor) -> torch.Tensor:
+        """``x W`` back into the residual, ``[T, d]``."""

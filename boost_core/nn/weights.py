@@ -1,5 +1,6 @@
 """Weights are declared by full shape and role; a strategy decides which part of them a rank holds."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,10 +12,17 @@ class Role(Enum):
     """What a weight does, which is all that a strategy needs to shard it."""
 
     EMBEDDING = "embedding"  # [V, d]
-    DOWN_PROJECTION = "down"  # A: [d_in, r], several side by side for several projections of one input
-    UP_PROJECTION = "up"  # B: [r, d_out]
+    DOWN_PROJECTION = "down"  # A: [d_in, g, r], for g projections of one input
+    UP_PROJECTION = "up"  # B: [g, r, d_out]
+    DENSE_IN = "dense in"  # out of the residual: [d_in, g, d_out]
+    DENSE_OUT = "dense out"  # back into the residual: [d_in, d_out]
     NORM_SCALE = "norm"  # γ: [d]
+    LATENT = "latent"  # works on a whole latent: LaX's gates and norms
     HEAD = "head"  # [d, V]
+
+
+# The axis that each role is split along over the tensor parallel ranks; None where every rank has the whole.
+SplitAxes = Mapping[Role, int | None]
 
 
 @dataclass(frozen=True)
@@ -24,13 +32,14 @@ class WeightSpec:
     Attributes:
         shape: Full shape, before sharding.
         role: What it does.
-        column_stds: Standard deviations of the normal that it starts from, one for each of as many equal
-            groups of columns; empty for a weight that starts at one.
+        start: Its initial values: a constant, or the standard deviation of a normal for each group of columns.
+        group_axis: The axis along which the groups lie.
     """
 
     shape: tuple[int, ...]
     role: Role
-    column_stds: tuple[float, ...]
+    start: float | tuple[float, ...]
+    group_axis: int = 0
 
 
 class WeightedModule(nn.Module):
@@ -40,7 +49,24 @@ class WeightedModule(nn.Module):
         super().__init__()
         self.weight_specs: dict[str, WeightSpec] = {}
 
-    def declare(self, name: str, shape: tuple[int, ...], role: Role, *column_stds: float) -> None:
-        """Declare the weight ``name``; see :class:`WeightSpec` for the arguments."""
-        self.weight_specs[name] = WeightSpec(shape, role, column_stds)
-        self.register_parameter(name, nn.Parameter(torch.empty(shape, device="meta")))
+    def declare_constant(self, name: str, shape: tuple[int, ...], role: Role, value: float) -> None:
+        """Declare a weight that starts at one value everywhere."""
+        self._declare(name, WeightSpec(shape, role, value))
+
+    def declare_normal(self, name: str, shape: tuple[int, ...], role: Role, *stds: float, group_axis: int = 0) -> None:
+        """Declare a weight that starts from a normal; several ``stds`` belong to as many groups on ``group_axis``."""
+        self._declare(name, WeightSpec(shape, role, stds, group_axis))
+
+    def _declare(self, name: str, spec: WeightSpec) -> None:
+        self.weight_specs[name] = spec
+        self.register_parameter(name, nn.Parameter(torch.empty(spec.shape, device="meta")))
+
+
+def weight_specs(model: nn.Module) -> dict[str, WeightSpec]:
+    """Every declared weight of a model by its full name."""
+    return {
+        f"{path}.{name}": spec
+        for path, module in model.named_modules()
+        if isinstance(module, WeightedModule)
+        for name, spec in module.weight_specs.items()
+    }

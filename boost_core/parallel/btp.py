@@ -3,59 +3,131 @@
 The residual stream is sharded along the hidden size from the embedding to the head. A is sharded along its
 rows, so that each rank's product is a partial sum of the latent; B along its columns, so that each rank gets
 its own shard of the wide output. One all-reduce a latent is all that a block exchanges.
+
+Shape suffixes: T tokens, d hidden (this rank's shard), g projections of one input, r rank, f wide (shard).
 """
 
+from collections.abc import Callable
+from typing import ClassVar
+
 import torch
+from torch.nn.functional import embedding
 
-from boost_core.nn.weights import Role
-from boost_core.parallel.collectives import Collectives, gather, share, sum_partials
-from boost_core.parallel.cross_entropy import vocabulary_parallel_cross_entropy
+from boost_core.nn.norm import precise, scale_rows, sum_of_squares
+from boost_core.nn.strategy import NormWeights
+from boost_core.nn.weights import Role, SplitAxes
+from boost_core.parallel.collectives import Collectives, exchange_axes, gather, share, sum_partials
+from boost_core.parallel.vocabulary import head_losses
 
-# The axis along which a weight is split over the tensor parallel ranks.
-SHARDED_AXIS = {
-    Role.EMBEDDING: 1,
-    Role.DOWN_PROJECTION: 0,
-    Role.UP_PROJECTION: 1,
-    Role.NORM_SCALE: 0,
-    Role.HEAD: 1,
-}
+Latents = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class BottleneckTensorParallel:
-    """The ``Strategy`` of BTP over one tensor parallel group; on a group of one it exchanges nothing."""
+    """The ``LowRankStrategy`` of BTP over one tensor parallel group; on a group of one it exchanges nothing.
 
-    def __init__(self, collectives: Collectives) -> None:
+    Args:
+        collectives: The tensor parallel group.
+        norm: How the RMSNorm of a sharded residual is taken: ``fused``, ``online_paper`` or ``sync``.
+    """
+
+    SHARDED_AXIS: ClassVar[SplitAxes] = {
+        Role.EMBEDDING: 1,
+        Role.DOWN_PROJECTION: 0,
+        Role.UP_PROJECTION: 2,
+        Role.NORM_SCALE: 0,
+        Role.LATENT: None,
+        Role.HEAD: 1,
+    }
+
+    def __init__(self, collectives: Collectives, norm: str = "fused") -> None:
         self._collectives = collectives
+        normed_down: dict[str, Callable[[torch.Tensor, torch.Tensor, NormWeights, Collectives], Latents]] = {
+            "fused": fused_norm_down,
+            "online_paper": online_paper_norm_down,
+            "sync": sync_norm_down,
+        }
+        self._normed_down = normed_down[norm]
 
-    def reduce_latent(
-        self, partial_Tr: torch.Tensor, squares_T: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """One all-reduce; the sums of squares are one more column of its payload, in the latent's type.
+    def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> torch.Tensor:
+        """A look-up of this rank's columns: the residual is born sharded, and nothing is sent."""
+        return embedding(token_T, weight_Vd)
 
-        In bf16 that rounds the statistic, which costs less accuracy than normalising each shard would
-        (``docs/concepts.md``), and saves the second, latency-bound all-reduce.
-        """
-        if squares_T is None:
-            return sum_partials(partial_Tr, self._collectives, "latent"), None
-        if self._collectives.size == 1:
-            return partial_Tr, squares_T
-        column_T1 = squares_T.to(partial_Tr.dtype).unsqueeze(-1)
-        payload = sum_partials(torch.cat((partial_Tr, column_T1), dim=-1), self._collectives, "latent")
-        return payload[:, :-1], payload[:, -1]
+    def down(self, x_Td: torch.Tensor, down_dgr: torch.Tensor, norm: NormWeights | None) -> Latents:
+        """One matrix product and one exchange for all g projections."""
+        down_dr = down_dgr.flatten(1)
+        if norm is None:
+            h_Tr: torch.Tensor = sum_partials(x_Td @ down_dr, self._collectives, "latent")
+            squares_T = None
+        else:
+            h_Tr, squares_T = self._normed_down(x_Td, down_dr, norm, self._collectives)
+        # A slice of a wider payload has strided rows, which a view keeps.
+        return h_Tr.view(-1, *down_dgr.shape[1:]), squares_T
 
-    def share_latent(self, z_Tr: torch.Tensor) -> torch.Tensor:
-        """Nothing forward; backward, the all-reduce of the latent's gradient."""
-        return share(z_Tr, self._collectives, "latent")
+    def share(self, z_Tgr: torch.Tensor) -> torch.Tensor:
+        """Nothing forward; backward, the all-reduce of the latents' gradient."""
+        return share(z_Tgr, self._collectives, "latent")
 
-    def gather_hidden(self, x_Td: torch.Tensor, squares_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> torch.Tensor:
+        """One batched product; the output is this rank's shard, and nothing is sent."""
+        return z_gTr @ up_grf
+
+    def final_norm(self, x_Td: torch.Tensor, norm: NormWeights) -> torch.Tensor:
         """One all-gather; each rank's sum of squares is one more column of its shard."""
-        if self._collectives.size == 1:
-            return x_Td, squares_T
-        column_T1 = squares_T.to(x_Td.dtype).unsqueeze(-1)
-        payload_pTc = gather(torch.cat((x_Td, column_T1), dim=-1), self._collectives, "hidden")
+        payload_Tc = _with_column(x_Td * norm.scale_d, sum_of_squares(x_Td))
+        payload_pTc = gather(payload_Tc, self._collectives, "hidden")
         whole_Td = payload_pTc[:, :, :-1].transpose(0, 1).reshape(x_Td.shape[0], -1)
-        return whole_Td, payload_pTc[:, :, -1].to(squares_T.dtype).sum(dim=0)
+        return scale_rows(whole_Td, precise(payload_pTc[:, :, -1]).sum(dim=0), norm.width, norm.epsilon)
 
-    def cross_entropy(self, logits_TV: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor:
+    def token_losses(self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor:
         """Cross entropy over the vocabulary's shards."""
-        return vocabulary_parallel_cross_entropy(logits_TV, target_T, self._collectives)
+        return head_losses(x_Td, head_dV, target_T, self._collectives)
+
+    def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
+        """All columns of some rows from some columns of all rows: one all-to-all of the embedding's shard."""
+        return exchange_axes(embedding_Vd, self._collectives, "tied head").T
+
+
+def fused_norm_down(x_Td: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights, collectives: Collectives) -> Latents:
+    """The raw residual times A∘γ; the latents are scaled afterwards, by a statistic that travels with them.
+
+    norm(x) A = (x (A∘γ)) / √(Σ x² / d + ε). In bf16 the statistic's column is rounded like the latents.
+    """
+    partial_Tr = x_Td @ (down_dr * norm.scale_d.unsqueeze(-1))
+    squares_T = sum_of_squares(x_Td)
+    if collectives.size == 1:
+        return partial_Tr, squares_T
+    payload_Tc = sum_partials(_with_column(partial_Tr, squares_T), collectives, "latent")
+    return payload_Tc[:, :-1], payload_Tc[:, -1]
+
+
+def online_paper_norm_down(
+    x_Td: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights, collectives: Collectives
+) -> Latents:
+    """The published form: normalise each shard by its own statistic, recover the whole one's after the all-reduce.
+
+    The shard's root mean square multiplies its latents before they are summed, and a second all-reduce brings
+    the whole sum of squares.
+    """
+    squares_T = sum_of_squares(x_Td)
+    shard = x_Td.shape[1]
+    rms_T1 = (squares_T / shard + norm.epsilon).sqrt().unsqueeze(-1)
+    local_Td = (precise(x_Td) / rms_T1).to(x_Td.dtype) * norm.scale_d
+    partial_Tr = (precise(local_Td @ down_dr) * rms_T1).to(x_Td.dtype)
+    return (
+        sum_partials(partial_Tr, collectives, "latent"),
+        sum_partials(squares_T.clone(), collectives, "statistic"),
+    )
+
+
+def sync_norm_down(x_Td: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights, collectives: Collectives) -> Latents:
+    """The plain form: an all-reduce of the statistic first, a normalising pass, then the latents' all-reduce.
+
+    Each rank normalises its own shard, so the statistic's gradient is a sum over ranks: a collective backward.
+    """
+    squares_T = share(sum_partials(sum_of_squares(x_Td), collectives, "statistic"), collectives, "statistic")
+    normed_Td = scale_rows(x_Td, squares_T, norm.width, norm.epsilon) * norm.scale_d
+    return sum_partials(normed_Td @ down_dr, collectives, "latent"), None
+
+
+def _with_column(x_Tc: torch.Tensor, squares_T: torch.Tensor) -> torch.Tensor:
+    return torch.cat((x_Tc, squares_T.to(x_Tc.dtype).unsqueeze(-1)), dim=-1)

@@ -2,13 +2,14 @@
 
 A pair is named by what it does forward; its backward is the conjugate:
 
-===============  =================  =================
-pair             forward            backward
-===============  =================  =================
+=================  =================  =================
+pair               forward            backward
+=================  =================  =================
 ``sum_partials``   all-reduce         identity
 ``share``          identity           all-reduce
 ``gather``         all-gather         reduce-scatter
-===============  =================  =================
+``exchange_axes``  all-to-all         all-to-all
+=================  =================  =================
 
 With one rank in the group each is the identity and nothing is counted.
 """
@@ -62,6 +63,13 @@ class Collectives:
             _reduce_scatter(scattered, x_pTc.flatten(0, 1).contiguous(), group=self._group)
         return scattered
 
+    def all_to_all(self, x_pac: torch.Tensor, purpose: str) -> torch.Tensor:
+        """``[p, a, c]`` on each of p ranks: part i goes to rank i, and part i of the result comes from it."""
+        received = torch.empty_like(x_pac)
+        with self._ledger.record(Entry("all_to_all", self._dimension, purpose), x_pac):
+            dist.all_to_all_single(received, x_pac, group=self._group)
+        return received
+
 
 class _SumPartials(torch.autograd.Function):
     @staticmethod
@@ -98,6 +106,19 @@ class _Gather(torch.autograd.Function):
         return ctx.collectives.reduce_scatter(gradients[0], f"{ctx.purpose} gradient"), None, None
 
 
+class _ExchangeAxes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_Ac: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
+        ctx.collectives, ctx.purpose = collectives, purpose
+        parts_pac = x_Ac.reshape(collectives.size, -1, x_Ac.shape[1])
+        return collectives.all_to_all(parts_pac, purpose).transpose(0, 1).flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        parts_pac = gradients[0].reshape(len(gradients[0]), ctx.collectives.size, -1).transpose(0, 1).contiguous()
+        return ctx.collectives.all_to_all(parts_pac, f"{ctx.purpose} gradient").flatten(0, 1), None, None
+
+
 def sum_partials(partial: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
     """The sum of every rank's ``partial``, on all ranks; ``partial`` itself is overwritten."""
     if collectives.size == 1:
@@ -117,3 +138,10 @@ def gather(x_Tc: torch.Tensor, collectives: Collectives, purpose: str) -> torch.
     if collectives.size == 1:
         return x_Tc.unsqueeze(0)
     return _Gather.apply(x_Tc, collectives, purpose)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def exchange_axes(x_Ac: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
+    """A matrix split along its columns, ``[A, c/p]``, to the same one split along its rows, ``[A/p, c]``."""
+    if collectives.size == 1:
+        return x_Ac
+    return _ExchangeAxes.apply(x_Ac, collectives, purpose)  # type: ignore[no-any-return, no-untyped-call]

@@ -5,11 +5,11 @@ import hashlib
 import torch
 from torch import nn
 
-from boost_core.nn.weights import Role, WeightedModule, WeightSpec
+from boost_core.nn.weights import SplitAxes, WeightedModule, WeightSpec, weight_specs
 
 
 def make_weights(
-    model: nn.Module, sharded_axis: dict[Role, int], rank: int, size: int, seed: int, device: torch.device,
+    model: nn.Module, axes: SplitAxes, rank: int, size: int, seed: int, device: torch.device,
     dtype: torch.dtype = torch.float32,
 ) -> None:  # fmt: skip
     """Replace every declared weight by this rank's shard of its initial value.
@@ -19,29 +19,38 @@ def make_weights(
 
     Args:
         model: A model whose weights are declared.
-        sharded_axis: The axis that each role is split along.
+        axes: The axis that each role is split along.
         rank: This rank's place in the tensor parallel group.
         size: Ranks in the tensor parallel group.
         seed: The job's seed.
         device: Where the shards live.
         dtype: Their type.
     """
-    for module_name, module in model.named_modules():
+    for path, module in model.named_modules():
         if isinstance(module, WeightedModule):
             for name, spec in module.weight_specs.items():
-                full = initial_value(f"{module_name}.{name}", spec, seed)
-                shard = full.chunk(size, dim=sharded_axis[spec.role])[rank]
+                shard = shard_of(initial_value(f"{path}.{name}", spec, seed), axes[spec.role], rank, size)
                 module.register_parameter(name, nn.Parameter(shard.to(device, dtype, copy=True).contiguous()))
+
+
+def shard_of(full: torch.Tensor, axis: int | None, rank: int, size: int) -> torch.Tensor:
+    """The part of a full weight that one rank holds."""
+    return full if axis is None else full.chunk(size, dim=axis)[rank]
+
+
+def split_axes(model: nn.Module, axes: SplitAxes) -> dict[str, int | None]:
+    """The axis that each weight of a model is split along, by the weight's full name."""
+    return {name: axes[spec.role] for name, spec in weight_specs(model).items()}
 
 
 def initial_value(name: str, spec: WeightSpec, seed: int) -> torch.Tensor:
     """The full initial value of one weight, fp32 on CPU."""
-    if not spec.column_stds:
-        return torch.ones(spec.shape)
+    if isinstance(spec.start, float):
+        return torch.full(spec.shape, spec.start)
     generator = torch.Generator().manual_seed(_seed_of(name, seed))
     values = torch.randn(spec.shape, generator=generator)
-    for columns, std in zip(values.chunk(len(spec.column_stds), dim=-1), spec.column_stds, strict=True):
-        columns.mul_(std)
+    for group, std in zip(values.chunk(len(spec.start), dim=spec.group_axis), spec.start, strict=True):
+        group.mul_(std)
     return values
 
 

@@ -1,41 +1,76 @@
-"""What bottleneck-aware tensor parallelism sends, per block and in all.
+"""What each tensor parallel strategy sends, per block.
 
-Counted in elements of the payload handed to a collective on one rank. The latents of a block: q, k and v
-in one all-reduce of 3r, the attention output's r, gate and up in one of 2r, the MLP output's r. The two
-that follow a norm carry one more column, the sum of squares (BOOST, arXiv 2512.12131, section on BTP; the
-statistic in the same payload is this project's).
+Counted in elements of the payload handed to all-reduces on one rank; d hidden size, f MLP size, r rank.
+
+========  ==============================  =================================
+strategy  wide or latent elements         what they are
+========  ==============================  =================================
+fullrank  2d                              attention and MLP output
+vanilla   5d + 2f (4d → GQA's widths)     the wide output of all seven pairs
+btp       7r                              the latents of all seven pairs
+========  ==============================  =================================
+
+(BOOST, arXiv 2512.12131.) Under btp the norms' sums of squares come on top: as one more column of a latent's payload
+(``fused``, this project's) or in collectives of their own.
 """
 
 from dataclasses import dataclass
 
 from boost_core.config.model import ModelConfig
+from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.strategy import chosen_strategy
+from boost_core.plan.parameters import projections
+
+_NORMED = ("query", "key", "value", "gate", "up")
 
 
 @dataclass(frozen=True)
 class BlockCommunication:
-    """Collectives of one block in one direction.
+    """All-reduces of one block in one direction.
 
     Attributes:
         all_reduces: How many.
-        latent_elements: Latent elements a token over all of them.
+        elements: Activation elements a token over all of them: wide outputs or latents.
         statistic_elements: Elements a token that carry the norms' sums of squares.
     """
 
     all_reduces: int
-    latent_elements: int
+    elements: int
     statistic_elements: int
 
 
-def block_forward(model: ModelConfig) -> BlockCommunication:
-    """What one block sends forward: four all-reduces of 7r latent elements a token, plus two statistics."""
-    return BlockCommunication(all_reduces=4, latent_elements=7 * model.rank, statistic_elements=2)
+def block_forward(model: ModelConfig, parallelism: ParallelismConfig) -> BlockCommunication:
+    """What one block sends forward."""
+    strategy = chosen_strategy(model, parallelism)
+    if strategy == "fullrank":
+        return BlockCommunication(2, 2 * model.hidden_size, 0)
+    if strategy == "vanilla":
+        widths = [wide_out for _, wide_out in projections(model).values()]
+        # One exchange for each run of equal widths: grouped-query attention has a narrower key and value.
+        grouped = 4 if model.key_value_size == model.hidden_size else 5
+        return BlockCommunication(grouped if parallelism.group_projections else len(widths), sum(widths), 0)
+    # A statistic for each matrix product that a norm precedes.
+    statistics = 2 if parallelism.group_projections else len(_NORMED)
+    latents = 4 if parallelism.group_projections else len(projections(model))
+    apart = 0 if parallelism.norm == "fused" else statistics
+    return BlockCommunication(latents + apart, 7 * model.bottleneck_rank, statistics)
 
 
-def block_backward(model: ModelConfig) -> BlockCommunication:
-    """What one block sends backward: the latents' gradients. The norm's statistic needs no collective."""
-    return BlockCommunication(all_reduces=4, latent_elements=7 * model.rank, statistic_elements=0)
+def block_backward(model: ModelConfig, parallelism: ParallelismConfig) -> BlockCommunication:
+    """What one block sends backward: the gradients of what its matrix products were given."""
+    strategy = chosen_strategy(model, parallelism)
+    if strategy == "fullrank":
+        return BlockCommunication(2, 2 * model.hidden_size, 0)
+    if strategy == "vanilla":
+        normed = 2 if parallelism.group_projections else len(_NORMED)
+        elements = (normed + 1) * model.hidden_size + model.intermediate_size
+        return BlockCommunication(normed + 2, elements, 0)
+    # The latents are shared together, however they were made; only ``sync`` needs the statistic's gradient.
+    forward = block_forward(model, parallelism)
+    statistics = forward.statistic_elements if parallelism.norm == "sync" else 0
+    return BlockCommunication(4 + statistics, forward.elements, statistics)
 
 
-def block_forward_latent_bytes(model: ModelConfig, tokens: int, bytes_per_element: int) -> int:
-    """Latent payload bytes of one block's forward pass over ``tokens`` tokens."""
-    return block_forward(model).latent_elements * tokens * bytes_per_element
+def block_forward_bytes(model: ModelConfig, parallelism: ParallelismConfig, tokens: int, bytes_per_element: int) -> int:
+    """Bytes of activations (statistics left out) that one block sends forward for ``tokens`` tokens."""
+    return block_forward(model, parallelism).elements * tokens * bytes_per_element

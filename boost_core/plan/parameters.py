@@ -1,5 +1,7 @@
 """How many parameters a model has."""
 
+import math
+
 from boost_core.config.model import ModelConfig
 
 
@@ -18,12 +20,31 @@ def projections(model: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def block_matrix_parameters(model: ModelConfig) -> int:
-    """Parameters in the matrices of one block: r (d_in + d_out) for each low-rank projection."""
-    return sum(model.rank * (wide_in + wide_out) for wide_in, wide_out in projections(model).values())
+    """Parameters in the matrices of one block: d_in · d_out dense, r (d_in + d_out) for a low-rank pair."""
+    if model.family == "dense":
+        return sum(wide_in * wide_out for wide_in, wide_out in projections(model).values())
+    return sum(model.bottleneck_rank * (wide_in + wide_out) for wide_in, wide_out in projections(model).values())
+
+
+def crossing_parameters(model: ModelConfig) -> int:
+    """Parameters of LaX's seven crossings into one block: gate, and the norm's scale and shift."""
+    if model.lax is None:
+        return 0
+    rank = model.bottleneck_rank
+    shorter, longer = balanced_factors(rank)
+    gate = {"identity": 0, "dense": rank**2, "tensor": shorter**2 + longer**2}[model.lax.gate]
+    return len(projections(model)) * (gate + 2 * rank)
 
 
 def parameter_count(model: ModelConfig) -> int:
-    """All trainable parameters: blocks with their two norms, embedding, untied head, final norm."""
-    block = block_matrix_parameters(model) + 2 * model.hidden_size
-    embedding_and_head = 2 * model.vocab_size * model.hidden_size
-    return model.num_hidden_layers * block + embedding_and_head + model.hidden_size
+    """All trainable parameters: blocks with their two norms, crossings, embedding, head, final norm."""
+    blocks = model.num_hidden_layers * (block_matrix_parameters(model) + 2 * model.hidden_size)
+    crossings = (model.num_hidden_layers - 1) * crossing_parameters(model)
+    ends = (1 if model.tie_embeddings else 2) * model.vocab_size * model.hidden_size + model.hidden_size
+    return blocks + crossings + ends
+
+
+def balanced_factors(rank: int) -> tuple[int, int]:
+    """The sides a ≤ b of LaX's tensor gate: a·b = rank, as near to each other as possible."""
+    shorter = next(width for width in range(math.isqrt(rank), 0, -1) if rank % width == 0)
+    return shorter, rank // shorter

@@ -6,21 +6,19 @@ from importlib.metadata import version
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from boost_core import __version__
 from boost_core.checkpoint.folder import CheckpointFolder, Manifest
 from boost_core.checkpoint.shards import load_shards, save_shards
 from boost_core.config import JobSpec
-from boost_core.models.cola import ColaModel
+from boost_core.models.build import build
+from boost_core.models.decoder import Decoder
 from boost_core.nn.attention import Rotation
-from boost_core.nn.weights import WeightedModule
 from boost_core.optim.adamw import MasterWeightAdamW
-from boost_core.parallel.btp import SHARDED_AXIS, BottleneckTensorParallel
 from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.mesh import ParallelMesh
-from boost_core.parallel.shard import make_weights
+from boost_core.parallel.shard import make_weights, split_axes
 
 COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -36,6 +34,7 @@ class TrainState:
         tensor_parallel: Collectives over the tensor parallel group.
         data_parallel: Collectives over the data parallel group.
         model: The model with this rank's shards.
+        axes: The axis that each weight is split along over the tensor parallel ranks, if it is.
         rotation: The rotary embedding for the job's sequence length.
         optimizer: Master weights and moments.
         step: Optimizer steps done.
@@ -47,7 +46,8 @@ class TrainState:
     ledger: CommunicationLedger
     tensor_parallel: Collectives
     data_parallel: Collectives
-    model: ColaModel
+    model: Decoder
+    axes: dict[str, int | None]
     rotation: Rotation
     optimizer: MasterWeightAdamW
     step: int = 0
@@ -59,8 +59,8 @@ class TrainState:
         mesh = ParallelMesh.build(spec.parallelism, device)
         ledger = CommunicationLedger()
         tensor_parallel = Collectives(mesh.group("tp"), "tp", ledger)
-        model = ColaModel(spec.model, BottleneckTensorParallel(tensor_parallel))
-        make_weights(model, SHARDED_AXIS, tensor_parallel.rank, tensor_parallel.size, spec.training.seed, device)
+        model, axes = build(spec.model, spec.parallelism, tensor_parallel)
+        make_weights(model, axes, tensor_parallel.rank, tensor_parallel.size, spec.training.seed, device)
         compute_type = COMPUTE_TYPES[spec.training.precision]
         return cls(
             spec=spec,
@@ -69,13 +69,14 @@ class TrainState:
             tensor_parallel=tensor_parallel,
             data_parallel=Collectives(mesh.group("dp"), "dp", ledger),
             model=model,
+            axes=split_axes(model, axes),
             rotation=Rotation(spec.training.sequence_length, spec.model.head_size, spec.model.rope_theta, device),
             optimizer=MasterWeightAdamW(dict(model.named_parameters()), spec.optimizer, compute_type),
         )
 
     def save(self, folder: CheckpointFolder) -> Manifest:
         """Write and commit a checkpoint of this step. All ranks call it; it returns once it is committed."""
-        save_shards(folder, self.step, self.optimizer.tensors(), sharded_axes(self.model), self.mesh.mesh)
+        save_shards(folder, self.step, self.optimizer.tensors(), self.axes, self.mesh.mesh)
         manifest = Manifest(
             step=self.step,
             samples=self.samples,
@@ -98,19 +99,9 @@ class TrainState:
         """
         manifest = folder.manifest(step)
         _refuse_other_model(manifest, self.spec, folder.step_url(step))
-        load_shards(folder, step, self.optimizer.tensors(), sharded_axes(self.model), self.mesh.mesh)
+        load_shards(folder, step, self.optimizer.tensors(), self.axes, self.mesh.mesh)
         self.optimizer.copy_masters_to_weights()
         self.step, self.samples = manifest.step, manifest.samples
-
-
-def sharded_axes(model: nn.Module) -> dict[str, int]:
-    """The axis that each weight of a model is sharded along, by the weight's full name."""
-    return {
-        f"{module_name}.{name}": SHARDED_AXIS[spec.role]
-        for module_name, module in model.named_modules()
-        if isinstance(module, WeightedModule)
-        for name, spec in module.weight_specs.items()
-    }
 
 
 def _refuse_other_model(manifest: Manifest, spec: JobSpec, url: str) -> None:

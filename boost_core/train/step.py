@@ -40,7 +40,7 @@ def training_step(state: TrainState, sampler: Sampler) -> StepResult:
         part.backward()  # type: ignore[no-untyped-call]
         loss += part.detach().double().cpu()
     gradients = _average_over_replicas(state, loss)
-    norm = clip_by_global_norm_(list(gradients.values()), state.spec.optimizer.clip_norm, state.tensor_parallel)
+    norm = clip_by_global_norm_(gradients, state.axes, state.spec.optimizer.clip_norm, state.tensor_parallel)
     state.step += 1
     state.samples += training.global_batch_size
     rate = learning_rate(state.step, training.steps, state.spec.optimizer)

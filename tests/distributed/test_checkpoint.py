@@ -11,7 +11,7 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
-from boost_core.train.state import TrainState, sharded_axes
+from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 from tests.distributed.recording import losses, train_and_record
 from tests.jobs import tiny_job, write_corpus
@@ -28,13 +28,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def whole_tensors(state: TrainState) -> Whole:
     """Masters and moments of the whole model, put together from all tensor parallel ranks."""
-    axes = sharded_axes(state.model)
     whole = {}
     for name, kinds in state.optimizer.tensors().items():
         for kind, shard in kinds.items():
             shards = [torch.empty_like(shard) for _ in range(state.tensor_parallel.size)]
             dist.all_gather(shards, shard.contiguous(), group=state.mesh.group("tp"))
-            whole[f"{name}.{kind}"] = torch.cat(shards, dim=axes[name])
+            whole[f"{name}.{kind}"] = torch.cat(shards, dim=state.axes[name])
     return whole
 
 

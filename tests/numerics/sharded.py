@@ -5,14 +5,13 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from boost_core.config import ModelConfig
-from boost_core.models.cola import ColaModel
+from boost_core.config import ModelConfig, ParallelismConfig
+from boost_core.models.build import build
 from boost_core.nn.attention import Rotation
-from boost_core.nn.weights import WeightedModule
-from boost_core.parallel.btp import SHARDED_AXIS, BottleneckTensorParallel
+from boost_core.nn.weights import WeightSpec, weight_specs
 from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.ledger import CommunicationLedger, Entry, Totals
-from boost_core.parallel.shard import initial_value, make_weights
+from boost_core.parallel.shard import initial_value, make_weights, shard_of, split_axes
 
 SEED = 7
 
@@ -39,28 +38,31 @@ def token_weights(count: int) -> torch.Tensor:
 
 
 def full_weights(model: ModelConfig, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
-    """The initial weights, norm scales moved off one so that they matter."""
-    declared = ColaModel(model, BottleneckTensorParallel(Collectives(None, "tp", CommunicationLedger())))
+    """The initial weights, those that start at a constant moved off it so that they matter."""
+    declared, _ = build(model, ParallelismConfig(), Collectives(None, "tp", CommunicationLedger()))
     return {
-        f"{path}.{name}": _perturbed(f"{path}.{name}", initial_value(f"{path}.{name}", spec, SEED)).to(dtype)
-        for path, module in declared.named_modules()
-        if isinstance(module, WeightedModule)
-        for name, spec in module.weight_specs.items()
+        name: _perturbed(initial_value(name, spec, SEED), spec).to(dtype)
+        for name, spec in weight_specs(declared).items()
     }
 
 
-def _perturbed(name: str, value: torch.Tensor) -> torch.Tensor:
-    return value + torch.linspace(-0.3, 0.3, len(value)) if name.endswith("scale") else value
+def _perturbed(value: torch.Tensor, spec: WeightSpec) -> torch.Tensor:
+    if not isinstance(spec.start, float):
+        return value
+    return value + torch.linspace(-0.3, 0.3, value.numel()).view(value.shape)
 
 
-def run_sharded(model: ModelConfig, sequences: int, length: int, dtype: torch.dtype) -> Outcome:
+def run_sharded(
+    model: ModelConfig, parallelism: ParallelismConfig, sequences: int, length: int, dtype: torch.dtype
+) -> Outcome:
     """Forward and backward on this rank; call it on every rank of a group."""
-    world = dist.group.WORLD if dist.is_initialized() else None
     ledger = CommunicationLedger()
-    collectives = Collectives(world, "tp", ledger)
-    network = ColaModel(model, BottleneckTensorParallel(collectives))
-    make_weights(network, SHARDED_AXIS, collectives.rank, collectives.size, SEED, torch.device("cpu"), dtype)
-    axes = _load_full(network, full_weights(model, dtype), collectives)
+    collectives = Collectives(dist.group.WORLD, "tp", ledger)
+    network, axes = build(model, parallelism, collectives)
+    make_weights(network, axes, collectives.rank, collectives.size, SEED, torch.device("cpu"), dtype)
+    full, axis_of = full_weights(model, dtype), split_axes(network, axes)
+    for name, weight in network.named_parameters():
+        weight.data.copy_(shard_of(full[name], axis_of[name], collectives.rank, collectives.size))
     tokens, targets = batch(model, sequences, length)
     rotation = Rotation(length, model.head_size, model.rope_theta, torch.device("cpu"))
     loss_T = network(tokens.flatten(), targets.flatten(), rotation)
@@ -68,23 +70,15 @@ def run_sharded(model: ModelConfig, sequences: int, length: int, dtype: torch.dt
     ledger.clear()
     (loss_T.double() * token_weights(loss_T.numel())).sum().backward()
     backward = ledger.totals()
-    gradients = {name: _gathered(weight.grad, axes[name], collectives) for name, weight in network.named_parameters()}
+    gradients = {
+        name: _gathered(weight.grad, axis_of[name], collectives) for name, weight in network.named_parameters()
+    }
     return Outcome(loss_T.detach(), gradients, forward, backward)
 
 
-def _load_full(network: torch.nn.Module, full: dict[str, torch.Tensor], collectives: Collectives) -> dict[str, int]:
-    axes = {}
-    for path, module in network.named_modules():
-        if isinstance(module, WeightedModule):
-            for name, spec in module.weight_specs.items():
-                axes[f"{path}.{name}"] = axis = SHARDED_AXIS[spec.role]
-                shard = full[f"{path}.{name}"].chunk(collectives.size, dim=axis)[collectives.rank]
-                module.get_parameter(name).data.copy_(shard)
-    return axes
-
-
-def _gathered(shard: torch.Tensor, axis: int, collectives: Collectives) -> torch.Tensor:
-    if collectives.size == 1:
+def _gathered(shard: torch.Tensor, axis: int | None, collectives: Collectives) -> torch.Tensor:
+    """The whole gradient; of a weight that every rank has whole, this rank's own, which must be complete."""
+    if axis is None:
         return shard
     shards = [torch.empty_like(shard.contiguous()) for _ in range(collectives.size)]
     dist.all_gather(shards, shard.contiguous())

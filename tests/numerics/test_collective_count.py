@@ -1,11 +1,11 @@
-"""What BTP sends, counted: four all-reduces of 7r latent elements a block and token, nothing for the embedding."""
+"""What each strategy sends, counted: under BTP four all-reduces of 7r latent elements a block and token."""
 
 import pytest
 import torch
 
-from boost_core.config import ModelConfig
+from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.parallel.ledger import Entry, Totals
-from boost_core.plan.communication import block_backward, block_forward
+from boost_core.plan.communication import BlockCommunication, block_backward, block_forward, block_forward_bytes
 from tests.numerics.sharded import run_sharded
 from tests.ranks import Ranks
 
@@ -13,10 +13,12 @@ SEQUENCES, LENGTH = 2, 16
 TOKENS = SEQUENCES * LENGTH
 
 
-def model(layers: int, rank: int = 12) -> ModelConfig:
-    return ModelConfig(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=4, rank=rank, vocab_size=256
-    )
+def model(**changes) -> ModelConfig:
+    shape = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "rank": 12,
+        "vocab_size": 256,
+    }  # fmt: skip
+    return ModelConfig.model_validate(shape | changes)
 
 
 def counted(lines: dict[Entry, Totals]) -> dict[tuple[str, str], tuple[int, int]]:
@@ -24,10 +26,10 @@ def counted(lines: dict[Entry, Totals]) -> dict[tuple[str, str], tuple[int, int]
 
 
 @pytest.mark.parametrize(("size", "layers", "rank"), [(2, 1, 12), (2, 3, 12), (4, 2, 5)])
-def test_every_collective_of_forward_and_backward(ranks: Ranks, size: int, layers: int, rank: int) -> None:
-    config = model(layers, rank)
+def test_every_collective_of_btp_forward_and_backward(ranks: Ranks, size: int, layers: int, rank: int) -> None:
+    config = model(num_hidden_layers=layers, rank=rank)
     hidden_shard = config.hidden_size // size
-    for outcome in ranks.run(size, run_sharded, config, SEQUENCES, LENGTH, torch.float32):
+    for outcome in ranks.run(size, run_sharded, config, ParallelismConfig(), SEQUENCES, LENGTH, torch.float32):
         # Spelled out here from the paper, so that neither the model nor the plan vouches for itself.
         latents_and_statistics = (3 * rank + 1) + rank + (2 * rank + 1) + rank
         assert counted(outcome.forward) == {
@@ -42,21 +44,58 @@ def test_every_collective_of_forward_and_backward(ranks: Ranks, size: int, layer
         }
 
 
-def test_the_plan_predicts_the_ledger(ranks: Ranks) -> None:
-    config = model(layers=2)
-    (outcome, *_) = ranks.run(2, run_sharded, config, SEQUENCES, LENGTH, torch.float32)
-    for planned, line in (
-        (block_forward(config), outcome.forward[Entry("all_reduce", "tp", "latent")]),
-        (block_backward(config), outcome.backward[Entry("all_reduce", "tp", "latent gradient")]),
+@pytest.mark.parametrize("gate", ["identity", "dense", "tensor"])
+def test_lax_sends_no_more_than_cola(ranks: Ranks, gate: str) -> None:
+    cola, lax = (
+        ranks.run(2, run_sharded, config, ParallelismConfig(), SEQUENCES, LENGTH, torch.float32)[0]
+        for config in (model(), model(family="lax", lax={"gate": gate}))
+    )
+    assert counted(lax.forward) == counted(cola.forward)
+    assert counted(lax.backward) == counted(cola.backward)
+
+
+CHOICES = [
+    ({"family": "dense", "rank": None}, {}),
+    ({}, {"strategy": "vanilla"}),
+    ({}, {"strategy": "vanilla", "group_projections": False}),
+    ({"num_key_value_heads": 2}, {"strategy": "vanilla"}),
+    ({}, {}),
+    ({"hidden_size": 128, "intermediate_size": 352, "rank": 32}, {}),
+    ({}, {"norm": "online_paper"}),
+    ({}, {"norm": "sync"}),
+    ({}, {"group_projections": False}),
+    ({}, {"norm": "sync", "group_projections": False}),
+]
+
+
+@pytest.mark.parametrize(
+    ("shape", "choice"), CHOICES, ids=[f"{shape or ''}{choice or ''}" for shape, choice in CHOICES]
+)
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_the_plan_predicts_the_ledger(ranks: Ranks, shape: dict, choice: dict, sequences: int) -> None:
+    config, parallelism = model(**shape), ParallelismConfig.model_validate(choice)
+    outcome = ranks.run(2, run_sharded, config, parallelism, sequences, LENGTH, torch.float32)[0]
+    of_blocks = {"latent", "wide", "statistic"}
+    forward = [line for entry, line in outcome.forward.items() if entry.purpose in of_blocks]
+    gradients = {f"{purpose} gradient" for purpose in of_blocks}
+    backward = [line for entry, line in outcome.backward.items() if entry.purpose in gradients]
+    tokens = sequences * LENGTH * config.num_hidden_layers
+    for planned, lines in (
+        (block_forward(config, parallelism), forward),
+        (block_backward(config, parallelism), backward),
     ):
-        elements = (planned.latent_elements + planned.statistic_elements) * TOKENS * config.num_hidden_layers
-        assert line.calls == planned.all_reduces * config.num_hidden_layers
-        assert line.elements == elements
-        assert line.bytes == 4 * elements
-        assert line.seconds > 0
+        assert isinstance(planned, BlockCommunication)
+        assert sum(line.calls for line in lines) == planned.all_reduces * config.num_hidden_layers
+        assert sum(line.elements for line in lines) == (planned.elements + planned.statistic_elements) * tokens
+        assert sum(line.bytes for line in lines) == 4 * sum(line.elements for line in lines)
+        assert all(line.seconds > 0 for line in lines)
+    activations = (
+        sum(line.bytes for line in forward) - block_forward(config, parallelism).statistic_elements * tokens * 4
+    )
+    assert activations == config.num_hidden_layers * block_forward_bytes(config, parallelism, sequences * LENGTH, 4)
 
 
 def test_one_rank_sends_nothing(ranks: Ranks) -> None:
-    (outcome,) = ranks.run(1, run_sharded, model(layers=1), SEQUENCES, LENGTH, torch.float32)
+    (outcome,) = ranks.run(1, run_sharded, model(), ParallelismConfig(), SEQUENCES, LENGTH, torch.float32)
     assert not outcome.forward
     assert not outcome.backward

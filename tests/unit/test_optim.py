@@ -28,10 +28,11 @@ def test_without_warm_up_and_with_only_warm_up() -> None:
 
 @pytest.mark.parametrize("clip_norm", [1.0, 100.0])
 def test_clipping_is_by_the_norm_over_all_gradients(clip_norm: float) -> None:
-    gradients = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
+    gradients = {"split": torch.tensor([3.0, 0.0]), "whole": torch.tensor([[4.0]])}
     alone = Collectives(None, "tp", CommunicationLedger())
-    assert clip_by_global_norm_(gradients, clip_norm, alone) == pytest.approx(5.0)
-    clipped = math.sqrt(sum(gradient.square().sum().item() for gradient in gradients))
+    norm = clip_by_global_norm_(gradients, {"split": 0, "whole": None}, clip_norm, alone)
+    assert norm == pytest.approx(5.0)
+    clipped = math.sqrt(sum(gradient.square().sum().item() for gradient in gradients.values()))
     assert clipped == pytest.approx(min(5.0, clip_norm), rel=1e-6)
 
 

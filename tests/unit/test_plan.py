@@ -1,29 +1,58 @@
 import pytest
 
-from boost_core.config import ModelConfig
-from boost_core.plan.communication import block_backward, block_forward, block_forward_latent_bytes
+from boost_core.config import ModelConfig, ParallelismConfig
+from boost_core.plan.communication import block_backward, block_forward, block_forward_bytes
 from boost_core.plan.flops import model_flops_per_token
-from boost_core.plan.parameters import parameter_count
+from boost_core.plan.parameters import balanced_factors, parameter_count
+
+BTP = ParallelismConfig()
+
+
+def preset(name: str, **changes) -> ModelConfig:
+    return ModelConfig.model_validate({"preset": name, "vocab_size": 32_000} | changes)
 
 
 @pytest.mark.parametrize(
-    ("preset", "millions"), [("60m", 42.8), ("130m", 94.0), ("350m", 185.2), ("1b", 609.3), ("7b", 2821)]
+    ("name", "low_rank", "dense"),
+    [("60m", 42.8, 58.1), ("130m", 94.0, 134.1), ("350m", 185.2, 368.0), ("1b", 609.3, 1339), ("7b", 2821, 6738)],
 )
-def test_parameters_are_those_of_the_cola_paper(preset: str, millions: float) -> None:
-    model = ModelConfig.model_validate({"preset": preset, "vocab_size": 32_000})
-    assert parameter_count(model) / 1e6 == pytest.approx(millions, abs=0.5 if millions > 1000 else 0.05)
+def test_parameters_are_those_of_the_cola_paper(name: str, low_rank: float, dense: float) -> None:
+    for model, millions in ((preset(name), low_rank), (preset(name, family="dense"), dense)):
+        assert parameter_count(model) / 1e6 == pytest.approx(millions, abs=0.5 if millions > 1000 else 0.05)
 
 
-def test_a_7b_block_sends_224_mib_forward() -> None:
+@pytest.mark.parametrize(("name", "billions"), [("3b", 3.4), ("13b", 13.0), ("30b", 30.0), ("40b", 39.5)])
+def test_the_large_presets_have_the_size_of_their_name_when_dense(name: str, billions: float) -> None:
+    assert parameter_count(preset(name, family="dense")) / 1e9 == pytest.approx(billions, rel=0.03)
+
+
+def test_lax_adds_its_gates_and_norms_from_the_second_block_on() -> None:
+    plain = parameter_count(preset("60m"))
+    for gate, weights in (("identity", 0), ("dense", 128 * 128), ("tensor", 8 * 8 + 16 * 16)):
+        crossed = parameter_count(preset("60m", family="lax", lax={"gate": gate}))
+        assert crossed - plain == 7 * 7 * (weights + 2 * 128)
+    assert parameter_count(preset("60m")) - parameter_count(preset("60m", tie_embeddings=True)) == 32_000 * 512
+    assert [balanced_factors(rank) for rank in (256, 128, 7)] == [(16, 16), (8, 16), (1, 7)]
+
+
+@pytest.mark.parametrize(("family", "strategy", "mebibytes"), [
+    ("dense", "fullrank", 256), ("cola", "vanilla", 1328), ("cola", "btp", 224),
+])  # fmt: skip
+def test_a_7b_block_sends_what_the_paper_says(family: str, strategy: str, mebibytes: int) -> None:
     """Table of the BOOST paper: micro-batch 4, sequence 4096, bf16."""
-    model = ModelConfig.model_validate({"preset": "7b"})
-    assert block_forward_latent_bytes(model, tokens=4 * 4096, bytes_per_element=2) == 224 * 2**20
+    parallelism = ParallelismConfig.model_validate({"strategy": strategy})
+    sent = block_forward_bytes(preset("7b", family=family), parallelism, tokens=4 * 4096, bytes_per_element=2)
+    assert sent == mebibytes * 2**20
 
 
-def test_the_backward_sends_no_statistic() -> None:
-    model = ModelConfig.model_validate({"preset": "tiny"})
-    assert (block_forward(model).statistic_elements, block_backward(model).statistic_elements) == (2, 0)
-    assert block_forward(model).latent_elements == block_backward(model).latent_elements == 7 * 32
+def test_only_the_fused_norm_needs_no_collective_of_its_own() -> None:
+    model = preset("7b")
+    calls = {
+        norm: (block_forward(model, choice).all_reduces, block_backward(model, choice).all_reduces)
+        for norm in ("fused", "online_paper", "sync")
+        for choice in [ParallelismConfig.model_validate({"norm": norm})]
+    }
+    assert calls == {"fused": (4, 4), "online_paper": (6, 4), "sync": (6, 6)}
 
 
 def test_model_flops_count_matrices_six_times_and_attention_in_full() -> None:

@@ -1,0 +1,62 @@
+"""Which tensor parallel strategy serves which family, and what it has to divide."""
+
+from typing import Literal
+
+from boost_core.config.base import FieldProblem
+from boost_core.config.model import ModelConfig
+from boost_core.config.parallelism import ParallelismConfig
+
+StrategyName = Literal["btp", "vanilla", "fullrank"]
+
+
+def chosen_strategy(model: ModelConfig, parallelism: ParallelismConfig) -> StrategyName:
+    """The strategy of a job, with the family's default filled in."""
+    return parallelism.strategy or ("fullrank" if model.family == "dense" else "btp")
+
+
+def strategy_problems(model: ModelConfig, parallelism: ParallelismConfig) -> list[FieldProblem]:
+    """Why the chosen strategy cannot serve the family or the number of tensor parallel ranks."""
+    strategy = chosen_strategy(model, parallelism)
+    problems = []
+    if unfit := _unfit(strategy, model):
+        problems.append(FieldProblem(("parallelism", "strategy"), strategy, unfit))
+    if strategy != "btp" and parallelism.norm != "fused":
+        message = f"norm={parallelism.norm} is for a residual sharded by btp; {strategy} keeps it whole: leave norm out"
+        problems.append(FieldProblem(("parallelism", "norm"), parallelism.norm, message))
+    size = parallelism.tensor_parallel_size
+    return problems + [
+        FieldProblem(
+            ("parallelism", "tensor_parallel_size"), size, f"{size} does not divide model.{name}={divided}; {remedy}"
+        )
+        for name, divided, remedy in _divided(strategy, model, size)
+        if divided % size
+    ]
+
+
+def _unfit(strategy: StrategyName, model: ModelConfig) -> str | None:
+    if strategy == "fullrank" and model.family != "dense":
+        return f"fullrank splits dense matrices and family={model.family} has low-rank pairs; use btp or vanilla"
+    if strategy != "fullrank" and model.family == "dense":
+        return f"{strategy} splits low-rank pairs and family=dense has none; use fullrank"
+    if strategy == "vanilla" and model.family == "lax":
+        return "vanilla cuts the latent into slivers, and LaX's norm and gate need it whole; use btp"
+    return None
+
+
+def _divided(strategy: StrategyName, model: ModelConfig, size: int) -> list[tuple[str, int, str]]:
+    """Name, value and remedy of each size that the strategy splits."""
+    heads = [
+        ("num_attention_heads", model.num_attention_heads, f"choose a divisor of {model.num_attention_heads}"),
+        ("num_key_value_heads", model.key_value_heads, f"choose a divisor of {model.key_value_heads}"),
+    ]
+    mlp = ("intermediate_size", model.intermediate_size, _round_up("intermediate_size", model.intermediate_size, size))
+    vocabulary = ("vocab_size", model.vocab_size, _round_up("vocab_size", model.vocab_size, size))
+    hidden = ("hidden_size", model.hidden_size, f"choose a divisor of {model.hidden_size}")
+    if strategy == "vanilla":
+        rank = model.rank or size
+        return [("rank", rank, _round_up("rank", rank, size)), vocabulary]
+    return [*([hidden] if strategy == "btp" else []), *heads, mlp, vocabulary]
+
+
+def _round_up(name: str, value: int, size: int) -> str:
+    return f"choose a divisor of {value}, or round up to model.{name}={-(-value // size) * size}"

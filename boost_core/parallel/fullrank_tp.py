@@ -1,0 +1,42 @@
+"""Megatron-LM's tensor parallelism of dense blocks (arXiv 1909.08053): column then row, 2d elements a token and block.
+
+Shape suffixes: T tokens, d hidden, g projections of one input, f wide (this rank's shard).
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from boost_core.nn.norm import rms_norm
+from boost_core.nn.strategy import NormWeights
+from boost_core.nn.weights import Role, SplitAxes
+from boost_core.parallel.collectives import share, sum_partials
+from boost_core.parallel.whole_residual import WholeResidual
+
+
+class FullRankTensorParallel(WholeResidual):
+    """The ``DenseStrategy``."""
+
+    SHARDED_AXIS: ClassVar[SplitAxes] = {
+        Role.EMBEDDING: 0,
+        Role.DENSE_IN: 2,
+        Role.DENSE_OUT: 0,
+        Role.NORM_SCALE: None,
+        Role.HEAD: 1,
+    }
+
+    def dense_in(
+        self, x_Td: torch.Tensor, weights_dgf: Sequence[torch.Tensor], norm: NormWeights
+    ) -> list[torch.Tensor]:
+        """This rank's columns of each projection; backward, an all-reduce of the residual's gradient."""
+        shared_Td = share(rms_norm(x_Td, norm), self._collectives, "wide")
+        outputs: list[torch.Tensor] = []
+        for weight_dgf in weights_dgf:
+            y_Tgf = (shared_Td @ weight_dgf.flatten(1)).view(-1, *weight_dgf.shape[1:])
+            outputs.extend(y_Tgf.unbind(1))
+        return outputs
+
+    def dense_out(self, x_Tf: torch.Tensor, weight_fd: torch.Tensor) -> torch.Tensor:
+        """The whole output: its partial sums are all-reduced."""
+        return sum_partials(x_Tf @ weight_fd, self._collectives, "wide")

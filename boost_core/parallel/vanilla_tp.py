@@ -1,0 +1,44 @@
+"""Vanilla tensor parallelism of low-rank pairs, a baseline: each A·B is a Megatron pair of its own, cut along r.
+
+A is split along its columns and B along its rows, so each rank has a sliver of every latent, and the *wide*
+output of every pair is all-reduced: 5d + 2f elements a token and block, where BTP sends 7r. Attention sees whole
+queries, keys and values on every rank. Shape suffixes as in ``btp``; r is this rank's sliver.
+"""
+
+from typing import ClassVar
+
+import torch
+
+from boost_core.nn.norm import rms_norm
+from boost_core.nn.strategy import NormWeights
+from boost_core.nn.weights import Role, SplitAxes
+from boost_core.parallel.collectives import share, sum_partials
+from boost_core.parallel.whole_residual import WholeResidual
+
+
+class VanillaTensorParallel(WholeResidual):
+    """The ``LowRankStrategy`` that the BOOST paper compares with."""
+
+    SHARDED_AXIS: ClassVar[SplitAxes] = {
+        Role.EMBEDDING: 0,
+        Role.DOWN_PROJECTION: 2,
+        Role.UP_PROJECTION: 1,
+        Role.NORM_SCALE: None,
+        Role.HEAD: 1,
+    }
+
+    def down(
+        self, x_Td: torch.Tensor, down_dgr: torch.Tensor, norm: NormWeights | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """This rank's sliver of each latent; backward, an all-reduce of the wide input's gradient."""
+        normed_Td = x_Td if norm is None else rms_norm(x_Td, norm)
+        h_Tr = share(normed_Td, self._collectives, "wide") @ down_dgr.flatten(1)
+        return h_Tr.view(-1, *down_dgr.shape[1:]), None
+
+    def share(self, z_Tgr: torch.Tensor) -> torch.Tensor:
+        """A sliver belongs to this rank alone."""
+        return z_Tgr
+
+    def up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> torch.Tensor:
+        """The whole wide output: its partial sums are all-reduced."""
+        return sum_partials(z_gTr @ up_grf, self._collectives, "wide")

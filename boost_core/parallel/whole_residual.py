@@ -1,0 +1,35 @@
+"""The ends of a model under strategies that keep the whole residual on every rank. T tokens, d hidden, V vocabulary."""
+
+import torch
+
+from boost_core.nn.norm import rms_norm
+from boost_core.nn.strategy import NormWeights
+from boost_core.parallel.collectives import Collectives, share
+from boost_core.parallel.vocabulary import head_losses, vocabulary_parallel_embedding
+
+
+class WholeResidual:
+    """Embedding and head split along the vocabulary, as in Megatron-LM (arXiv 1909.08053).
+
+    Args:
+        collectives: The tensor parallel group.
+    """
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+
+    def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> torch.Tensor:
+        """Whole residual vectors; one all-reduce of ``[T, d]``."""
+        return vocabulary_parallel_embedding(token_T, weight_Vd, self._collectives)
+
+    def final_norm(self, x_Td: torch.Tensor, norm: NormWeights) -> torch.Tensor:
+        """A norm of whole rows; backward, one all-reduce of ``[T, d]``."""
+        return share(rms_norm(x_Td, norm), self._collectives, "hidden")
+
+    def token_losses(self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor:
+        """Cross entropy over the vocabulary's shards."""
+        return head_losses(x_Td, head_dV, target_T, self._collectives)
+
+    def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
+        """Embedding and head have the same shard."""
+        return embedding_Vd.T

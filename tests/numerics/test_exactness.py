@@ -1,0 +1,114 @@
+"""Every legal cell of family × strategy × norm × grouping is exact at any tensor parallel size."""
+
+import functools
+import itertools
+
+import pytest
+import torch
+
+from boost_core.config import ModelConfig, ParallelismConfig
+from boost_core.config.strategy import strategy_problems
+from tests.numerics import reference
+from tests.numerics.sharded import Outcome, batch, full_weights, run_sharded, token_weights
+from tests.ranks import Ranks
+
+SEQUENCES, LENGTH = 2, 24
+
+SHAPE = {
+    "vocab_size": 256, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "rank": 12,
+}  # fmt: skip
+
+FAMILIES = {
+    "dense": {"family": "dense", "rank": None},
+    "svd": {"family": "svd"},
+    "cola": {"family": "cola"},
+    "cola with gate": {"family": "cola", "gate_activation": True, "num_key_value_heads": None},
+    "lax over cola": {"family": "lax"},
+    "lax over svd, dense gate": {"family": "lax", "lax": {"base": "svd", "gate": "dense"}},
+    "lax over cola, tensor gate": {"family": "lax", "lax": {"gate": "tensor"}},
+    "tied dense": {"family": "dense", "rank": None, "tie_embeddings": True},
+    "tied cola": {"family": "cola", "tie_embeddings": True, "rank": 8},
+}
+STRATEGIES = [
+    {"strategy": strategy, "norm": norm, "group_projections": grouped}
+    for strategy, norm, grouped in itertools.product(
+        ("fullrank", "vanilla", "btp"), ("fused", "online_paper", "sync"), (True, False)
+    )
+    if strategy == "btp" or (norm == "fused" and (strategy == "vanilla" or grouped))
+]
+
+
+@functools.cache
+def model(family: str) -> ModelConfig:
+    return ModelConfig.model_validate(SHAPE | FAMILIES[family])
+
+
+def cells() -> list:
+    found = []
+    for family, choice in itertools.product(FAMILIES, STRATEGIES):
+        parallelism = ParallelismConfig.model_validate(choice)
+        if not strategy_problems(model(family), parallelism):
+            grouped = "grouped" if parallelism.group_projections else "one by one"
+            name = f"{family}-{parallelism.strategy}-{parallelism.norm}-{grouped}"
+            found.append(pytest.param(family, parallelism, id=name))
+    return found
+
+
+def relative_error(value: torch.Tensor, truth: torch.Tensor) -> float:
+    return ((value.double() - truth).norm() / truth.norm()).item()
+
+
+@functools.cache
+def reference_outcome(config: ModelConfig, rounded_to: torch.dtype) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Loss and gradients in float64, from weights rounded to another type first."""
+    leaves = {name: weight.to(rounded_to).double().requires_grad_() for name, weight in full_weights(config).items()}
+    loss = reference.token_losses(config, leaves, *batch(config, SEQUENCES, LENGTH))
+    (loss * token_weights(loss.numel())).sum().backward()
+    return loss.detach(), {name: leaf.grad for name, leaf in leaves.items()}
+
+
+@pytest.mark.parametrize(("family", "parallelism"), cells())
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_float64_loss_and_every_gradient_equal_the_reference(
+    ranks: Ranks, size: int, family: str, parallelism: ParallelismConfig
+) -> None:
+    config = model(family)
+    loss, gradients = reference_outcome(config, torch.float64)
+    for outcome in ranks.run(size, run_sharded, config, parallelism, SEQUENCES, LENGTH, torch.float64):
+        assert relative_error(outcome.loss, loss) < 1e-10
+        assert outcome.gradients.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            assert relative_error(outcome.gradients[name], gradient) < 1e-10, name
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_float64_sharded_equals_the_unsharded_product_model(ranks: Ranks, size: int) -> None:
+    arguments = (model("cola"), ParallelismConfig(), SEQUENCES, LENGTH, torch.float64)
+    (whole,) = ranks.run(1, run_sharded, *arguments)
+    (sharded, *_) = ranks.run(size, run_sharded, *arguments)
+    assert relative_error(sharded.loss, whole.loss) < 1e-10
+    for name, gradient in whole.gradients.items():
+        assert relative_error(sharded.gradients[name], gradient) < 1e-10, name
+
+
+def bf16_errors(ranks: Ranks, size: int, config: ModelConfig, norm: str) -> tuple[float, float]:
+    """Error of the losses, and of all gradients together, each gradient scaled to norm one."""
+    loss, gradients = reference_outcome(config, torch.bfloat16)
+    parallelism = ParallelismConfig.model_validate({"norm": norm})
+    outcome: Outcome = ranks.run(size, run_sharded, config, parallelism, SEQUENCES, LENGTH, torch.bfloat16)[0]
+    errors = [relative_error(outcome.gradients[name], gradient) ** 2 for name, gradient in gradients.items()]
+    return relative_error(outcome.loss, loss), (sum(errors) / len(errors)) ** 0.5
+
+
+WIDE = ModelConfig.model_validate(
+    SHAPE | {"hidden_size": 256, "intermediate_size": 512, "rank": 64, "num_hidden_layers": 2}
+)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_bf16_is_no_worse_than_one_and_a_half_times_unsharded_bf16(ranks: Ranks, size: int) -> None:
+    loss_limit, gradient_limit = bf16_errors(ranks, 1, WIDE, "fused")
+    loss_error, gradient_error = bf16_errors(ranks, size, WIDE, "fused")
+    assert 0 < loss_error <= 1.5 * loss_limit
+    assert 0 < gradient_error <= 1.5 * gradient_limit
