@@ -5,9 +5,16 @@ import itertools
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.config.strategy import strategy_problems
+from boost_core.kernels.latent_epilogue import latent_epilogue
+from boost_core.nn.strategy import NormWeights
+from boost_core.parallel.btp import BottleneckTensorParallel
+from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.ledger import CommunicationLedger
+from boost_core.parallel.shard import shard_of
 from tests.numerics import reference
 from tests.numerics.sharded import Outcome, batch, full_weights, run_sharded, token_weights
 from tests.ranks import Ranks
@@ -112,3 +119,39 @@ def test_bf16_is_no_worse_than_one_and_a_half_times_unsharded_bf16(ranks: Ranks,
     loss_error, gradient_error = bf16_errors(ranks, size, WIDE, "fused")
     assert 0 < loss_error <= 1.5 * loss_limit
     assert 0 < gradient_error <= 1.5 * gradient_limit
+
+
+def normed_projection(norm: str, outlier: float) -> torch.Tensor:
+    """norm(x) A on this rank's shards in bf16, d 2048, r 256, one channel in 64 ``outlier`` times larger."""
+    collectives = Collectives(dist.group.WORLD, "tp", CommunicationLedger())
+    x_Td, down_d1r, scale_d = (
+        shard_of(whole, axis, collectives.rank, collectives.size).bfloat16()
+        for whole, axis in zip(projection_operands(outlier), (1, 0, 0), strict=True)
+    )
+    width = x_Td.shape[1] * collectives.size
+    h_T1r, squares_T = BottleneckTensorParallel(collectives, norm).down(
+        x_Td, down_d1r, NormWeights(scale_d, width, 1e-6)
+    )
+    return latent_epilogue(h_T1r.flatten(1), squares_T, width, 1e-6, activation=False)
+
+
+def projection_operands(outlier: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x_Td = torch.randn(64, 2048, generator=generator)
+    x_Td[:, ::64] *= outlier
+    down_d1r = torch.randn(2048, 1, 256, generator=generator) / 2048**0.5
+    return x_Td, down_d1r, 1 + 0.1 * torch.randn(2048, generator=generator)
+
+
+@pytest.mark.parametrize("outlier", [1.0, 100.0])
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_fused_norm_is_no_less_accurate_in_bf16_than_the_published_form(
+    ranks: Ranks, size: int, outlier: float
+) -> None:
+    x_Td, down_d1r, scale_d = (operand.bfloat16().double() for operand in projection_operands(outlier))
+    truth = (x_Td / (x_Td.square().mean(-1, keepdim=True) + 1e-6).sqrt() * scale_d) @ down_d1r[:, 0]
+    fused, published = (
+        relative_error(ranks.run(size, normed_projection, norm, outlier)[0], truth)
+        for norm in ("fused", "online_paper")
+    )
+    assert 0 < fused <= published
