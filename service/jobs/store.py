@@ -199,10 +199,7 @@ class JobStore:
     def events(self, job_id: str, after_id: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
         """Events of a job with ids above ``after_id``, in order, at most ``limit``."""
         query = (
-            select(EventRow)
-            .where(EventRow.job_id == job_id, EventRow.id > after_id)
-            .order_by(EventRow.id)
-            .limit(limit)
+            select(EventRow).where(EventRow.job_id == job_id, EventRow.id > after_id).order_by(EventRow.id).limit(limit)
         )
         with Session(self._engine) as session:
             return [JobEvent.model_validate(event, from_attributes=True) for event in session.scalars(query)]
@@ -239,13 +236,12 @@ def _plan_change(record: JobRecord, reason: Reason, message: str, attempt: int) 
 def _plan_cancel(_session: Session, record: JobRecord) -> _Write | None:
     if record.state in (JobState.SUCCEEDED, JobState.FAILED):
         raise AlreadyFinished(record)
-    if record.cancel_requested or record.finished:
+    if record.finished:
         return None
-    asked = {"cancel_requested": True}
-    if record.state is not JobState.QUEUED:
-        return _Write(asked)
-    write = _plan_change(record, Reason.CANCELLED_BY_USER, "cancelled before it started", record.attempt)
-    return write and _Write(write.values | asked, write.events)
+    if record.state is JobState.QUEUED:
+        write = _plan_change(record, Reason.CANCELLED_BY_USER, "cancelled while it was queued", record.attempt)
+        return write and _Write(write.values | {"cancel_requested": True}, write.events)
+    return None if record.cancel_requested else _Write({"cancel_requested": True})
 
 
 def _update(session: Session, record: JobRecord, values: dict[str, Any]) -> bool:
@@ -272,9 +268,7 @@ def _last_sequence(session: Session, job_id: str, attempt: int) -> int:
     return session.scalar(query) or 0
 
 
-def _state_event(
-    job_id: str, attempt: int, time: datetime, state: JobState, reason: Reason, message: str
-) -> EventRow:
+def _state_event(job_id: str, attempt: int, time: datetime, state: JobState, reason: Reason, message: str) -> EventRow:
     data = {"state": state, "reason": reason, "message": message}
     return EventRow(job_id=job_id, attempt=attempt, kind="state", time=time, data=data)
 

@@ -33,9 +33,7 @@ def upgrade() -> None:
     op.create_index("ix_jobs_state", "jobs", ["state"])
     op.create_table(
         "events",
-        sa.Column(
-            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True
-        ),
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True),
         sa.Column("job_id", sa.String(32), sa.ForeignKey("jobs.id"), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("sequence", sa.BigInteger(), nullable=True),

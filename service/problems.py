@@ -1,0 +1,90 @@
+"""Problem details (RFC 9457), and what pydantic found wrong with a job said field by field, for people."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from boost_core.config import JobSpec
+
+_LONGEST_VALUE = 200  # characters of a refused value that are shown
+_OUR_OWN_WORDS = frozenset({"illegal_value", "value_error"})  # these messages name the value and the remedy
+
+
+class FieldError(BaseModel):
+    """One thing wrong with one field."""
+
+    field: str = Field(description="Path of the field, for example parallelism.tensor_parallel_size.")
+    message: str = Field(description="What is wrong and what to do about it.")
+    value: str | int | float | bool | None = Field(None, description="What was given, if it is short enough to show.")
+
+
+class Problem(BaseModel):
+    """Why a request was refused: the body of every answer that is an error."""
+
+    type: str = Field(description="Name of the kind of problem; does not change from version to version.")
+    title: str = Field(description="The kind of problem, for people.")
+    status: int = Field(description="The HTTP status.")
+    detail: str = Field(description="What went wrong this time, and what to do.")
+    instance: str = Field(description="The path that was asked for.")
+    errors: list[FieldError] = Field([], description="The fields at fault, when there are any.")
+
+
+def job_errors(errors: Iterable[Mapping[str, Any]]) -> list[FieldError]:
+    """What pydantic's ``ValidationError.errors()`` lists for a job spec, with a remedy for each field."""
+    return [_job_error(tuple(error["loc"]), error) for error in errors]
+
+
+def field_error(path: tuple[str | int, ...], error: Mapping[str, Any]) -> FieldError:
+    """One entry of ``ValidationError.errors()`` for the field at ``path``."""
+    value = None if error["type"] == "missing" else _shown(error.get("input"))
+    return FieldError(field=_dotted(path), message=_message(error, value), value=value)
+
+
+def _job_error(path: tuple[str | int, ...], error: Mapping[str, Any]) -> FieldError:
+    if not path:
+        message = "must be a JSON object with at least name, model and training (Content-Type: application/json)"
+        return FieldError(field="body", message=message)
+    problem = field_error(path, error)
+    if error["type"] != "extra_forbidden":
+        return problem
+    return problem.model_copy(update={"message": _unknown_field(path)})
+
+
+def _unknown_field(path: tuple[str | int, ...]) -> str:
+    known = _fields_at(path[:-1])
+    close = difflib.get_close_matches(str(path[-1]), known, n=1)
+    return f"there is no such field; {f'did you mean {close[0]}?' if close else 'known here: ' + ', '.join(known)}"
+
+
+def _fields_at(path: tuple[str | int, ...]) -> list[str]:
+    section: Any = JobSpec
+    for name in path:
+        section = section.model_fields[name].annotation
+    return list(section.model_fields)
+
+
+def _message(error: Mapping[str, Any], value: object) -> str:
+    message = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ").removeprefix("String ")
+    if error["type"] == "missing":
+        return "is missing; add it"
+    if error["type"] in _OUR_OWN_WORDS or value is None:
+        return message
+    return f"{message}, not {value!r}"
+
+
+def _dotted(path: tuple[str | int, ...]) -> str:
+    dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return dotted.removeprefix(".")[:_LONGEST_VALUE]
+
+
+def _shown(value: object) -> str | int | float | bool | None:
+    # A not-a-number cannot stand in JSON as it is; everything but plain values is too long to show.
+    if isinstance(value, float) and abs(value) < float("inf"):
+        return value
+    if isinstance(value, bool | int) and len(str(value)) <= _LONGEST_VALUE:
+        return value
+    if isinstance(value, str | float):
+        return str(value)[:_LONGEST_VALUE]
+    return None

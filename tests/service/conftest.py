@@ -1,0 +1,80 @@
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.api.app import create_app
+from service.api.server import ApiServer
+from service.client import Client
+from service.jobs.database import migrate
+from service.jobs.store import JobStore
+from service.settings import Settings
+
+
+@pytest.fixture
+def database_url(tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path}/home/boost.db"
+    migrate(url)
+    return url
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[JobStore]:
+    opened = JobStore(database_url)
+    yield opened
+    opened.close()
+
+
+class RunningApi:
+    """A real server in a thread, over a store."""
+
+    def __init__(self, store: JobStore, settings: Settings) -> None:
+        self.not_ready_because: str | None = None
+        self.app = create_app(store, settings, lambda: self.not_ready_because)
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        self.server = ApiServer(self.app, "127.0.0.1", self.port)
+        self.app.state.context.stopping.clear()
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.thread.start()
+        while not self.server.started:
+            assert self.thread.is_alive()
+            time.sleep(0.01)
+
+    def stop(self) -> float:
+        """Stop the server; say how many seconds that took."""
+        before = time.monotonic()
+        self.server.should_exit = True
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        return time.monotonic() - before
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.fixture
+def api(store: JobStore, database_url: str, tmp_path: Path) -> Iterator[RunningApi]:
+    running = RunningApi(store, Settings(home=tmp_path / "home", database_url=database_url))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def client(api: RunningApi) -> Iterator[Client]:
+    with Client(api.url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def unused_url() -> str:
+    return f"http://127.0.0.1:{free_port()}"

@@ -1,0 +1,69 @@
+"""Jobs for tests of the service, driven by hand through the store."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from boost_core.config import JobSpec
+from boost_core.config.reports import CheckpointReport, EvaluationReport, LogLine, Report, StartReport, StepReport
+from service.jobs.model import JobRecord
+from service.jobs.states import Reason
+from service.jobs.store import JobStore
+
+GOOD = {
+    "name": "tiny",
+    "model": {"preset": "tiny"},
+    "parallelism": {"tensor_parallel_size": 2},
+    "data": {"source": {"kind": "text", "paths": ["boost_core/**/*.py"]}},
+    "training": {"steps": 10, "sequence_length": 64},
+}
+
+
+def a_spec(**changes: Any) -> JobSpec:
+    return JobSpec.model_validate(GOOD | changes)
+
+
+def a_step(step: int, **changes: Any) -> StepReport:
+    numbers = {
+        "step": step, "steps": 10, "loss": 5.0 - step / 10, "learning_rate": 1e-3, "gradient_norm": 1.0,
+        "tokens": 1024 * step, "tokens_per_second": 2048.0, "step_seconds": 0.5, "communication_seconds": 0.125,
+        "communication_bytes": 4096, "model_flops_per_second": 1e9, "eta_seconds": 5.0 - step / 2,
+    }  # fmt: skip
+    return StepReport(**numbers | changes)
+
+
+def an_evaluation(step: int = 10, loss: float = 2.5) -> EvaluationReport:
+    return EvaluationReport(step=step, loss=loss, tokens=640, unigram_entropy=3.0, seconds=0.1)
+
+
+def a_checkpoint(step: int = 10) -> CheckpointReport:
+    return CheckpointReport(step=step, url=f"file:///checkpoints/step-{step}", bytes=2**20, seconds=0.25)
+
+
+def a_start(step: int = 0) -> StartReport:
+    return StartReport(step=step, world_size=2, parameters=123_456, resumed_from=None)
+
+
+def a_log_line(message: str) -> LogLine:
+    return LogLine(rank=1, level="INFO", message=message)
+
+
+def numbered(*reports: Report, first: int = 1) -> list[tuple[int, datetime, Report]]:
+    return [(number, datetime.now(UTC), report) for number, report in enumerate(reports, first)]
+
+
+def start(store: JobStore, job_id: str) -> JobRecord:
+    """Bring a queued job to RUNNING in its first attempt."""
+    store.change(job_id, Reason.HEAD_OF_QUEUE, "is next")
+    store.change(job_id, Reason.GANG_STARTING, "2 workers start", attempt=1)
+    return store.change(job_id, Reason.GANG_STARTED, "2 workers train")
+
+
+def finish(store: JobStore, job_id: str) -> JobRecord:
+    return store.change(job_id, Reason.TRAINING_FINISHED, "all steps done")
+
+
+def run_to_the_end(store: JobStore, job_id: str) -> JobRecord:
+    start(store, job_id)
+    steps = [a_step(step) for step in range(1, 11)]
+    store.append_reports(job_id, 1, numbered(a_start(), *steps, an_evaluation(), a_checkpoint()))
+    return finish(store, job_id)

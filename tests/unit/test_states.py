@@ -1,0 +1,44 @@
+import pytest
+
+from service.jobs.states import TERMINAL_STATES, TRANSITIONS, IllegalTransition, JobState, Reason, next_state
+
+LEGAL = {
+    ("QUEUED", "HEAD_OF_QUEUE"): "SCHEDULING",
+    ("QUEUED", "CANCELLED_BY_USER"): "CANCELLED",
+    ("SCHEDULING", "WAITING_FOR_RESOURCES"): "SCHEDULING",
+    ("SCHEDULING", "GANG_STARTING"): "SCHEDULING",
+    ("SCHEDULING", "GANG_STARTED"): "RUNNING",
+    ("SCHEDULING", "GANG_LOST"): "QUEUED",
+    ("SCHEDULING", "TRAINING_FAILED"): "FAILED",
+    ("SCHEDULING", "RESTARTS_EXHAUSTED"): "FAILED",
+    ("SCHEDULING", "CANCELLED_BY_USER"): "CANCELLED",
+    ("RUNNING", "TRAINING_FINISHED"): "SUCCEEDED",
+    ("RUNNING", "TRAINING_FAILED"): "FAILED",
+    ("RUNNING", "RESTARTS_EXHAUSTED"): "FAILED",
+    ("RUNNING", "GANG_LOST"): "QUEUED",
+    ("RUNNING", "CANCELLED_BY_USER"): "CANCELLED",
+}
+
+
+@pytest.mark.parametrize("reason", Reason)
+@pytest.mark.parametrize("state", JobState)
+def test_every_pair_of_state_and_reason(state: JobState, reason: Reason) -> None:
+    expected = LEGAL.get((state, reason))
+    if expected is not None:
+        assert next_state(state, reason) == expected
+        return
+    with pytest.raises(IllegalTransition, match=f"a job that is {state} cannot change for the reason {reason}"):
+        next_state(state, reason)
+
+
+def test_the_end_is_the_end() -> None:
+    assert {state for state in JobState if not TRANSITIONS[state]} == TERMINAL_STATES
+
+
+def test_every_state_can_come_to_its_end_and_be_reached() -> None:
+    reached = {JobState.QUEUED}
+    for _ in JobState:
+        reached |= {after for state in reached for after in TRANSITIONS[state].values()}
+    assert reached == set(JobState)
+    for state in set(JobState) - TERMINAL_STATES:
+        assert TRANSITIONS[state][Reason.CANCELLED_BY_USER] is JobState.CANCELLED
