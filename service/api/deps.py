@@ -1,0 +1,47 @@
+"""What routes need: the service's parts, and the job that a path names."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+from prometheus_client import CollectorRegistry
+
+from service.jobs.model import JobRecord
+from service.jobs.store import JobStore
+from service.settings import Settings
+
+
+@dataclass(frozen=True)
+class Context:
+    """The parts of the service that routes work with; one for an app.
+
+    Attributes:
+        store: The record.
+        settings: The operator's settings.
+        readiness: Gives ``None`` when jobs can be scheduled, else the reason why not.
+        metrics: What ``/metrics`` shows.
+        stopping: Set when the server stops, so that open streams end.
+    """
+
+    store: JobStore
+    settings: Settings
+    readiness: Callable[[], str | None]
+    metrics: CollectorRegistry
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+
+async def _context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+ContextDep = Annotated[Context, Depends(_context)]
+
+
+def _job(job_id: str, context: ContextDep) -> JobRecord:
+    return context.store.get(job_id)
+
+
+JobDep = Annotated[JobRecord, Depends(_job)]

@@ -1,0 +1,33 @@
+"""Whether the service lives, whether it is ready, and its metrics."""
+
+from http import HTTPStatus
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client.exposition import choose_encoder
+
+from service.api.deps import ContextDep
+from service.api.errors import NotReady, problem_responses
+
+router = APIRouter(tags=["operations"])
+
+
+@router.get("/healthz")
+async def healthz() -> dict[str, str]:
+    """Whether the service answers at all."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz", responses=problem_responses(HTTPStatus.SERVICE_UNAVAILABLE))
+def readyz(context: ContextDep) -> dict[str, str]:
+    """Whether jobs can be scheduled."""
+    reason = context.readiness()
+    if reason is not None:
+        raise NotReady(reason)
+    return {"status": "ready"}
+
+
+@router.get("/metrics", response_class=Response)
+def metrics(request: Request, context: ContextDep) -> Response:
+    """Jobs and their newest numbers, for Prometheus."""
+    encode, media_type = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(context.metrics), media_type=media_type)

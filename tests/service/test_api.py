@@ -1,0 +1,439 @@
+import copy
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import httpx
+import pytest
+from httpx_sse import ServerSentEvent, connect_sse
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.api.requests import MOST_BODY_BYTES
+from service.client import ApiError, Client, ServiceUnreachable
+from service.jobs.database import migrate
+from service.jobs.states import Reason
+from service.jobs.store import JobStore
+from service.settings import Settings
+from tests.service.conftest import RunningApi
+from tests.service.records import GOOD, a_log_line, a_spec, a_step, finish, numbered, run_to_the_end, start
+
+
+@pytest.fixture
+def http(api: RunningApi) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=api.url, timeout=10) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client of one server for all the requests that are refused and so leave nothing behind."""
+    home = tmp_path_factory.mktemp("refusing")
+    url = f"sqlite:///{home}/boost.db"
+    migrate(url)
+    running = RunningApi(JobStore(url), Settings(home=home, database_url=url))
+    with httpx.Client(base_url=running.url, timeout=10) as opened:
+        yield opened
+        assert opened.get("/v1/jobs").json()["jobs"] == []
+    running.stop()
+
+
+def problem_of(response: httpx.Response, status: int) -> dict:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert problem["status"] == status
+    assert problem["type"].startswith("urn:boost:problem:")
+    assert problem["title"]
+    assert problem["detail"]
+    assert problem["instance"] == response.request.url.path
+    return problem
+
+
+def changed(path: str, value: object) -> dict:
+    job = copy.deepcopy(GOOD)
+    section = job
+    *sections, field = path.split(".")
+    for name in sections:
+        section = section.setdefault(name, {})
+    section[field] = value
+    return job
+
+
+def without(field: str) -> dict:
+    return {name: value for name, value in GOOD.items() if name != field}
+
+
+def test_submit_show_list_cancel(http: httpx.Client, store: JobStore) -> None:
+    created = http.post("/v1/jobs", json=GOOD)
+    assert created.status_code == 201, created.text
+    record = created.json()
+    assert created.headers["location"] == f"/v1/jobs/{record['id']}"
+    assert http.get(created.headers["location"]).json() == record
+    assert record["state"] == "QUEUED"
+    assert record["spec"]["model"]["hidden_size"] == 128
+    assert record["checkpoint_url"].endswith(f"/home/checkpoints/{record['id']}")
+    assert http.get("/v1/jobs").json() == {"jobs": [record], "next_cursor": None}
+    cancelled = http.delete(f"/v1/jobs/{record['id']}")
+    assert cancelled.status_code == 202
+    assert cancelled.json()["state"] == "CANCELLED"
+    assert http.delete(f"/v1/jobs/{record['id']}").json() == cancelled.json()
+
+
+def test_a_finished_job_cannot_be_cancelled(http: httpx.Client, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    run_to_the_end(store, job.id)
+    assert "already SUCCEEDED" in problem_of(http.delete(f"/v1/jobs/{job.id}"), 409)["detail"]
+
+
+def test_jobs_are_listed_by_state_and_page(http: httpx.Client, store: JobStore) -> None:
+    ids = [store.create(a_spec(), "/checkpoints").id for _ in range(3)]
+    start(store, ids[1])
+    page = http.get("/v1/jobs", params={"limit": 2}).json()
+    assert [job["id"] for job in page["jobs"]] == [ids[2], ids[1]]
+    rest = http.get("/v1/jobs", params={"limit": 2, "cursor": page["next_cursor"]}).json()
+    assert [job["id"] for job in rest["jobs"]] == [ids[0]]
+    assert rest["next_cursor"] is None
+    chosen = http.get("/v1/jobs", params={"state": ["RUNNING", "FAILED"]}).json()
+    assert [job["id"] for job in chosen["jobs"]] == [ids[1]]
+
+
+BAD = [
+    (without("name"), "name", "is missing"),
+    (without("model"), "model", "is missing"),
+    (without("training"), "training", "is missing"),
+    (changed("name", ""), "name", "at least 1 character"),
+    (changed("name", 7), "name", "valid string, not 7"),
+    (changed("name", "-x"), "name", "pattern"),
+    (changed("modle", {}), "modle", "did you mean model?"),
+    (changed("owner", "me"), "owner", "known here: name, model"),
+    (changed("model", "tiny"), "model", "valid dictionary"),
+    (changed("model", {}), "model.hidden_size", "is missing"),
+    (changed("model.preset", "huge"), "model.preset", "choose one of tiny"),
+    (changed("model.hiden_size", 64), "model.hiden_size", "did you mean hidden_size?"),
+    (changed("model.rank", 129), "model.rank", "hidden_size/4=32"),
+    (changed("model.rank", 0), "model.rank", "greater than or equal to 1, not 0"),
+    (changed("model.rank", "many"), "model.rank", "not 'many'"),
+    (changed("model.rank", None), "model.rank", "hidden_size/4=32"),
+    (changed("model.num_attention_heads", 5), "model.num_attention_heads", "does not split into 5 heads"),
+    (changed("model.num_key_value_heads", 3), "model.num_key_value_heads", "choose a divisor of 4"),
+    (changed("model.vocab_size", 100), "model.vocab_size", "use at least 256"),
+    (changed("parallelism.tensor_parallel_size", 3), "parallelism.tensor_parallel_size", "choose a divisor of 128"),
+    (changed("parallelism.tensor_parallel_size", 1.5), "parallelism.tensor_parallel_size", "not 1.5"),
+    (changed("parallelism.tp", 2), "parallelism.tp", "known here: tensor_parallel_size"),
+    (changed("parallelism.pipeline_parallel_size", 2), "parallelism.pipeline_parallel_size", "use 1"),
+    (changed("training.global_batch_size", 24), "training.global_batch_size", "such as 32"),
+    (changed("training.steps", 0), "training.steps", "not 0"),
+    (changed("training.steps", 10**30), "training.steps", "less than or equal to 100000000"),
+    (changed("training.precision", "fp8"), "training.precision", "'fp32' or 'bf16', not 'fp8'"),
+    (changed("optimizer.warmup_steps", 11), "optimizer.warmup_steps", "training.steps=10"),
+    (changed("optimizer.learning_rate", -1), "optimizer.learning_rate", "greater than 0, not -1"),
+    (changed("optimizer.betas", [0.9, 2]), "optimizer.betas[1]", "less than 1, not 2"),
+    (changed("data.source.paths", ["/nowhere/at/all"]), "data.source.paths", "no file is at '/nowhere/at/all'"),
+    (changed("data.source.paths", ["\u0000"]), "data.source.paths", "check the path"),
+    (changed("data.source.paths", []), "data.source.paths", "at least one path"),
+    (changed("data.source.paths", ["ftp://x/y"]), "data.source.paths", "file:// or s3://"),
+    (changed("data.source.kind", "standard_library"), "data.source.paths", "use kind=text"),
+    (changed("training.sequence_length", 1_048_576), "data.source.paths", "too little for one sequence"),
+    (changed("checkpoint.url", "gopher://x"), "checkpoint.url", "file:// or s3://"),
+    (changed("checkpoint.every_steps", "often"), "checkpoint.every_steps", "not 'often'"),
+    (changed("resources.gpus_per_worker", 2), "resources.gpus_per_worker", "0 or 1, not 2"),
+    (changed("max_restarts", -1), "max_restarts", "not -1"),
+    ([], "body", "must be a JSON object"),
+    ("job", "body", "must be a JSON object"),
+    (None, "body", "must be a JSON object"),
+]
+
+
+@pytest.mark.parametrize(("job", "field", "message"), BAD, ids=[f"{field}: {message}" for _, field, message in BAD])
+def test_a_bad_job_is_refused_with_its_field_and_the_remedy(
+    refusing: httpx.Client, job: object, field: str, message: str
+) -> None:
+    problem = problem_of(refusing.post("/v1/jobs", content=json.dumps(job), headers=JSON), 422)
+    messages = [error["message"] for error in problem["errors"] if error["field"] == field]
+    assert any(message in text for text in messages), problem
+    assert field in problem["detail"]
+
+
+JSON = {"Content-Type": "application/json"}
+
+BAD_BODIES = [
+    (b"", "body", "must be a JSON object"),
+    (b"{", "body", "is not JSON"),
+    (b"\xff\xfe", "body", "is not JSON"),
+    (b'{"name": NaN}', "body", "NaN is no JSON number"),
+    (b'{"model": {"rope_theta": Infinity}}', "body", "Infinity is no JSON number"),
+    (b'{"model": {"rope_theta": 1e999}}', "body", "too large"),
+    (b'{"training": {"steps": 1' + b"0" * 5000 + b"}}", "body", "is not JSON"),
+    (b"[" * 100_000, "body", "is not JSON"),
+    (b'{"\\ud800": 1}', "body", "surrogates"),
+    (json.dumps(changed("checkpoint.url", "\ud800")).encode(), "body", "surrogates"),
+]
+
+
+@pytest.mark.parametrize(("body", "field", "message"), BAD_BODIES, ids=range(len(BAD_BODIES)))
+def test_a_bad_body_is_refused(refusing: httpx.Client, body: bytes, field: str, message: str) -> None:
+    problem = problem_of(refusing.post("/v1/jobs", content=body, headers=JSON), 422)
+    assert any(error["field"] == field and message in error["message"] for error in problem["errors"]), problem
+
+
+def test_a_body_that_does_not_say_that_it_is_json_is_refused(refusing: httpx.Client) -> None:
+    body = json.dumps(GOOD).encode()
+    problem = problem_of(refusing.post("/v1/jobs", content=body, headers={"Content-Type": "text/plain"}), 422)
+    assert "Content-Type: application/json" in problem["detail"]
+
+
+def test_a_body_that_is_too_large_is_refused(refusing: httpx.Client) -> None:
+    body = json.dumps(changed("name", "x" * MOST_BODY_BYTES)).encode()
+    assert "send less" in problem_of(refusing.post("/v1/jobs", content=body, headers=JSON), 413)["detail"]
+    chunks = (b" " * 65_536 for _ in range(32))
+    problem_of(refusing.post("/v1/jobs", content=chunks, headers=JSON), 413)
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [("limit=0", "limit"), ("limit=501", "limit"), ("state=LOST", "state[0]"), ("sate=QUEUED", "sate")],
+)
+def test_a_bad_query_is_refused(refusing: httpx.Client, query: str, field: str) -> None:
+    problem = problem_of(refusing.get(f"/v1/jobs?{query}"), 422)
+    assert [error["field"] for error in problem["errors"]] == [field]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/jobs/job-0", 404),
+        ("DELETE", "/v1/jobs/job-0", 404),
+        ("GET", "/v1/jobs/job-0/events", 404),
+        ("GET", "/v1/nothing", 404),
+        ("PUT", "/v1/jobs", 405),
+        ("POST", "/healthz", 405),
+    ],
+)
+def test_other_errors_are_problems_too(refusing: httpx.Client, method: str, path: str, status: int) -> None:
+    response = refusing.request(method, path)
+    problem_of(response, status)
+    assert (status == 405) == ("allow" in response.headers)
+
+
+def test_a_failure_inside_is_a_problem_that_gives_nothing_away(http: httpx.Client, api: RunningApi) -> None:
+    @api.app.get("/broken")
+    def broken() -> None:
+        raise RuntimeError("the password is 1234")
+
+    response = http.get("/broken")
+    problem_of(response, 500)
+    assert "1234" not in response.text
+
+
+def test_health_and_readiness(http: httpx.Client, api: RunningApi) -> None:
+    assert http.get("/healthz").json() == {"status": "ok"}
+    assert http.get("/readyz").json() == {"status": "ready"}
+    api.not_ready_because = "Ray has no node"
+    assert problem_of(http.get("/readyz"), 503)["detail"] == "Ray has no node"
+    assert http.get("/healthz").status_code == 200
+
+
+def test_openapi_documents_problems(refusing: httpx.Client) -> None:
+    openapi = refusing.get("/openapi.json").json()
+    answers = openapi["paths"]["/v1/jobs"]["post"]["responses"]
+    assert set(answers) == {"201", "413", "422"}
+    problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    assert answers["422"]["content"] == problem
+    assert openapi["paths"]["/v1/jobs/{job_id}/events"]["get"]["responses"]["404"]["content"] == problem
+    assert "HTTPValidationError" not in openapi["components"]["schemas"]
+
+
+# Events
+
+
+def stream(http: httpx.Client, job_id: str, query: str = "", **headers: str) -> list[ServerSentEvent]:
+    with connect_sse(http, "GET", f"/v1/jobs/{job_id}/events{query}", headers=headers) as source:
+        return list(source.iter_sse())
+
+
+def test_events_of_a_finished_job(http: httpx.Client, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    run_to_the_end(store, job.id)
+    sent = stream(http, job.id)
+    stored = store.events(job.id)
+    assert [int(event.id) for event in sent] == [event.id for event in stored]
+    assert [event.event for event in sent] == [event.kind for event in stored]
+    assert [event.json() for event in sent] == [event.model_dump(mode="json") for event in stored]
+    assert sent[-1].json()["data"]["state"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("how", ["header", "query"])
+def test_events_resume_after_the_last_one_seen(http: httpx.Client, store: JobStore, how: str) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    run_to_the_end(store, job.id)
+    ids = [event.id for event in store.events(job.id)]
+    if how == "header":
+        sent = stream(http, job.id, "?after=1", **{"Last-Event-ID": str(ids[4])})
+    else:
+        sent = stream(http, job.id, f"?after={ids[4]}")
+    assert [int(event.id) for event in sent] == ids[5:]
+    assert stream(http, job.id, f"?after={ids[-1]}") == []
+    assert stream(http, job.id, "?after=999999") == []
+
+
+@pytest.mark.parametrize("last", ["x", "-1", "1.5", "9" * 30])
+def test_a_malformed_event_id_is_refused(http: httpx.Client, store: JobStore, last: str) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    path = f"/v1/jobs/{job.id}/events"
+    problem = problem_of(http.get(path, headers={"Last-Event-ID": last}), 422)
+    assert problem["errors"][0]["field"].lower() == "last-event-id"
+    assert problem_of(http.get(f"{path}?after={last}"), 422)["errors"][0]["field"] == "after"
+
+
+def test_without_follow_the_stream_ends_at_once(http: httpx.Client, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    start(store, job.id)
+    assert len(stream(http, job.id, "?follow=false")) == 4
+
+
+def test_following_shows_what_happens_and_ends_with_the_job(http: httpx.Client, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    with connect_sse(http, "GET", f"/v1/jobs/{job.id}/events") as source:
+        sent = source.iter_sse()
+        assert next(sent).json()["data"]["state"] == "QUEUED"
+        start(store, job.id)
+        assert [event.json()["data"]["state"] for event in islice(sent, 3)][-1] == "RUNNING"
+        store.append_reports(job.id, 1, numbered(*(a_step(step) for step in range(1, 4)), a_log_line("hello [/]")))
+        finish(store, job.id)
+        assert [event.event for event in sent] == ["progress", "progress", "progress", "log", "state"]
+
+
+def test_thousands_of_events_come_in_order(http: httpx.Client, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    start(store, job.id)
+    store.append_reports(job.id, 1, numbered(*(a_log_line(str(number)) for number in range(2500))))
+    finish(store, job.id)
+    lines = [event.json()["data"]["message"] for event in stream(http, job.id) if event.event == "log"]
+    assert lines == [str(number) for number in range(2500)]
+
+
+def test_a_client_that_goes_away_ends_its_stream(http: httpx.Client, api: RunningApi, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    with connect_sse(http, "GET", f"/v1/jobs/{job.id}/events") as source:
+        next(source.iter_sse())
+        assert len(api.server.server_state.tasks) == 1
+    deadline = time.monotonic() + 5
+    while api.server.server_state.tasks:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_the_server_stops_with_open_streams(http: httpx.Client, api: RunningApi, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    with connect_sse(http, "GET", f"/v1/jobs/{job.id}/events") as source:
+        sent = source.iter_sse()
+        next(sent)
+        assert api.stop() < 3
+        assert list(sent) == []
+
+
+# Metrics
+
+
+def samples(http: httpx.Client) -> dict[tuple[str, str], float]:
+    families = text_string_to_metric_families(http.get("/metrics").text)
+    found = [sample for family in families for sample in family.samples]
+    return {(s.name, s.labels.get("state") or s.labels.get("job_id", "")): s.value for s in found}
+
+
+def test_metrics_follow_a_job(http: httpx.Client, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    assert samples(http)["boost_jobs", "QUEUED"] == 1
+    assert ("boost_job_steps", job.id) not in samples(http)
+    store.change(job.id, Reason.HEAD_OF_QUEUE, "is next")
+    assert samples(http)["boost_job_workers", job.id] == 0
+    store.change(job.id, Reason.GANG_STARTED, "trains", attempt=1)
+    assert samples(http)["boost_job_workers", job.id] == 2
+    assert ("boost_job_loss_nats", job.id) not in samples(http)
+    store.append_reports(job.id, 1, numbered(a_step(1), a_step(2)))
+    found = samples(http)
+    assert found["boost_job_step", job.id] == 2
+    assert found["boost_job_steps", job.id] == 10
+    assert found["boost_job_attempts", job.id] == 1
+    assert found["boost_job_loss_nats", job.id] == 4.8
+    assert found["boost_job_communication_bytes", job.id] == 4096
+    finish(store, job.id)
+    found = samples(http)
+    assert not [name for name, label in found if label == job.id]
+    assert found["boost_jobs", "SUCCEEDED"] == 1
+    assert found["boost_jobs", "RUNNING"] == 0
+
+
+def test_every_metric_has_a_help_text(http: httpx.Client, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    start(store, job.id)
+    families = list(text_string_to_metric_families(http.get("/metrics").text))
+    assert len(families) == 15
+    assert all(family.documentation and family.type == "gauge" for family in families)
+    newer = http.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert newer.headers["content-type"].startswith("application/openmetrics-text")
+    assert "# UNIT boost_job_step_seconds seconds" in newer.text
+    assert newer.text.endswith("# EOF\n")
+
+
+# The client
+
+
+def test_the_client_submits_and_looks(client: Client, store: JobStore) -> None:
+    first, second = client.submit(GOOD), client.submit(a_spec(name="other"))
+    assert client.get(first.id) == first == store.get(first.id)
+    assert client.list(limit=1).jobs == [second]
+    assert client.list(states=["RUNNING"]).jobs == []
+    assert client.cancel(first.id).finished
+    with pytest.raises(ApiError, match="rank: 129 is above") as caught:
+        client.submit(changed("model.rank", 129))
+    assert (caught.value.status, [error.field for error in caught.value.errors]) == (422, ["model.rank"])
+    with pytest.raises(ApiError, match="no job 'job-0'"):
+        client.get("job-0")
+
+
+def test_the_client_follows_across_a_restart_of_the_service(client: Client, api: RunningApi, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    start(store, job.id)
+    events = client.events(job.id)
+    seen = list(islice(events, 4))
+
+    def restart() -> None:
+        api.stop()
+        store.append_reports(job.id, 1, numbered(a_step(1)))
+        finish(store, job.id)
+        api.start()
+
+    restarting = threading.Thread(target=restart)
+    restarting.start()
+    seen += events
+    restarting.join()
+    assert seen == store.events(job.id)
+
+
+def test_the_client_overhears_keep_alives(client: Client, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastapi.routing._PING_INTERVAL", 0.05)
+    job = store.create(a_spec(), "/checkpoints")
+    events = client.events(job.id)
+    seen = [next(events)]
+    threading.Timer(0.4, store.request_cancel, [job.id]).start()
+    seen += events
+    assert seen == store.events(job.id)
+
+
+def test_the_client_says_what_to_do_when_nothing_answers(unused_url: str) -> None:
+    with Client(unused_url) as client, pytest.raises(ServiceUnreachable, match="is `boost serve` running"):
+        client.list()
+    for address in ("localhost:8900", "http://[::1"):
+        with pytest.raises(ValueError, match="no address of a service"):
+            Client(address)
+
+
+def test_the_api_imports_neither_torch_nor_ray() -> None:
+    code = "import sys, service.api.app, service.cli.main; sys.exit(bool({'torch', 'ray'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
