@@ -29,7 +29,10 @@ class GangReport:
 
 @dataclass(frozen=True)
 class GangStatus:
-    """A gang's phase and the reports that came after those already read."""
+    """A gang's phase and reports that came after those already read.
+
+    A final phase is told together with the last report, never before; there are at most 1000 reports at once.
+    """
 
     phase: GangPhase
     message: str
@@ -48,8 +51,17 @@ class NodeCapacity:
 class Gangs(Protocol):
     """Starts, watches and ends gangs. The Ray implementation is ``service.gang.ray_gangs.RayGangs``."""
 
+    def connect(self) -> None:
+        """Reach the cluster; comes before all else. The calling thread must live until ``close``."""
+
+    def close(self) -> None:
+        """Leave the cluster."""
+
     def nodes(self) -> list[NodeCapacity]:
         """The alive nodes of the cluster."""
+
+    def alive(self) -> set[tuple[str, int]]:
+        """Job id and attempt of every gang that has not been ended."""
 
     def launch(self, job_id: str, attempt: int, spec: JobSpec) -> None:
         """Start a gang. ``spec.checkpoint.url`` is set. Launching the same attempt twice starts one gang."""

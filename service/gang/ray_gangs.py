@@ -1,0 +1,124 @@
+"""Gangs on Ray: one detached supervisor actor for each attempt of a job."""
+
+import os
+import shutil
+import tempfile
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
+from ray.util import list_named_actors
+
+from boost_core.config import JobSpec
+from service.gang.status import GangPhase, GangStatus, NodeCapacity
+from service.gang.supervisor import Supervisor
+
+NAMESPACE = "boost"
+POLL_TIMEOUT_SECONDS = 1.0
+OBJECT_STORE_BYTES = 128 * 2**20  # gangs pass small messages; no tensor goes through Ray
+
+# For the supervisor's process, from which Ray Train hands them on.
+RUN_ENVIRONMENT = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how soon a lost worker or the last step is seen
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths of a job stay what they are
+}
+
+
+class RayGangs:
+    """``Gangs`` on a local Ray of its own, or on a cluster.
+
+    Args:
+        ray_address: Address of a cluster; ``None`` starts a Ray inside this process, which ends with it.
+        cpus: CPUs that an embedded Ray offers; ``None`` for as many as the machine has.
+    """
+
+    def __init__(self, ray_address: str | None, cpus: int | None) -> None:
+        self._address, self._cpus = ray_address, cpus
+        self._folder: str | None = None
+
+    def connect(self) -> None:
+        """Start or find Ray, which takes seconds. The calling thread must live until ``close``.
+
+        Raises:
+            ConnectionError: There is no cluster at the address.
+        """
+        settings: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
+        if self._address is not None:
+            ray.init(self._address, **settings)
+            return
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing goes out unless its owner asks for it
+        self._folder = tempfile.mkdtemp(prefix="boost-ray-")  # short: Ray puts sockets there
+        ray.init(
+            "local",
+            num_cpus=self._cpus,
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=True,  # Ray Train's cleaner asks it which actors are alive
+            dashboard_host="127.0.0.1",
+            _temp_dir=self._folder,
+            **settings,
+        )
+
+    def close(self) -> None:
+        """Leave the cluster, or end the embedded Ray with all its processes."""
+        ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def nodes(self) -> list[NodeCapacity]:
+        """The alive nodes of the cluster."""
+        state: Any = ray._private.state.state  # what is free on each node is not in the public API
+        free = state.available_resources_per_node()
+        return [
+            NodeCapacity(node["NodeID"], total=node["Resources"], free=free.get(node["NodeID"], {}))
+            for node in state.node_table()
+            if node["Alive"]
+        ]
+
+    def alive(self) -> set[tuple[str, int]]:
+        """Job id and attempt of every gang that has not been ended."""
+        names = [name.rpartition("-") for name in list_named_actors()]
+        return {(job_id, int(attempt)) for job_id, _, attempt in names}
+
+    def launch(self, job_id: str, attempt: int, spec: JobSpec) -> None:
+        """Start a gang; launching the same attempt twice starts one."""
+        name = _name(job_id, attempt)
+        ray.remote(Supervisor).options(
+            name=name,
+            get_if_exists=True,
+            lifetime="detached",
+            num_cpus=0,
+            runtime_env={"env_vars": RUN_ENVIRONMENT},
+        ).remote(name, spec)
+
+    def poll(self, job_id: str, attempt: int, after_sequence: int) -> GangStatus | None:
+        """The gang's status; ``None`` if there is no such gang. Takes a second at most."""
+        supervisor = _find(job_id, attempt)
+        if supervisor is None:
+            return None
+        try:
+            status: GangStatus = ray.get(supervisor.poll.remote(after_sequence), timeout=POLL_TIMEOUT_SECONDS)
+        except (GetTimeoutError, ActorUnavailableError):
+            return GangStatus(GangPhase.STARTING, "waits for the gang's supervisor to answer", [])
+        except RayActorError:
+            return None
+        return status
+
+    def end(self, job_id: str, attempt: int) -> None:
+        """End all of a gang's processes and free its placement group; harmless if there is none.
+
+        Ray ends what the supervisor owns, which is everything.
+        """
+        supervisor = _find(job_id, attempt)
+        if supervisor is not None:
+            ray.kill(supervisor)
+
+
+def _name(job_id: str, attempt: int) -> str:
+    return f"{job_id}-{attempt}"
+
+
+def _find(job_id: str, attempt: int) -> Any | None:
+    try:
+        return ray.get_actor(_name(job_id, attempt))
+    except ValueError:  # Ray's way to say that there is none
+        return None

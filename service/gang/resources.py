@@ -1,0 +1,17 @@
+"""What a worker needs of its node, by Ray's names. Torch-free, and does not import Ray."""
+
+from boost_core.config import JobSpec
+
+
+def worker_resources(spec: JobSpec) -> dict[str, float]:
+    """The bundle that one worker takes, for example ``{"CPU": 1, "GPU": 1}``."""
+    resources: dict[str, float] = {"CPU": spec.resources.cpus_per_worker}
+    if spec.resources.gpus_per_worker:
+        resources["GPU"] = spec.resources.gpus_per_worker
+    return resources
+
+
+def gang_in_words(workers: int, resources: dict[str, float]) -> str:
+    """A gang's size for people, for example ``2 × {CPU: 1}``."""
+    bundle = ", ".join(f"{name}: {amount:g}" for name, amount in resources.items())
+    return f"{workers} × {{{bundle}}}"

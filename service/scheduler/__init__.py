@@ -1,0 +1,1 @@
+"""The scheduler: pure decisions, and one loop that acts on them."""

@@ -1,0 +1,167 @@
+"""Gangs on a real Ray: two CPUs, two workers, the real trainer."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+from ray.util.state import list_actors
+
+from boost_core.config import JobSpec
+from boost_core.config.reports import Report
+from service.gang.ray_gangs import RayGangs
+from service.gang.status import GangPhase, GangStatus
+from service.scheduler.decisions import Wait, decide
+from tests.jobs import tiny_job, write_corpus
+from tests.unit.test_decisions import job as waiting_job
+
+PATIENCE_SECONDS = 90
+ENDLESS = {"steps": 1_000_000, "evaluate_every_steps": 1000}
+
+
+@pytest.fixture(scope="module")
+def gangs() -> Iterator[RayGangs]:
+    gangs = RayGangs(None, 2)
+    gangs.connect()
+    yield gangs
+    gangs.close()
+    assert not [process for process in psutil.Process().children(recursive=True) if "ray" in process.name()]
+
+
+class Gang:
+    """One attempt of a job and all it has reported so far."""
+
+    def __init__(self, gangs: RayGangs, job_id: str, spec: JobSpec) -> None:
+        self.gangs, self.job_id = gangs, job_id
+        self.reports: list[Report] = []
+        self.sequences = [0]
+        self.status = GangStatus(GangPhase.STARTING, "", [])
+        gangs.launch(job_id, 1, spec)
+
+    def until(self, done: Callable[["Gang"], object]) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not done(self):
+            assert time.monotonic() < deadline, (self.status, self.reports[-20:])
+            status = self.gangs.poll(self.job_id, 1, self.sequences[-1])
+            assert status is not None
+            self.status = status
+            self.sequences += [report.sequence for report in status.reports]
+            self.reports += [report.report for report in status.reports]
+            time.sleep(0.1)
+
+    def of(self, kind: str) -> list[Report]:
+        return [report for report in self.reports if report.kind == kind]
+
+    def pids(self) -> list[int]:
+        """Of the workers of its newest start."""
+        lines = [line.message for line in self.of("log") if "pid" in line.message]
+        return [int(line.rpartition("pid ")[2].rstrip(")")) for line in lines[-2:]]
+
+
+def ended(gang: Gang) -> bool:
+    return gang.status.phase in (GangPhase.SUCCEEDED, GangPhase.FAILED)
+
+
+def trained(steps: int) -> Callable[[Gang], bool]:
+    return lambda gang: any(report.step >= steps for report in gang.of("progress"))
+
+
+@pytest.fixture
+def start(gangs: RayGangs, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Gang]]:
+    name = f"job-{request.node.name.strip('_')}"
+    corpus = write_corpus(tmp_path / "corpus")
+    yield lambda **changes: Gang(gangs, name, tiny_job(corpus, tmp_path / "checkpoints", **changes))
+    gangs.end(name, 1)
+    assert freed_within(gangs, 10)
+
+
+def freed_within(gangs: RayGangs, seconds: float) -> bool:
+    """Whether all CPUs, placement groups and actors of gangs are gone in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        groups = [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
+        alive = list_actors(address=ray.get_runtime_context().gcs_address, filters=[("state", "!=", "DEAD")])
+        # One coordinator of Ray's own serves all runs and stays.
+        actors = [actor for actor in alive if actor.class_name != "_AutoscalingCoordinatorActor"]
+        if not groups and not actors and gangs.nodes()[0].free.get("CPU") == 2:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_reports_arrive_complete_and_in_order(gangs: RayGangs, start: Callable[..., Gang], tmp_path: Path) -> None:
+    gang = start(training={"steps": 30})
+    gangs.launch(gang.job_id, 1, tiny_job(tmp_path, tmp_path))  # the same attempt again starts nothing
+    assert gangs.alive() == {(gang.job_id, 1)}
+    gang.until(ended)
+    assert (gang.status.phase, gang.status.message) == (GangPhase.SUCCEEDED, "trained 30 steps")
+    assert gang.sequences == list(range(len(gang.sequences)))
+    assert [report.step for report in gang.of("progress")] == list(range(1, 31))
+    assert [report.step for report in gang.of("checkpoint")] == list(range(3, 31, 3))
+    assert gang.of("evaluation")[-1].step == 30
+    assert {line.rank for line in gang.of("log")} == {0, 1}
+    assert (tmp_path / "checkpoints" / "step-00000030").is_dir()
+
+
+def test_end_frees_everything(gangs: RayGangs, start: Callable[..., Gang]) -> None:
+    gang = start(training=ENDLESS)
+    gang.until(trained(5))
+    table = [group for group in ray.util.placement_group_table().values() if group["state"] == "CREATED"]
+    assert [group["bundles"] for group in table] == [{0: {"CPU": 1.0}, 1: {"CPU": 1.0}}]
+    assert gangs.nodes()[0].free.get("CPU", 0) == 0
+    pids = gang.pids()
+    assert len(set(pids)) == 2
+    assert all(psutil.pid_exists(pid) for pid in pids)
+
+    gangs.end(gang.job_id, 1)
+    assert freed_within(gangs, 5)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert gangs.poll(gang.job_id, 1, 0) is None
+    assert gangs.alive() == set()
+    gangs.end(gang.job_id, 1)  # harmless
+
+
+def test_a_killed_worker_is_replaced(start: Callable[..., Gang]) -> None:
+    gang = start(training={"steps": 60})
+    gang.until(trained(20))
+    os.kill(gang.pids()[1], signal.SIGKILL)
+    gang.until(ended)
+    assert gang.status.phase is GangPhase.SUCCEEDED, gang.status.message
+    first, second = gang.of("started")
+    assert first.resumed_from is None
+    assert second.resumed_from is not None
+    assert second.step >= 18
+    steps = [report.step for report in gang.of("progress")]
+    assert steps[-1] == 60
+    assert set(steps) == set(range(1, 61))
+    # Which of the two is seen first is chance: the death, or that the other worker has nobody to talk to.
+    (message,) = [line.message for line in gang.of("log") if line.level == "WARNING"]
+    assert message.startswith(("worker 1 was lost", "worker 0 lost its connection")), message
+
+
+def test_the_message_of_a_failure_is_its_root_cause(start: Callable[..., Gang]) -> None:
+    gang = start(checkpoint={"resume_from": "/nowhere/at-all"})
+    gang.until(ended)
+    assert gang.status.phase is GangPhase.FAILED
+    assert gang.status.message == (
+        "checkpoint.resume_from: no committed checkpoint is at '/nowhere/at-all'; check the URL"
+    )
+    assert any("Traceback" in line.message for line in gang.of("log"))
+    assert not any("restarting" in line.message for line in gang.of("log"))
+
+
+def test_what_does_not_fit_waits_with_a_message(gangs: RayGangs) -> None:
+    *_, decision = decide([waiting_job("job-large", 8)], gangs.nodes())
+    assert isinstance(decision, Wait)
+    assert decision.message == "needs 8 × {CPU: 1}; the cluster has 2 CPU in all, room for 2; waits for nodes to join"
+
+
+def test_the_service_runs_without_torch() -> None:
+    code = "import sys, service.api.app, service.serve; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
