@@ -1,0 +1,86 @@
+"""What goes wrong on the command line: one readable line a problem, and an exit status that says what kind."""
+
+from collections.abc import Iterable
+from enum import IntEnum
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from typer.core import TyperGroup
+
+from boost_core.config import JobSpec, load_job
+from service.client import ApiError, ServiceUnreachable
+from service.problems import FieldError, job_errors
+from service.settings import Settings
+
+
+class ExitStatus(IntEnum):
+    """How a command ended."""
+
+    OK = 0
+    FAILED = 1
+    BAD_INPUT = 2
+    UNREACHABLE = 3
+    INTERRUPTED = 130
+
+
+class BadInput(ValueError):
+    """What the user gave cannot be used; each argument is a line that says why."""
+
+
+class ReadableErrors(TyperGroup):
+    """A group of commands whose expected failures are lines on standard error instead of tracebacks."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except ServiceUnreachable as error:
+            raise _exit([str(error)], ExitStatus.UNREACHABLE) from error
+        except ApiError as error:
+            status = ExitStatus.BAD_INPUT if error.status == HTTPStatus.UNPROCESSABLE_ENTITY else ExitStatus.FAILED
+            raise _exit(_field_lines(error.errors) or [error.detail], status) from error
+        except BadInput as error:
+            raise _exit(error.args, ExitStatus.BAD_INPUT) from error
+
+
+def read_job(path: Path) -> JobSpec:
+    """Read a job file.
+
+    Raises:
+        BadInput: It cannot be read or is no legal job.
+    """
+    try:
+        return load_job(path)
+    except ValidationError as error:
+        raise BadInput(*_field_lines(job_errors(error.errors()))) from error
+    except (OSError, ValueError) as error:
+        raise BadInput(str(error)) from error
+
+
+def read_settings() -> Settings:
+    """Read the settings from the environment.
+
+    Raises:
+        BadInput: A variable holds a value of the wrong kind.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        # A default that rests on a faulty variable is no fault of its own.
+        faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]
+        raise BadInput(*(f"BOOST_{fault.field.upper()}: {fault.message}" for fault in job_errors(faults))) from error
+
+
+def _field_lines(problems: list[FieldError]) -> list[str]:
+    return [f"{problem.field}: {problem.message}" for problem in problems]
+
+
+def _exit(lines: Iterable[str], status: ExitStatus) -> typer.Exit:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    for line in lines:
+        console.print(f"error: {line}", style="red", markup=False)
+    return typer.Exit(status)

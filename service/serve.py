@@ -1,0 +1,55 @@
+"""The composition root: everything the service is made of, put together and run."""
+
+import contextlib
+import logging
+import signal
+import socket
+
+from service.api.app import create_app
+from service.api.server import ApiServer
+from service.gang.ray_gangs import RayGangs
+from service.jobs.database import migrate
+from service.jobs.store import JobStore
+from service.scheduler.loop import ReconcileLoop
+from service.scheduler.reconcile import Reconciler
+from service.settings import Settings
+
+
+def run(settings: Settings) -> None:
+    """Serve until SIGINT or SIGTERM. The API answers at once; Ray starts behind it.
+
+    Jobs that run on an embedded Ray end with it, and are taken up from their checkpoints by the next start.
+
+    Raises:
+        SystemExit: The port cannot be had; the message says why.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with contextlib.closing(_listen(settings.host, settings.port)) as listener:
+        settings.home.mkdir(parents=True, exist_ok=True)
+        migrate(settings.database_url)
+        with contextlib.closing(JobStore(settings.database_url)) as store:
+            _serve(settings, store, listener)
+
+
+def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:
+    gangs = RayGangs(settings.ray_address, settings.cpus)
+    loop = ReconcileLoop(gangs, Reconciler(store, gangs), settings.reconcile_seconds)
+    server = ApiServer(create_app(store, settings, loop.problem), settings.host, settings.port)
+    # uvicorn stops at either signal and then raises it again: as a KeyboardInterrupt both leave through the door.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    loop.start()
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[listener])
+    finally:
+        loop.stop()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise SystemExit(
+            f"cannot listen on {host}:{port}: {error.strerror}; end what uses it or set BOOST_PORT to another port"
+        ) from error

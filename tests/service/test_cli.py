@@ -1,0 +1,217 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from service.cli.lines import duration
+from service.cli.main import app
+from service.jobs.states import Reason
+from service.jobs.store import JobStore
+from tests.service.conftest import RunningApi
+from tests.service.records import GOOD, a_spec, a_step, finish, numbered, run_to_the_end, start
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def boost(api: RunningApi):
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, list(arguments), env={"BOOST_URL": api.url})
+
+    return run
+
+
+def process(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "service.cli.main", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | environment,
+    )
+
+
+def job_file(folder: Path, job: object) -> str:
+    path = folder / "job.yaml"
+    path.write_text(job if isinstance(job, str) else yaml.safe_dump(job))
+    return str(path)
+
+
+def test_submit_prints_the_id_and_what_to_do_next(boost, store: JobStore, tmp_path: Path) -> None:
+    result = boost("submit", job_file(tmp_path, GOOD))
+    assert result.exit_code == 0, result.output
+    (job,) = store.list()
+    assert result.stdout.splitlines() == [f"submitted {job.id}", f"watch it with: boost logs {job.id} -f"]
+
+
+def test_submit_as_json_gives_the_record(boost, store: JobStore, tmp_path: Path) -> None:
+    result = boost("submit", job_file(tmp_path, GOOD), "--json")
+    assert json.loads(result.stdout) == store.list()[0].model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (GOOD | {"training": {"steps": 0}}, "error: training.steps: should be greater than or equal to 1, not 0"),
+        (GOOD | {"modle": {}}, "error: modle: there is no such field; did you mean model?"),
+        (GOOD | {"data": {"source": {"kind": "text", "paths": ["/no/such"]}}}, "error: data.source.paths: no file is"),
+        ("- a list", "must hold a mapping"),
+        ("{", "is not YAML"),
+    ],
+)
+def test_submit_says_what_is_wrong_with_a_job_file(boost, tmp_path: Path, job: object, message: str) -> None:
+    result = boost("submit", job_file(tmp_path, job))
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_every_problem_of_a_job_file_is_a_line(boost, tmp_path: Path) -> None:
+    result = boost("submit", job_file(tmp_path, {"name": "x"}))
+    assert result.stderr.splitlines() == ["error: model: is missing; add it", "error: training: is missing; add it"]
+
+
+def test_a_job_file_that_is_not_there(boost) -> None:
+    result = boost("submit", "/nowhere/job.yaml")
+    assert result.exit_code == 2
+    assert "/nowhere/job.yaml" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("ls",), ("show", "job-0"), ("logs", "job-0"), ("cancel", "job-0")])
+def test_an_unreachable_service(unused_url: str, arguments: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*arguments, "--url", unused_url])
+    assert result.exit_code == 3, result.output
+    assert "is `boost serve` running" in result.stderr
+    assert unused_url in result.stderr
+
+
+def test_bad_addresses_and_settings() -> None:
+    result = CliRunner().invoke(app, ["ls", "--url", "localhost:8900"])
+    assert (result.exit_code, "http://127.0.0.1:8900" in result.stderr) == (2, True)
+    result = CliRunner().invoke(app, ["ls"], env={"BOOST_PORT": "http"})
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: BOOST_PORT: should be a valid integer")
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["show", "logs", "cancel"])
+def test_an_unknown_job(boost, command: str) -> None:
+    result = boost(command, "job-0")
+    assert result.exit_code == 1
+    assert result.stderr == "error: there is no job 'job-0'; list the jobs to see their ids\n"
+
+
+def test_ls_shows_jobs_newest_first(boost, store: JobStore) -> None:
+    jobs = [store.create(a_spec(name=name), "/checkpoints") for name in ("first", "second")]
+    run_to_the_end(store, jobs[0].id)
+    store.change(jobs[1].id, Reason.HEAD_OF_QUEUE, "needs [red]2 CPUs[/red]")
+    header, second, first = boost("ls").stdout.splitlines()
+    assert header.split() == ["ID", "NAME", "STATE", "STEP", "LOSS", "AGE", "MESSAGE"]
+    assert second.split()[:5] == [jobs[1].id, "second", "SCHEDULING", "0/10", "-"]
+    assert second.endswith("needs [red]2 CPUs[/red]")
+    assert first.split()[:5] == [jobs[0].id, "first", "SUCCEEDED", "10/10", "4.0000"]
+    listed = json.loads(boost("ls", "--json").stdout)
+    assert [job["id"] for job in listed["jobs"]] == [jobs[1].id, jobs[0].id]
+
+
+def test_show(boost, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    assert f"none yet; goes to /checkpoints/{job.id}" in boost("show", job.id).stdout
+    run_to_the_end(store, job.id)
+    shown = boost("show", job.id).stdout
+    for fact in ("SUCCEEDED (TRAINING_FINISHED)", "10/10", "loss 2.5000 at step 10", "file:///checkpoints/step-10"):
+        assert fact in shown
+    assert json.loads(boost("show", job.id, "--json").stdout) == store.get(job.id).model_dump(mode="json")
+
+
+def test_logs_print_a_line_for_every_event(boost, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    run_to_the_end(store, job.id)
+    result = boost("logs", job.id)
+    assert result.exit_code == 0
+    lines = [line.split("  ", 1)[1] for line in result.stdout.splitlines()]
+    assert len(lines) == len(store.events(job.id))
+    assert "RUNNING: 2 workers train" in lines
+    assert "training starts from scratch at step 0: 123,456 parameters on 2 worker(s)" in lines
+    assert "step 1/10  loss 4.9000  2,048 tokens/s  communication 25%  ETA 0:04" in lines
+    assert "step 10  held-out loss 2.5000 (unigram entropy of that text 3.0000)" in lines
+    assert "step 10  checkpoint file:///checkpoints/step-10 (1.0 MiB, 0.25 s)" in lines
+
+
+def test_cancel(boost, store: JobStore) -> None:
+    queued, running, done = (store.create(a_spec(), "/checkpoints") for _ in range(3))
+    start(store, running.id)
+    run_to_the_end(store, done.id)
+    assert boost("cancel", queued.id).stdout == f"{queued.id} is CANCELLED\n"
+    assert "will be cancelled within seconds" in boost("cancel", running.id).stdout
+    refused = boost("cancel", done.id)
+    assert (refused.exit_code, "already SUCCEEDED" in refused.stderr) == (1, True)
+
+
+def test_following_ends_with_the_job(api: RunningApi, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    following = process("logs", job.id, "--follow", BOOST_URL=api.url)
+    start(store, job.id)
+    store.append_reports(job.id, 1, numbered(*(a_step(step) for step in range(1, 11))))
+    finish(store, job.id)
+    output, _ = following.communicate(timeout=20)
+    assert following.returncode == 0, output
+    assert "RUNNING: 2 workers train" in output
+    assert "step 10/10" in output
+    assert "SUCCEEDED: all steps done" in output.splitlines()[-1]
+    assert len([line for line in output.splitlines() if "loss" in line]) == 2, "steps are shown now and then only"
+
+
+def test_following_a_job_that_does_not_succeed(boost, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    store.request_cancel(job.id)
+    result = boost("logs", job.id, "-f")
+    assert result.exit_code == 1
+    assert "CANCELLED" in result.stdout
+
+
+def test_ctrl_c_stops_following_and_leaves_the_job(api: RunningApi, store: JobStore, tmp_path: Path) -> None:
+    following = process("submit", job_file(tmp_path, GOOD), "--follow", BOOST_URL=api.url)
+    assert following.stdout is not None
+    assert [following.stdout.readline().split()[0], "QUEUED:" in following.stdout.readline()] == ["submitted", True]
+    following.send_signal(signal.SIGINT)
+    output, _ = following.communicate(timeout=20)
+    (job,) = store.list()
+    assert following.returncode == 130, output
+    assert f"the job goes on. Look again: boost logs {job.id} -f" in output
+    assert job.state == "QUEUED"
+
+
+def test_the_live_view_shows_a_bar(boost, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    job = store.create(a_spec(), "/checkpoints")
+    run_to_the_end(store, job.id)
+    shown = boost("logs", job.id, "-f").stdout
+    assert "step 10/10" in shown
+    assert "communication 25%" in shown
+
+
+def test_the_demo_needs_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["demo"])
+    assert result.exit_code == 2
+    assert "examples/cola-tiny.yaml is not under" in result.stderr
+
+
+def test_durations() -> None:
+    assert [duration(seconds) for seconds in (0, 59.6, 61, 3723)] == ["0:00", "1:00", "1:01", "1:02:03"]
+
+
+def test_a_demo_whose_service_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    failing = process("demo", BOOST_HOME=str(tmp_path), BOOST_DATABASE_URL="nonsense://")
+    output, _ = failing.communicate(timeout=60)
+    assert failing.returncode == 1, output
+    assert "the service ended with exit status 1" in output
+    assert "nonsense" in output.split("demo.log:")[1]

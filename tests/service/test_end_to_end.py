@@ -1,0 +1,156 @@
+"""The whole service as a process of its own: HTTP in front, a real Ray behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from service.client import Client
+from service.jobs.model import JobEvent, JobRecord
+from service.jobs.states import JobState
+from tests.jobs import tiny_job, write_corpus
+from tests.service.conftest import free_port
+
+BOOST = Path(sys.executable).parent / "boost"
+PATIENCE_SECONDS = 90
+
+
+class Server:
+    """``boost serve`` on a free port, with a home of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.environment = os.environ | {"BOOST_HOME": str(home), "BOOST_CPUS": "2", "BOOST_PORT": str(self.port)}
+        self.log = home.parent / "serve.log"
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen([BOOST, "serve"], env=self.environment, stdout=log, stderr=log)
+
+    def tree(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def answers(self, path: str) -> httpx.Response | None:
+        try:
+            return httpx.get(self.url + path)
+        except httpx.TransportError:
+            return None
+
+    def end(self, how: signal.Signals) -> None:
+        """End it, and see to it that nothing it started lives on."""
+        started = self.tree()
+        if how is signal.SIGKILL:  # two agents of Ray's then tell a head that is gone for a minute, and end
+            started = [process for process in started if not process.name().endswith("Agent")]
+        self.process.send_signal(how)
+        self.process.wait(30)
+        _, alive = psutil.wait_procs(started, timeout=15)
+        assert not alive, alive
+
+
+def until(condition: Callable[[], object], server: Server) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert server.process.poll() is None and time.monotonic() < deadline, server.log.read_text()[-5000:]
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("service") / "home")
+    yield server
+    server.end(signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.url) as opened:
+        until(lambda: (answer := server.answers("/healthz")) and answer.is_success, server)
+        yield opened
+
+
+@pytest.fixture
+def submit(client: Client, tmp_path: Path) -> Callable[[int], JobRecord]:
+    corpus = write_corpus(tmp_path / "corpus")
+    return lambda steps: client.submit(
+        tiny_job(corpus, tmp_path / "checkpoints", training={"steps": steps}, checkpoint={"every_steps": 10})
+    )
+
+
+def progress(client: Client, job: JobRecord) -> int:
+    newest = client.get(job.id).progress
+    return newest.step if newest else 0
+
+
+def test_answers_before_ray_is_up(server: Server, client: Client) -> None:
+    early = server.answers("/readyz")
+    assert early is not None
+    if not early.is_success:  # Ray may have been quick
+        assert (early.status_code, early.json()["detail"]) == (503, "Ray is starting")
+    until(lambda: server.answers("/readyz").is_success, server)
+
+
+def test_a_job_from_post_to_checkpoint(
+    server: Server, client: Client, submit: Callable[[int], JobRecord], tmp_path: Path
+) -> None:
+    job = submit(60)
+    events: list[JobEvent] = []
+    metrics = ""
+    for event in client.events(job.id):
+        events.append(event)
+        if event.kind == "progress" and not metrics:
+            metrics = server.answers("/metrics").text
+    job = client.get(job.id)
+    assert (job.state, job.message) == (JobState.SUCCEEDED, "trained 60 steps")
+    assert [event.data["step"] for event in events if event.kind == "progress"] == list(range(1, 61))
+    states = [event.data["state"] for event in events if event.kind == "state"]
+    assert list(dict.fromkeys(states)) == ["QUEUED", "SCHEDULING", "RUNNING", "SUCCEEDED"]
+    assert job.checkpoint.step == 60
+    assert (tmp_path / "checkpoints" / job.id / "step-00000060").is_dir()
+    assert any(
+        line.startswith("boost_job_workers{") and job.id in line and line.endswith(" 2.0")
+        for line in metrics.splitlines()
+    )
+
+
+def test_cancel_over_http(server: Server, client: Client, submit: Callable[[int], JobRecord]) -> None:
+    job = submit(1_000_000)
+    until(lambda: progress(client, job) > 5, server)
+    workers = [process for process in server.tree() if "RayTrainWorker" in " ".join(process.cmdline())]
+    assert len(workers) == 2
+    client.cancel(job.id)
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    assert not alive
+    until(lambda: client.get(job.id).state is JobState.CANCELLED, server)
+
+
+def test_a_killed_server_takes_its_jobs_up_again(
+    server: Server, client: Client, submit: Callable[[int], JobRecord]
+) -> None:
+    job = submit(100)
+    until(lambda: (newest := client.get(job.id).checkpoint) and newest.step >= 20, server)
+    server.end(signal.SIGKILL)
+    server.start()
+    until(lambda: server.answers("/healthz"), server)
+    until(lambda: client.get(job.id).finished, server)
+    job = client.get(job.id)
+    assert (job.state, job.attempt) == (JobState.SUCCEEDED, 2)
+    resumed = [event for event in client.events(job.id) if event.kind == "started"][-1]
+    assert resumed.data["step"] >= 20
+    assert job.progress.step == 100
+
+
+def test_a_port_in_use_gives_one_line(server: Server, client: Client) -> None:
+    done = subprocess.run([BOOST, "serve"], env=server.environment, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"cannot listen on 127.0.0.1:{server.port}: Address already in use")
+    assert line.endswith("; end what uses it or set BOOST_PORT to another port")
