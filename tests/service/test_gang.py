@@ -57,9 +57,11 @@ class Gang:
         return [report for report in self.reports if report.kind == kind]
 
     def pids(self) -> list[int]:
-        """Of the workers of its newest start."""
-        lines = [line.message for line in self.of("log") if "pid" in line.message]
-        return [int(line.rpartition("pid ")[2].rstrip(")")) for line in lines[-2:]]
+        """Of the workers of its newest start, by rank."""
+        lines = [line for line in self.of("log") if "pid" in line.message][-2:]
+        return [
+            int(line.message.rpartition("pid ")[2].rstrip(")")) for line in sorted(lines, key=lambda line: line.rank)
+        ]
 
 
 def ended(gang: Gang) -> bool:
