@@ -38,19 +38,20 @@ def _pipeline_problems(parallelism: ParallelismConfig) -> list[FieldProblem]:
 
 
 def _batch_problems(parallelism: ParallelismConfig, training: TrainingConfig) -> list[FieldProblem]:
+    problems = []
+    if parallelism.split_micro_batch and training.micro_batch_size == 1:
+        message = "a micro-batch of 1 sequence has no halves; use 2 or more, or leave split_micro_batch out"
+        problems.append(FieldProblem(("training", "micro_batch_size"), 1, message))
     portion = training.micro_batch_size * parallelism.data_parallel_size
     if training.global_batch_size % portion == 0:
-        return []
+        return problems
     multiple = -(-training.global_batch_size // portion) * portion
-    return [
-        FieldProblem(
-            ("training", "global_batch_size"),
-            training.global_batch_size,
-            f"{training.global_batch_size} sequences do not split into micro-batches of "
-            f"{training.micro_batch_size} on {parallelism.data_parallel_size} data parallel rank(s); "
-            f"use a multiple of {portion} such as {multiple}, or a smaller micro_batch_size",
-        )
-    ]
+    message = (
+        f"{training.global_batch_size} sequences do not split into micro-batches of "
+        f"{training.micro_batch_size} on {parallelism.data_parallel_size} data parallel rank(s); "
+        f"use a multiple of {portion} such as {multiple}, or a smaller micro_batch_size"
+    )
+    return [*problems, FieldProblem(("training", "global_batch_size"), training.global_batch_size, message)]
 
 
 def _schedule_problems(training: TrainingConfig, optimizer: OptimizerConfig) -> list[FieldProblem]:

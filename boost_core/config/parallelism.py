@@ -26,6 +26,16 @@ class ParallelismConfig(Config):
     group_projections: bool = Field(
         True, description="q, k, v (and gate, up) as one matrix product and one exchange each, not one by one."
     )
+    recompute: Literal["none", "latent", "full"] = Field(
+        "none",
+        description="What backward computes again instead of keeping it. latent: all but the latents and the residual, "
+        "without a collective; for btp. full: every block from its input, collectives included.",
+    )
+    split_micro_batch: bool = Field(
+        False,
+        description="Two halves of a micro-batch take turns, so that one's exchange runs under the other's arithmetic; "
+        "for btp.",
+    )
 
     @property
     def world_size(self) -> int:

@@ -23,7 +23,10 @@ class StepReport(Config):
     tokens: int = Field(description="Tokens trained on since the job began.")
     tokens_per_second: float
     step_seconds: float
-    communication_seconds: float = Field(description="Part of step_seconds spent in collectives.")
+    communication_seconds: float = Field(description="Duration of this step's collectives, each from start to end.")
+    exposed_communication_seconds: float = Field(
+        description="Part of step_seconds spent waiting for collectives: what no computation has hidden."
+    )
     communication_bytes: int = Field(description="Payload bytes of this step's collectives on one rank.")
     model_flops_per_second: float = Field(description="Model FLOPs a second over the whole gang.")
     eta_seconds: float = Field(description="Expected seconds to the last step, evaluations and saves left out.")

@@ -23,6 +23,7 @@ def strategy_problems(model: ModelConfig, parallelism: ParallelismConfig) -> lis
     if strategy != "btp" and parallelism.norm != "fused":
         message = f"norm={parallelism.norm} is for a residual sharded by btp; {strategy} keeps it whole: leave norm out"
         problems.append(FieldProblem(("parallelism", "norm"), parallelism.norm, message))
+    problems += _recompute_problems(strategy, parallelism) + _split_problems(strategy, parallelism)
     size = parallelism.tensor_parallel_size
     return problems + [
         FieldProblem(
@@ -31,6 +32,32 @@ def strategy_problems(model: ModelConfig, parallelism: ParallelismConfig) -> lis
         for name, divided, remedy in _divided(strategy, model, size)
         if divided % size
     ]
+
+
+def _recompute_problems(strategy: StrategyName, parallelism: ParallelismConfig) -> list[FieldProblem]:
+    if parallelism.recompute != "latent":
+        return []
+    reason = _not_local_between_exchanges(strategy, parallelism)
+    message = f"latent computes again what lies between two exchanges of latents; {reason}, or use none or full"
+    return [FieldProblem(("parallelism", "recompute"), "latent", message)] if reason else []
+
+
+def _split_problems(strategy: StrategyName, parallelism: ParallelismConfig) -> list[FieldProblem]:
+    if not parallelism.split_micro_batch:
+        return []
+    reason = _not_local_between_exchanges(strategy, parallelism)
+    if parallelism.recompute == "full":
+        reason = "recompute=full runs a block without a stop: use none or latent"
+    message = f"two halves take turns at the exchanges of latents; {reason}, or leave split_micro_batch out"
+    return [FieldProblem(("parallelism", "split_micro_batch"), True, message)] if reason else []
+
+
+def _not_local_between_exchanges(strategy: StrategyName, parallelism: ParallelismConfig) -> str | None:
+    if strategy != "btp":
+        return f"{strategy} exchanges wide vectors amid them: use btp"
+    if parallelism.norm == "sync":
+        return "norm=sync has a collective amid them: use norm=fused"
+    return None
 
 
 def _unfit(strategy: StrategyName, model: ModelConfig) -> str | None:

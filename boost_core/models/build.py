@@ -5,7 +5,7 @@ from boost_core.config.strategy import chosen_strategy
 from boost_core.models.decoder import Decoder
 from boost_core.models.dense import DenseBlock
 from boost_core.models.low_rank import LowRankBlock
-from boost_core.nn.strategy import LowRankStrategy
+from boost_core.nn.stages import forgetfully, plainly
 from boost_core.nn.weights import SplitAxes
 from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.collectives import Collectives
@@ -22,18 +22,23 @@ def build(model: ModelConfig, parallelism: ParallelismConfig, collectives: Colle
         collectives: The tensor parallel group.
     """
     layers = range(model.num_hidden_layers)
+    whole_block = forgetfully if parallelism.recompute == "full" else plainly
     if chosen_strategy(model, parallelism) == "fullrank":
         fullrank = FullRankTensorParallel(collectives)
-        return Decoder(model, fullrank, (DenseBlock(model, fullrank) for _ in layers)), fullrank.SHARDED_AXIS
+        dense_blocks = (DenseBlock(model, fullrank) for _ in layers)
+        return Decoder(model, fullrank, dense_blocks, local=whole_block), fullrank.SHARDED_AXIS
     strategy: BottleneckTensorParallel | VanillaTensorParallel
     if chosen_strategy(model, parallelism) == "vanilla":
         strategy = VanillaTensorParallel(collectives)
     else:
         strategy = BottleneckTensorParallel(collectives, parallelism.norm)
-    return _low_rank(model, strategy, parallelism.group_projections), strategy.SHARDED_AXIS
-
-
-def _low_rank(model: ModelConfig, strategy: LowRankStrategy, grouped: bool) -> Decoder:
-    # Nothing crosses into the first block.
-    crosses = [model.lax is not None and layer > 0 for layer in range(model.num_hidden_layers)]
-    return Decoder(model, strategy, (LowRankBlock(model, strategy, grouped, into) for into in crosses))
+    between_exchanges = forgetfully if parallelism.recompute == "latent" else plainly
+    blocks = (
+        # Nothing crosses into the first block.
+        LowRankBlock(
+            model, strategy, parallelism.group_projections, layer > 0 and model.lax is not None, between_exchanges
+        )
+        for layer in layers
+    )
+    portions = 2 if parallelism.split_micro_batch else 1
+    return Decoder(model, strategy, blocks, portions, whole_block), strategy.SHARDED_AXIS

@@ -1,7 +1,10 @@
-"""What all families share: embedding, blocks, head and loss. Shape suffixes: T tokens, d hidden."""
+"""What all families share: embedding, blocks, head and loss.
+
+Shape suffixes: T tokens, d hidden; b sequences of s positions.
+"""
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -10,6 +13,7 @@ from boost_core.config import ModelConfig
 from boost_core.nn.attention import Rotation
 from boost_core.nn.embedding import TokenEmbedding
 from boost_core.nn.head import HeadAndLoss
+from boost_core.nn.stages import Local, Stages, plainly, run_together
 from boost_core.nn.strategy import Strategy
 
 
@@ -20,17 +24,34 @@ class Block(Protocol):
         """The residual ``[T, d]`` after the block, and what the next block is handed."""
 
 
+class StagedBlock(Block, Protocol):
+    """A block that can be left at its exchanges."""
+
+    def stages(self, x_Td: torch.Tensor, rotation: Rotation, carried: Any) -> Stages[tuple[torch.Tensor, Any]]:
+        """The call in stages; all blocks have equally many."""
+
+
 class Decoder(nn.Module):
     """Embedding, the blocks of one family, head and loss.
 
     Args:
         model: The model's shape.
         strategy: How it is split over the tensor parallel ranks.
-        blocks: The blocks, each a ``Block``.
+        blocks: The blocks, each a ``Block``; a ``StagedBlock`` where there are several portions.
+        portions: In how many portions the sequences go through the blocks, in turns.
+        local: Calls a block; it may forget what that computes and compute it again.
     """
 
-    def __init__(self, model: ModelConfig, strategy: Strategy, blocks: Iterable[nn.Module]) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        strategy: Strategy,
+        blocks: Iterable[nn.Module],
+        portions: int = 1,
+        local: Local = plainly,
+    ) -> None:
         super().__init__()
+        self.portions, self.local = portions, local
         self.embedding = TokenEmbedding(model.vocab_size, model.hidden_size, strategy)
         self.blocks = nn.ModuleList(blocks)
         tied_to = self.embedding if model.tie_embeddings else None
@@ -38,8 +59,25 @@ class Decoder(nn.Module):
 
     def forward(self, token_T: torch.Tensor, target_T: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Loss of each token in nats, ``[T]``; sequences of ``rotation.sequence_length`` one after the other."""
-        x_Td, carried = self.embedding(token_T), None
-        for block in self.blocks:
-            x_Td, carried = block(x_Td, rotation, carried)
+        if self.portions == 1:
+            x_Td = self._through_blocks(token_T, rotation)
+        else:
+            token_bs = token_T.view(-1, rotation.sequence_length)
+            portions = [self._in_stages(portion_bs.flatten(), rotation) for portion_bs in token_bs.chunk(self.portions)]
+            x_Td = torch.cat(run_together(portions))
         loss_T: torch.Tensor = self.head(x_Td, target_T)
         return loss_T
+
+    def _through_blocks(self, token_T: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        x_Td: torch.Tensor = self.embedding(token_T)
+        carried = None
+        for block in self.blocks:
+            x_Td, carried = self.local(block, x_Td, rotation, carried)
+        return x_Td
+
+    def _in_stages(self, token_T: torch.Tensor, rotation: Rotation) -> Stages[torch.Tensor]:
+        x_Td: torch.Tensor = self.embedding(token_T)
+        carried = None
+        for block in self.blocks:
+            x_Td, carried = yield from cast(StagedBlock, block).stages(x_Td, rotation, carried)
+        return x_Td

@@ -4,13 +4,14 @@ Shape suffixes: T tokens, d input width, r rank, g projections of one input, f o
 """
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from boost_core.kernels.latent_epilogue import latent_epilogue
 from boost_core.nn.crossing import Crossing
-from boost_core.nn.strategy import LowRankStrategy, NormWeights
+from boost_core.nn.strategy import Latents, LowRankStrategy, NormWeights
 from boost_core.nn.weights import Role, WeightedModule
 
 
@@ -37,7 +38,9 @@ class BottleneckConfig:
 
 
 class Bottleneck(WeightedModule):
-    """One or more bottleneck projections of one input.
+    """One or more bottleneck projections of one input: ``open``, ``send``, ``close``.
+
+    All but the exchange that ``send`` starts is local to a rank.
 
     Args:
         config: What all bottlenecks have in common.
@@ -59,6 +62,7 @@ class Bottleneck(WeightedModule):
         self.config, self.wide_in, self.norm_epsilon, self.crossing = config, wide_in, norm_epsilon, crossing
         self.widths = [(width, len(list(run))) for width, run in itertools.groupby(wide_outs)]
         rank, count = config.rank, len(wide_outs)
+        self.count = count
         stds = [cola_std(rank, wide_in, wide_out) for wide_out in wide_outs]
         self.declare_normal("down", (wide_in, count, rank), Role.DOWN_PROJECTION, *stds, group_axis=1)
         for index, (width, members) in enumerate(self.widths):
@@ -67,42 +71,48 @@ class Bottleneck(WeightedModule):
         if norm_epsilon is not None:
             self.declare_constant("scale", (wide_in,), Role.NORM_SCALE, 1.0)
 
-    def forward(
-        self, x_Td: torch.Tensor, carried_Tgr: torch.Tensor | None = None
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """``[T, d_in]`` to one ``[T, d_out]`` a projection, and the latents for a crossing to carry.
+    def open(self, x_Td: torch.Tensor) -> list[Latents]:
+        """``[T, d_in]`` to this rank's part of the latents, one for each exchange."""
+        down_dgr, norm = self.get_parameter("down"), self._norm()
+        groups = [down_dgr] if self.config.grouped else torch.split(down_dgr, 1, dim=1)
+        return [self.config.strategy.partial_latents(x_Td, group_dgr, norm) for group_dgr in groups]
+
+    def send(self, partials: list[Latents]) -> Callable[[], list[Latents]]:
+        """Start the exchanges; the result waits for the whole latents."""
+        norm = self._norm()
+        received = [self.config.strategy.send(partial, norm) for partial in partials]
+        return lambda: [receive() for receive in received]
+
+    def close(self, whole: list[Latents], carried_Tgr: torch.Tensor | None) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Latents to one ``[T, d_out]`` a projection, and the latents ``[T, g, r]`` for a crossing to carry.
 
         Args:
-            x_Td: The input.
+            whole: What the exchanges gave.
             carried_Tgr: Latents of the same projections in the block before; ``None`` in the first block.
         """
-        z_Tgr = self._latents(x_Td, carried_Tgr)
-        shared_Tgr = self.config.strategy.share(z_Tgr)
+        z_Tgr = self._latents(whole, carried_Tgr)
         outputs: list[torch.Tensor] = []
         for index, (_, members) in enumerate(self.widths):
             begin = len(outputs)
-            z_gTr = shared_Tgr[:, begin : begin + members].transpose(0, 1)
+            z_gTr = z_Tgr[:, begin : begin + members].transpose(0, 1)
             outputs.extend(self._up(z_gTr, self.get_parameter(f"up_{index}")))
         return outputs, z_Tgr
 
-    def _latents(self, x_Td: torch.Tensor, carried_Tgr: torch.Tensor | None) -> torch.Tensor:
-        norm = None
-        if self.norm_epsilon is not None:
-            norm = NormWeights(self.get_parameter("scale"), self.wide_in, self.norm_epsilon)
-        down_dgr = self.get_parameter("down")
-        groups = [down_dgr] if self.config.grouped else list(torch.split(down_dgr, 1, dim=1))
-        latents = [self._epilogue(*self.config.strategy.down(x_Td, group_dgr, norm)) for group_dgr in groups]
-        h_Tgr = latents[0] if len(latents) == 1 else torch.cat(latents, dim=1)
+    def _norm(self) -> NormWeights | None:
+        if self.norm_epsilon is None:
+            return None
+        return NormWeights(self.get_parameter("scale"), self.wide_in, self.norm_epsilon)
+
+    def _latents(self, whole: list[Latents], carried_Tgr: torch.Tensor | None) -> torch.Tensor:
+        # With a crossing, the activation waits until the other latent is there.
+        activation = self.config.activation and self.crossing is None
+        latents = [latent_epilogue(*each, self.wide_in, self.norm_epsilon or 0.0, activation) for each in whole]
+        h_Tr = latents[0] if len(latents) == 1 else torch.cat(latents, dim=1)
+        h_Tgr = h_Tr.view(len(h_Tr), self.count, -1)
         if self.crossing is None:
             return h_Tgr
         z_Tgr: torch.Tensor = self.crossing(h_Tgr, carried_Tgr, self.config.activation)
         return z_Tgr
-
-    def _epilogue(self, h_Tgr: torch.Tensor, squares_T: torch.Tensor | None) -> torch.Tensor:
-        # With a crossing, the activation waits until the other latent is there.
-        activation = self.config.activation and self.crossing is None
-        z_Tr = latent_epilogue(h_Tgr.flatten(1), squares_T, self.wide_in, self.norm_epsilon or 0.0, activation)
-        return z_Tr.view(h_Tgr.shape)
 
     def _up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> list[torch.Tensor]:
         if self.config.grouped:

@@ -4,11 +4,14 @@ Shape suffixes: T tokens, r latent, g projections of one input, d and f wide, V 
 tensor as an unsharded model has it; under a strategy an axis may be this rank's shard.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+# Latents [T, g·r], and the row sums of squares [T] by which they are still to be scaled, if any.
+Latents = tuple[torch.Tensor, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -43,19 +46,21 @@ class Strategy(Protocol):
 
 
 class LowRankStrategy(Strategy, Protocol):
-    """How the two matrices of a bottleneck are applied."""
+    """How the two matrices of a bottleneck are applied. Ranks wait for each other only in an exchange."""
 
-    def down(
-        self, x_Td: torch.Tensor, down_dgr: torch.Tensor, norm: NormWeights | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """``norm(x) A`` for g projections.
+    def partial_latents(self, x_Td: torch.Tensor, down_dgr: torch.Tensor, norm: NormWeights | None) -> Latents:
+        """This rank's part of ``norm(x) A`` for g projections."""
+
+    def send(self, partial: Latents, norm: NormWeights | None) -> Callable[[], Latents]:
+        """Start the exchange that makes latents whole.
+
+        Args:
+            partial: What ``partial_latents`` gave; overwritten.
+            norm: What ``partial_latents`` was given.
 
         Returns:
-            The latents ``[T, g, r]``, and the row sums of squares by which they are still to be scaled, if any.
+            Waits for the whole latents.
         """
-
-    def share(self, z_Tgr: torch.Tensor) -> torch.Tensor:
-        """Latents on their way into the up-projections."""
 
     def up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> torch.Tensor:
         """``z B``, ``[g, T, f]``."""

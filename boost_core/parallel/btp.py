@@ -14,12 +14,12 @@ import torch
 from torch.nn.functional import embedding
 
 from boost_core.nn.norm import precise, scale_rows, sum_of_squares
-from boost_core.nn.strategy import NormWeights
+from boost_core.nn.strategy import Latents, NormWeights
 from boost_core.nn.weights import Role, SplitAxes
 from boost_core.parallel.collectives import Collectives, exchange_axes, gather, share, sum_partials
+from boost_core.parallel.exchange import Exchange
+from boost_core.parallel.late import LateGradients
 from boost_core.parallel.vocabulary import head_losses
-
-Latents = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class BottleneckTensorParallel:
@@ -40,36 +40,62 @@ class BottleneckTensorParallel:
     }
 
     def __init__(self, collectives: Collectives, norm: str = "fused") -> None:
-        self._collectives = collectives
-        normed_down: dict[str, Callable[[torch.Tensor, torch.Tensor, NormWeights, Collectives], Latents]] = {
-            "fused": fused_norm_down,
-            "online_paper": online_paper_norm_down,
-            "sync": sync_norm_down,
-        }
-        self._normed_down = normed_down[norm]
+        self._collectives, self._norm = collectives, norm
+        self._late = LateGradients()
 
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> torch.Tensor:
         """A look-up of this rank's columns: the residual is born sharded, and nothing is sent."""
-        return embedding(token_T, weight_Vd)
+        return self._late.settle_before(embedding(token_T, weight_Vd))
 
-    def down(self, x_Td: torch.Tensor, down_dgr: torch.Tensor, norm: NormWeights | None) -> Latents:
-        """One matrix product and one exchange for all g projections."""
+    def partial_latents(self, x_Td: torch.Tensor, down_dgr: torch.Tensor, norm: NormWeights | None) -> Latents:
+        """One matrix product of this rank's rows for all g projections."""
         down_dr = down_dgr.flatten(1)
         if norm is None:
-            h_Tr: torch.Tensor = sum_partials(x_Td @ down_dr, self._collectives, "latent")
-            squares_T = None
-        else:
-            h_Tr, squares_T = self._normed_down(x_Td, down_dr, norm, self._collectives)
-        # A slice of a wider payload has strided rows, which a view keeps.
-        return h_Tr.view(-1, *down_dgr.shape[1:]), squares_T
+            return self._late.product(x_Td, down_dr), None
+        if self._norm == "fused":
+            return self._fused(x_Td, down_dr, norm)
+        if self._norm == "online_paper":
+            return self._online_paper(x_Td, down_dr, norm)
+        return self._sync(x_Td, down_dr, norm), None
 
-    def share(self, z_Tgr: torch.Tensor) -> torch.Tensor:
-        """Nothing forward; backward, the all-reduce of the latents' gradient."""
-        return share(z_Tgr, self._collectives, "latent")
+    def send(self, partial: Latents, norm: NormWeights | None) -> Callable[[], Latents]:
+        """One all-reduce of all g latents; backward, one of their gradients."""
+        if self._collectives.size == 1:
+            return lambda: partial
+        return Exchange(self._collectives, self._late, norm, self._norm == "online_paper").send(partial)
 
     def up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> torch.Tensor:
         """One batched product; the output is this rank's shard, and nothing is sent."""
-        return z_gTr @ up_grf
+        return self._late.product(z_gTr, up_grf)
+
+    def _fused(self, x_Td: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights) -> Latents:
+        """The raw residual times A∘γ; the latents are scaled afterwards, by a statistic that travels with them.
+
+        norm(x) A = (x (A∘γ)) / √(Σ x² / d + ε). In bf16 the statistic's column is rounded like the latents.
+        """
+        return self._late.product(x_Td, down_dr, norm.scale_d), sum_of_squares(x_Td)
+
+    def _online_paper(self, x_Td: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights) -> Latents:
+        """The published form: normalise each shard by its own statistic, recover the whole one's after the all-reduce.
+
+        The shard's root mean square multiplies its latents before they are summed, and a second all-reduce brings
+        the whole sum of squares.
+        """
+        squares_T = sum_of_squares(x_Td)
+        rms_T1 = (squares_T / x_Td.shape[1] + norm.epsilon).sqrt().unsqueeze(-1)
+        local_Td = (precise(x_Td) / rms_T1).to(x_Td.dtype) * norm.scale_d
+        partial_Tr = precise(self._late.product(local_Td, down_dr)) * rms_T1
+        return partial_Tr.to(x_Td.dtype), squares_T
+
+    def _sync(self, x_Td: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights) -> torch.Tensor:
+        """The plain form: an all-reduce of the statistic first, a normalising pass, then the latents' all-reduce.
+
+        Each rank normalises its own shard, so the statistic's gradient is a sum over ranks: a collective backward.
+        """
+        squares_T = sum_partials(sum_of_squares(x_Td), self._collectives, "statistic")
+        squares_T = share(squares_T, self._collectives, "statistic")
+        normed_Td = scale_rows(x_Td, squares_T, norm.width, norm.epsilon) * norm.scale_d
+        return self._late.product(normed_Td, down_dr)
 
     def final_norm(self, x_Td: torch.Tensor, norm: NormWeights) -> torch.Tensor:
         """One all-gather; each rank's sum of squares is one more column of its shard."""
@@ -85,48 +111,6 @@ class BottleneckTensorParallel:
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
         """All columns of some rows from some columns of all rows: one all-to-all of the embedding's shard."""
         return exchange_axes(embedding_Vd, self._collectives, "tied head").T
-
-
-def fused_norm_down(x_Td: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights, collectives: Collectives) -> Latents:
-    """The raw residual times A∘γ; the latents are scaled afterwards, by a statistic that travels with them.
-
-    norm(x) A = (x (A∘γ)) / √(Σ x² / d + ε). In bf16 the statistic's column is rounded like the latents.
-    """
-    partial_Tr = x_Td @ (down_dr * norm.scale_d.unsqueeze(-1))
-    squares_T = sum_of_squares(x_Td)
-    if collectives.size == 1:
-        return partial_Tr, squares_T
-    payload_Tc = sum_partials(_with_column(partial_Tr, squares_T), collectives, "latent")
-    return payload_Tc[:, :-1], payload_Tc[:, -1]
-
-
-def online_paper_norm_down(
-    x_Td: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights, collectives: Collectives
-) -> Latents:
-    """The published form: normalise each shard by its own statistic, recover the whole one's after the all-reduce.
-
-    The shard's root mean square multiplies its latents before they are summed, and a second all-reduce brings
-    the whole sum of squares.
-    """
-    squares_T = sum_of_squares(x_Td)
-    shard = x_Td.shape[1]
-    rms_T1 = (squares_T / shard + norm.epsilon).sqrt().unsqueeze(-1)
-    local_Td = (precise(x_Td) / rms_T1).to(x_Td.dtype) * norm.scale_d
-    partial_Tr = (precise(local_Td @ down_dr) * rms_T1).to(x_Td.dtype)
-    return (
-        sum_partials(partial_Tr, collectives, "latent"),
-        sum_partials(squares_T.clone(), collectives, "statistic"),
-    )
-
-
-def sync_norm_down(x_Td: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights, collectives: Collectives) -> Latents:
-    """The plain form: an all-reduce of the statistic first, a normalising pass, then the latents' all-reduce.
-
-    Each rank normalises its own shard, so the statistic's gradient is a sum over ranks: a collective backward.
-    """
-    squares_T = share(sum_partials(sum_of_squares(x_Td), collectives, "statistic"), collectives, "statistic")
-    normed_Td = scale_rows(x_Td, squares_T, norm.width, norm.epsilon) * norm.scale_d
-    return sum_partials(normed_Td @ down_dr, collectives, "latent"), None
 
 
 def _with_column(x_Tc: torch.Tensor, squares_T: torch.Tensor) -> torch.Tensor:

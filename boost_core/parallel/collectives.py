@@ -11,15 +11,17 @@ pair               forward            backward
 ``exchange_axes``  all-to-all         all-to-all
 =================  =================  =================
 
-With one rank in the group each is the identity and nothing is counted.
+With one rank in the group each is the identity and nothing is counted. A latent's exchange, which other work can
+hide, is in ``exchange``.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from boost_core.parallel.ledger import CommunicationLedger, Entry
+from boost_core.parallel.ledger import CommunicationLedger, Entry, Pending
 
 # torch renamed both in 2.13.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -42,33 +44,47 @@ class Collectives:
         self.size = 1 if group is None else dist.get_world_size(group)
         self.rank = 0 if group is None else dist.get_rank(group)
 
+    def start_all_reduce_(self, tensor: torch.Tensor, purpose: str, operation: Any = dist.ReduceOp.SUM) -> Pending:
+        """Start to reduce ``tensor`` in place over a group of several ranks; it is whole after ``wait``."""
+
+        def launch() -> dist.Work:
+            work: dist.Work = dist.all_reduce(tensor, operation, group=self._group, async_op=True)
+            return work
+
+        return self._ledger.start(Entry("all_reduce", self._dimension, purpose), tensor, launch)
+
     def all_reduce_(self, tensor: torch.Tensor, purpose: str, operation: Any = dist.ReduceOp.SUM) -> torch.Tensor:
         """Reduce ``tensor`` in place over the group and return it."""
         if self.size > 1:
-            with self._ledger.record(Entry("all_reduce", self._dimension, purpose), tensor):
-                dist.all_reduce(tensor, operation, group=self._group)
+            self.start_all_reduce_(tensor, purpose, operation).wait()
         return tensor
 
     def all_gather(self, x_Tc: torch.Tensor, purpose: str) -> torch.Tensor:
         """``[T, c]`` on each of p ranks to ``[p, T, c]`` on all."""
         gathered = x_Tc.new_empty((self.size * x_Tc.shape[0], x_Tc.shape[1]))
-        with self._ledger.record(Entry("all_gather", self._dimension, purpose), x_Tc):
-            _all_gather(gathered, x_Tc.contiguous(), group=self._group)
+        self._run("all_gather", _all_gather, gathered, x_Tc.contiguous(), purpose)
         return gathered.view(self.size, *x_Tc.shape)
 
     def reduce_scatter(self, x_pTc: torch.Tensor, purpose: str) -> torch.Tensor:
         """``[p, T, c]`` on each of p ranks to this rank's ``[T, c]`` of their sum."""
         scattered = x_pTc.new_empty(x_pTc.shape[1:])
-        with self._ledger.record(Entry("reduce_scatter", self._dimension, purpose), x_pTc):
-            _reduce_scatter(scattered, x_pTc.flatten(0, 1).contiguous(), group=self._group)
+        self._run("reduce_scatter", _reduce_scatter, scattered, x_pTc.flatten(0, 1).contiguous(), purpose)
         return scattered
 
     def all_to_all(self, x_pac: torch.Tensor, purpose: str) -> torch.Tensor:
         """``[p, a, c]`` on each of p ranks: part i goes to rank i, and part i of the result comes from it."""
         received = torch.empty_like(x_pac)
-        with self._ledger.record(Entry("all_to_all", self._dimension, purpose), x_pac):
-            dist.all_to_all_single(received, x_pac, group=self._group)
+        self._run("all_to_all", dist.all_to_all_single, received, x_pac, purpose)
         return received
+
+    def _run(
+        self, kind: str, collective: Callable[..., Any], out: torch.Tensor, payload: torch.Tensor, purpose: str
+    ) -> None:
+        def launch() -> dist.Work:
+            work: dist.Work = collective(out, payload, group=self._group, async_op=True)
+            return work
+
+        self._ledger.start(Entry(kind, self._dimension, purpose), payload, launch).wait()
 
 
 class _SumPartials(torch.autograd.Function):
@@ -145,3 +161,11 @@ def exchange_axes(x_Ac: torch.Tensor, collectives: Collectives, purpose: str) ->
     if collectives.size == 1:
         return x_Ac
     return _ExchangeAxes.apply(x_Ac, collectives, purpose)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def all_reduce_together_(tensors: Sequence[torch.Tensor], collectives: Collectives, purpose: str) -> None:
+    """Sum several tensors over the group, each in place, in one all-reduce in the type of the last one."""
+    flat = torch.cat([tensor.flatten().to(tensors[-1]) for tensor in tensors])
+    collectives.all_reduce_(flat, purpose)
+    for tensor, total in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(total.view_as(tensor))

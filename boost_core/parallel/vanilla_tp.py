@@ -5,12 +5,13 @@ output of every pair is all-reduced: 5d + 2f elements a token and block, where B
 queries, keys and values on every rank. Shape suffixes as in ``btp``; r is this rank's sliver.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 
 from boost_core.nn.norm import rms_norm
-from boost_core.nn.strategy import NormWeights
+from boost_core.nn.strategy import Latents, NormWeights
 from boost_core.nn.weights import Role, SplitAxes
 from boost_core.parallel.collectives import share, sum_partials
 from boost_core.parallel.whole_residual import WholeResidual
@@ -27,17 +28,14 @@ class VanillaTensorParallel(WholeResidual):
         Role.HEAD: 1,
     }
 
-    def down(
-        self, x_Td: torch.Tensor, down_dgr: torch.Tensor, norm: NormWeights | None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def partial_latents(self, x_Td: torch.Tensor, down_dgr: torch.Tensor, norm: NormWeights | None) -> Latents:
         """This rank's sliver of each latent; backward, an all-reduce of the wide input's gradient."""
         normed_Td = x_Td if norm is None else rms_norm(x_Td, norm)
-        h_Tr = share(normed_Td, self._collectives, "wide") @ down_dgr.flatten(1)
-        return h_Tr.view(-1, *down_dgr.shape[1:]), None
+        return share(normed_Td, self._collectives, "wide") @ down_dgr.flatten(1), None
 
-    def share(self, z_Tgr: torch.Tensor) -> torch.Tensor:
+    def send(self, partial: Latents, norm: NormWeights | None) -> Callable[[], Latents]:  # noqa: ARG002
         """A sliver belongs to this rank alone."""
-        return z_Tgr
+        return lambda: partial
 
     def up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> torch.Tensor:
         """The whole wide output: its partial sums are all-reduced."""

@@ -65,10 +65,12 @@ def block_backward(model: ModelConfig, parallelism: ParallelismConfig) -> BlockC
         normed = 2 if parallelism.group_projections else len(_NORMED)
         elements = (normed + 1) * model.hidden_size + model.intermediate_size
         return BlockCommunication(normed + 2, elements, 0)
-    # The latents are shared together, however they were made; only ``sync`` needs the statistic's gradient.
+    # Every exchange has its conjugate; of the statistics only those of ``sync`` do.
     forward = block_forward(model, parallelism)
-    statistics = forward.statistic_elements if parallelism.norm == "sync" else 0
-    return BlockCommunication(4 + statistics, forward.elements, statistics)
+    if parallelism.norm == "sync":
+        return forward
+    apart = forward.statistic_elements if parallelism.norm == "online_paper" else 0
+    return BlockCommunication(forward.all_reduces - apart, forward.elements, 0)
 
 
 def block_forward_bytes(model: ModelConfig, parallelism: ParallelismConfig, tokens: int, bytes_per_element: int) -> int:

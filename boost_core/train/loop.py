@@ -127,6 +127,7 @@ class _Run:
                     tokens_per_second=tokens_per_second,
                     step_seconds=seconds,
                     communication_seconds=sent.seconds,
+                    exposed_communication_seconds=sent.exposed_seconds,
                     communication_bytes=sent.bytes,
                     model_flops_per_second=tokens_per_second * self._flops_per_token,
                     eta_seconds=(training.steps - state.step) * seconds,

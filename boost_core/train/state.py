@@ -18,7 +18,7 @@ from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.mesh import ParallelMesh
-from boost_core.parallel.shard import make_weights, split_axes
+from boost_core.parallel.shard import latent_weights, make_weights, split_axes
 
 COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -35,6 +35,7 @@ class TrainState:
         data_parallel: Collectives over the data parallel group.
         model: The model with this rank's shards.
         axes: The axis that each weight is split along over the tensor parallel ranks, if it is.
+        latent_weights: Names of the weights that work on whole latents.
         rotation: The rotary embedding for the job's sequence length.
         optimizer: Master weights and moments.
         step: Optimizer steps done.
@@ -48,6 +49,7 @@ class TrainState:
     data_parallel: Collectives
     model: Decoder
     axes: dict[str, int | None]
+    latent_weights: list[str]
     rotation: Rotation
     optimizer: MasterWeightAdamW
     step: int = 0
@@ -70,6 +72,7 @@ class TrainState:
             data_parallel=Collectives(mesh.group("dp"), "dp", ledger),
             model=model,
             axes=split_axes(model, axes),
+            latent_weights=latent_weights(model),
             rotation=Rotation(spec.training.sequence_length, spec.model.head_size, spec.model.rope_theta, device),
             optimizer=MasterWeightAdamW(dict(model.named_parameters()), spec.optimizer, compute_type),
         )

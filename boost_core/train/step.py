@@ -7,7 +7,8 @@ import torch
 from boost_core.data.sampler import Sampler, Sequences
 from boost_core.optim.clipping import clip_by_global_norm_
 from boost_core.optim.schedule import learning_rate
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.collectives import Collectives, all_reduce_together_
+from boost_core.parallel.shard import sum_latent_gradients_
 from boost_core.train.state import TrainState
 
 
@@ -40,6 +41,7 @@ def training_step(state: TrainState, sampler: Sampler) -> StepResult:
         part.backward()  # type: ignore[no-untyped-call]
         loss += part.detach().double().cpu()
     gradients = _average_over_replicas(state, loss)
+    sum_latent_gradients_(gradients, state.latent_weights, state.tensor_parallel)
     norm = clip_by_global_norm_(gradients, state.axes, state.spec.optimizer.clip_norm, state.tensor_parallel)
     state.step += 1
     state.samples += training.global_batch_size
@@ -68,9 +70,7 @@ def _average_over_replicas(state: TrainState, loss: torch.Tensor) -> dict[str, t
 
 
 def _all_reduce_mean_(tensors: list[torch.Tensor], replicas: Collectives) -> None:
-    if replicas.size == 1:
-        return
-    flat = torch.cat([tensor.flatten().to(tensors[-1]) for tensor in tensors])
-    replicas.all_reduce_(flat, "gradients").div_(replicas.size)
-    for tensor, mean in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(mean.view_as(tensor))
+    if replicas.size > 1:
+        all_reduce_together_(tensors, replicas, "gradients")
+        for tensor in tensors:
+            tensor.div_(replicas.size)

@@ -31,8 +31,8 @@ def line_of(event: JobEvent) -> str:
 
 
 def numbers_of(step: StepReport) -> str:
-    """A step's numbers: loss, throughput and the share of its time spent in collectives."""
-    share = step.communication_seconds / step.step_seconds if step.step_seconds else 0
+    """A step's numbers: loss, throughput and the share of its time spent waiting for collectives."""
+    share = step.exposed_communication_seconds / step.step_seconds if step.step_seconds else 0
     return f"loss {step.loss:.4f}  {step.tokens_per_second:,.0f} tokens/s  communication {share:.0%}"
 
 

@@ -53,8 +53,14 @@ _GAUGES = (
     _Gauge("boost_job_step_seconds", "Duration of the newest step.", _of_step("step_seconds"), "seconds"),
     _Gauge(
         "boost_job_communication_seconds",
-        "Part of the newest step spent in collectives.",
+        "Duration of the newest step's collectives, each from start to end.",
         _of_step("communication_seconds"),
+        "seconds",
+    ),
+    _Gauge(
+        "boost_job_exposed_communication_seconds",
+        "Part of the newest step spent waiting for collectives.",
+        _of_step("exposed_communication_seconds"),
         "seconds",
     ),
     _Gauge(

@@ -1,5 +1,6 @@
 """Runs the product's model as one tensor parallel rank and gathers what it computed."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,14 @@ from boost_core.nn.attention import Rotation
 from boost_core.nn.weights import WeightSpec, weight_specs
 from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.ledger import CommunicationLedger, Entry, Totals
-from boost_core.parallel.shard import initial_value, make_weights, shard_of, split_axes
+from boost_core.parallel.shard import (
+    initial_value,
+    latent_weights,
+    make_weights,
+    shard_of,
+    split_axes,
+    sum_latent_gradients_,
+)
 
 SEED = 7
 
@@ -37,6 +45,7 @@ def token_weights(count: int) -> torch.Tensor:
     return torch.linspace(0.5, 1.5, count, dtype=torch.float64) / count
 
 
+@functools.cache
 def full_weights(model: ModelConfig, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
     """The initial weights, those that start at a constant moved off it so that they matter."""
     declared, _ = build(model, ParallelismConfig(), Collectives(None, "tp", CommunicationLedger()))
@@ -70,10 +79,31 @@ def run_sharded(
     ledger.clear()
     (loss_T.double() * token_weights(loss_T.numel())).sum().backward()
     backward = ledger.totals()
-    gradients = {
-        name: _gathered(weight.grad, axis_of[name], collectives) for name, weight in network.named_parameters()
-    }
+    own = {name: weight.grad for name, weight in network.named_parameters()}
+    sum_latent_gradients_(own, latent_weights(network), collectives)
+    gradients = {name: _gathered(gradient, axis_of[name], collectives) for name, gradient in own.items()}
     return Outcome(loss_T.detach(), gradients, forward, backward)
+
+
+def relative_error(value: torch.Tensor, truth: torch.Tensor) -> float:
+    return ((value.double() - truth).norm() / truth.norm()).item()
+
+
+def errors_of_cells(
+    model: ModelConfig,
+    cells: list[ParallelismConfig],
+    sequences: int,
+    length: int,
+    loss: torch.Tensor,
+    gradients: dict[str, torch.Tensor],
+) -> list[dict[str, float]]:
+    """``run_sharded`` in float64 for one choice after the other; the error of the loss and of each gradient."""
+    errors = []
+    for cell in cells:
+        outcome = run_sharded(model, cell, sequences, length, torch.float64)
+        of_gradients = {name: relative_error(outcome.gradients[name], truth) for name, truth in gradients.items()}
+        errors.append({"loss": relative_error(outcome.loss, loss)} | of_gradients)
+    return errors
 
 
 def _gathered(shard: torch.Tensor, axis: int | None, collectives: Collectives) -> torch.Tensor:

@@ -25,7 +25,8 @@ def a_spec(**changes: Any) -> JobSpec:
 def a_step(step: int, **changes: Any) -> StepReport:
     numbers = {
         "step": step, "steps": 10, "loss": 5.0 - step / 10, "learning_rate": 1e-3, "gradient_norm": 1.0,
-        "tokens": 1024 * step, "tokens_per_second": 2048.0, "step_seconds": 0.5, "communication_seconds": 0.125,
+        "tokens": 1024 * step, "tokens_per_second": 2048.0, "step_seconds": 0.5, "communication_seconds": 0.25,
+        "exposed_communication_seconds": 0.125,
         "communication_bytes": 4096, "model_flops_per_second": 1e9, "eta_seconds": 5.0 - step / 2,
     }  # fmt: skip
     return StepReport(**numbers | changes)

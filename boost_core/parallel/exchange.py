@@ -1,0 +1,116 @@
+"""A latent's exchange in two halves, so that other work can be done while it is under way.
+
+=========  ===============================  ================================
+           ``send``                         ``receive``
+=========  ===============================  ================================
+forward    the all-reduce of partial sums   it is waited for
+           starts
+backward   it is waited for                 the all-reduce of the gradient
+                                            starts
+=========  ===============================  ================================
+
+What ranks compute from a replicated latent gives each of them a part of its gradient, so the gradient's all-reduce
+makes it whole. The gradient of the norm's statistic S needs no place in it: with y = h / √(S/d + ε),
+
+    ∂L/∂S = −(Σ_r dy ∘ y) / (2 d (S/d + ε)) = −(Σ_r dh ∘ h) / (2 (S + d ε)),
+
+which every rank computes from the whole dh. Shape suffixes: T tokens, r latents.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from boost_core.nn.norm import precise
+from boost_core.nn.strategy import Latents, NormWeights
+from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.late import LateGradients
+from boost_core.parallel.ledger import Pending
+
+
+class Exchange:
+    """One exchange, forward and backward.
+
+    Args:
+        collectives: The tensor parallel group.
+        late: What to compute while the gradient is under way.
+        norm: The norm whose statistic is exchanged with the latents, if there is one.
+        statistic_apart: Whether the statistic has an all-reduce of its own instead of a column beside the latents.
+    """
+
+    def __init__(
+        self, collectives: Collectives, late: LateGradients, norm: NormWeights | None, statistic_apart: bool
+    ) -> None:
+        self.collectives, self.late, self.norm, self.statistic_apart = collectives, late, norm, statistic_apart
+        self._under_way: list[Pending] = []
+
+    def send(self, partial: Latents) -> Callable[[], Latents]:
+        """Start the exchange of this rank's ``partial``, which is overwritten; the result waits for the whole."""
+        sent: Latents = _Send.apply(*partial, self)  # type: ignore[no-untyped-call]
+
+        def receive() -> Latents:
+            received: Latents = _Receive.apply(*sent, self)  # type: ignore[no-untyped-call]
+            return received
+
+        return receive
+
+    def start(self, tensor: torch.Tensor, purpose: str) -> None:
+        """Start the all-reduce of a tensor, in place."""
+        self._under_way.append(self.collectives.start_all_reduce_(tensor, purpose))
+
+    def wait(self) -> None:
+        """Wait for all that was started."""
+        while self._under_way:
+            self._under_way.pop().wait()
+
+
+class _Send(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, partial_Tr: torch.Tensor, squares_T: torch.Tensor | None, exchange: Exchange) -> Latents:
+        ctx.exchange = exchange
+        h_Tr, squares_T = _start_forward(ctx, partial_Tr, squares_T, exchange)
+        if squares_T is not None:
+            ctx.save_for_backward(h_Tr, squares_T)
+        return h_Tr, squares_T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        dh_Tr, norm, saved = gradients[0], ctx.exchange.norm, ctx.saved_tensors
+        ctx.exchange.late.catch_up()
+        ctx.exchange.wait()
+        if not saved:
+            return dh_Tr, None, None
+        h_Tr, squares_T = saved
+        products_T = (precise(dh_Tr) * h_Tr).sum(dim=-1)
+        dsquares_T = -products_T / (2 * (precise(squares_T) + norm.width * norm.epsilon))
+        return dh_Tr, dsquares_T, None
+
+
+def _start_forward(ctx: Any, partial_Tr: torch.Tensor, squares_T: torch.Tensor | None, exchange: Exchange) -> Latents:
+    if squares_T is None or exchange.statistic_apart:
+        ctx.mark_dirty(partial_Tr)
+        exchange.start(partial_Tr, "latent")
+        if squares_T is None:
+            return partial_Tr, None
+        squares_T = squares_T.clone()
+        exchange.start(squares_T, "statistic")
+        return partial_Tr, squares_T
+    payload_Tc = torch.cat((partial_Tr, squares_T.to(partial_Tr.dtype).unsqueeze(-1)), dim=-1)
+    exchange.start(payload_Tc, "latent")
+    return payload_Tc[:, :-1], payload_Tc[:, -1]
+
+
+class _Receive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h_Tr: torch.Tensor, squares_T: torch.Tensor | None, exchange: Exchange) -> Latents:
+        ctx.exchange = exchange
+        exchange.wait()
+        return h_Tr.view_as(h_Tr), None if squares_T is None else squares_T.view_as(squares_T)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # A copy, because autograd may hand the same gradient tensor to another branch.
+        dh_Tr = gradients[0].clone(memory_format=torch.contiguous_format)
+        ctx.exchange.start(dh_Tr, "latent gradient")
+        return dh_Tr, None, None

@@ -1,0 +1,101 @@
+"""Weight gradients put off until a collective is under way, so that it is hidden behind them.
+
+Backward, a matrix product owes two others: one for its input's gradient, which the ranks wait for, and one for its
+weight's, which nobody waits for. Here the second is kept back; whoever has started a collective calls ``catch_up``
+before waiting for it. Shape suffixes as in ``btp``.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from boost_core.nn.norm import precise
+
+
+class LateGradients:
+    """Products whose weight gradients come late, and the gradients that are still owed."""
+
+    def __init__(self) -> None:
+        self._owed: deque[Callable[[], None]] = deque()
+
+    def product(self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None) -> torch.Tensor:
+        """``x (W∘scale)``; the gradients of ``weight`` and ``scale`` are added to theirs at the next ``catch_up``.
+
+        Args:
+            x: ``[T, d]`` or ``[g, T, d]``; requires a gradient itself when the weights do.
+            weight: ``[d, c]`` or ``[g, d, c]``: a parameter or a view of one.
+            scale_d: Scales the rows of the weight: a parameter.
+        """
+        return _Product.apply(x, weight.detach(), _detached(scale_d), (weight, scale_d), self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def owe(self, gradient: Callable[[], None]) -> None:
+        """Keep a gradient's computation for later."""
+        self._owed.append(gradient)
+
+    def catch_up(self) -> None:
+        """Compute all that is owed, in the order in which it came up."""
+        while self._owed:
+            self._owed.popleft()()
+
+    def settle_before(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` itself; backward, nothing is owed any more when its gradient goes on."""
+        return _Settle.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scale_d: torch.Tensor | None,
+        owners: tuple[torch.Tensor, torch.Tensor | None],
+        late: LateGradients,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, scale_d)
+        # Views and parameters hold no memory of their own, and are not saved: a recomputation would detach them.
+        ctx.owners, ctx.late = owners, late
+        return x @ _scaled(weight, scale_d)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, scale_d = ctx.saved_tensors
+        (dy,), owners = gradients, ctx.owners
+        ctx.late.owe(lambda: _add_gradients(x.mT @ dy, weight, scale_d, owners))
+        return dy @ _scaled(weight, scale_d).mT, None, None, None, None
+
+
+class _Settle(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, late: LateGradients) -> torch.Tensor:
+        ctx.late = late
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ctx.late.catch_up()
+        return gradients[0], None
+
+
+def _scaled(weight: torch.Tensor, scale_d: torch.Tensor | None) -> torch.Tensor:
+    return weight if scale_d is None else weight * scale_d.unsqueeze(-1)
+
+
+def _add_gradients(
+    gradient: torch.Tensor,
+    weight: torch.Tensor,
+    scale_d: torch.Tensor | None,
+    owners: tuple[torch.Tensor, torch.Tensor | None],
+) -> None:
+    """Hand the gradient of ``weight ∘ scale`` on to both."""
+    weight_owner, scale_owner = owners
+    torch.autograd.backward([weight_owner], [_scaled(gradient, scale_d)])
+    if scale_owner is not None:
+        dscale_d = (precise(gradient) * weight).sum(dim=-1).to(scale_owner.dtype)
+        torch.autograd.backward([scale_owner], [dscale_d])
+
+
+def _detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach()

@@ -1,0 +1,87 @@
+"""What is kept for backward, counted tensor by tensor, and what it costs to keep less."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from boost_core.config import ModelConfig, ParallelismConfig
+from boost_core.models.build import build
+from boost_core.nn.attention import Rotation
+from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.ledger import CommunicationLedger
+from boost_core.parallel.shard import make_weights
+from tests.numerics.sharded import run_sharded
+from tests.numerics.test_collective_count import LENGTH, SEQUENCES, counted, model
+from tests.ranks import Ranks
+
+
+class Made(TorchDispatchMode):
+    """Remembers every storage that is made, without keeping it alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        result = function(*arguments, **(keywords or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.sizes[StorageWeakRef(storage)] = storage.nbytes()
+        return result
+
+    def alive_bytes(self) -> int:
+        return sum(size for storage, size in self.sizes.items() if not storage.expired())
+
+
+def kept_by_a_block(config: ModelConfig, parallelism: ParallelismConfig, sequences: int) -> int:
+    """Bytes that live on after one block's forward, its input included and its output not."""
+    collectives = Collectives(dist.group.WORLD, "tp", CommunicationLedger())
+    network, axes = build(config, parallelism, collectives)
+    make_weights(network, axes, collectives.rank, collectives.size, 7, torch.device("cpu"))
+    rotation = Rotation(LENGTH, config.head_size, config.rope_theta, torch.device("cpu"))
+    shard = config.hidden_size // collectives.size
+    x_Td = torch.randn(sequences * LENGTH, shard, requires_grad=True)
+    network.blocks[1](x_Td, rotation, None)  # what is made once, such as the rotation's angles, is made here
+    with Made() as made:
+        out_Td, _ = network.local(network.blocks[1], x_Td, rotation, None)
+    return made.alive_bytes() + x_Td.nbytes - out_Td.nbytes
+
+
+def kept_a_token(ranks: Ranks, size: int, config: ModelConfig, recompute: str) -> float:
+    """fp32 elements that a block keeps of each token."""
+    choice = ParallelismConfig.model_validate({"recompute": recompute})
+    few, many = (ranks.run(size, kept_by_a_block, config, choice, sequences)[0] for sequences in (2, 6))
+    return (many - few) / (4 * LENGTH * 4)
+
+
+@pytest.mark.parametrize("family", ["svd", "cola"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_latent_keeps_the_latents_and_the_residual_and_nothing_else(ranks: Ranks, size: int, family: str) -> None:
+    config = model(family=family)
+    # 7r of latents and two residual shards; the norms' two statistics travel in the latents' payload.
+    latent = 7 * config.bottleneck_rank + 2 + 2 * config.hidden_size / size
+    assert kept_a_token(ranks, size, config, "latent") == latent
+    assert kept_a_token(ranks, size, config, "full") == config.hidden_size / size
+    assert kept_a_token(ranks, size, config, "none") > 2 * latent
+
+
+@pytest.mark.parametrize("family", ["cola", "lax"])
+def test_latent_adds_no_collective_and_full_repeats_them_all(ranks: Ranks, family: str) -> None:
+    config = model(family=family)
+    none, latent, full = (
+        ranks.run(
+            2, run_sharded, config, ParallelismConfig.model_validate({"recompute": recompute}), SEQUENCES, LENGTH,
+            torch.float32,
+        )[0]
+        for recompute in ("none", "latent", "full")
+    )  # fmt: skip
+    assert counted(latent.forward) == counted(none.forward) == counted(full.forward)
+    assert counted(latent.backward) == counted(none.backward)
+    again = {("all_reduce", "latent"): counted(none.forward)["all_reduce", "latent"]}
+    assert counted(full.backward) == counted(none.backward) | again
