@@ -8,12 +8,13 @@ from boost_core.config.data import DataConfig, TextSource
 from boost_core.config.job import JobSpec, ResourcesConfig, load_job
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
-from boost_core.config.training import OptimizerConfig, TrainingConfig
+from boost_core.config.training import LoroConfig, OptimizerConfig, TrainingConfig
 
 __all__ = [
     "CheckpointConfig",
     "DataConfig",
     "JobSpec",
+    "LoroConfig",
     "ModelConfig",
     "OptimizerConfig",
     "ParallelismConfig",

@@ -3,7 +3,7 @@
 from boost_core.config.base import FieldProblem
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
-from boost_core.config.strategy import strategy_problems
+from boost_core.config.strategy import chosen_strategy, strategy_problems
 from boost_core.config.training import OptimizerConfig, TrainingConfig
 
 BYTE_TOKENS = 256
@@ -19,6 +19,7 @@ def job_problems(
         *_pipeline_problems(parallelism),
         *_batch_problems(parallelism, training),
         *_schedule_problems(training, optimizer),
+        *_optimizer_problems(model, parallelism, optimizer),
     ]
 
 
@@ -64,3 +65,19 @@ def _schedule_problems(training: TrainingConfig, optimizer: OptimizerConfig) -> 
             f"a warm-up of {optimizer.warmup_steps} steps does not fit training.steps={training.steps}; shorten it",
         )
     ]
+
+
+def _optimizer_problems(
+    model: ModelConfig, parallelism: ParallelismConfig, optimizer: OptimizerConfig
+) -> list[FieldProblem]:
+    if optimizer.kind != "loro":
+        return []
+    field = ("optimizer", "kind")
+    if model.family != "svd":
+        message = (
+            f"loro moves products A·B of two matrices, which family={model.family} has not; use family=svd or adamw"
+        )
+        return [FieldProblem(field, "loro", message)]
+    if chosen_strategy(model, parallelism) != "btp":
+        return [FieldProblem(field, "loro", "loro needs factors that are whole along their rank; use strategy=btp")]
+    return []

@@ -1,8 +1,8 @@
 """The optimizer's trajectory: steps, batches, learning rate."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from boost_core.config.base import Config
 
@@ -20,13 +20,37 @@ class TrainingConfig(Config):
     evaluate_sequences: int = Field(64, ge=1, description="Held-out sequences in one evaluation.")
 
 
-class OptimizerConfig(Config):
-    """AdamW with a cosine schedule after a linear warm-up; defaults of the CoLA paper."""
+class LoroConfig(Config):
+    """How LORO alternates its steps."""
 
+    exact_every_steps: int = Field(500, ge=1, description="Every so many steps one is exact, the others lazy.")
+    rewarm_steps: int = Field(5, ge=1, description="Steps over which the factors' learning rate rises after that.")
+
+
+class OptimizerConfig(Config):
+    """AdamW or LORO with a cosine schedule after a linear warm-up; defaults of the CoLA paper."""
+
+    kind: Literal["adamw", "loro"] = Field(
+        "adamw", description="loro: steps along the low-rank products themselves; for family=svd under btp."
+    )
+    loro: LoroConfig | None = Field(None, validate_default=True, description="For kind=loro only.")
     learning_rate: float = Field(3e-3, gt=0, lt=10)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    epsilon: float = Field(1e-8, gt=0)
+    epsilon: float | None = Field(None, gt=0, description="Default: 1e-8; 1e-6 for loro.")
     weight_decay: float = Field(0.01, ge=0)
     clip_norm: float = Field(0.5, gt=0, description="Largest global gradient norm.")
     warmup_steps: int = Field(0, ge=0)
     final_learning_rate_ratio: float = Field(0.1, ge=0, le=1, description="Learning rate at the end over its peak.")
+
+    @field_validator("loro")
+    @classmethod
+    def _loro_belongs_to_loro(cls, value: LoroConfig | None, info: Any) -> LoroConfig | None:
+        kind = info.data.get("kind")
+        if value is not None and kind != "loro":
+            raise ValueError(f"kind={kind} makes no exact steps; leave loro out, or set kind=loro")
+        return value or (LoroConfig() if kind == "loro" else None)
+
+    @property
+    def adam_epsilon(self) -> float:
+        """Added to the root of the second moment, with the default filled in."""
+        return self.epsilon or (1e-6 if self.kind == "loro" else 1e-8)

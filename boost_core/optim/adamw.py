@@ -1,6 +1,6 @@
 """AdamW on fp32 master weights (decoupled weight decay, arXiv 1711.05101)."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import nn
@@ -17,21 +17,29 @@ class MasterWeightAdamW:
         weights: The model's weights by name, fp32; they become ``compute_type`` here.
         config: Betas, epsilon and weight decay.
         compute_type: What the model computes in.
+        apart: Names of weights that a subclass updates itself; their masters and moments are kept here all the same.
     """
 
-    def __init__(self, weights: Mapping[str, nn.Parameter], config: OptimizerConfig, compute_type: torch.dtype) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, nn.Parameter],
+        config: OptimizerConfig,
+        compute_type: torch.dtype,
+        apart: Collection[str] = (),
+    ) -> None:
         self._weights = weights
         self.masters: dict[str, torch.Tensor] = {}
         for name, weight in weights.items():
             self.masters[name] = weight.detach()
             weight.data = weight.detach().to(compute_type)  # the same storage where the types agree
-        matrices = [master for master in self.masters.values() if master.ndim > 1]
-        scales = [master for master in self.masters.values() if master.ndim == 1]
+        own = [master for name, master in self.masters.items() if name not in apart]
+        matrices = [master for master in own if master.ndim > 1]
+        scales = [master for master in own if master.ndim == 1]
         groups = [
             {"params": matrices, "weight_decay": config.weight_decay},
             {"params": scales, "weight_decay": 0.0},
         ]
-        self._adamw = torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=config.epsilon)
+        self._adamw = torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=config.adam_epsilon)
         self._fill_state()
 
     def _fill_state(self) -> None:
@@ -45,6 +53,10 @@ class MasterWeightAdamW:
 
     def step(self, gradients: Mapping[str, torch.Tensor], learning_rate: float, step: int) -> None:
         """One update with the clipped gradients of optimizer step number ``step`` (from 1)."""
+        self._update(gradients, learning_rate, step)
+        self.copy_masters_to_weights()
+
+    def _update(self, gradients: Mapping[str, torch.Tensor], learning_rate: float, step: int) -> None:
         for name, master in self.masters.items():
             master.grad = gradients[name].to(master.dtype)
             self._adamw.state[master]["step"].fill_(step - 1)
@@ -53,7 +65,11 @@ class MasterWeightAdamW:
         self._adamw.step()
         for master in self.masters.values():
             master.grad = None
-        self.copy_masters_to_weights()
+
+    def moments(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Running means of a weight's gradient and of its square."""
+        state = self._adamw.state[self.masters[name]]
+        return state["exp_avg"], state["exp_avg_sq"]
 
     def copy_masters_to_weights(self) -> None:
         """Round the masters into the model's weights; nothing to do where they share storage."""
@@ -64,10 +80,6 @@ class MasterWeightAdamW:
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """What a checkpoint keeps of each weight: the master and its two moments."""
         return {
-            name: {
-                "master": master,
-                "first_moment": self._adamw.state[master]["exp_avg"],
-                "second_moment": self._adamw.state[master]["exp_avg_sq"],
-            }
+            name: dict(zip(("master", "first_moment", "second_moment"), (master, *self.moments(name)), strict=True))
             for name, master in self.masters.items()
         }

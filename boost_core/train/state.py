@@ -15,6 +15,7 @@ from boost_core.models.build import build
 from boost_core.models.decoder import Decoder
 from boost_core.nn.attention import Rotation
 from boost_core.optim.adamw import MasterWeightAdamW
+from boost_core.optim.loro import Loro, factor_pairs
 from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.mesh import ParallelMesh
@@ -63,7 +64,6 @@ class TrainState:
         tensor_parallel = Collectives(mesh.group("tp"), "tp", ledger)
         model, axes = build(spec.model, spec.parallelism, tensor_parallel)
         make_weights(model, axes, tensor_parallel.rank, tensor_parallel.size, spec.training.seed, device)
-        compute_type = COMPUTE_TYPES[spec.training.precision]
         return cls(
             spec=spec,
             mesh=mesh,
@@ -74,7 +74,7 @@ class TrainState:
             axes=split_axes(model, axes),
             latent_weights=latent_weights(model),
             rotation=Rotation(spec.training.sequence_length, spec.model.head_size, spec.model.rope_theta, device),
-            optimizer=MasterWeightAdamW(dict(model.named_parameters()), spec.optimizer, compute_type),
+            optimizer=_optimizer(spec, model, tensor_parallel),
         )
 
     def save(self, folder: CheckpointFolder) -> Manifest:
@@ -105,6 +105,15 @@ class TrainState:
         load_shards(folder, step, self.optimizer.tensors(), self.axes, self.mesh.mesh)
         self.optimizer.copy_masters_to_weights()
         self.step, self.samples = manifest.step, manifest.samples
+
+
+def _optimizer(spec: JobSpec, model: Decoder, tensor_parallel: Collectives) -> MasterWeightAdamW:
+    weights, config = dict(model.named_parameters()), spec.optimizer
+    compute_type = COMPUTE_TYPES[spec.training.precision]
+    if config.loro is None:
+        return MasterWeightAdamW(weights, config, compute_type)
+    rank_share = spec.model.bottleneck_rank / spec.model.hidden_size
+    return Loro(weights, config, config.loro, compute_type, factor_pairs(model), rank_share, tensor_parallel)
 
 
 def _refuse_other_model(manifest: Manifest, spec: JobSpec, url: str) -> None:

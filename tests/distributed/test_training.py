@@ -43,10 +43,24 @@ LAYOUTS = [
 ]
 
 
+JOBS = [
+    pytest.param({}, id="cola"),
+    pytest.param({"model": {"family": "dense", "rank": None}}, id="dense"),
+    pytest.param({"model": {"family": "lax", "lax": {"gate": "dense"}}}, id="lax"),
+    # Its third and sixth steps are exact.
+    pytest.param(
+        {"model": {"family": "svd"}, "optimizer": {"kind": "loro", "loro": {"exact_every_steps": 3}}}, id="svd loro"
+    ),
+]
+
+
+@pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_follows_the_same_curve(ranks: Ranks, corpus: Path, tmp_path: Path, layout: dict) -> None:
-    alone = tiny_job(corpus, tmp_path / "alone", parallelism={"tensor_parallel_size": 1})
-    gang = tiny_job(corpus, tmp_path / "gang", parallelism=layout)
+def test_every_layout_follows_the_same_curve(
+    ranks: Ranks, corpus: Path, tmp_path: Path, layout: dict, job: dict
+) -> None:
+    alone = tiny_job(corpus, tmp_path / "alone", parallelism={"tensor_parallel_size": 1}, **job)
+    gang = tiny_job(corpus, tmp_path / "gang", parallelism=layout, **job)
     (expected,) = ranks.run(1, train_and_record, alone)
     (got, *_) = ranks.run(gang.parallelism.world_size, train_and_record, gang)
     # fp32 sums in another order: each of 8 steps may add a few units in the last place (6e-8) of a loss

@@ -374,7 +374,7 @@ def test_every_metric_has_a_help_text(http: httpx.Client, store: JobStore) -> No
     job = store.create(a_spec(), "/checkpoints")
     start(store, job.id)
     families = list(text_string_to_metric_families(http.get("/metrics").text))
-    assert len(families) == 15
+    assert len(families) == 16
     assert all(family.documentation and family.type == "gauge" for family in families)
     newer = http.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert newer.headers["content-type"].startswith("application/openmetrics-text")

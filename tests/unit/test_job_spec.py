@@ -28,6 +28,33 @@ def test_a_preset_gives_way_to_what_stands_beside_it() -> None:
 
 
 BAD = [
+    (
+        changed(parallelism={"recompute": "latent", "norm": "sync"}),
+        "parallelism.recompute",
+        "norm=sync has a collective amid them: use norm=fused, or use none or full",
+    ),
+    (
+        changed(parallelism={"recompute": "latent", "strategy": "vanilla"}),
+        "parallelism.recompute",
+        "vanilla exchanges wide vectors",
+    ),
+    (
+        changed(parallelism={"split_micro_batch": True, "recompute": "full"}),
+        "parallelism.split_micro_batch",
+        "runs a block without a stop",
+    ),
+    (
+        changed(parallelism={"split_micro_batch": True}, training={"micro_batch_size": 1}),
+        "training.micro_batch_size",
+        "has no halves; use 2 or more",
+    ),
+    (changed(optimizer={"kind": "loro"}), "optimizer.kind", "use family=svd or adamw"),
+    (
+        changed(optimizer={"kind": "loro"}, model={"family": "svd"}, parallelism={"strategy": "vanilla"}),
+        "optimizer.kind",
+        "use strategy=btp",
+    ),
+    (changed(optimizer={"loro": {}}), "optimizer.loro", "set kind=loro"),
     (changed(flavour=1), "flavour", "Extra inputs"),
     (changed(model={"preset": "huge"}), "model.preset", "choose one of tiny"),
     (changed(model={"rank": 129}), "model.rank", "usually hidden_size/4=32"),

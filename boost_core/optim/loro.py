@@ -1,0 +1,116 @@
+"""LORO (ICLR 2025): the two factors of each low-rank product are moved together, every so often along the manifold.
+
+With Adam's direction g = m / (√v + ε), η = lr √(1 − β₂ᵗ) / (1 − β₁ᵗ), and t the steps since the last exact one::
+
+    lazy    M ← M − η (r/d) g_M,  N ← N − η (r/d) g_N
+    exact   one Riemannian step with η, without weight decay; then the moments start from zero, and so does the
+            learning rate, for a few steps
+
+All other weights are AdamW's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import nn
+
+from boost_core.config.training import LoroConfig, OptimizerConfig
+from boost_core.nn.bottleneck import Bottleneck
+from boost_core.optim.adamw import MasterWeightAdamW
+from boost_core.optim.riemannian import riemannian_step
+from boost_core.parallel.collectives import Collectives
+
+
+@dataclass(frozen=True)
+class FactorPair:
+    """Where the two factors of one projection are: ``down[:, projection]`` and ``up[member]``."""
+
+    down: str
+    projection: int
+    up: str
+    member: int
+
+
+def factor_pairs(model: nn.Module) -> list[FactorPair]:
+    """The factor pairs of all of a model's bottlenecks."""
+    pairs = []
+    for path, module in model.named_modules():
+        if isinstance(module, Bottleneck):
+            runs = [(index, member) for index, (_, members) in enumerate(module.widths) for member in range(members)]
+            pairs += [
+                FactorPair(f"{path}.down", projection, f"{path}.up_{index}", member)
+                for projection, (index, member) in enumerate(runs)
+            ]
+    return pairs
+
+
+class Loro(MasterWeightAdamW):
+    """``MasterWeightAdamW`` whose factor pairs are updated by LORO.
+
+    Args:
+        weights: The model's weights by name.
+        config: Betas, epsilon and weight decay.
+        loro: How often to make an exact step.
+        compute_type: What the model computes in.
+        pairs: The factor pairs among the weights.
+        rank_share: r/d.
+        tensor_parallel: The group over which the factors' long axes are sharded.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, nn.Parameter],
+        config: OptimizerConfig,
+        loro: LoroConfig,
+        compute_type: torch.dtype,
+        pairs: list[FactorPair],
+        rank_share: float,
+        tensor_parallel: Collectives,
+    ) -> None:
+        self._factors = sorted({name for pair in pairs for name in (pair.down, pair.up)})
+        super().__init__(weights, config, compute_type, apart=self._factors)
+        self._config, self._loro, self._pairs = config, loro, pairs
+        self._rank_share, self._tensor_parallel = rank_share, tensor_parallel
+
+    def _update(self, gradients: Mapping[str, torch.Tensor], learning_rate: float, step: int) -> None:
+        super()._update(gradients, learning_rate, step)
+        since = (step - 1) % self._loro.exact_every_steps + 1
+        if step > self._loro.exact_every_steps:
+            learning_rate *= min(1.0, since / self._loro.rewarm_steps)
+        first_decay, second_decay = self._config.betas
+        step_size = learning_rate * sqrt(1 - second_decay**since) / (1 - first_decay**since)
+        directions = {name: self._direction(name, gradients[name]) for name in self._factors}
+        if since == self._loro.exact_every_steps:
+            self._exact(directions, step_size)
+        else:
+            self._lazy(directions, step_size * self._rank_share, learning_rate * self._config.weight_decay)
+
+    def _direction(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        first, second = self.moments(name)
+        first_decay, second_decay = self._config.betas
+        first.lerp_(gradient.to(first.dtype), 1 - first_decay)
+        second.mul_(second_decay).addcmul_(gradient, gradient, value=1 - second_decay)
+        return first / (second.sqrt() + self._config.adam_epsilon)
+
+    def _lazy(self, directions: Mapping[str, torch.Tensor], step_size: float, decay: float) -> None:
+        for name, direction in directions.items():
+            self.masters[name].mul_(1 - decay).sub_(direction, alpha=step_size)
+
+    def _exact(self, directions: Mapping[str, torch.Tensor], step_size: float) -> None:
+        for pair in self._pairs:
+            down, up = self.masters[pair.down][:, pair.projection], self.masters[pair.up][pair.member].T
+            moved_down, moved_up = riemannian_step(
+                down,
+                up,
+                directions[pair.down][:, pair.projection],
+                directions[pair.up][pair.member].T,
+                step_size,
+                self._tensor_parallel,
+            )
+            down.copy_(moved_down)
+            up.copy_(moved_up)
+        for name in self._factors:
+            for moment in self.moments(name):
+                moment.zero_()
