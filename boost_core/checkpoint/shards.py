@@ -33,6 +33,23 @@ def load_shards(folder: CheckpointFolder, step: int, tensors: WeightTensors, axe
     load(_as_whole(tensors, axes, mesh), storage_reader=reader)
 
 
+def save_whole(folder: CheckpointFolder, step: int, tensors: WeightTensors) -> None:
+    """Write whole tensors in one process; the checkpoint is not committed by it."""
+    folder.prepare(step)
+    writer = FsspecWriter(folder.step_url(step), sync_files=folder.is_local, **folder.STORAGE_OPTIONS)
+    save(_flat(tensors), storage_writer=writer, no_dist=True)
+
+
+def load_whole(folder: CheckpointFolder, step: int, tensors: WeightTensors) -> None:
+    """Fill whole tensors in place, in one process."""
+    reader = FsspecReader(folder.step_url(step), **folder.STORAGE_OPTIONS)
+    load(_flat(tensors), storage_reader=reader, no_dist=True)
+
+
+def _flat(tensors: WeightTensors) -> dict[str, Any]:
+    return {f"{name}.{kind}": tensor for name, kinds in tensors.items() for kind, tensor in kinds.items()}
+
+
 def _as_whole(tensors: WeightTensors, axes: SplitAxes, mesh: DeviceMesh) -> dict[str, Any]:
     """The local shards as views of whole tensors, which is what makes a checkpoint independent of its layout."""
     whole = {}

@@ -25,7 +25,7 @@ from tests.benchmarks.figures import FIGURES, draw_lines, write_table
 
 STEPS, WARMUP = 400, 40
 SEQUENCE_LENGTH, BATCH = 128, 16
-LEARNING_RATES = (0.002, 0.005, 0.01)
+LEARNING_RATES = (0.001, 0.003, 0.01)
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 4, "num_attention_heads": 4},
     "medium": {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 6, "num_attention_heads": 8},

@@ -1,0 +1,80 @@
+"""Models in and out of the trainer: ``python -m boost_core.convert --help``."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.config import load_job
+from boost_core.convert.factor import factored
+from boost_core.convert.model_folder import read_model, write_model
+from boost_core.convert.names import fill_from_published, to_published
+from boost_core.convert.whole import empty_weights, read_weights, write_start
+
+
+def main() -> int:
+    """Run one command; 0 on success, 2 for what cannot be converted."""
+    arguments = _parser().parse_args()
+    try:
+        if arguments.command == "export":
+            export(arguments.checkpoints, arguments.model, arguments.step)
+        else:
+            start(arguments.model, arguments.job, arguments.checkpoints)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def export(checkpoints: str, model_folder: Path, step: int | None) -> None:
+    """Write a checkpoint's model, fp32, under its published names.
+
+    Args:
+        checkpoints: Folder of a job's checkpoints, a path or a URL.
+        model_folder: Where the model goes.
+        step: Which checkpoint; the newest by default.
+
+    Raises:
+        ValueError: There is no such checkpoint, or its family has no published form.
+    """
+    folder = CheckpointFolder(checkpoints)
+    steps = folder.steps()
+    if not steps or step not in (None, *steps):
+        raise ValueError(f"{checkpoints} holds no {f'checkpoint of step {step}' if steps else 'checkpoint'}; check it")
+    model, weights = read_weights(folder, steps[-1] if step is None else step)
+    write_model(model_folder, model, to_published(model, weights))
+
+
+def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:
+    """Make a model what a job starts from: ``checkpoint.resume_from`` of the job, when it is submitted.
+
+    A dense model is cut to the rank of a job whose model is svd or cola.
+
+    Raises:
+        ValueError: The model is not the job's.
+    """
+    job = load_job(job_file)
+    there, published = read_model(model_folder)
+    if there.family == "dense" and job.model.rank is not None:
+        published = factored(published, job.model.rank)
+    weights = empty_weights(job.model)
+    fill_from_published(job.model, weights, published)
+    write_start(CheckpointFolder(checkpoints), job, weights)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m boost_core.convert", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    to_model = commands.add_parser("export", help="a checkpoint as safetensors with published names")
+    to_model.add_argument("checkpoints", help="folder of a job's checkpoints, a path or a URL")
+    to_model.add_argument("model", type=Path, help="folder to write the model to")
+    to_model.add_argument("--step", type=int, help="which checkpoint; the newest by default")
+    from_model = commands.add_parser("start", help="a model as a checkpoint that a job starts from")
+    from_model.add_argument("model", type=Path, help="folder with config.json and safetensors")
+    from_model.add_argument("job", type=Path, help="the job, YAML or JSON")
+    from_model.add_argument("checkpoints", help="folder to write it to; the job's checkpoint.resume_from")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

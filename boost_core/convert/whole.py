@@ -1,0 +1,54 @@
+"""Whole weights in and out of checkpoints, in one process."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+import torch
+
+from boost_core import __version__
+from boost_core.checkpoint.folder import CheckpointFolder, Manifest
+from boost_core.checkpoint.shards import load_whole, save_whole
+from boost_core.config import JobSpec, ModelConfig, ParallelismConfig
+from boost_core.models.build import build
+from boost_core.nn.weights import weight_specs
+from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.ledger import CommunicationLedger
+
+
+def empty_weights(model: ModelConfig) -> dict[str, torch.Tensor]:
+    """A model's whole weights, fp32, not yet filled."""
+    declared, _ = build(model, ParallelismConfig(), Collectives(None, "tp", CommunicationLedger()))
+    return {name: torch.empty(spec.shape) for name, spec in weight_specs(declared).items()}
+
+
+def read_weights(folder: CheckpointFolder, step: int) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+    """The model of a committed checkpoint and its whole master weights."""
+    model = folder.manifest(step).job.model
+    weights = empty_weights(model)
+    load_whole(folder, step, {name: {"master": weight} for name, weight in weights.items()})
+    return model, weights
+
+
+def write_start(folder: CheckpointFolder, job: JobSpec, weights: Mapping[str, torch.Tensor]) -> None:
+    """Commit weights as a checkpoint of step 0, from which a job can start."""
+    tensors = {
+        name: {
+            "master": weight,
+            "first_moment": torch.zeros_like(weight),
+            "second_moment": torch.zeros_like(weight),
+        }
+        for name, weight in weights.items()
+    }
+    save_whole(folder, 0, tensors)
+    folder.commit(
+        Manifest(
+            step=0,
+            samples=0,
+            parallelism=ParallelismConfig(),
+            job=job,
+            versions={"boost": __version__, "torch": version("torch")},
+            saved_at=datetime.now(UTC),
+            files=folder.shard_sizes(0),
+        )
+    )
