@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from pydantic import ValidationError
 
 from boost_core.config import JobSpec, load_job
+from boost_core.config.base import in_lines
 from boost_core.train import train
 from boost_core.train.report import ConsoleReporter
 
@@ -26,7 +26,7 @@ def main() -> int:
         _join_gang(spec)
         train(spec, ConsoleReporter(arguments.reports))
     except (OSError, ValueError) as error:
-        print(_readable(error), file=sys.stderr)
+        print(in_lines(error), file=sys.stderr)
         return 2
     finally:
         if dist.is_initialized():
@@ -53,12 +53,6 @@ def _join_gang(spec: JobSpec) -> None:
         dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
     else:
         dist.init_process_group("gloo")
-
-
-def _readable(error: Exception) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    return "\n".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
 
 
 if __name__ == "__main__":

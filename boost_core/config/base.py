@@ -27,6 +27,13 @@ class FieldProblem:
     message: str
 
 
+def in_lines(error: Exception) -> str:
+    """An error for a terminal; one that names fields, a line each."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "\n".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+
+
 def raise_problems(title: str, problems: list[FieldProblem]) -> None:
     """Raise one ``ValidationError`` that names every field at fault; do nothing if there is none."""
     if not problems:

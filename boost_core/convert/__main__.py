@@ -6,6 +6,7 @@ from pathlib import Path
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import load_job
+from boost_core.config.base import in_lines
 from boost_core.convert.factor import factored
 from boost_core.convert.model_folder import read_model, write_model
 from boost_core.convert.names import fill_from_published, to_published
@@ -21,7 +22,7 @@ def main() -> int:
         else:
             start(arguments.model, arguments.job, arguments.checkpoints)
     except (OSError, ValueError) as error:
-        print(error, file=sys.stderr)
+        print(in_lines(error), file=sys.stderr)
         return 2
     return 0
 

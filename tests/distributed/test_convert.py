@@ -1,0 +1,185 @@
+"""Models out and in: read by transformers, bit-equal on the way back, and cut to low rank no worse than can be."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.config import JobSpec, ModelConfig
+from boost_core.convert.__main__ import export, start
+from boost_core.convert.factor import factored
+from boost_core.convert.model_folder import read_model, write_model
+from boost_core.convert.names import fill_from_published, published_slots, to_published
+from boost_core.convert.whole import empty_weights, read_weights
+from tests.distributed.recording import losses, train_and_record
+from tests.jobs import tiny_job, write_corpus
+from tests.numerics import reference
+from tests.numerics.sharded import batch, full_weights
+from tests.ranks import Ranks
+
+SHAPE = {
+    "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "rope_theta": 5000.0, "norm_epsilon": 1e-5,
+}  # fmt: skip
+
+
+def model(**changes) -> ModelConfig:
+    return ModelConfig.model_validate(SHAPE | changes)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_transformers_loads_a_dense_export_and_gives_the_same_logits(tmp_path: Path, tied: bool) -> None:
+    config = model(family="dense", tie_embeddings=tied)
+    weights = full_weights(config, torch.float32)
+    write_model(tmp_path, config, to_published(config, weights))
+    llama = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    tokens, _ = batch(config, 1, 12)
+    theirs = llama(tokens).logits[0].log_softmax(-1)
+    # The reference gives the loss of one target a token: asked for each target in turn, all the logits but a constant.
+    double = {name: weight.double() for name, weight in weights.items()}
+    every = torch.arange(config.vocab_size).unsqueeze(1).expand(-1, 12)
+    ours = -reference.token_losses(config, double, tokens.expand(config.vocab_size, -1), every)
+    torch.testing.assert_close(ours.view(config.vocab_size, 12).T, theirs, rtol=1e-6, atol=1e-6)
+
+
+FAMILIES = [
+    {"family": "dense"},
+    {"family": "dense", "num_key_value_heads": None, "tie_embeddings": True},
+    {"family": "svd", "rank": 8},
+    {"family": "cola", "rank": 8},
+    {"family": "cola", "rank": 8, "gate_activation": True},
+]
+
+
+@pytest.mark.parametrize("changes", FAMILIES, ids=str)
+def test_out_and_in_again_is_bit_equal(tmp_path: Path, changes: dict) -> None:
+    config = model(**changes)
+    weights = full_weights(config, torch.float32)
+    write_model(tmp_path, config, to_published(config, weights))
+    there, published = read_model(tmp_path)
+    again = empty_weights(config)
+    fill_from_published(config, again, published)
+    assert all(torch.equal(again[name], weight) for name, weight in weights.items())
+    assert there.gated_by_silu == config.gated_by_silu
+    same = {"gate_activation", "num_key_value_heads", "lax"}
+    assert there.model_dump(exclude=same) == config.model_dump(exclude=same)
+    assert there.key_value_heads == config.key_value_heads
+
+
+def test_cola_has_its_published_names_and_shapes(tmp_path: Path) -> None:
+    config = model(family="cola", rank=8)
+    weights = full_weights(config, torch.float32)
+    write_model(tmp_path, config, to_published(config, weights))
+    tensors = load_file(tmp_path / "model.safetensors")
+    of_block = {
+        name.removeprefix("model.layers.1."): list(tensor.shape)
+        for name, tensor in tensors.items()
+        if name.startswith("model.layers.1.")
+    }
+    assert of_block == {
+        "input_layernorm.weight": [32],
+        "post_attention_layernorm.weight": [32],
+        "self_attn.q_proj.cola_a": [32, 8], "self_attn.q_proj.cola_b": [8, 32],
+        "self_attn.k_proj.cola_a": [32, 8], "self_attn.k_proj.cola_b": [8, 16],
+        "self_attn.v_proj.cola_a": [32, 8], "self_attn.v_proj.cola_b": [8, 16],
+        "self_attn.o_proj.cola_a": [32, 8], "self_attn.o_proj.cola_b": [8, 32],
+        "mlp.gate_proj.cola_a": [32, 8], "mlp.gate_proj.cola_b": [8, 48],
+        "mlp.up_proj.cola_a": [32, 8], "mlp.up_proj.cola_b": [8, 48],
+        "mlp.down_proj.cola_a": [48, 8], "mlp.down_proj.cola_b": [8, 32],
+    }  # fmt: skip
+    value = "model.layers.1.self_attn.v_proj"
+    assert torch.equal(tensors[f"{value}.cola_a"], weights["blocks.1.query_key_value.down"][:, 2])
+    assert torch.equal(tensors[f"{value}.cola_b"], weights["blocks.1.query_key_value.up_1"][1])
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert {name: written[name] for name in ("model_type", "rank", "lr_act_type", "only_lr_act")} == {
+        "model_type": "cola", "rank": 8, "lr_act_type": "silu", "only_lr_act": True,
+    }  # fmt: skip
+
+
+def test_every_weight_of_the_trainer_is_published_once() -> None:
+    for changes in FAMILIES:
+        config = model(**changes)
+        weights = {name: torch.zeros_like(weight) for name, weight in empty_weights(config).items()}
+        for slot in published_slots(config).values():
+            slot.of(weights).add_(1)
+        assert all(bool((weight == 1).all()) for weight in weights.values())
+
+
+def test_cut_at_full_rank_a_dense_model_is_the_same_svd_model() -> None:
+    dense, low_rank = model(family="dense"), model(family="svd", rank=32)
+    weights = full_weights(dense)
+    cut = {name: torch.zeros_like(weight).double() for name, weight in empty_weights(low_rank).items()}
+    fill_from_published(low_rank, cut, factored(to_published(dense, weights), 32))
+    expected, got = (
+        reference.token_losses(config, values, *batch(dense, 2, 10))
+        for config, values in ((dense, weights), (low_rank, cut))
+    )
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=0)
+
+
+def test_a_cut_is_the_best_of_its_rank() -> None:
+    weights = to_published(model(family="dense"), full_weights(model(family="dense")))
+    cut = factored(weights, 5)
+    for name, weight in weights.items():
+        if name.endswith("_proj.weight"):
+            projection = name.removesuffix(".weight")
+            error = (cut[f"{projection}.cola_a"] @ cut[f"{projection}.cola_b"] - weight.T).square().sum()
+            torch.testing.assert_close(error, torch.linalg.svdvals(weight)[5:].square().sum())
+
+
+def dense_job(corpus: Path, checkpoints: Path, **changes) -> JobSpec:
+    return tiny_job(corpus, checkpoints, model={"family": "dense", "rank": None}, **changes)
+
+
+def test_a_dense_job_goes_on_as_a_low_rank_one(ranks: Ranks, tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    ranks.run(2, train_and_record, dense_job(corpus, tmp_path / "dense", training={"steps": 60}))
+    export(str(tmp_path / "dense"), tmp_path / "model", None)
+    cut = {"resume_from": str(tmp_path / "cut")}
+    job = tiny_job(corpus, tmp_path / "svd", model={"family": "svd", "rank": 24}, checkpoint=cut)
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    start(tmp_path / "model", tmp_path / "job.json", str(tmp_path / "cut"))
+    reports = ranks.run(2, train_and_record, job)[0]
+    assert reports[0].step == 0
+    assert reports[0].resumed_from.endswith("cut/step-00000000")
+    scratch = tiny_job(corpus, tmp_path / "scratch", model={"family": "svd", "rank": 24})
+    assert losses(reports)[1] < 0.6 * losses(ranks.run(2, train_and_record, scratch)[0])[1]
+
+
+def test_an_export_has_the_weights_of_its_step(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.run(2, train_and_record, dense_job(write_corpus(tmp_path / "corpus"), tmp_path / "dense"))
+    export(str(tmp_path / "dense"), tmp_path / "model", 3)
+    config, weights = read_weights(CheckpointFolder(str(tmp_path / "dense")), 3)
+    _, published = read_model(tmp_path / "model")
+    assert all(torch.equal(published[name], slot.of(weights)) for name, slot in published_slots(config).items())
+
+
+REFUSED = [
+    (["export", "nowhere", "out"], "nowhere holds no checkpoint"),
+    (["start", "empty", "job.json", "out"], "empty holds no config.json with safetensors beside it"),
+    (["start", "model", "job.json", "out"], "model.embed_tokens.weight is [256, 32] there and [256, 64] in the job"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "line"), REFUSED, ids=[line for _, line in REFUSED])
+def test_what_cannot_be_converted_is_said_in_a_line(tmp_path: Path, arguments: list[str], line: str) -> None:
+    config = model(family="cola", rank=8)
+    write_model(tmp_path / "model", config, to_published(config, full_weights(config, torch.float32)))
+    job = {"name": "job", "model": SHAPE | {"hidden_size": 64, "rank": 8}, "training": {"steps": 1}}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    command = [sys.executable, "-m", "boost_core.convert", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert line in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_lax_has_no_published_form() -> None:
+    with pytest.raises(ValueError, match="dense, svd and cola have"):
+        published_slots(model(family="lax", rank=8))
