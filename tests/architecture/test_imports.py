@@ -1,7 +1,9 @@
 """What the import contracts cannot see: what is really loaded when a process starts."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,3 +20,30 @@ import pytest
 def test_importing_leaves_out(modules: str, absent: str) -> None:
     code = f"import sys, {modules}; sys.exit({absent!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def imported(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+@pytest.mark.parametrize("floor", ["nn", "models", "optim", "data", "kernels"])
+def test_collectives_are_left_to_the_parallel_floor(floor: str) -> None:
+    files = list((ROOT / "boost_core" / floor).rglob("*.py"))
+    assert files
+    assert not [path for path in files if "torch.distributed" in imported(path)]
+
+
+@pytest.mark.parametrize("floor", ["nn", "models"])
+def test_a_model_never_asks_how_many_ranks_there_are(floor: str) -> None:
+    for path in (ROOT / "boost_core" / floor).rglob("*.py"):
+        text = path.read_text()
+        assert not [word for word in ("tensor_parallel_size", "world_size", "tp_size", ".rank()") if word in text], path

@@ -30,7 +30,7 @@ def draw_lines(path: Path, panels: Sequence[Panel], x_label: str) -> None:
             points = line if isinstance(line, Mapping) else dict(enumerate(line, start=1))
             axis.plot(list(points), list(points.values()), label=name, linewidth=1)
         axis.set(xlabel=x_label, ylabel=y_label, yscale="log" if logarithmic else "linear")
-    axes[0][-1].legend(fontsize=7)
+    axes[0][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)

@@ -1,13 +1,8 @@
 """What is kept for backward, counted tensor by tensor, and what it costs to keep less."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.models.build import build
@@ -16,27 +11,9 @@ from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.shard import make_weights
 from tests.numerics.sharded import run_sharded
+from tests.numerics.storages import Made
 from tests.numerics.test_collective_count import LENGTH, SEQUENCES, counted, model
 from tests.ranks import Ranks
-
-
-class Made(TorchDispatchMode):
-    """Remembers every storage that is made, without keeping it alive."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: dict[StorageWeakRef, int] = {}
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        result = function(*arguments, **(keywords or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                self.sizes[StorageWeakRef(storage)] = storage.nbytes()
-        return result
-
-    def alive_bytes(self) -> int:
-        return sum(size for storage, size in self.sizes.items() if not storage.expired())
 
 
 def kept_by_a_block(config: ModelConfig, parallelism: ParallelismConfig, sequences: int) -> int:
