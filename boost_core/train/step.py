@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from boost_core.data.sampler import Sampler, Sequences
 from boost_core.optim.clipping import clip_by_global_norm_
@@ -32,7 +33,7 @@ def training_step(state: TrainState, sampler: Sampler) -> StepResult:
     training = state.spec.training
     share = training.global_batch_size // state.data_parallel.size
     first = state.samples + share * state.data_parallel.rank
-    loss = torch.zeros((), dtype=torch.float64)
+    loss, gradients = torch.zeros((), dtype=torch.float64), dict[str, torch.Tensor]()
     for begin in range(first, first + share, training.micro_batch_size):
         sequences = sampler.sequences(begin, training.micro_batch_size)
         token_losses = losses(state, sequences)
@@ -40,7 +41,8 @@ def training_step(state: TrainState, sampler: Sampler) -> StepResult:
         part = token_losses.sum() / (share * training.sequence_length)
         part.backward()  # type: ignore[no-untyped-call]
         loss += part.detach().double().cpu()
-    gradients = _average_over_replicas(state, loss)
+        _take_gradients(state.model, gradients)
+    _all_reduce_mean_([loss, *gradients.values()], state.data_parallel)
     sum_latent_gradients_(gradients, state.latent_weights, state.tensor_parallel)
     norm = clip_by_global_norm_(gradients, state.axes, state.spec.optimizer.clip_norm, state.tensor_parallel)
     state.step += 1
@@ -57,16 +59,13 @@ def losses(state: TrainState, sequences: Sequences) -> torch.Tensor:
     return out
 
 
-def _average_over_replicas(state: TrainState, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Take the gradients off the weights, fp32, and average them (and the loss) over the data parallel ranks."""
-    gradients: dict[str, torch.Tensor] = {}
-    for name, weight in state.model.named_parameters():
+def _take_gradients(model: nn.Module, gradients: dict[str, torch.Tensor]) -> None:
+    """Take the gradients off the weights and add them up in fp32, in which many small ones count, too."""
+    for name, weight in model.named_parameters():
         if weight.grad is None:
             raise AssertionError(f"no gradient reached {name}")
-        gradients[name] = weight.grad.float()
-        weight.grad = None
-    _all_reduce_mean_([loss, *gradients.values()], state.data_parallel)
-    return gradients
+        gradient, weight.grad = weight.grad.float(), None
+        gradients[name] = gradients[name].add_(gradient) if name in gradients else gradient
 
 
 def _all_reduce_mean_(tensors: list[torch.Tensor], replicas: Collectives) -> None:
