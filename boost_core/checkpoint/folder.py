@@ -10,34 +10,45 @@ A reader looks for manifests only, so it never sees half of a checkpoint.
 """
 
 import re
+import zlib
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, ClassVar
 
 import fsspec
 
+from boost_core.checkpoint.retention import expendable
 from boost_core.config import JobSpec, ParallelismConfig
 from boost_core.config.base import Config
 
 MANIFEST = "manifest.json"
+_READ_BYTES = 8 * 2**20
 _STEP = re.compile(rf"step-(\d+)/{re.escape(MANIFEST)}$")
+
+
+class StoredFile(Config):
+    """What was written of one file."""
+
+    bytes: int
+    crc32: int
 
 
 class Manifest(Config):
     """What a committed checkpoint says about itself."""
 
-    format: int = 1
+    format: int = 2
     step: int
     samples: int  # the data cursor: samples of the job consumed so far
     parallelism: ParallelismConfig
     job: JobSpec
     versions: dict[str, str]
     saved_at: datetime
-    files: dict[str, int]  # name → bytes
+    files: dict[str, StoredFile]  # by name
 
     @property
     def bytes(self) -> int:
         """Size of all shards."""
-        return sum(self.files.values())
+        return sum(file.bytes for file in self.files.values())
 
 
 class CheckpointFolder:
@@ -83,10 +94,49 @@ class CheckpointFolder:
             self._filesystem.rm(path, recursive=True)
         self._filesystem.makedirs(path, exist_ok=True)
 
-    def shard_sizes(self, step: int) -> dict[str, int]:
-        """Name and bytes of each file that a save has written."""
+    def stored_files(self, step: int, checksums: Mapping[str, int]) -> dict[str, StoredFile]:
+        """Each file that a save has written, by name, with its size as the store has it and the checksum given."""
         listing = self._filesystem.ls(f"{self._path}/{_name(step)}", detail=True)
-        return {entry["name"].rsplit("/", 1)[-1]: int(entry["size"]) for entry in listing if entry["type"] == "file"}
+        sizes = {entry["name"].rsplit("/", 1)[-1]: int(entry["size"]) for entry in listing}
+        return {name: StoredFile(bytes=sizes[name], crc32=checksum) for name, checksum in checksums.items()}
+
+    def damage(self, step: int, part: int = 0, parts: int = 1) -> list[str]:
+        """What is wrong with the files of a committed checkpoint, each read whole; empty if they are intact.
+
+        Args:
+            step: The checkpoint's step.
+            part: Which of ``parts`` equal parts of the files to look at.
+            parts: In how many parts they are looked at.
+        """
+        files = sorted(self.manifest(step).files.items())[part::parts]
+        return [
+            problem for name, file in files if (problem := self._damage(f"{self._path}/{_name(step)}/{name}", file))
+        ]
+
+    def _damage(self, path: str, file: StoredFile) -> str | None:
+        found, checksum = 0, 0
+        try:
+            with self._filesystem.open(path, "rb") as stream:
+                while block := stream.read(_READ_BYTES):
+                    found, checksum = found + len(block), zlib.crc32(block, checksum)
+        except FileNotFoundError:
+            return f"{path} is missing"
+        if found != file.bytes:
+            return f"{path} has {found} bytes of {file.bytes}"
+        return None if checksum == file.crc32 else f"{path} is not what was written (CRC-32 differs)"
+
+    def remove(self, step: int) -> None:
+        """Remove a checkpoint, its manifest first, so that no reader ever sees half of it."""
+        path = f"{self._path}/{_name(step)}"
+        self._filesystem.rm(f"{path}/{MANIFEST}")
+        self._filesystem.rm(path, recursive=True)
+
+    def prune(self, keep_last: int | None, keep_every: int | None) -> list[int]:
+        """Remove the checkpoints that ``expendable`` names, and say which."""
+        steps = expendable(self.steps(), keep_last, keep_every)
+        for step in steps:
+            self.remove(step)
+        return steps
 
     def commit(self, manifest: Manifest) -> None:
         """Write the manifest in one piece; the checkpoint exists from then on."""

@@ -1,8 +1,8 @@
 """Where checkpoints go."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
 from boost_core.config.base import Config
 from boost_core.config.urls import refuse_unknown_scheme
@@ -17,6 +17,19 @@ class CheckpointConfig(Config):
         None, description="Folder for the checkpoints: a path, file:// or s3://. The service adds the job id."
     )
     every_steps: int = Field(100, ge=1, description="Save this often, and at the end.")
+    keep_last: int | None = Field(
+        None, ge=1, description="Keep this many of the newest checkpoints and remove older ones; default: keep all."
+    )
+    keep_every: int | None = Field(
+        None, ge=1, description="Of those that keep_last would remove, keep the multiples of this many steps."
+    )
     resume_from: StorageUrl | None = Field(
         None, description="Folder of another job's checkpoints to start from when this job has none of its own."
     )
+
+    @field_validator("keep_every")
+    @classmethod
+    def _keep_every_belongs_to_keep_last(cls, value: int | None, info: Any) -> int | None:
+        if value is not None and info.data.get("keep_last") is None:
+            raise ValueError("without keep_last all checkpoints are kept; set keep_last, too, or leave keep_every out")
+        return value

@@ -86,16 +86,36 @@ class _Run:
             )
 
     def _newest_checkpoint(self) -> tuple[CheckpointFolder, int] | None:
+        """The newest intact checkpoint of this job, or else of the one it resumes from; ``None`` if there is none."""
+        candidates = self._candidates()
+        for url, step in candidates:
+            folder = CheckpointFolder(url)
+            damage: list[list[str]] = [[]] * dist.get_world_size()
+            dist.all_gather_object(damage, folder.damage(step, dist.get_rank(), dist.get_world_size()))
+            if not any(damage):
+                return folder, step
+            if dist.get_rank() == 0:
+                problems = "; ".join(problem for of_rank in damage for problem in of_rank)
+                logger.warning("checkpoint %s is damaged and left out: %s", folder.step_url(step), problems)
+        if candidates:
+            raise ValueError(
+                f"no checkpoint in {candidates[0][0]} is intact; restore its files, or remove the folder to start anew"
+            )
+        return None
+
+    def _candidates(self) -> list[tuple[str, int]]:
+        """URL of the folder and step of each checkpoint to continue from, the newest first, the same on all ranks."""
         # Rank 0 looks and tells the others, so that all load the same one.
-        found: list[tuple[str, int] | None] = [None]
+        found: list[list[tuple[str, int]]] = [[]]
         if dist.get_rank() == 0:
             other = self._state.spec.checkpoint.resume_from
             folders = [self._folder] if other is None else [self._folder, CheckpointFolder(other)]
-            found = [next(((folder.url, steps[-1]) for folder in folders if (steps := folder.steps())), None)]
-            if other is not None and found == [None]:
+            listings = ([(folder.url, step) for step in reversed(folder.steps())] for folder in folders)
+            found = [next(filter(None, listings), [])]
+            if other is not None and not found[0]:
                 raise ValueError(f"checkpoint.resume_from: no committed checkpoint is at {other!r}; check the URL")
         dist.broadcast_object_list(found, src=0)
-        return (CheckpointFolder(found[0][0]), found[0][1]) if found[0] else None
+        return found[0]
 
     def step(self) -> None:
         """One optimizer step and its report.

@@ -79,7 +79,7 @@ class TrainState:
 
     def save(self, folder: CheckpointFolder) -> Manifest:
         """Write and commit a checkpoint of this step. All ranks call it; it returns once it is committed."""
-        save_shards(folder, self.step, self.optimizer.tensors(), self.axes, self.mesh.mesh)
+        files = save_shards(folder, self.step, self.optimizer.tensors(), self.axes, self.mesh.mesh)
         manifest = Manifest(
             step=self.step,
             samples=self.samples,
@@ -87,10 +87,11 @@ class TrainState:
             job=self.spec,
             versions={"boost": __version__, "torch": version("torch")},
             saved_at=datetime.now(UTC),
-            files=folder.shard_sizes(self.step),
+            files=files,
         )
         if dist.get_rank() == 0:
             folder.commit(manifest)
+            folder.prune(self.spec.checkpoint.keep_last, self.spec.checkpoint.keep_every)
         dist.barrier()
         return manifest
 

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from service.cli import checkpoints
 from service.cli.demo import run_demo
 from service.cli.failures import BadInput, ExitStatus, ReadableErrors, read_job, read_settings
 from service.cli.follow import follow
@@ -19,6 +20,8 @@ from service.jobs.states import JobState
 app = typer.Typer(
     cls=ReadableErrors, no_args_is_help=True, add_completion=False, help="Train low-rank-bottleneck models."
 )
+
+app.add_typer(checkpoints.app, name="ckpt")
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id; `boost ls` lists them.")]
 Url = Annotated[str | None, typer.Option(help="Where the service is; else BOOST_URL, else this machine.")]

@@ -1,6 +1,8 @@
 """Checkpoints: exact at any layout, and never half visible."""
 
 import json
+import logging
+import zlib
 from importlib.metadata import version
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import torch.distributed as dist
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec
+from boost_core.config.reports import Report
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
 from boost_core.train.state import TrainState
@@ -90,7 +93,76 @@ def test_the_manifest_says_what_was_saved(ranks: Ranks, corpus: Path, tmp_path: 
     assert manifest.versions["torch"] == version("torch")
     stored = {path.name: path.stat().st_size for path in (tmp_path / "step-00000002").iterdir()}
     stored.pop("manifest.json")
-    assert manifest.files == stored
+    assert {name: file.bytes for name, file in manifest.files.items()} == stored
+    checksums = {name: zlib.crc32((tmp_path / "step-00000002" / name).read_bytes()) for name in stored}
+    assert {name: file.crc32 for name, file in manifest.files.items()} == checksums
+
+
+def damaged(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    elif how == "truncated":
+        path.write_bytes(content[:-7])
+    else:
+        path.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
+
+
+DAMAGE = [
+    ("missing", "__1_0.distcp is missing"),
+    ("truncated", "__1_0.distcp has {less} bytes of {size}"),
+    ("flipped", "__1_0.distcp is not what was written (CRC-32 differs)"),
+]
+
+
+@pytest.mark.parametrize(("how", "words"), DAMAGE, ids=[how for how, _ in DAMAGE])
+def test_a_damaged_shard_is_named_and_the_checkpoint_before_it_is_used(
+    ranks: Ranks, corpus: Path, tmp_path: Path, how: str, words: str
+) -> None:
+    spec = tiny_job(corpus, tmp_path)
+    full, _ = ranks.run(2, train_and_record, spec)
+    shard = tmp_path / "step-00000008" / "__1_0.distcp"
+    size = shard.stat().st_size
+    damaged(shard, how)
+    (problem,) = CheckpointFolder(str(tmp_path)).damage(8)
+    assert problem.endswith(words.format(less=size - 7, size=size))
+    (resumed, warnings), (_, others) = ranks.run(2, train_and_record_warnings, spec)
+    assert resumed[0].resumed_from == f"{tmp_path}/step-00000006"
+    assert losses(resumed) == {step: loss for step, loss in losses(full).items() if step > 6}
+    assert warnings == [f"checkpoint {tmp_path}/step-00000008 is damaged and left out: {problem}"]
+    assert others == []
+
+
+def test_with_no_checkpoint_intact_a_job_does_not_start_anew_by_itself(
+    ranks: Ranks, corpus: Path, tmp_path: Path
+) -> None:
+    spec = tiny_job(corpus, tmp_path)
+    ranks.run(2, step_and_save, spec)
+    damaged(tmp_path / "step-00000002" / ".metadata", "truncated")
+    with pytest.raises(ValueError, match="is intact; restore its files, or remove the folder"):
+        ranks.run(2, train_and_record, spec)
+
+
+def train_and_record_warnings(spec: JobSpec) -> tuple[list[Report], list[str]]:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = records.append
+    logging.getLogger("boost_core").addHandler(handler)
+    try:
+        return train_and_record(spec), [record.getMessage() for record in records]
+    finally:
+        logging.getLogger("boost_core").removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [({}, [3, 6, 8]), ({"keep_last": 1}, [8]), ({"keep_last": 1, "keep_every": 6}, [6, 8])], ids=str
+)
+def test_old_checkpoints_go_as_the_job_says(
+    ranks: Ranks, corpus: Path, tmp_path: Path, keep: dict, left: list[int]
+) -> None:
+    ranks.run(2, train_and_record, tiny_job(corpus, tmp_path, checkpoint=keep))
+    assert CheckpointFolder(str(tmp_path)).steps() == left
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step:08d}" for step in left]
 
 
 def test_another_model_is_refused_by_name(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:

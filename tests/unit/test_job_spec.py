@@ -28,6 +28,8 @@ def test_a_preset_gives_way_to_what_stands_beside_it() -> None:
 
 
 BAD = [
+    (changed(checkpoint={"keep_every": 5}), "checkpoint.keep_every", "set keep_last, too"),
+    (changed(checkpoint={"keep_last": 0}), "checkpoint.keep_last", "greater than or equal to 1"),
     (
         changed(parallelism={"recompute": "latent", "norm": "sync"}),
         "parallelism.recompute",

@@ -1,0 +1,68 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from boost_core.checkpoint.folder import CheckpointFolder
+from service.cli.main import app
+from tests.distributed.recording import train_and_record
+from tests.jobs import tiny_job, write_corpus
+from tests.ranks import Ranks
+
+
+@pytest.fixture
+def checkpoints(ranks: Ranks, tmp_path: Path) -> str:
+    """Of a job that has saved at steps 3, 6 and 8."""
+    ranks.run(2, train_and_record, tiny_job(write_corpus(tmp_path / "corpus"), tmp_path / "checkpoints"))
+    return f"file://{tmp_path}/checkpoints"
+
+
+def ckpt(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["ckpt", *map(str, arguments)])
+
+
+def test_list_and_show(checkpoints: str) -> None:
+    lines = ckpt("ls", checkpoints).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["STEP", "3", "6", "8"]
+    assert all("tp 2 × pp 1 × dp 1" in line and line.endswith("tiny-test") for line in lines[1:])
+    assert json.loads(ckpt("show", checkpoints).stdout)["step"] == 8
+    assert json.loads(ckpt("show", checkpoints, "--step", 3).stdout)["samples"] == 3 * 4
+
+
+def test_verify_names_what_is_damaged(checkpoints: str, tmp_path: Path) -> None:
+    intact = ckpt("verify", checkpoints)
+    assert (intact.exit_code, intact.stdout.splitlines()) == (0, [f"step {step}: intact" for step in (3, 6, 8)])
+    shard = tmp_path / "checkpoints" / "step-00000006" / "__0_0.distcp"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    damaged = ckpt("verify", checkpoints)
+    assert damaged.exit_code == 1
+    assert [line for line in damaged.stdout.splitlines() if "intact" not in line] == [
+        f"step 6: {shard} has {shard.stat().st_size} bytes of {shard.stat().st_size + 1}"
+    ]
+    assert ckpt("verify", checkpoints, "--step", 8).exit_code == 0
+
+
+def test_prune(checkpoints: str) -> None:
+    assert ckpt("prune", checkpoints, "--keep-last", 1, "--keep-every", 3).stdout == "removed 0; left: 3, 6, 8\n"
+    assert ckpt("prune", checkpoints, "--keep-last", 2).stdout == "removed 1; left: 6, 8\n"
+    assert CheckpointFolder(checkpoints).steps() == [6, 8]
+
+
+def test_export(checkpoints: str, tmp_path: Path) -> None:
+    assert ckpt("export", checkpoints, tmp_path / "model").exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("command", [["ls"], ["show"], ["verify"], ["prune", "--keep-last", "1"]])
+def test_an_empty_folder_is_said_in_a_line(tmp_path: Path, command: list[str]) -> None:
+    result = ckpt(*command, tmp_path)
+    assert (result.exit_code, result.stderr) == (
+        2, f"error: {tmp_path} holds no committed checkpoint; check the URL\n",
+    )  # fmt: skip
+
+
+def test_a_step_that_is_not_there(checkpoints: str) -> None:
+    result = ckpt("show", checkpoints, "--step", 7)
+    assert result.exit_code == 2
+    assert result.stderr == f"error: {checkpoints} holds no checkpoint of step 7; there are: 3, 6, 8\n"

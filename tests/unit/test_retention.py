@@ -1,0 +1,21 @@
+import pytest
+
+from boost_core.checkpoint.retention import expendable
+
+STEPS = [100, 200, 300, 400, 450]
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_every", "gone"),
+    [
+        (None, None, []),
+        (1, None, [100, 200, 300, 400]),
+        (2, None, [100, 200, 300]),
+        (9, None, []),
+        (1, 200, [100, 300]),
+        (2, 1000, [100, 200, 300]),
+    ],
+)
+def test_what_may_go(keep_last: int | None, keep_every: int | None, gone: list[int]) -> None:
+    assert expendable(STEPS, keep_last, keep_every) == gone
+    assert expendable([], keep_last, keep_every) == []
