@@ -30,9 +30,28 @@ def _is_free(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+class S3Server:
+    """A running server; ``environment`` has the variables that make s3fs use it."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+        self._command, self._log, self.environment = command, log, environment
+        self.start()
+
+    def start(self) -> None:
+        """Start it, with what it kept from before, and wait until it answers."""
+        with self._log.open("a") as stream:
+            self._process = subprocess.Popen(self._command, stdout=stream, stderr=stream, env=os.environ | CREDENTIALS)
+        _wait_until_it_answers(self._process, self.environment, self._log)
+
+    def stop(self) -> None:
+        """Kill it; what it has stored stays."""
+        self._process.kill()
+        self._process.wait()
+
+
 @contextmanager
-def s3_server(folder: Path) -> Iterator[dict[str, str]]:
-    """Run the server; yields the environment variables that make s3fs use it."""
+def s3_server(folder: Path) -> Iterator[S3Server]:
+    """Run a server that keeps what it stores in a folder."""
     s3, master, volume, filer, admin = free_ports(5)
     weed = shutil.which("weed", path=str(Path(sys.executable).parent)) or "weed"
     command = [
@@ -40,16 +59,12 @@ def s3_server(folder: Path) -> Iterator[dict[str, str]]:
         f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}", f"-admin.port={admin}",
         "-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-master.telemetry=false", f"-bucket={BUCKET}",
     ]  # fmt: skip
-    log = folder / "weed.log"
-    with log.open("w") as stream:
-        process = subprocess.Popen(command, stdout=stream, stderr=stream, env=os.environ | CREDENTIALS)
     environment = CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3}", "AWS_DEFAULT_REGION": "us-east-1"}
+    server = S3Server(command, environment, folder / "weed.log")
     try:
-        _wait_until_it_answers(process, environment, log)
-        yield environment
+        yield server
     finally:
-        process.kill()
-        process.wait()
+        server.stop()
 
 
 def _wait_until_it_answers(process: subprocess.Popen[bytes], environment: dict[str, str], log: Path) -> None:

@@ -1,39 +1,74 @@
 """Saving and loading the tensors of a checkpoint, on any number of ranks."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from boost_core.checkpoint.checksums import ChecksummingWriter
-from boost_core.checkpoint.folder import CheckpointFolder, StoredFile
+from boost_core.checkpoint.folder import CheckpointFolder
 
 # Each weight's tensors (master and moments) by name, and the axis that they are split along, if they are.
 WeightTensors = Mapping[str, Mapping[str, torch.Tensor]]
 SplitAxes = Mapping[str, int | None]
+Result = TypeVar("Result")
+
+
+class SaveFailed(OSError):
+    """A checkpoint could not be written; all ranks know. Nothing is committed, and what is there stays."""
 
 
 def save_shards(
     folder: CheckpointFolder, step: int, tensors: WeightTensors, axes: SplitAxes, mesh: DeviceMesh
-) -> dict[str, StoredFile]:
-    """Write every rank's shards of a step and say what was written by all of them.
+) -> dict[str, int]:
+    """Write every rank's shards of a step; the checkpoint is not committed by it. All ranks call it.
 
-    All ranks call it; the checkpoint is not committed by it.
+    Returns:
+        The checksum of each file that any rank has written, by name.
+
+    Raises:
+        SaveFailed: On all ranks, whichever failed.
     """
-    if dist.get_rank() == 0:
-        folder.prepare(step)
-    dist.barrier()
+    on_first_rank(lambda: folder.prepare(step))
     writer = ChecksummingWriter(folder.step_url(step), sync_files=folder.is_local, **folder.STORAGE_OPTIONS)
-    save(_as_whole(tensors, axes, mesh), storage_writer=writer)
+    try:
+        save(_as_whole(tensors, axes, mesh), storage_writer=writer)
+    except CheckpointException as failure:  # raised on all ranks; no Exception, by torch's choice
+        rank, (cause, _) = next(iter(failure.failures.items()))
+        raise SaveFailed(f"rank {rank}: {_in_words(cause)}") from failure
     checksums: list[dict[str, int]] = [{}] * dist.get_world_size()
     dist.all_gather_object(checksums, writer.checksums)
-    return folder.stored_files(step, {name: crc for of_rank in checksums for name, crc in of_rank.items()})
+    return {name: checksum for of_rank in checksums for name, checksum in of_rank.items()}
+
+
+def on_first_rank(action: Callable[[], Result]) -> Result:
+    """Do something on the first rank alone; all ranks call it and get its result.
+
+    Raises:
+        SaveFailed: On all ranks, if it failed on the first.
+    """
+    outcome: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            outcome[0] = action()
+        except Exception as error:  # stores raise types of their own
+            outcome[1] = _in_words(error)
+    dist.broadcast_object_list(outcome, src=0)
+    result, failure = outcome
+    if failure is not None:
+        raise SaveFailed(failure)
+    return cast(Result, result)
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def load_shards(folder: CheckpointFolder, step: int, tensors: WeightTensors, axes: SplitAxes, mesh: DeviceMesh) -> None:
@@ -42,12 +77,12 @@ def load_shards(folder: CheckpointFolder, step: int, tensors: WeightTensors, axe
     load(_as_whole(tensors, axes, mesh), storage_reader=reader)
 
 
-def save_whole(folder: CheckpointFolder, step: int, tensors: WeightTensors) -> dict[str, StoredFile]:
-    """Write whole tensors in one process and say what was written; the checkpoint is not committed by it."""
+def save_whole(folder: CheckpointFolder, step: int, tensors: WeightTensors) -> dict[str, int]:
+    """``save_shards`` of whole tensors, in one process."""
     folder.prepare(step)
     writer = ChecksummingWriter(folder.step_url(step), sync_files=folder.is_local, **folder.STORAGE_OPTIONS)
     save(_flat(tensors), storage_writer=writer, no_dist=True)
-    return folder.stored_files(step, writer.checksums)
+    return writer.checksums
 
 
 def load_whole(folder: CheckpointFolder, step: int, tensors: WeightTensors) -> None:

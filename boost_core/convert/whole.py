@@ -40,7 +40,7 @@ def write_start(folder: CheckpointFolder, job: JobSpec, weights: Mapping[str, to
         }
         for name, weight in weights.items()
     }
-    files = save_whole(folder, 0, tensors)
+    checksums = save_whole(folder, 0, tensors)
     folder.commit(
         Manifest(
             step=0,
@@ -49,6 +49,6 @@ def write_start(folder: CheckpointFolder, job: JobSpec, weights: Mapping[str, to
             job=job,
             versions={"boost": __version__, "torch": version("torch")},
             saved_at=datetime.now(UTC),
-            files=files,
+            files=folder.stored_files(0, checksums),
         )
     )

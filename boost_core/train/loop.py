@@ -7,7 +7,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.folder import CheckpointFolder, Manifest
+from boost_core.checkpoint.shards import SaveFailed
 from boost_core.config import JobSpec
 from boost_core.config.reports import CheckpointReport, EvaluationReport, Reporter, StartReport, StepReport
 from boost_core.data.corpus import Corpus, load_corpus, unigram_entropy
@@ -19,6 +20,8 @@ from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 
 logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)  # between tries to write a checkpoint
 
 
 def train(spec: JobSpec, reporter: Reporter) -> None:
@@ -170,10 +173,16 @@ class _Run:
             )
 
     def save(self) -> None:
-        """Commit a checkpoint and report it."""
+        """Commit a checkpoint, report it, and remove those that the job no longer keeps.
+
+        A store that is away is tried again for half a minute; then training goes on without this checkpoint.
+
+        Raises:
+            SaveFailed: It is the job's last.
+        """
         started = time.perf_counter()
-        manifest = self._state.save(self._folder)
-        if self._reporter:
+        manifest = self._saved()
+        if manifest and self._reporter:
             self._reporter.report(
                 CheckpointReport(
                     step=manifest.step,
@@ -182,3 +191,27 @@ class _Run:
                     seconds=time.perf_counter() - started,
                 )
             )
+        if manifest and dist.get_rank() == 0:
+            self._prune()
+
+    def _saved(self) -> Manifest | None:
+        """The checkpoint of this step once it is committed; ``None`` if it could not be, and is not the last."""
+        state, url = self._state, self._folder.step_url(self._state.step)
+        for pause in (*RETRY_SECONDS, None):
+            try:
+                return state.save(self._folder)
+            except SaveFailed as failure:
+                if pause is None and state.step == state.spec.training.steps:
+                    raise SaveFailed(f"the last checkpoint, {url}, cannot be written: {failure}") from failure
+                if dist.get_rank() == 0:
+                    then = "training goes on without it" if pause is None else f"the next try is in {pause:g} s"
+                    logger.warning("checkpoint %s cannot be written: %s; %s", url, failure, then)
+                time.sleep(pause or 0)
+        return None
+
+    def _prune(self) -> None:
+        checkpoint = self._state.spec.checkpoint
+        try:
+            self._folder.prune(checkpoint.keep_last, checkpoint.keep_every)
+        except Exception as error:  # stores raise types of their own
+            logger.warning("old checkpoints in %s cannot be removed now: %s", self._folder.url, error)

@@ -5,11 +5,10 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 
 import torch
-import torch.distributed as dist
 
 from boost_core import __version__
 from boost_core.checkpoint.folder import CheckpointFolder, Manifest
-from boost_core.checkpoint.shards import load_shards, save_shards
+from boost_core.checkpoint.shards import load_shards, on_first_rank, save_shards
 from boost_core.config import JobSpec
 from boost_core.models.build import build
 from boost_core.models.decoder import Decoder
@@ -78,22 +77,27 @@ class TrainState:
         )
 
     def save(self, folder: CheckpointFolder) -> Manifest:
-        """Write and commit a checkpoint of this step. All ranks call it; it returns once it is committed."""
-        files = save_shards(folder, self.step, self.optimizer.tensors(), self.axes, self.mesh.mesh)
-        manifest = Manifest(
-            step=self.step,
-            samples=self.samples,
-            parallelism=self.spec.parallelism,
-            job=self.spec,
-            versions={"boost": __version__, "torch": version("torch")},
-            saved_at=datetime.now(UTC),
-            files=files,
-        )
-        if dist.get_rank() == 0:
+        """Write and commit a checkpoint of this step. All ranks call it; it returns once it is committed.
+
+        Raises:
+            SaveFailed: On all ranks; nothing is committed.
+        """
+        checksums = save_shards(folder, self.step, self.optimizer.tensors(), self.axes, self.mesh.mesh)
+
+        def commit() -> Manifest:
+            manifest = Manifest(
+                step=self.step,
+                samples=self.samples,
+                parallelism=self.spec.parallelism,
+                job=self.spec,
+                versions={"boost": __version__, "torch": version("torch")},
+                saved_at=datetime.now(UTC),
+                files=folder.stored_files(self.step, checksums),
+            )
             folder.commit(manifest)
-            folder.prune(self.spec.checkpoint.keep_last, self.spec.checkpoint.keep_every)
-        dist.barrier()
-        return manifest
+            return manifest
+
+        return on_first_rank(commit)
 
     def load(self, folder: CheckpointFolder, step: int) -> None:
         """Continue from a committed checkpoint. All ranks call it.

@@ -1,5 +1,6 @@
 """Runs the product's training loop on ranks and keeps what it reported."""
 
+import logging
 from pathlib import Path
 
 from boost_core.config import JobSpec
@@ -19,6 +20,17 @@ def train_and_record(spec: JobSpec) -> list[Report]:
     recorder = Recorder()
     train(spec, recorder)
     return recorder.reports
+
+
+def train_and_record_warnings(spec: JobSpec) -> tuple[list[Report], list[str]]:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = records.append
+    logging.getLogger("boost_core").addHandler(handler)
+    try:
+        return train_and_record(spec), [record.getMessage() for record in records]
+    finally:
+        logging.getLogger("boost_core").removeHandler(handler)
 
 
 def losses(reports: list[Report]) -> dict[int, float]:

@@ -1,7 +1,6 @@
 """Checkpoints: exact at any layout, and never half visible."""
 
 import json
-import logging
 import zlib
 from importlib.metadata import version
 from pathlib import Path
@@ -11,13 +10,15 @@ import torch
 import torch.distributed as dist
 
 from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.shards import SaveFailed
 from boost_core.config import JobSpec
 from boost_core.config.reports import Report
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
+from boost_core.train import loop, train
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
-from tests.distributed.recording import losses, train_and_record
+from tests.distributed.recording import losses, train_and_record, train_and_record_warnings
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
 
@@ -143,17 +144,6 @@ def test_with_no_checkpoint_intact_a_job_does_not_start_anew_by_itself(
         ranks.run(2, train_and_record, spec)
 
 
-def train_and_record_warnings(spec: JobSpec) -> tuple[list[Report], list[str]]:
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = records.append
-    logging.getLogger("boost_core").addHandler(handler)
-    try:
-        return train_and_record(spec), [record.getMessage() for record in records]
-    finally:
-        logging.getLogger("boost_core").removeHandler(handler)
-
-
 @pytest.mark.parametrize(
     ("keep", "left"), [({}, [3, 6, 8]), ({"keep_last": 1}, [8]), ({"keep_last": 1, "keep_every": 6}, [6, 8])], ids=str
 )
@@ -205,3 +195,41 @@ def test_the_manifest_appears_in_one_piece(tmp_path: Path, ranks: Ranks, corpus:
     folder.commit(Watched.model_validate(manifest.model_dump()))
     assert seen == [False]
     assert json.loads(visible.read_text())["step"] == 2
+
+
+class BlockedUntil:
+    """Records; at a step, removes the file that stands where the checkpoints' folder should be."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.folder, self.step = folder, step
+        self.reports: list[Report] = []
+
+    def report(self, report: Report) -> None:
+        self.reports.append(report)
+        if report.kind == "progress" and report.step == self.step:
+            self.folder.unlink()
+
+
+def train_blocked(spec: JobSpec, folder: Path, until: int) -> list[Report]:
+    loop.RETRY_SECONDS = (0.01, 0.01)
+    reporter = BlockedUntil(folder, until)
+    train(spec, reporter)
+    return reporter.reports
+
+
+def test_training_goes_on_without_a_checkpoint_that_cannot_be_written(
+    ranks: Ranks, corpus: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.write_text("a file")
+    reports, _ = ranks.run(2, train_blocked, tiny_job(corpus, folder), folder, 4)
+    assert [report.step for report in reports if report.kind == "progress"] == list(range(1, 9))
+    assert [report.step for report in reports if report.kind == "checkpoint"] == [6, 8]
+    assert CheckpointFolder(str(folder)).steps() == [6, 8]
+
+
+def test_without_its_last_checkpoint_a_job_has_failed(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.write_text("a file")
+    with pytest.raises(SaveFailed, match=f"the last checkpoint, {folder}/step-00000008, cannot be written"):
+        ranks.run(2, train_blocked, tiny_job(corpus, folder), folder, 9)
