@@ -41,8 +41,7 @@ def save_shards(
     try:
         save(_as_whole(tensors, axes, mesh), storage_writer=writer)
     except CheckpointException as failure:  # raised on all ranks; no Exception, by torch's choice
-        rank, (cause, _) = next(iter(failure.failures.items()))
-        raise SaveFailed(f"rank {rank}: {_in_words(cause)}") from failure
+        raise SaveFailed(_first_cause(failure)) from failure
     checksums: list[dict[str, int]] = [{}] * dist.get_world_size()
     dist.all_gather_object(checksums, writer.checksums)
     return {name: checksum for of_rank in checksums for name, checksum in of_rank.items()}
@@ -67,14 +66,26 @@ def on_first_rank(action: Callable[[], Result]) -> Result:
     return cast(Result, result)
 
 
+def _first_cause(failure: CheckpointException) -> str:
+    rank, (cause, _) = next(iter(failure.failures.items()))
+    return f"rank {rank}: {_in_words(cause)}"
+
+
 def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
 def load_shards(folder: CheckpointFolder, step: int, tensors: WeightTensors, axes: SplitAxes, mesh: DeviceMesh) -> None:
-    """Fill every rank's ``tensors`` in place, whatever layout wrote the checkpoint. All ranks call it."""
+    """Fill every rank's ``tensors`` in place, whatever layout wrote the checkpoint. All ranks call it.
+
+    Raises:
+        OSError: On all ranks, whichever failed.
+    """
     reader = FsspecReader(folder.step_url(step), **folder.STORAGE_OPTIONS)
-    load(_as_whole(tensors, axes, mesh), storage_reader=reader)
+    try:
+        load(_as_whole(tensors, axes, mesh), storage_reader=reader)
+    except CheckpointException as failure:
+        raise OSError(f"checkpoint {folder.step_url(step)} cannot be read: {_first_cause(failure)}") from failure
 
 
 def save_whole(folder: CheckpointFolder, step: int, tensors: WeightTensors) -> dict[str, int]:
