@@ -62,6 +62,11 @@ class WeightedModule(nn.Module):
         self.register_parameter(name, nn.Parameter(torch.empty(spec.shape, device="meta")))
 
 
+def norm_weights(model: nn.Module) -> list[str]:
+    """Names of the scales and shifts of norms, which are what starts at a constant."""
+    return [name for name, spec in weight_specs(model).items() if isinstance(spec.start, float)]
+
+
 def weight_specs(model: nn.Module) -> dict[str, WeightSpec]:
     """Every declared weight of a model by its full name."""
     return {

@@ -1,6 +1,7 @@
 """AdamW on fp32 master weights (decoupled weight decay, arXiv 1711.05101)."""
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,12 +12,13 @@ from boost_core.config.training import OptimizerConfig
 class MasterWeightAdamW:
     """Updates fp32 masters and copies them into the weights that the model computes with.
 
-    With an fp32 model the masters are the weights themselves. Norm scales are not decayed.
+    With an fp32 model the masters are the weights themselves.
 
     Args:
         weights: The model's weights by name, fp32; they become ``compute_type`` here.
         config: Betas, epsilon and weight decay.
         compute_type: What the model computes in.
+        undecayed: Names of weights without weight decay.
         apart: Names of weights that a subclass updates itself; their masters and moments are kept here all the same.
     """
 
@@ -25,6 +27,7 @@ class MasterWeightAdamW:
         weights: Mapping[str, nn.Parameter],
         config: OptimizerConfig,
         compute_type: torch.dtype,
+        undecayed: Collection[str] = (),
         apart: Collection[str] = (),
     ) -> None:
         self._weights = weights
@@ -32,14 +35,14 @@ class MasterWeightAdamW:
         for name, weight in weights.items():
             self.masters[name] = weight.detach()
             weight.data = weight.detach().to(compute_type)  # the same storage where the types agree
-        own = [master for name, master in self.masters.items() if name not in apart]
-        matrices = [master for master in own if master.ndim > 1]
-        scales = [master for master in own if master.ndim == 1]
-        groups = [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": scales, "weight_decay": 0.0},
+        own = [name for name in self.masters if name not in apart]
+        groups: list[dict[str, Any]] = [
+            {"params": [self.masters[name] for name in own if name not in undecayed]},
+            {"params": [self.masters[name] for name in own if name in undecayed], "weight_decay": 0.0},
         ]
-        self._adamw = torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=config.adam_epsilon)
+        self._adamw = torch.optim.AdamW(
+            groups, lr=0.0, betas=config.betas, eps=config.adam_epsilon, weight_decay=config.weight_decay
+        )
         self._fill_state()
 
     def _fill_state(self) -> None:

@@ -9,7 +9,7 @@ With Adam's direction g = m / (√v + ε), η = lr √(1 − β₂ᵗ) / (1 − 
 All other weights are AdamW's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import sqrt
 
@@ -54,6 +54,7 @@ class Loro(MasterWeightAdamW):
         config: Betas, epsilon and weight decay.
         loro: How often to make an exact step.
         compute_type: What the model computes in.
+        undecayed: Names of weights without weight decay.
         pairs: The factor pairs among the weights.
         rank_share: r/d.
         tensor_parallel: The group over which the factors' long axes are sharded.
@@ -65,12 +66,13 @@ class Loro(MasterWeightAdamW):
         config: OptimizerConfig,
         loro: LoroConfig,
         compute_type: torch.dtype,
+        undecayed: Collection[str],
         pairs: list[FactorPair],
         rank_share: float,
         tensor_parallel: Collectives,
     ) -> None:
         self._factors = sorted({name for pair in pairs for name in (pair.down, pair.up)})
-        super().__init__(weights, config, compute_type, apart=self._factors)
+        super().__init__(weights, config, compute_type, undecayed, apart=self._factors)
         self._config, self._loro, self._pairs = config, loro, pairs
         self._rank_share, self._tensor_parallel = rank_share, tensor_parallel
 

@@ -13,6 +13,7 @@ from boost_core.config import JobSpec
 from boost_core.models.build import build
 from boost_core.models.decoder import Decoder
 from boost_core.nn.attention import Rotation
+from boost_core.nn.weights import norm_weights
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.loro import Loro, factor_pairs
 from boost_core.parallel.collectives import Collectives
@@ -114,11 +115,11 @@ class TrainState:
 
 def _optimizer(spec: JobSpec, model: Decoder, tensor_parallel: Collectives) -> MasterWeightAdamW:
     weights, config = dict(model.named_parameters()), spec.optimizer
-    compute_type = COMPUTE_TYPES[spec.training.precision]
+    compute_type, undecayed = COMPUTE_TYPES[spec.training.precision], norm_weights(model)
     if config.loro is None:
-        return MasterWeightAdamW(weights, config, compute_type)
+        return MasterWeightAdamW(weights, config, compute_type, undecayed)
     rank_share = spec.model.bottleneck_rank / spec.model.hidden_size
-    return Loro(weights, config, config.loro, compute_type, factor_pairs(model), rank_share, tensor_parallel)
+    return Loro(weights, config, config.loro, compute_type, undecayed, factor_pairs(model), rank_share, tensor_parallel)
 
 
 def _refuse_other_model(manifest: Manifest, spec: JobSpec, url: str) -> None:

@@ -88,7 +88,7 @@ def test_lazy_steps_an_exact_one_and_the_rewarming_after_it() -> None:
     down, up = nn.Parameter(m.unsqueeze(1).clone()), nn.Parameter(n.T.unsqueeze(0).clone())
     config = OptimizerConfig(kind="loro", loro=LoroConfig(exact_every_steps=3, rewarm_steps=2), weight_decay=0.1)
     pairs = [FactorPair("down", 0, "up", 0)]
-    optimizer = Loro({"down": down, "up": up}, config, config.loro, torch.float64, pairs, 0.25, alone)
+    optimizer = Loro({"down": down, "up": up}, config, config.loro, torch.float64, [], pairs, 0.25, alone)
     generator = torch.Generator().manual_seed(9)
     seen: list[tuple[Tensor, Tensor]] = []
     for step in range(1, 6):

@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from boost_core.config import OptimizerConfig
+from boost_core.config import ModelConfig, OptimizerConfig, ParallelismConfig
+from boost_core.models.build import build
+from boost_core.nn.weights import norm_weights
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.clipping import clip_by_global_norm_
 from boost_core.optim.schedule import learning_rate
@@ -40,7 +42,7 @@ def test_adamw_follows_its_formula_on_fp32_masters_under_bf16_weights() -> None:
     config = OptimizerConfig(betas=(0.9, 0.99), epsilon=1e-8, weight_decay=0.1)
     start = torch.tensor([[1.0, -2.0]])
     weight, scale = nn.Parameter(start.clone()), nn.Parameter(torch.ones(2))
-    optimizer = MasterWeightAdamW({"matrix": weight, "scale": scale}, config, torch.bfloat16)
+    optimizer = MasterWeightAdamW({"matrix": weight, "scale": scale}, config, torch.bfloat16, ["scale"])
     expected, first, second = start.double(), torch.zeros(1, 2).double(), torch.zeros(1, 2).double()
     for step, gradient in enumerate(torch.tensor([[[0.1, -0.2]], [[0.3, 0.0]], [[-0.5, 0.01]]]), start=1):
         optimizer.step({"matrix": gradient, "scale": torch.zeros(2)}, 1e-3, step)
@@ -58,3 +60,13 @@ def test_fp32_masters_are_the_weights_themselves() -> None:
     weight = nn.Parameter(torch.ones(2, 2))
     optimizer = MasterWeightAdamW({"matrix": weight}, OptimizerConfig(), torch.float32)
     assert optimizer.masters["matrix"].data_ptr() == weight.data_ptr()
+
+
+def test_every_norm_of_a_model_is_left_undecayed() -> None:
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "rank": 4}
+    model = ModelConfig.model_validate(shape | {"family": "lax"})
+    network, _ = build(model, ParallelismConfig(), Collectives(None, "tp", CommunicationLedger()))
+    found = norm_weights(network)
+    assert all(name.endswith(("scale", "shift")) for name in found)
+    # Two norms a block and the last one; in the second block a scale and a shift for each of four crossings.
+    assert len(found) == 2 * 2 + 1 + 2 * 4
