@@ -41,6 +41,22 @@ class Sampler:
         return int(self._permutation[place])
 
 
+def micro_batches(
+    first_sample: int, global_batch_size: int, micro_batch_size: int, part: int, parts: int
+) -> Iterator[int]:
+    """First samples of the micro-batches that fall to one of several replicas in a step.
+
+    Args:
+        first_sample: First sample of the step's global batch.
+        global_batch_size: Samples a step; a multiple of ``micro_batch_size · parts``.
+        micro_batch_size: Samples a micro-batch.
+        part: Which replica, from 0.
+        parts: How many replicas.
+    """
+    share = global_batch_size // parts
+    yield from range(first_sample + share * part, first_sample + share * (part + 1), micro_batch_size)
+
+
 def held_out_batches(
     tokens: Tokens, sequence_length: int, sequences: int, batch_size: int, part: int, parts: int
 ) -> Iterator[Sequences]:

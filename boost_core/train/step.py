@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from boost_core.data.sampler import Sampler, Sequences
+from boost_core.data.sampler import Sampler, Sequences, micro_batches
 from boost_core.optim.clipping import clip_by_global_norm_
 from boost_core.optim.schedule import learning_rate
 from boost_core.parallel.collectives import Collectives, all_reduce_together_
@@ -30,15 +30,16 @@ class StepResult:
 
 def training_step(state: TrainState, sampler: Sampler) -> StepResult:
     """Consume one global batch and update the weights."""
-    training = state.spec.training
-    share = training.global_batch_size // state.data_parallel.size
-    first = state.samples + share * state.data_parallel.rank
+    training, replicas = state.spec.training, state.data_parallel
+    tokens = training.global_batch_size // replicas.size * training.sequence_length
     loss, gradients = torch.zeros((), dtype=torch.float64), dict[str, torch.Tensor]()
-    for begin in range(first, first + share, training.micro_batch_size):
-        sequences = sampler.sequences(begin, training.micro_batch_size)
+    for first in micro_batches(
+        state.samples, training.global_batch_size, training.micro_batch_size, replicas.rank, replicas.size
+    ):
+        sequences = sampler.sequences(first, training.micro_batch_size)
         token_losses = losses(state, sequences)
         # The mean over this replica's share; the replicas' means are averaged with their gradients.
-        part = token_losses.sum() / (share * training.sequence_length)
+        part = token_losses.sum() / tokens
         part.backward()  # type: ignore[no-untyped-call]
         loss += part.detach().double().cpu()
         _take_gradients(state.model, gradients)

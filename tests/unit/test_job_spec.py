@@ -1,4 +1,5 @@
 import copy
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -108,3 +109,10 @@ def test_a_spec_survives_json() -> None:
 
 def test_the_example_job_is_legal() -> None:
     assert load_job("examples/cola-tiny.yaml").parallelism.tensor_parallel_size == 2
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "examples").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_every_example_is_a_legal_job(path: Path) -> None:
+    assert load_job(path).name == path.stem

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boost_core.data.corpus import unigram_entropy
-from boost_core.data.sampler import Sampler, held_out_batches
+from boost_core.data.sampler import Sampler, held_out_batches, micro_batches
 
 TOKENS = np.arange(1000, dtype=np.int64) % 251
 
@@ -18,6 +18,20 @@ def test_any_portioning_yields_the_same_samples(seed: int, length: int, cuts: li
         portions.append(Sampler(TOKENS, length, seed).sequences(begin, count))
         begin += count
     assert np.array_equal(np.concatenate(portions), whole)
+
+
+GLOBAL_BATCH = 24
+LAYOUTS = [(part, micro) for part in (1, 2, 3, 4, 6, 12) for micro in (1, 2, 4) if GLOBAL_BATCH % (part * micro) == 0]
+
+
+@given(layouts=st.lists(st.sampled_from(LAYOUTS), min_size=1, max_size=30))
+def test_resizing_neither_repeats_nor_skips_a_sample(layouts: list[tuple[int, int]]) -> None:
+    consumed: list[int] = []
+    for step, (replicas, size) in enumerate(layouts):
+        for replica in range(replicas):
+            for first in micro_batches(step * GLOBAL_BATCH, GLOBAL_BATCH, size, replica, replicas):
+                consumed.extend(range(first, first + size))
+    assert sorted(consumed) == list(range(len(layouts) * GLOBAL_BATCH))
 
 
 @given(seed=st.integers(0, 99), length=st.integers(2, 300))
