@@ -4,6 +4,7 @@ import json
 import zlib
 from importlib.metadata import version
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -211,9 +212,9 @@ class BlockedUntil:
 
 
 def train_blocked(spec: JobSpec, folder: Path, until: int) -> list[Report]:
-    loop.RETRY_SECONDS = (0.01, 0.01)
     reporter = BlockedUntil(folder, until)
-    train(spec, reporter)
+    with patch.object(loop, "RETRY_SECONDS", (0.01, 0.01)):
+        train(spec, reporter)
     return reporter.reports
 
 

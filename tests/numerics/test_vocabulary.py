@@ -1,5 +1,7 @@
 """The head's loss is torch's, and the logits of all tokens never exist at once."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,8 +30,7 @@ def chunked(tokens_at_once: int) -> tuple[torch.Tensor, Gradients, int]:
     x_Td, head_dV, target_T = operands()
     head_dV = shard_of(head_dV, 1, collectives.rank, collectives.size).clone().requires_grad_()
     x_Td.requires_grad_()
-    vocabulary.CHUNK_ELEMENTS = tokens_at_once * head_dV.shape[1]
-    with Made() as made:
+    with Made() as made, patch.object(vocabulary, "CHUNK_ELEMENTS", tokens_at_once * head_dV.shape[1]):
         loss_T = vocabulary.head_losses(x_Td, head_dV, target_T, collectives)
         loss_T.sum().backward()
     return loss_T.detach(), (x_Td.grad, head_dV.grad), made.largest_bytes() // 8
