@@ -12,11 +12,13 @@ A reader looks for manifests only, so it never sees half of a checkpoint.
 import re
 import zlib
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any, ClassVar
 
 import fsspec
 
+from boost_core import __version__
 from boost_core.checkpoint.retention import expendable
 from boost_core.config import JobSpec, ParallelismConfig
 from boost_core.config.base import Config
@@ -137,6 +139,30 @@ class CheckpointFolder:
         for step in steps:
             self.remove(step)
         return steps
+
+    def commit_written(
+        self, job: JobSpec, parallelism: ParallelismConfig, step: int, samples: int, checksums: Mapping[str, int]
+    ) -> Manifest:
+        """Commit the files that a save has written.
+
+        Args:
+            job: The job whose state it is.
+            parallelism: The layout that wrote it.
+            step: Optimizer steps done.
+            samples: Samples consumed.
+            checksums: CRC-32 of each file by name.
+        """
+        manifest = Manifest(
+            step=step,
+            samples=samples,
+            parallelism=parallelism,
+            job=job,
+            versions={"boost": __version__, "torch": version("torch")},
+            saved_at=datetime.now(UTC),
+            files=self.stored_files(step, checksums),
+        )
+        self.commit(manifest)
+        return manifest
 
     def commit(self, manifest: Manifest) -> None:
         """Write the manifest in one piece; the checkpoint exists from then on."""

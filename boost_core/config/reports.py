@@ -31,6 +31,11 @@ class StepReport(Config):
     model_flops_per_second: float = Field(description="Model FLOPs a second over the whole gang.")
     eta_seconds: float = Field(description="Expected seconds to the last step, evaluations and saves left out.")
 
+    @property
+    def exposed_communication_share(self) -> float:
+        """The part of the step spent waiting for collectives, from 0 to 1."""
+        return self.exposed_communication_seconds / self.step_seconds if self.step_seconds else 0.0
+
 
 class EvaluationReport(Config):
     """One evaluation on held-out text."""

@@ -4,13 +4,13 @@ Dense models have the names of Hugging Face's LLaMA; low-rank ones those of CoLA
 and ``cola_b`` (r × d_out) in the place of a projection's ``weight``. LLaMA's matrices are stored d_out × d_in.
 """
 
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from boost_core.config import ModelConfig
+from boost_core.nn.weights import equal_runs, places_in_runs
 from boost_core.plan.parameters import projections
 
 Tensors = dict[str, torch.Tensor]
@@ -80,9 +80,9 @@ def _projection_slots(model: ModelConfig, module: str, names: dict[str, str]) ->
 
 def _runs(model: ModelConfig, names: list[str]) -> Iterator[tuple[str, int, int]]:
     """Each projection with its place among those of equal output width, which share a weight."""
-    for run, (_, members) in enumerate(itertools.groupby(names, key=lambda name: projections(model)[name][1])):
-        for member, name in enumerate(members):
-            yield name, run, member
+    widths = [projections(model)[name][1] for name in names]
+    for name, (run, member) in zip(names, places_in_runs(equal_runs(widths)), strict=True):
+        yield name, run, member
 
 
 def to_published(model: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Tensors:

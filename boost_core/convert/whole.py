@@ -1,13 +1,10 @@
 """Whole weights in and out of checkpoints, in one process."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from importlib.metadata import version
 
 import torch
 
-from boost_core import __version__
-from boost_core.checkpoint.folder import CheckpointFolder, Manifest
+from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.shards import load_whole, save_whole
 from boost_core.config import JobSpec, ModelConfig, ParallelismConfig
 from boost_core.models.build import build
@@ -41,14 +38,4 @@ def write_start(folder: CheckpointFolder, job: JobSpec, weights: Mapping[str, to
         for name, weight in weights.items()
     }
     checksums = save_whole(folder, 0, tensors)
-    folder.commit(
-        Manifest(
-            step=0,
-            samples=0,
-            parallelism=ParallelismConfig(),
-            job=job,
-            versions={"boost": __version__, "torch": version("torch")},
-            saved_at=datetime.now(UTC),
-            files=folder.stored_files(0, checksums),
-        )
-    )
+    folder.commit_written(job, ParallelismConfig(), 0, 0, checksums)

@@ -3,7 +3,6 @@
 Shape suffixes: T tokens, d input width, r rank, g projections of one input, f output width.
 """
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ import torch
 from boost_core.kernels.latent_epilogue import latent_epilogue
 from boost_core.nn.crossing import Crossing
 from boost_core.nn.strategy import Latents, LowRankStrategy, NormWeights
-from boost_core.nn.weights import Role, WeightedModule
+from boost_core.nn.weights import Role, WeightedModule, equal_runs
 
 
 def cola_std(rank: int, wide_in: int, wide_out: int) -> float:
@@ -60,7 +59,7 @@ class Bottleneck(WeightedModule):
     ) -> None:
         super().__init__()
         self.config, self.wide_in, self.norm_epsilon, self.crossing = config, wide_in, norm_epsilon, crossing
-        self.widths = [(width, len(list(run))) for width, run in itertools.groupby(wide_outs)]
+        self.widths = equal_runs(wide_outs)
         rank, count = config.rank, len(wide_outs)
         self.count = count
         stds = [cola_std(rank, wide_in, wide_out) for wide_out in wide_outs]

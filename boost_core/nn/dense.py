@@ -3,12 +3,10 @@
 Shape suffixes: T tokens, d hidden, g projections of one input, f output width.
 """
 
-import itertools
-
 import torch
 
 from boost_core.nn.strategy import DenseStrategy, NormWeights
-from boost_core.nn.weights import Role, WeightedModule
+from boost_core.nn.weights import Role, WeightedModule, equal_runs
 
 STD = 0.02
 
@@ -28,7 +26,7 @@ class DenseIn(WeightedModule):
     ) -> None:
         super().__init__()
         self.hidden_size, self.norm_epsilon, self.strategy = hidden_size, norm_epsilon, strategy
-        self.runs = [(width, len(list(run))) for width, run in itertools.groupby(wide_outs)]
+        self.runs = equal_runs(wide_outs)
         for index, (width, members) in enumerate(self.runs):
             self.declare_normal(f"weight_{index}", (hidden_size, members, width), Role.DENSE_IN, STD)
         self.declare_constant("scale", (hidden_size,), Role.NORM_SCALE, 1.0)

@@ -15,6 +15,11 @@ def sum_of_squares(x_Td: torch.Tensor) -> torch.Tensor:
     return precise(x_Td).square().sum(dim=-1)
 
 
+def with_statistic(x_Tc: torch.Tensor, squares_T: torch.Tensor) -> torch.Tensor:
+    """Row sums of squares as one more column, rounded to the type of the others."""
+    return torch.cat((x_Tc, squares_T.to(x_Tc.dtype).unsqueeze(-1)), dim=-1)
+
+
 def scale_rows(x_Td: torch.Tensor, squares_T: torch.Tensor, width: int, epsilon: float) -> torch.Tensor:
     """Each row over its root mean square, given its sum of squares over ``width`` elements; in the type of ``x``."""
     inverse_rms_T = torch.rsqrt(precise(squares_T) / width + epsilon)

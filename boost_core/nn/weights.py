@@ -1,6 +1,7 @@
 """Weights are declared by full shape and role; a strategy decides which part of them a rank holds."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -60,6 +61,16 @@ class WeightedModule(nn.Module):
     def _declare(self, name: str, spec: WeightSpec) -> None:
         self.weight_specs[name] = spec
         self.register_parameter(name, nn.Parameter(torch.empty(spec.shape, device="meta")))
+
+
+def equal_runs(widths: Iterable[int]) -> list[tuple[int, int]]:
+    """Equal widths that stand next to each other, whose projections share a weight: each width, and how many."""
+    return [(width, len(list(run))) for width, run in itertools.groupby(widths)]
+
+
+def places_in_runs(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """For each projection in order, the number of its run and its place in it."""
+    return [(index, member) for index, (_, members) in enumerate(runs) for member in range(members)]
 
 
 def norm_weights(model: nn.Module) -> list[str]:

@@ -18,6 +18,7 @@ from torch import nn
 
 from boost_core.config.training import LoroConfig, OptimizerConfig
 from boost_core.nn.bottleneck import Bottleneck
+from boost_core.nn.weights import places_in_runs
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.riemannian import riemannian_step
 from boost_core.parallel.collectives import Collectives
@@ -38,10 +39,9 @@ def factor_pairs(model: nn.Module) -> list[FactorPair]:
     pairs = []
     for path, module in model.named_modules():
         if isinstance(module, Bottleneck):
-            runs = [(index, member) for index, (_, members) in enumerate(module.widths) for member in range(members)]
             pairs += [
                 FactorPair(f"{path}.down", projection, f"{path}.up_{index}", member)
-                for projection, (index, member) in enumerate(runs)
+                for projection, (index, member) in enumerate(places_in_runs(module.widths))
             ]
     return pairs
 

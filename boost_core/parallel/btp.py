@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import embedding
 
-from boost_core.nn.norm import precise, scale_rows, sum_of_squares
+from boost_core.nn.norm import precise, scale_rows, sum_of_squares, with_statistic
 from boost_core.nn.strategy import Latents, NormWeights
 from boost_core.nn.weights import Role, SplitAxes
 from boost_core.parallel.collectives import Collectives, exchange_axes, gather, share, sum_partials
@@ -99,7 +99,7 @@ class BottleneckTensorParallel:
 
     def final_norm(self, x_Td: torch.Tensor, norm: NormWeights) -> torch.Tensor:
         """One all-gather; each rank's sum of squares is one more column of its shard."""
-        payload_Tc = _with_column(x_Td * norm.scale_d, sum_of_squares(x_Td))
+        payload_Tc = with_statistic(x_Td * norm.scale_d, sum_of_squares(x_Td))
         payload_pTc = gather(payload_Tc, self._collectives, "hidden")
         whole_Td = payload_pTc[:, :, :-1].transpose(0, 1).reshape(x_Td.shape[0], -1)
         return scale_rows(whole_Td, precise(payload_pTc[:, :, -1]).sum(dim=0), norm.width, norm.epsilon)
@@ -111,7 +111,3 @@ class BottleneckTensorParallel:
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
         """All columns of some rows from some columns of all rows: one all-to-all of the embedding's shard."""
         return exchange_axes(embedding_Vd, self._collectives, "tied head").T
-
-
-def _with_column(x_Tc: torch.Tensor, squares_T: torch.Tensor) -> torch.Tensor:
-    return torch.cat((x_Tc, squares_T.to(x_Tc.dtype).unsqueeze(-1)), dim=-1)

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from boost_core.nn.norm import precise
+from boost_core.nn.norm import precise, with_statistic
 from boost_core.nn.strategy import Latents, NormWeights
 from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.late import LateGradients
@@ -96,7 +96,7 @@ def _start_forward(ctx: Any, partial_Tr: torch.Tensor, squares_T: torch.Tensor |
         squares_T = squares_T.clone()
         exchange.start(squares_T, "statistic")
         return partial_Tr, squares_T
-    payload_Tc = torch.cat((partial_Tr, squares_T.to(partial_Tr.dtype).unsqueeze(-1)), dim=-1)
+    payload_Tc = with_statistic(partial_Tr, squares_T)
     exchange.start(payload_Tc, "latent")
     return payload_Tc[:, :-1], payload_Tc[:, -1]
 

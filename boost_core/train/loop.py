@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -167,10 +168,14 @@ class _Run:
                     step=self._state.step,
                     loss=loss,
                     tokens=tokens,
-                    unigram_entropy=unigram_entropy(self._corpus.held_out),
+                    unigram_entropy=self._unigram_entropy,
                     seconds=time.perf_counter() - started,
                 )
             )
+
+    @cached_property
+    def _unigram_entropy(self) -> float:
+        return unigram_entropy(self._corpus.held_out)
 
     def save(self) -> None:
         """Commit a checkpoint, report it, and remove those that the job no longer keeps.

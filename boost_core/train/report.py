@@ -29,10 +29,9 @@ def _line(report: Report) -> str:
             origin = f"resumes from {report.resumed_from}" if report.resumed_from else "starts from scratch"
             return f"{report.parameters:,} parameters on {report.world_size} rank(s); {origin} at step {report.step}"
         case StepReport():
-            share = report.exposed_communication_seconds / report.step_seconds
             return (
                 f"step {report.step}/{report.steps}  loss {report.loss:.4f}  "
-                f"{report.tokens_per_second:,.0f} tokens/s  communication {share:.0%}"
+                f"{report.tokens_per_second:,.0f} tokens/s  communication {report.exposed_communication_share:.0%}"
             )
         case EvaluationReport():
             return f"held-out loss {report.loss:.4f} (unigram entropy {report.unigram_entropy:.4f})"

@@ -1,12 +1,9 @@
 """Everything that a rank holds while it trains, and how it is saved and resumed."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 
 import torch
 
-from boost_core import __version__
 from boost_core.checkpoint.folder import CheckpointFolder, Manifest
 from boost_core.checkpoint.shards import load_shards, on_first_rank, save_shards
 from boost_core.config import JobSpec
@@ -84,21 +81,9 @@ class TrainState:
             SaveFailed: On all ranks; nothing is committed.
         """
         checksums = save_shards(folder, self.step, self.optimizer.tensors(), self.axes, self.mesh.mesh)
-
-        def commit() -> Manifest:
-            manifest = Manifest(
-                step=self.step,
-                samples=self.samples,
-                parallelism=self.spec.parallelism,
-                job=self.spec,
-                versions={"boost": __version__, "torch": version("torch")},
-                saved_at=datetime.now(UTC),
-                files=folder.stored_files(self.step, checksums),
-            )
-            folder.commit(manifest)
-            return manifest
-
-        return on_first_rank(commit)
+        return on_first_rank(
+            lambda: folder.commit_written(self.spec, self.spec.parallelism, self.step, self.samples, checksums)
+        )
 
     def load(self, folder: CheckpointFolder, step: int) -> None:
         """Continue from a committed checkpoint. All ranks call it.

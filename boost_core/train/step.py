@@ -32,7 +32,8 @@ def training_step(state: TrainState, sampler: Sampler) -> StepResult:
     """Consume one global batch and update the weights."""
     training, replicas = state.spec.training, state.data_parallel
     tokens = training.global_batch_size // replicas.size * training.sequence_length
-    loss, gradients = torch.zeros((), dtype=torch.float64), dict[str, torch.Tensor]()
+    loss = torch.zeros((), dtype=torch.float64, device=state.mesh.device)
+    gradients: dict[str, torch.Tensor] = {}
     for first in micro_batches(
         state.samples, training.global_batch_size, training.micro_batch_size, replicas.rank, replicas.size
     ):
@@ -41,7 +42,7 @@ def training_step(state: TrainState, sampler: Sampler) -> StepResult:
         # The mean over this replica's share; the replicas' means are averaged with their gradients.
         part = token_losses.sum() / tokens
         part.backward()  # type: ignore[no-untyped-call]
-        loss += part.detach().double().cpu()
+        loss += part.detach().double()
         _take_gradients(state.model, gradients)
     _all_reduce_mean_([loss, *gradients.values()], state.data_parallel)
     sum_latent_gradients_(gradients, state.latent_weights, state.tensor_parallel)

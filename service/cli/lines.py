@@ -10,17 +10,11 @@ from boost_core.config.reports import (
     report_adapter,
 )
 from service.jobs.model import JobEvent
-from service.jobs.states import TERMINAL_STATES
 
 
 def report_of(event: JobEvent) -> Report | None:
     """The trainer's report in an event; ``None`` for a change of state."""
     return None if event.kind == "state" else report_adapter.validate_python(event.data)
-
-
-def ends_job(event: JobEvent) -> bool:
-    """Whether this is a job's last change of state."""
-    return event.kind == "state" and event.data["state"] in TERMINAL_STATES
 
 
 def line_of(event: JobEvent) -> str:
@@ -32,8 +26,8 @@ def line_of(event: JobEvent) -> str:
 
 def numbers_of(step: StepReport) -> str:
     """A step's numbers: loss, throughput and the share of its time spent waiting for collectives."""
-    share = step.exposed_communication_seconds / step.step_seconds if step.step_seconds else 0
-    return f"loss {step.loss:.4f}  {step.tokens_per_second:,.0f} tokens/s  communication {share:.0%}"
+    share = f"{step.exposed_communication_share:.0%}"
+    return f"loss {step.loss:.4f}  {step.tokens_per_second:,.0f} tokens/s  communication {share}"
 
 
 def duration(seconds: float) -> str:
