@@ -1,6 +1,9 @@
+import os
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
+import torch
 
 from tests.ranks import Ranks
 
@@ -8,5 +11,16 @@ from tests.ranks import Ranks
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
     pool = Ranks()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def interpreting_ranks() -> Iterator[Ranks]:
+    """Ranks in which Triton's kernels run: interpreted, where there is no GPU."""
+    pool = Ranks()
+    # Triton decides when it is imported; the pool's processes start when there is work for them.
+    with patch.dict(os.environ, {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}):
+        pool.run(2, torch.cuda.is_available)
     yield pool
     pool.close()

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from boost_core.config import ModelConfig
+from boost_core.kernels.residual_add import Residual
 from boost_core.nn.attention import Rotation
 from boost_core.nn.embedding import TokenEmbedding
 from boost_core.nn.head import HeadAndLoss
@@ -20,14 +21,14 @@ from boost_core.nn.strategy import Strategy
 class Block(Protocol):
     """A decoder block; ``carried`` is what it hands to the next one beside the residual."""
 
-    def __call__(self, x_Td: torch.Tensor, rotation: Rotation, carried: Any) -> tuple[torch.Tensor, Any]:
-        """The residual ``[T, d]`` after the block, and what the next block is handed."""
+    def __call__(self, residual: Residual, rotation: Rotation, carried: Any) -> tuple[Residual, Any]:
+        """The residual stream after the block, and what the next block is handed."""
 
 
 class StagedBlock(Block, Protocol):
     """A block that can be left at its exchanges."""
 
-    def stages(self, x_Td: torch.Tensor, rotation: Rotation, carried: Any) -> Stages[tuple[torch.Tensor, Any]]:
+    def stages(self, residual: Residual, rotation: Rotation, carried: Any) -> Stages[tuple[Residual, Any]]:
         """The call in stages; all blocks have equally many."""
 
 
@@ -60,24 +61,31 @@ class Decoder(nn.Module):
     def forward(self, token_T: torch.Tensor, target_T: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Loss of each token in nats, ``[T]``; sequences of ``rotation.sequence_length`` one after the other."""
         if self.portions == 1:
-            x_Td = self._through_blocks(token_T, rotation)
+            residual = self._through_blocks(token_T, rotation)
         else:
             token_bs = token_T.view(-1, rotation.sequence_length)
             portions = [self._in_stages(portion_bs.flatten(), rotation) for portion_bs in token_bs.chunk(self.portions)]
-            x_Td = torch.cat(run_together(portions))
-        loss_T: torch.Tensor = self.head(x_Td, target_T)
+            residual = _joined(run_together(portions))
+        loss_T: torch.Tensor = self.head(residual, target_T)
         return loss_T
 
-    def _through_blocks(self, token_T: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        x_Td: torch.Tensor = self.embedding(token_T)
+    def _through_blocks(self, token_T: torch.Tensor, rotation: Rotation) -> Residual:
+        residual: Residual = self.embedding(token_T)
         carried = None
         for block in self.blocks:
-            x_Td, carried = self.local(block, x_Td, rotation, carried)
-        return x_Td
+            residual, carried = self.local(block, residual, rotation, carried)
+        return residual
 
-    def _in_stages(self, token_T: torch.Tensor, rotation: Rotation) -> Stages[torch.Tensor]:
-        x_Td: torch.Tensor = self.embedding(token_T)
+    def _in_stages(self, token_T: torch.Tensor, rotation: Rotation) -> Stages[Residual]:
+        residual: Residual = self.embedding(token_T)
         carried = None
         for block in self.blocks:
-            x_Td, carried = yield from cast(StagedBlock, block).stages(x_Td, rotation, carried)
-        return x_Td
+            residual, carried = yield from cast(StagedBlock, block).stages(residual, rotation, carried)
+        return residual
+
+
+def _joined(portions: list[Residual]) -> Residual:
+    """The streams of all portions, one after the other, on their way into the head."""
+    inputs_Td = torch.cat([portion.inputs for portion in portions])
+    squares = [portion.squares for portion in portions if portion.squares is not None]
+    return Residual(inputs_Td, inputs_Td, torch.cat(squares) if squares else None)

@@ -1,10 +1,10 @@
 """The dense baseline: a LLaMA block with full-rank projections. Shape suffixes: T tokens, d hidden, f MLP."""
 
-import torch
 from torch import nn
-from torch.nn.functional import silu
 
 from boost_core.config import ModelConfig
+from boost_core.kernels.gated_product import gated_product
+from boost_core.kernels.residual_add import Residual
 from boost_core.nn.attention import Rotation, causal_attention
 from boost_core.nn.dense import DenseIn, DenseOut
 from boost_core.nn.strategy import DenseStrategy
@@ -16,16 +16,15 @@ class DenseBlock(nn.Module):
     def __init__(self, model: ModelConfig, strategy: DenseStrategy) -> None:
         super().__init__()
         hidden, mlp, key_value = model.hidden_size, model.intermediate_size, model.key_value_size
-        self.head_size, self.gated_by_silu = model.head_size, model.gated_by_silu
+        self.strategy, self.head_size, self.gated_by_silu = strategy, model.head_size, model.gated_by_silu
         self.query_key_value = DenseIn(hidden, (hidden, key_value, key_value), model.norm_epsilon, strategy)
         self.output = DenseOut(hidden, hidden, strategy)
         self.gate_up = DenseIn(hidden, (mlp, mlp), model.norm_epsilon, strategy)
         self.down = DenseOut(mlp, hidden, strategy)
 
-    def forward(self, x_Td: torch.Tensor, rotation: Rotation, carried: None) -> tuple[torch.Tensor, None]:
-        """The block's ``[T, d]`` to ``[T, d]``; nothing is carried."""
-        query_Td, key_Td, value_Td = self.query_key_value(x_Td)
-        x_Td = x_Td + self.output(causal_attention(query_Td, key_Td, value_Td, rotation, self.head_size))
-        gate_Tf, up_Tf = self.gate_up(x_Td)
-        gate_Tf = silu(gate_Tf) if self.gated_by_silu else gate_Tf
-        return x_Td + self.down(gate_Tf * up_Tf), carried
+    def forward(self, residual: Residual, rotation: Rotation, carried: None) -> tuple[Residual, None]:
+        """The residual stream through the block; nothing is carried."""
+        attended_Td = causal_attention(self.query_key_value(residual.inputs), rotation, self.head_size)
+        residual = self.strategy.add(residual.stream, self.output(attended_Td))
+        gated_Tf = gated_product(self.gate_up(residual.inputs), self.gated_by_silu)
+        return self.strategy.add(residual.stream, self.down(gated_Tf)), carried

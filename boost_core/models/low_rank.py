@@ -11,9 +11,10 @@ Shape suffixes: T tokens, d hidden, f MLP.
 
 import torch
 from torch import nn
-from torch.nn.functional import silu
 
 from boost_core.config import ModelConfig
+from boost_core.kernels.gated_product import gated_product
+from boost_core.kernels.residual_add import Residual
 from boost_core.nn.attention import Rotation, causal_attention
 from boost_core.nn.bottleneck import Bottleneck, BottleneckConfig
 from boost_core.nn.crossing import Crossing
@@ -21,9 +22,10 @@ from boost_core.nn.stages import Local, Stages, plainly, run_together
 from boost_core.nn.strategy import Latents, LowRankStrategy
 
 Whole = list[Latents]  # what the exchanges of one bottleneck take and give
-Into = torch.Tensor | None  # latents that cross into a bottleneck
+Crossed = list[torch.Tensor]  # latents of one bottleneck for the next block
+Into = Crossed | None  # those that cross into it
 # The latents that a block hands on: of query-key-value, output, gate-up and down.
-Carried = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Carried = tuple[Crossed, Crossed, Crossed, Crossed]
 
 
 class LowRankBlock(nn.Module):
@@ -41,7 +43,7 @@ class LowRankBlock(nn.Module):
         self, model: ModelConfig, strategy: LowRankStrategy, grouped: bool, crosses: bool, local: Local = plainly
     ) -> None:
         super().__init__()
-        self.local = local
+        self.local, self.strategy = local, strategy
         hidden, mlp, key_value = model.hidden_size, model.intermediate_size, model.key_value_size
         self.head_size, self.gated_by_silu, self.carries = model.head_size, model.gated_by_silu, model.lax is not None
         config = BottleneckConfig(model.bottleneck_rank, model.latent_activation, grouped, strategy)
@@ -58,48 +60,44 @@ class LowRankBlock(nn.Module):
         self.down = project(mlp, hidden, norm=False)
 
     def forward(
-        self, x_Td: torch.Tensor, rotation: Rotation, carried: Carried | None
-    ) -> tuple[torch.Tensor, Carried | None]:
-        """The block's ``[T, d]`` to ``[T, d]``, and the latents that cross into the next block."""
-        return run_together([self.stages(x_Td, rotation, carried)])[0]
+        self, residual: Residual, rotation: Rotation, carried: Carried | None
+    ) -> tuple[Residual, Carried | None]:
+        """The residual stream through the block, and the latents that cross into the next block."""
+        return run_together([self.stages(residual, rotation, carried)])[0]
 
     def stages(
-        self, x_Td: torch.Tensor, rotation: Rotation, carried: Carried | None
-    ) -> Stages[tuple[torch.Tensor, Carried | None]]:
+        self, residual: Residual, rotation: Rotation, carried: Carried | None
+    ) -> Stages[tuple[Residual, Carried | None]]:
         """``forward`` in stages. Each ``yield`` is an exchange under way; each ``local`` is work between two."""
         local = self.local
         of_qkv, of_output, of_gate_up, of_down = carried or (None,) * 4
-        receive = self.query_key_value.send(local(self.query_key_value.open, x_Td))
+        receive = self.query_key_value.send(local(self.query_key_value.open, residual.inputs, residual.squares))
         yield
         partial, of_qkv = local(self._attend, receive(), of_qkv, rotation)
         receive = self.output.send(partial)
         yield
-        partial, of_output, x_Td = local(self._add_attended, receive(), of_output, x_Td)
+        partial, of_output, residual = local(self._add_attended, receive(), of_output, residual.stream)
         receive = self.gate_up.send(partial)
         yield
         partial, of_gate_up = local(self._gate, receive(), of_gate_up)
         receive = self.down.send(partial)
         yield
-        x_Td, of_down = local(self._add_mlp, receive(), of_down, x_Td)
-        return x_Td, (of_qkv, of_output, of_gate_up, of_down) if self.carries else None
+        residual, of_down = local(self._add_mlp, receive(), of_down, residual.stream)
+        return residual, (of_qkv, of_output, of_gate_up, of_down) if self.carries else None
 
-    def _attend(self, latents: Whole, carried: Into, rotation: Rotation) -> tuple[Whole, torch.Tensor]:
-        (query_Td, key_Td, value_Td), carried = self.query_key_value.close(latents, carried)
-        attended_Td = causal_attention(query_Td, key_Td, value_Td, rotation, self.head_size)
-        return self.output.open(attended_Td), carried
+    def _attend(self, latents: Whole, carried: Into, rotation: Rotation) -> tuple[Whole, Crossed]:
+        projected, crossed = self.query_key_value.close(latents, carried)
+        return self.output.open(causal_attention(projected, rotation, self.head_size)), crossed
 
-    def _add_attended(
-        self, latents: Whole, carried: Into, x_Td: torch.Tensor
-    ) -> tuple[Whole, torch.Tensor, torch.Tensor]:
-        (attended_Td,), carried = self.output.close(latents, carried)
-        x_Td = x_Td + attended_Td
-        return self.gate_up.open(x_Td), carried, x_Td
+    def _add_attended(self, latents: Whole, carried: Into, stream_Td: torch.Tensor) -> tuple[Whole, Crossed, Residual]:
+        (attended_1Td,), crossed = self.output.close(latents, carried)
+        residual = self.strategy.add(stream_Td, attended_1Td.squeeze(0))
+        return self.gate_up.open(residual.inputs, residual.squares), crossed, residual
 
-    def _gate(self, latents: Whole, carried: Into) -> tuple[Whole, torch.Tensor]:
-        (gate_Tf, up_Tf), carried = self.gate_up.close(latents, carried)
-        gate_Tf = silu(gate_Tf) if self.gated_by_silu else gate_Tf
-        return self.down.open(gate_Tf * up_Tf), carried
+    def _gate(self, latents: Whole, carried: Into) -> tuple[Whole, Crossed]:
+        projected, crossed = self.gate_up.close(latents, carried)
+        return self.down.open(gated_product(projected, self.gated_by_silu)), crossed
 
-    def _add_mlp(self, latents: Whole, carried: Into, x_Td: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        (mlp_Td,), carried = self.down.close(latents, carried)
-        return x_Td + mlp_Td, carried
+    def _add_mlp(self, latents: Whole, carried: Into, stream_Td: torch.Tensor) -> tuple[Residual, Crossed]:
+        (mlp_1Td,), crossed = self.down.close(latents, carried)
+        return self.strategy.add(stream_Td, mlp_1Td.squeeze(0)), crossed

@@ -1,6 +1,6 @@
 """Low-rank bottleneck projections: z = act(norm(x) A), y = z B.
 
-Shape suffixes: T tokens, d input width, r rank, g projections of one input, f output width.
+Shape suffixes: T tokens, d input width, r rank, g projections of one input, c = g·r, f output width.
 """
 
 from collections.abc import Callable
@@ -60,6 +60,7 @@ class Bottleneck(WeightedModule):
         super().__init__()
         self.config, self.wide_in, self.norm_epsilon, self.crossing = config, wide_in, norm_epsilon, crossing
         self.widths = equal_runs(wide_outs)
+        self.pieces = _pieces(self.widths, config.grouped)
         rank, count = config.rank, len(wide_outs)
         self.count = count
         stds = [cola_std(rank, wide_in, wide_out) for wide_out in wide_outs]
@@ -70,11 +71,16 @@ class Bottleneck(WeightedModule):
         if norm_epsilon is not None:
             self.declare_constant("scale", (wide_in,), Role.NORM_SCALE, 1.0)
 
-    def open(self, x_Td: torch.Tensor) -> list[Latents]:
-        """``[T, d_in]`` to this rank's part of the latents, one for each exchange."""
+    def open(self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None) -> list[Latents]:
+        """``[T, d_in]`` to this rank's part of the latents, one for each exchange.
+
+        Args:
+            x_Td: The input.
+            squares_T: Its rows' sums of squares, where a norm precedes the projections and the residual has them.
+        """
         down_dgr, norm = self.get_parameter("down"), self._norm()
         groups = [down_dgr] if self.config.grouped else torch.split(down_dgr, 1, dim=1)
-        return [self.config.strategy.partial_latents(x_Td, group_dgr, norm) for group_dgr in groups]
+        return [self.config.strategy.partial_latents(x_Td, squares_T, group_dgr, norm) for group_dgr in groups]
 
     def send(self, partials: list[Latents]) -> Callable[[], list[Latents]]:
         """Start the exchanges; the result waits for the whole latents."""
@@ -82,39 +88,74 @@ class Bottleneck(WeightedModule):
         received = [self.config.strategy.send(partial, norm) for partial in partials]
         return lambda: [receive() for receive in received]
 
-    def close(self, whole: list[Latents], carried_Tgr: torch.Tensor | None) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Latents to one ``[T, d_out]`` a projection, and the latents ``[T, g, r]`` for a crossing to carry.
+    def close(
+        self, whole: list[Latents], carried: list[torch.Tensor] | None
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Latents to what the projections give.
 
         Args:
             whole: What the exchanges gave.
-            carried_Tgr: Latents of the same projections in the block before; ``None`` in the first block.
+            carried: Latents of the same projections in the block before; ``None`` in the first block.
+
+        Returns:
+            The outputs, ``[g, T, d_out]`` for as many as are projected together, and their latents ``[g, T, r]``.
         """
-        z_Tgr = self._latents(whole, carried_Tgr)
-        outputs: list[torch.Tensor] = []
-        for index, (_, members) in enumerate(self.widths):
-            begin = len(outputs)
-            z_gTr = z_Tgr[:, begin : begin + members].transpose(0, 1)
-            outputs.extend(self._up(z_gTr, self.get_parameter(f"up_{index}")))
-        return outputs, z_Tgr
+        latents = [
+            self._latents(piece, each, carried[index] if carried else None)
+            for index, (piece, each) in enumerate(zip(self.pieces, self._split(whole), strict=True))
+        ]
+        outputs = [
+            self.config.strategy.up(z_gTr, self.get_parameter(piece.up)[piece.members])
+            for piece, z_gTr in zip(self.pieces, latents, strict=True)
+        ]
+        return outputs, latents
 
     def _norm(self) -> NormWeights | None:
         if self.norm_epsilon is None:
             return None
         return NormWeights(self.get_parameter("scale"), self.wide_in, self.norm_epsilon)
 
-    def _latents(self, whole: list[Latents], carried_Tgr: torch.Tensor | None) -> torch.Tensor:
-        # With a crossing, the activation waits until the other latent is there.
-        activation = self.config.activation and self.crossing is None
-        latents = [latent_epilogue(*each, self.wide_in, self.norm_epsilon or 0.0, activation) for each in whole]
-        h_Tr = latents[0] if len(latents) == 1 else torch.cat(latents, dim=1)
-        h_Tgr = h_Tr.view(len(h_Tr), self.count, -1)
-        if self.crossing is None:
-            return h_Tgr
-        z_Tgr: torch.Tensor = self.crossing(h_Tgr, carried_Tgr, self.config.activation)
-        return z_Tgr
+    def _split(self, whole: list[Latents]) -> list[Latents]:
+        """What belongs to each piece of what the exchanges gave."""
+        if len(whole) == len(self.pieces):
+            return whole
+        ((h_Tc, squares_T),) = whole
+        rank = h_Tc.shape[1] // self.count  # a strategy may have left this rank a sliver of it
+        columns = [piece.count * rank for piece in self.pieces]
+        return [(part_Tc, squares_T) for part_Tc in torch.split(h_Tc, columns, dim=1)]
 
-    def _up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> list[torch.Tensor]:
-        if self.config.grouped:
-            return list(self.config.strategy.up(z_gTr, up_grf))
-        pairs = zip(torch.split(z_gTr, 1), torch.split(up_grf, 1), strict=True)
-        return [self.config.strategy.up(z_1Tr, up_1rf)[0] for z_1Tr, up_1rf in pairs]
+    def _latents(self, piece: "_Piece", latents: Latents, carried_gTr: torch.Tensor | None) -> torch.Tensor:
+        epsilon, activation = self.norm_epsilon or 0.0, self.config.activation
+        if self.crossing is None or carried_gTr is None:
+            return latent_epilogue(*latents, piece.count, self.wide_in, epsilon, activation)
+        z_gTr: torch.Tensor = self.crossing(latents, self.wide_in, epsilon, carried_gTr, piece.projections, activation)
+        return z_gTr
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Projections of one width that are closed by one batched product.
+
+    Attributes:
+        up: Name of the weight that holds their B.
+        members: Which of it.
+        projections: Which of all projections of the bottleneck.
+    """
+
+    up: str
+    members: slice
+    projections: slice
+
+    @property
+    def count(self) -> int:
+        return len(range(self.projections.stop)[self.projections])
+
+
+def _pieces(runs: list[tuple[int, int]], grouped: bool) -> list[_Piece]:
+    pieces, begin = [], 0
+    for index, (_, members) in enumerate(runs):
+        size = members if grouped else 1
+        for first in range(0, members, size):
+            pieces.append(_Piece(f"up_{index}", slice(first, first + size), slice(begin, begin + size)))
+            begin += size
+    return pieces

@@ -1,14 +1,15 @@
 """LaX's latent crossing: h ← LN_r(h + G(z of the block before)); z = act(h) (arXiv 2505.21732).
 
 Each projection crosses to the same projection of the next block. Shape suffixes: T tokens, g projections of one
-input, r rank; a·b = r for the tensor gate.
+input, r rank, c = g·r; a·b = r for the tensor gate.
 """
 
 import math
 
 import torch
-from torch.nn.functional import layer_norm, silu
 
+from boost_core.kernels.latent_crossing import latent_crossing
+from boost_core.nn.strategy import Latents
 from boost_core.nn.weights import Role, WeightedModule
 from boost_core.plan.parameters import balanced_factors
 
@@ -36,18 +37,37 @@ class Crossing(WeightedModule):
         self.declare_constant("norm_scale", (count, rank), Role.LATENT, 1.0)
         self.declare_constant("norm_shift", (count, rank), Role.LATENT, 0.0)
 
-    def forward(self, h_Tgr: torch.Tensor, carried_Tgr: torch.Tensor | None, activation: bool) -> torch.Tensor:
-        """Latents ``[T, g, r]`` with what the block before carried over, through norm and activation."""
-        if carried_Tgr is not None:
-            crossed_Tgr = layer_norm(h_Tgr + self._gate(carried_Tgr), h_Tgr.shape[-1:], eps=self.epsilon)
-            h_Tgr = crossed_Tgr * self.get_parameter("norm_scale") + self.get_parameter("norm_shift")
-        return silu(h_Tgr) if activation else h_Tgr
+    def forward(
+        self,
+        latents: Latents,
+        width: int,
+        epsilon: float,
+        carried_gTr: torch.Tensor,
+        projections: slice,
+        activation: bool,
+    ) -> torch.Tensor:
+        """Latents with what the block before carried over, through norm and activation, ``[g, T, r]``.
 
-    def _gate(self, z_Tgr: torch.Tensor) -> torch.Tensor:
+        Args:
+            latents: As the exchange gave them, still to be scaled by the norm in front of the projection, if any.
+            width: Of that norm.
+            epsilon: Of that norm.
+            carried_gTr: The latents of the block before.
+            projections: Which of this crossing's they are.
+            activation: Whether the bottleneck has a SiLU.
+        """
+        crossed_gTr = self._gate(carried_gTr, projections)
+        scale_gr, shift_gr = (
+            self.get_parameter("norm_scale")[projections],
+            self.get_parameter("norm_shift")[projections],
+        )
+        return latent_crossing(*latents, width, epsilon, crossed_gTr, scale_gr, shift_gr, self.epsilon, activation)
+
+    def _gate(self, z_gTr: torch.Tensor, projections: slice) -> torch.Tensor:
         if self.gate == "identity":
-            return z_Tgr
+            return z_gTr
         if self.gate == "dense":
-            return torch.einsum("Tgr,grs->Tgs", z_Tgr, self.get_parameter("gate_matrix"))
-        z_Tgab = z_Tgr.reshape(*z_Tgr.shape[:-1], *self.factors)
-        left, right = self.get_parameter("gate_a"), self.get_parameter("gate_b")
-        return torch.einsum("gax,Tgab,gby->Tgxy", left, z_Tgab, right).flatten(-2)
+            return z_gTr @ self.get_parameter("gate_matrix")[projections]
+        z_gTab = z_gTr.reshape(*z_gTr.shape[:-1], *self.factors)
+        left, right = self.get_parameter("gate_a")[projections], self.get_parameter("gate_b")[projections]
+        return torch.einsum("gax,gTab,gby->gTxy", left, z_gTab, right).flatten(-2)

@@ -32,7 +32,7 @@ class DenseIn(WeightedModule):
         self.declare_constant("scale", (hidden_size,), Role.NORM_SCALE, 1.0)
 
     def forward(self, x_Td: torch.Tensor) -> list[torch.Tensor]:
-        """``[T, d]`` to one ``[T, f]`` a projection."""
+        """``[T, d]`` to one ``[g, T, f]`` for each run of equal widths."""
         norm = NormWeights(self.get_parameter("scale"), self.hidden_size, self.norm_epsilon)
         weights = [self.get_parameter(f"weight_{index}") for index in range(len(self.runs))]
         return self.strategy.dense_in(x_Td, weights, norm)

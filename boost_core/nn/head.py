@@ -2,6 +2,7 @@
 
 import torch
 
+from boost_core.kernels.residual_add import Residual
 from boost_core.nn.embedding import TokenEmbedding
 from boost_core.nn.strategy import NormWeights, Strategy
 from boost_core.nn.weights import Role, WeightedModule
@@ -29,10 +30,10 @@ class HeadAndLoss(WeightedModule):
         if tied_to is None:
             self.declare_normal("weight", (hidden_size, vocab_size), Role.HEAD, 0.02)
 
-    def forward(self, x_Td: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor:
+    def forward(self, residual: Residual, target_T: torch.Tensor) -> torch.Tensor:
         """Loss of each token in nats, ``[T]``."""
         norm = NormWeights(self.get_parameter("scale"), self.hidden_size, self.norm_epsilon)
-        return self.strategy.token_losses(self.strategy.final_norm(x_Td, norm), self._head(), target_T)
+        return self.strategy.token_losses(self.strategy.final_norm(residual, norm), self._head(), target_T)
 
     def _head(self) -> torch.Tensor:
         (tied_to,) = self._tied_to

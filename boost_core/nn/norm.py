@@ -1,18 +1,11 @@
-"""RMSNorm, whole and in parts (arXiv 1910.07467). Shape suffixes: T tokens, d hidden."""
+"""RMSNorm in parts (arXiv 1910.07467). Shape suffixes: T tokens, d hidden, c columns."""
 
 import torch
-
-from boost_core.nn.strategy import NormWeights
 
 
 def precise(x: torch.Tensor) -> torch.Tensor:
     """``x`` in at least fp32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def sum_of_squares(x_Td: torch.Tensor) -> torch.Tensor:
-    """Row sums of squares in at least fp32, ``[T]``."""
-    return precise(x_Td).square().sum(dim=-1)
 
 
 def with_statistic(x_Tc: torch.Tensor, squares_T: torch.Tensor) -> torch.Tensor:
@@ -24,8 +17,3 @@ def scale_rows(x_Td: torch.Tensor, squares_T: torch.Tensor, width: int, epsilon:
     """Each row over its root mean square, given its sum of squares over ``width`` elements; in the type of ``x``."""
     inverse_rms_T = torch.rsqrt(precise(squares_T) / width + epsilon)
     return (precise(x_Td) * inverse_rms_T.unsqueeze(-1)).to(x_Td.dtype)
-
-
-def rms_norm(x_Td: torch.Tensor, norm: NormWeights) -> torch.Tensor:
-    """RMSNorm of whole rows."""
-    return scale_rows(x_Td, sum_of_squares(x_Td), norm.width, norm.epsilon) * norm.scale_d

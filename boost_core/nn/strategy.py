@@ -10,6 +10,8 @@ from typing import Protocol
 
 import torch
 
+from boost_core.kernels.residual_add import Residual
+
 # Latents [T, g·r], and the row sums of squares [T] by which they are still to be scaled, if any.
 Latents = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -32,10 +34,13 @@ class NormWeights:
 class Strategy(Protocol):
     """The ends of a model, which every family has."""
 
-    def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> torch.Tensor:
-        """The residual that a block begins with, ``[T, d]``."""
+    def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
+        """The residual stream that the first block begins with."""
 
-    def final_norm(self, x_Td: torch.Tensor, norm: NormWeights) -> torch.Tensor:
+    def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
+        """The stream after what a block adds to it, ``[T, d]``."""
+
+    def final_norm(self, residual: Residual, norm: NormWeights) -> torch.Tensor:
         """The normalised hidden vectors, whole on every rank, on their way into this rank's part of the head."""
 
     def token_losses(self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor:
@@ -48,8 +53,17 @@ class Strategy(Protocol):
 class LowRankStrategy(Strategy, Protocol):
     """How the two matrices of a bottleneck are applied. Ranks wait for each other only in an exchange."""
 
-    def partial_latents(self, x_Td: torch.Tensor, down_dgr: torch.Tensor, norm: NormWeights | None) -> Latents:
-        """This rank's part of ``norm(x) A`` for g projections."""
+    def partial_latents(
+        self, x_Td: torch.Tensor, squares_T: torch.Tensor | None, down_dgr: torch.Tensor, norm: NormWeights | None
+    ) -> Latents:
+        """This rank's part of ``norm(x) A`` for g projections.
+
+        Args:
+            x_Td: The residual's values, or any other input where there is no norm.
+            squares_T: The residual's sums of squares, if it has them.
+            down_dgr: A.
+            norm: The norm; ``None`` for none.
+        """
 
     def send(self, partial: Latents, norm: NormWeights | None) -> Callable[[], Latents]:
         """Start the exchange that makes latents whole.
@@ -63,7 +77,7 @@ class LowRankStrategy(Strategy, Protocol):
         """
 
     def up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> torch.Tensor:
-        """``z B``, ``[g, T, f]``."""
+        """``z B``, ``[g, T, f]``, in memory of its own."""
 
 
 class DenseStrategy(Strategy, Protocol):
@@ -72,7 +86,7 @@ class DenseStrategy(Strategy, Protocol):
     def dense_in(
         self, x_Td: torch.Tensor, weights_dgf: Sequence[torch.Tensor], norm: NormWeights
     ) -> list[torch.Tensor]:
-        """``norm(x) W``, one ``[T, f]`` for each of the g projections of each weight."""
+        """``norm(x) W``, one ``[g, T, f]`` for each weight."""
 
     def dense_out(self, x_Tf: torch.Tensor, weight_fd: torch.Tensor) -> torch.Tensor:
         """``x W`` back into the residual, ``[T, d]``."""

@@ -13,7 +13,8 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import embedding
 
-from boost_core.nn.norm import precise, scale_rows, sum_of_squares, with_statistic
+from boost_core.kernels.residual_add import Residual, residual_add, residual_start
+from boost_core.nn.norm import precise, scale_rows, with_statistic
 from boost_core.nn.strategy import Latents, NormWeights
 from boost_core.nn.weights import Role, SplitAxes
 from boost_core.parallel.collectives import Collectives, exchange_axes, gather, share, sum_partials
@@ -43,20 +44,26 @@ class BottleneckTensorParallel:
         self._collectives, self._norm = collectives, norm
         self._late = LateGradients()
 
-    def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
         """A look-up of this rank's columns: the residual is born sharded, and nothing is sent."""
-        return self._late.settle_before(embedding(token_T, weight_Vd))
+        return residual_start(self._late.settle_before(embedding(token_T, weight_Vd)))
 
-    def partial_latents(self, x_Td: torch.Tensor, down_dgr: torch.Tensor, norm: NormWeights | None) -> Latents:
+    def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
+        """The sum of this rank's shards, and its sums of squares for the next norm."""
+        return residual_add(stream_Td, y_Td)
+
+    def partial_latents(
+        self, x_Td: torch.Tensor, squares_T: torch.Tensor | None, down_dgr: torch.Tensor, norm: NormWeights | None
+    ) -> Latents:
         """One matrix product of this rank's rows for all g projections."""
         down_dr = down_dgr.flatten(1)
-        if norm is None:
+        if norm is None or squares_T is None:
             return self._late.product(x_Td, down_dr), None
         if self._norm == "fused":
-            return self._fused(x_Td, down_dr, norm)
+            return self._fused(x_Td, down_dr, norm), squares_T
         if self._norm == "online_paper":
-            return self._online_paper(x_Td, down_dr, norm)
-        return self._sync(x_Td, down_dr, norm), None
+            return self._online_paper(x_Td, squares_T, down_dr, norm), squares_T
+        return self._sync(x_Td, squares_T, down_dr, norm), None
 
     def send(self, partial: Latents, norm: NormWeights | None) -> Callable[[], Latents]:
         """One all-reduce of all g latents; backward, one of their gradients."""
@@ -68,40 +75,45 @@ class BottleneckTensorParallel:
         """One batched product; the output is this rank's shard, and nothing is sent."""
         return self._late.product(z_gTr, up_grf)
 
-    def _fused(self, x_Td: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights) -> Latents:
+    def _fused(self, x_Td: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights) -> torch.Tensor:
         """The raw residual times A∘γ; the latents are scaled afterwards, by a statistic that travels with them.
 
-        norm(x) A = (x (A∘γ)) / √(Σ x² / d + ε). In bf16 the statistic's column is rounded like the latents.
+        norm(x) A = (x (A∘γ)) / √(Σ x² / d + ε). In bf16 the statistic that is sent is rounded like the latents.
         """
-        return self._late.product(x_Td, down_dr, norm.scale_d), sum_of_squares(x_Td)
+        return self._late.product(x_Td, down_dr, norm.scale_d, room=self._collectives.size > 1)
 
-    def _online_paper(self, x_Td: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights) -> Latents:
+    def _online_paper(
+        self, x_Td: torch.Tensor, squares_T: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights
+    ) -> torch.Tensor:
         """The published form: normalise each shard by its own statistic, recover the whole one's after the all-reduce.
 
         The shard's root mean square multiplies its latents before they are summed, and a second all-reduce brings
         the whole sum of squares.
         """
-        squares_T = sum_of_squares(x_Td)
         rms_T1 = (squares_T / x_Td.shape[1] + norm.epsilon).sqrt().unsqueeze(-1)
         local_Td = (precise(x_Td) / rms_T1).to(x_Td.dtype) * norm.scale_d
         partial_Tr = precise(self._late.product(local_Td, down_dr)) * rms_T1
-        return partial_Tr.to(x_Td.dtype), squares_T
+        return partial_Tr.to(x_Td.dtype)
 
-    def _sync(self, x_Td: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights) -> torch.Tensor:
+    def _sync(
+        self, x_Td: torch.Tensor, squares_T: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights
+    ) -> torch.Tensor:
         """The plain form: an all-reduce of the statistic first, a normalising pass, then the latents' all-reduce.
 
         Each rank normalises its own shard, so the statistic's gradient is a sum over ranks: a collective backward.
         """
-        squares_T = sum_partials(sum_of_squares(x_Td), self._collectives, "statistic")
+        squares_T = sum_partials(squares_T.clone(), self._collectives, "statistic")
         squares_T = share(squares_T, self._collectives, "statistic")
         normed_Td = scale_rows(x_Td, squares_T, norm.width, norm.epsilon) * norm.scale_d
         return self._late.product(normed_Td, down_dr)
 
-    def final_norm(self, x_Td: torch.Tensor, norm: NormWeights) -> torch.Tensor:
+    def final_norm(self, residual: Residual, norm: NormWeights) -> torch.Tensor:
         """One all-gather; each rank's sum of squares is one more column of its shard."""
-        payload_Tc = with_statistic(x_Td * norm.scale_d, sum_of_squares(x_Td))
-        payload_pTc = gather(payload_Tc, self._collectives, "hidden")
-        whole_Td = payload_pTc[:, :, :-1].transpose(0, 1).reshape(x_Td.shape[0], -1)
+        scaled_Td, squares_T = residual.inputs * norm.scale_d, residual.squares
+        if squares_T is None:
+            raise AssertionError("a sharded residual has its sums of squares")
+        payload_pTc = gather(with_statistic(scaled_Td, squares_T), self._collectives, "hidden")
+        whole_Td = payload_pTc[:, :, :-1].transpose(0, 1).reshape(len(scaled_Td), -1)
         return scale_rows(whole_Td, precise(payload_pTc[:, :, -1]).sum(dim=0), norm.width, norm.epsilon)
 
     def token_losses(self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor:

@@ -106,8 +106,7 @@ class _Share(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # A copy, because autograd may hand the same gradient tensor to another branch.
-        total = gradients[0].clone(memory_format=torch.contiguous_format)
+        total = gradients[0].contiguous()
         return ctx.collectives.all_reduce_(total, f"{ctx.purpose} gradient"), None, None
 
 
@@ -143,7 +142,11 @@ def sum_partials(partial: torch.Tensor, collectives: Collectives, purpose: str) 
 
 
 def share(replicated: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
-    """A replicated tensor on its way into each rank's own shard; gradients of all ranks are summed."""
+    """A replicated tensor on its way into each rank's own shard; gradients of all ranks are summed.
+
+    The sum is made in the memory of the gradient that arrives, so what follows has to give one of its own: a matrix
+    product does, a sum, which hands the same gradient to both its terms, does not.
+    """
     if collectives.size == 1:
         return replicated
     return _Share.apply(replicated, collectives, purpose)  # type: ignore[no-any-return, no-untyped-call]

@@ -14,7 +14,8 @@ makes it whole. The gradient of the norm's statistic S needs no place in it: wit
 
     ∂L/∂S = −(Σ_r dy ∘ y) / (2 d (S/d + ε)) = −(Σ_r dh ∘ h) / (2 (S + d ε)),
 
-which every rank computes from the whole dh. Shape suffixes: T tokens, r latents.
+which every rank computes from the whole dh. All-reduces are in place: partial sums are overwritten, and so is the
+gradient that arrives, which what follows has to give in memory of its own. Shape suffixes: T tokens, r latents.
 """
 
 from collections.abc import Callable
@@ -22,10 +23,10 @@ from typing import Any
 
 import torch
 
-from boost_core.nn.norm import precise, with_statistic
+from boost_core.kernels.latent_epilogue import statistic_gradient
 from boost_core.nn.strategy import Latents, NormWeights
 from boost_core.parallel.collectives import Collectives
-from boost_core.parallel.late import LateGradients
+from boost_core.parallel.late import LateGradients, with_room_behind
 from boost_core.parallel.ledger import Pending
 
 
@@ -69,7 +70,7 @@ class _Send(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial_Tr: torch.Tensor, squares_T: torch.Tensor | None, exchange: Exchange) -> Latents:
         ctx.exchange = exchange
-        h_Tr, squares_T = _start_forward(ctx, partial_Tr, squares_T, exchange)
+        h_Tr, squares_T = _start_forward(partial_Tr.detach(), squares_T, exchange)
         if squares_T is not None:
             ctx.save_for_backward(h_Tr, squares_T)
         return h_Tr, squares_T
@@ -82,23 +83,22 @@ class _Send(torch.autograd.Function):
         if not saved:
             return dh_Tr, None, None
         h_Tr, squares_T = saved
-        products_T = (precise(dh_Tr) * h_Tr).sum(dim=-1)
-        dsquares_T = -products_T / (2 * (precise(squares_T) + norm.width * norm.epsilon))
-        return dh_Tr, dsquares_T, None
+        return dh_Tr, statistic_gradient(dh_Tr, h_Tr, squares_T, norm.width, norm.epsilon), None
 
 
-def _start_forward(ctx: Any, partial_Tr: torch.Tensor, squares_T: torch.Tensor | None, exchange: Exchange) -> Latents:
-    if squares_T is None or exchange.statistic_apart:
-        ctx.mark_dirty(partial_Tr)
+def _start_forward(partial_Tr: torch.Tensor, squares_T: torch.Tensor | None, exchange: Exchange) -> Latents:
+    if squares_T is None:
         exchange.start(partial_Tr, "latent")
-        if squares_T is None:
-            return partial_Tr, None
+        return partial_Tr, None
+    if exchange.statistic_apart:
+        exchange.start(partial_Tr, "latent")
         squares_T = squares_T.clone()
         exchange.start(squares_T, "statistic")
         return partial_Tr, squares_T
-    payload_Tc = with_statistic(partial_Tr, squares_T)
-    exchange.start(payload_Tc, "latent")
-    return payload_Tc[:, :-1], payload_Tc[:, -1]
+    payload, statistic_T = with_room_behind(partial_Tr)
+    statistic_T.copy_(squares_T)
+    exchange.start(payload, "latent")
+    return partial_Tr, statistic_T
 
 
 class _Receive(torch.autograd.Function):
@@ -110,7 +110,6 @@ class _Receive(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # A copy, because autograd may hand the same gradient tensor to another branch.
-        dh_Tr = gradients[0].clone(memory_format=torch.contiguous_format)
+        dh_Tr = gradients[0].contiguous()
         ctx.exchange.start(dh_Tr, "latent gradient")
         return dh_Tr, None, None

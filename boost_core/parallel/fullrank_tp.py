@@ -8,11 +8,10 @@ from typing import ClassVar
 
 import torch
 
-from boost_core.nn.norm import rms_norm
 from boost_core.nn.strategy import NormWeights
 from boost_core.nn.weights import Role, SplitAxes
 from boost_core.parallel.collectives import share, sum_partials
-from boost_core.parallel.whole_residual import WholeResidual
+from boost_core.parallel.whole_residual import WholeResidual, rms_norm
 
 
 class FullRankTensorParallel(WholeResidual):
@@ -31,11 +30,8 @@ class FullRankTensorParallel(WholeResidual):
     ) -> list[torch.Tensor]:
         """This rank's columns of each projection; backward, an all-reduce of the residual's gradient."""
         shared_Td = share(rms_norm(x_Td, norm), self._collectives, "wide")
-        outputs: list[torch.Tensor] = []
-        for weight_dgf in weights_dgf:
-            y_Tgf = (shared_Td @ weight_dgf.flatten(1)).view(-1, *weight_dgf.shape[1:])
-            outputs.extend(y_Tgf.unbind(1))
-        return outputs
+        products = ((shared_Td @ weight_dgf.flatten(1), weight_dgf.shape[1]) for weight_dgf in weights_dgf)
+        return [y_Tc.view(len(y_Tc), count, -1).transpose(0, 1) for y_Tc, count in products]
 
     def dense_out(self, x_Tf: torch.Tensor, weight_fd: torch.Tensor) -> torch.Tensor:
         """The whole output: its partial sums are all-reduced."""

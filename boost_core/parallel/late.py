@@ -20,15 +20,18 @@ class LateGradients:
     def __init__(self) -> None:
         self._owed: deque[Callable[[], None]] = deque()
 
-    def product(self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None) -> torch.Tensor:
+    def product(
+        self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None, room: bool = False
+    ) -> torch.Tensor:
         """``x (W∘scale)``; the gradients of ``weight`` and ``scale`` are added to theirs at the next ``catch_up``.
 
         Args:
             x: ``[T, d]`` or ``[g, T, d]``; requires a gradient itself when the weights do.
             weight: ``[d, c]`` or ``[g, d, c]``: a parameter or a view of one.
             scale_d: Scales the rows of the weight: a parameter.
+            room: Whether to leave room behind the result for one more element a token.
         """
-        return _Product.apply(x, weight.detach(), _detached(scale_d), (weight, scale_d), self)  # type: ignore[no-any-return, no-untyped-call]
+        return _Product.apply(x, weight.detach(), _detached(scale_d), (weight, scale_d), self, room)  # type: ignore[no-any-return, no-untyped-call]
 
     def owe(self, gradient: Callable[[], None]) -> None:
         """Keep a gradient's computation for later."""
@@ -53,18 +56,23 @@ class _Product(torch.autograd.Function):
         scale_d: torch.Tensor | None,
         owners: tuple[torch.Tensor, torch.Tensor | None],
         late: LateGradients,
+        room: bool,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, scale_d)
         # Views and parameters hold no memory of their own, and are not saved: a recomputation would detach them.
         ctx.owners, ctx.late = owners, late
-        return x @ _scaled(weight, scale_d)
+        if not room:
+            return x @ _scaled(weight, scale_d)
+        tokens, columns = len(x), weight.shape[1]
+        product = x.new_empty(tokens * (columns + 1))[: tokens * columns].view(tokens, columns)
+        return torch.mm(x, _scaled(weight, scale_d), out=product)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, scale_d = ctx.saved_tensors
         (dy,), owners = gradients, ctx.owners
         ctx.late.owe(lambda: _add_gradients(x.mT @ dy, weight, scale_d, owners))
-        return dy @ _scaled(weight, scale_d).mT, None, None, None, None
+        return dy @ _scaled(weight, scale_d).mT, None, None, None, None, None
 
 
 class _Settle(torch.autograd.Function):
@@ -77,6 +85,13 @@ class _Settle(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         ctx.late.catch_up()
         return gradients[0], None
+
+
+def with_room_behind(product_Tr: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """All memory of a product that was made with ``room``, flat, and the room itself, ``[T]``, to be sent together."""
+    tokens, columns = product_Tr.shape
+    memory = product_Tr.as_strided((tokens * (columns + 1),), (1,))
+    return memory, memory[tokens * columns :]
 
 
 def _scaled(weight: torch.Tensor, scale_d: torch.Tensor | None) -> torch.Tensor:

@@ -10,11 +10,10 @@ from typing import ClassVar
 
 import torch
 
-from boost_core.nn.norm import rms_norm
 from boost_core.nn.strategy import Latents, NormWeights
 from boost_core.nn.weights import Role, SplitAxes
 from boost_core.parallel.collectives import share, sum_partials
-from boost_core.parallel.whole_residual import WholeResidual
+from boost_core.parallel.whole_residual import WholeResidual, rms_norm
 
 
 class VanillaTensorParallel(WholeResidual):
@@ -28,7 +27,13 @@ class VanillaTensorParallel(WholeResidual):
         Role.HEAD: 1,
     }
 
-    def partial_latents(self, x_Td: torch.Tensor, down_dgr: torch.Tensor, norm: NormWeights | None) -> Latents:
+    def partial_latents(
+        self,
+        x_Td: torch.Tensor,
+        squares_T: torch.Tensor | None,  # noqa: ARG002
+        down_dgr: torch.Tensor,
+        norm: NormWeights | None,
+    ) -> Latents:
         """This rank's sliver of each latent; backward, an all-reduce of the wide input's gradient."""
         normed_Td = x_Td if norm is None else rms_norm(x_Td, norm)
         return share(normed_Td, self._collectives, "wide") @ down_dgr.flatten(1), None

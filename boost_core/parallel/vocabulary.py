@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import embedding
 
+from boost_core.kernels.cross_entropy import logits_gradient, row_statistics
 from boost_core.nn.norm import precise
 from boost_core.parallel.collectives import Collectives, sum_partials
 
@@ -29,34 +30,29 @@ class _HeadLoss(torch.autograd.Function):
         collectives: Collectives,
         chunk: int,
     ) -> torch.Tensor:
-        begin, width = collectives.rank * head_dV.shape[1], head_dV.shape[1]
-        local_T, is_local_T = _local_ids(target_T, begin, width)
-        local_sums, target_logits = [], []
-        for x_cd, local_c in zip(torch.split(x_Td, chunk), torch.split(local_T, chunk), strict=True):
-            logits_cV = precise(x_cd @ head_dV)
-            local_sums.append(logits_cV.logsumexp(dim=-1))
-            target_logits.append(logits_cV.gather(-1, local_c.unsqueeze(-1)).squeeze(-1))
-        local_sum_T = torch.cat(local_sums)
+        local_T = target_T - collectives.rank * head_dV.shape[1]
+        statistics = [
+            row_statistics(x_cd @ head_dV, local_c)
+            for x_cd, local_c in zip(torch.split(x_Td, chunk), torch.split(local_T, chunk), strict=True)
+        ]
+        local_sum_T, local_logit_T = (torch.cat(parts) for parts in zip(*statistics, strict=True))
         maximum_T = collectives.all_reduce_(local_sum_T.clone(), "loss maximum", dist.ReduceOp.MAX)
-        sums_2T = torch.stack([(local_sum_T - maximum_T).exp(), torch.cat(target_logits) * is_local_T])
+        sums_2T = torch.stack([(local_sum_T - maximum_T).exp(), local_logit_T])
         sum_T, target_logit_T = collectives.all_reduce_(sums_2T, "loss sums")
         log_sum_T = maximum_T + sum_T.log()
-        ctx.save_for_backward(x_Td, head_dV, local_T, is_local_T, log_sum_T)
+        ctx.save_for_backward(x_Td, head_dV, local_T, log_sum_T)
         ctx.chunk = chunk
         loss_T: torch.Tensor = log_sum_T - target_logit_T
         return loss_T
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x_Td, head_dV, local_T, is_local_T, log_sum_T = ctx.saved_tensors
+        x_Td, head_dV, local_T, log_sum_T = ctx.saved_tensors
         dx_Td, dhead_dV = torch.empty_like(x_Td), torch.zeros_like(precise(head_dV))
         for begin in range(0, len(x_Td), ctx.chunk):
             here = slice(begin, begin + ctx.chunk)
             x_cd = x_Td[here]
-            probability_cV = (precise(x_cd @ head_dV) - log_sum_T[here].unsqueeze(-1)).exp_()
-            one_c1 = is_local_T[here].to(probability_cV.dtype).unsqueeze(-1)
-            probability_cV.scatter_add_(-1, local_T[here].unsqueeze(-1), -one_c1)
-            dlogits_cV = probability_cV.mul_(gradients[0][here].unsqueeze(-1)).to(x_cd.dtype)
+            dlogits_cV = logits_gradient(x_cd @ head_dV, local_T[here], log_sum_T[here], gradients[0][here])
             dx_Td[here] = dlogits_cV @ head_dV.T
             dhead_dV += x_cd.T @ dlogits_cV
         return dx_Td, dhead_dV.to(head_dV.dtype), None, None, None
@@ -81,12 +77,7 @@ def vocabulary_parallel_embedding(
     token_T: torch.Tensor, weight_Vd: torch.Tensor, collectives: Collectives
 ) -> torch.Tensor:
     """Whole residual vectors ``[T, d]`` from this rank's rows of the embedding: one all-reduce (Megatron-LM)."""
-    local_T, is_local_T = _local_ids(token_T, collectives.rank * len(weight_Vd), len(weight_Vd))
-    partial_Td = embedding(local_T, weight_Vd) * is_local_T.to(weight_Vd.dtype).unsqueeze(-1)
+    local_T = token_T - collectives.rank * len(weight_Vd)
+    is_local_T = (local_T >= 0) & (local_T < len(weight_Vd))
+    partial_Td = embedding(local_T * is_local_T, weight_Vd) * is_local_T.to(weight_Vd.dtype).unsqueeze(-1)
     return sum_partials(partial_Td, collectives, "embedding")
-
-
-def _local_ids(token_T: torch.Tensor, begin: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids within this rank's part, and which of them are in it; the others are clamped."""
-    local_T = token_T - begin
-    return local_T.clamp(0, width - 1), (local_T >= 0) & (local_T < width)

@@ -1,8 +1,9 @@
 """The ends of a model under strategies that keep the whole residual on every rank. T tokens, d hidden, V vocabulary."""
 
 import torch
+from torch.nn import functional
 
-from boost_core.nn.norm import rms_norm
+from boost_core.kernels.residual_add import Residual
 from boost_core.nn.strategy import NormWeights
 from boost_core.parallel.collectives import Collectives, share
 from boost_core.parallel.vocabulary import head_losses, vocabulary_parallel_embedding
@@ -18,13 +19,19 @@ class WholeResidual:
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
 
-    def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
         """Whole residual vectors; one all-reduce of ``[T, d]``."""
-        return vocabulary_parallel_embedding(token_T, weight_Vd, self._collectives)
+        x_Td = vocabulary_parallel_embedding(token_T, weight_Vd, self._collectives)
+        return Residual(x_Td, x_Td, None)
 
-    def final_norm(self, x_Td: torch.Tensor, norm: NormWeights) -> torch.Tensor:
+    def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
+        """A plain sum: norms of whole rows take their own statistic."""
+        x_Td = stream_Td + y_Td
+        return Residual(x_Td, x_Td, None)
+
+    def final_norm(self, residual: Residual, norm: NormWeights) -> torch.Tensor:
         """A norm of whole rows; backward, one all-reduce of ``[T, d]``."""
-        return share(rms_norm(x_Td, norm), self._collectives, "hidden")
+        return share(rms_norm(residual.inputs, norm), self._collectives, "hidden")
 
     def token_losses(self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor:
         """Cross entropy over the vocabulary's shards."""
@@ -33,3 +40,8 @@ class WholeResidual:
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
         """Embedding and head have the same shard."""
         return embedding_Vd.T
+
+
+def rms_norm(x_Td: torch.Tensor, norm: NormWeights) -> torch.Tensor:
+    """RMSNorm of whole rows, by torch's fused kernel where it has one."""
+    return functional.rms_norm(x_Td, (norm.width,), norm.scale_d, norm.epsilon)

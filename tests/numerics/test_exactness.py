@@ -10,6 +10,7 @@ import torch.distributed as dist
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.config.strategy import strategy_problems
 from boost_core.kernels.latent_epilogue import latent_epilogue
+from boost_core.kernels.residual_add import residual_start
 from boost_core.nn.strategy import NormWeights
 from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.collectives import Collectives
@@ -143,8 +144,8 @@ def normed_projection(norm: str, outlier: float) -> torch.Tensor:
     )
     width = x_Td.shape[1] * collectives.size
     strategy, weights = BottleneckTensorParallel(collectives, norm), NormWeights(scale_d, width, 1e-6)
-    receive = strategy.send(strategy.partial_latents(x_Td, down_d1r, weights), weights)
-    return latent_epilogue(*receive(), width, 1e-6, activation=False)
+    receive = strategy.send(strategy.partial_latents(x_Td, residual_start(x_Td).squares, down_d1r, weights), weights)
+    return latent_epilogue(*receive(), 1, width, 1e-6, activation=False)[0]
 
 
 def projection_operands(outlier: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

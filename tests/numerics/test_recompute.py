@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from boost_core.config import ModelConfig, ParallelismConfig
+from boost_core.kernels.residual_add import residual_start
 from boost_core.models.build import build
 from boost_core.nn.attention import Rotation
 from boost_core.parallel.collectives import Collectives
@@ -23,11 +24,12 @@ def kept_by_a_block(config: ModelConfig, parallelism: ParallelismConfig, sequenc
     make_weights(network, axes, collectives.rank, collectives.size, 7, torch.device("cpu"))
     rotation = Rotation(LENGTH, config.head_size, config.rope_theta, torch.device("cpu"))
     shard = config.hidden_size // collectives.size
-    x_Td = torch.randn(sequences * LENGTH, shard, requires_grad=True)
-    network.blocks[1](x_Td, rotation, None)  # what is made once, such as the rotation's angles, is made here
+    residual = residual_start(torch.randn(sequences * LENGTH, shard, requires_grad=True))
+    network.blocks[1](residual, rotation, None)  # what is made once, such as the rotation's angles, is made here
     with Made() as made:
-        out_Td, _ = network.local(network.blocks[1], x_Td, rotation, None)
-    return made.alive_bytes() + x_Td.nbytes - out_Td.nbytes
+        out, _ = network.local(network.blocks[1], residual, rotation, None)
+    kept, given_on = (each.inputs.nbytes + each.squares.nbytes for each in (residual, out))
+    return made.alive_bytes() + kept - given_on
 
 
 def kept_a_token(ranks: Ranks, size: int, config: ModelConfig, recompute: str) -> float:
@@ -41,10 +43,11 @@ def kept_a_token(ranks: Ranks, size: int, config: ModelConfig, recompute: str) -
 @pytest.mark.parametrize("size", [2, 4])
 def test_latent_keeps_the_latents_and_the_residual_and_nothing_else(ranks: Ranks, size: int, family: str) -> None:
     config = model(family=family)
-    # 7r of latents and two residual shards; the norms' two statistics travel in the latents' payload.
-    latent = 7 * config.bottleneck_rank + 2 + 2 * config.hidden_size / size
+    # 7r of latents and two residual shards; the norms' two statistics travel in the latents' payload. A block's input
+    # has this rank's sum of squares with it.
+    latent = 7 * config.bottleneck_rank + 2 + 2 * config.hidden_size / size + 1
     assert kept_a_token(ranks, size, config, "latent") == latent
-    assert kept_a_token(ranks, size, config, "full") == config.hidden_size / size
+    assert kept_a_token(ranks, size, config, "full") == config.hidden_size / size + 1
     assert kept_a_token(ranks, size, config, "none") > 2 * latent
 
 

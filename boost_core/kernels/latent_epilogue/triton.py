@@ -1,4 +1,4 @@
-"""The Triton kernels: one program a token, the whole latent row in registers, fp32 arithmetic."""
+"""The Triton kernels: one program a token, one projection's latent in registers at a time, fp32 arithmetic."""
 
 from typing import Any
 
@@ -6,81 +6,124 @@ import torch
 import triton
 import triton.language as tl
 
+from boost_core.kernels.launch import block_of, rows, warps_of
+
 
 @triton.jit
 def _forward(
-    h_ptr, s_ptr, z_ptr, h_stride, z_stride, columns, width, epsilon,
-    NORM: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
+    h_ptr, s_ptr, z_ptr, h_stride, z_group_stride, z_stride, rank, width, epsilon,
+    COUNT: tl.constexpr, NORM: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    inside = column < columns
-    y = tl.load(h_ptr + row * h_stride + column, mask=inside, other=0.0).to(tl.float32)
+    inside = column < rank
+    inverse_rms = 1.0
     if NORM:
-        y *= tl.rsqrt(tl.load(s_ptr + row).to(tl.float32) / width + epsilon)
-    if ACTIVATION:
-        y *= tl.sigmoid(y)
-    tl.store(z_ptr + row * z_stride + column, y.to(z_ptr.dtype.element_ty), mask=inside)
+        inverse_rms = tl.rsqrt(tl.load(s_ptr + row).to(tl.float32) / width + epsilon)
+    for group in tl.static_range(COUNT):
+        y = tl.load(h_ptr + row * h_stride + group * rank + column, mask=inside, other=0.0).to(tl.float32)
+        y *= inverse_rms
+        if ACTIVATION:
+            y *= tl.sigmoid(y)
+        z = z_ptr + group * z_group_stride + row * z_stride + column
+        tl.store(z, y.to(z_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _backward(
-    h_ptr, s_ptr, dz_ptr, dh_ptr, ds_ptr, h_stride, dz_stride, dh_stride, columns, width, epsilon,
-    NORM: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
+    h_ptr, s_ptr, dz_ptr, dh_ptr, ds_ptr, h_stride, dz_group_stride, dz_stride, dh_stride, rank, width, epsilon,
+    COUNT: tl.constexpr, NORM: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    inside = column < columns
-    y = tl.load(h_ptr + row * h_stride + column, mask=inside, other=0.0).to(tl.float32)
-    dy = tl.load(dz_ptr + row * dz_stride + column, mask=inside, other=0.0).to(tl.float32)
+    inside = column < rank
+    inverse_rms = 1.0
+    mean_square = 1.0
     if NORM:
         mean_square = tl.load(s_ptr + row).to(tl.float32) / width + epsilon
         inverse_rms = tl.rsqrt(mean_square)
+    products = tl.zeros([BLOCK], dtype=tl.float32)
+    for group in tl.static_range(COUNT):
+        y = tl.load(h_ptr + row * h_stride + group * rank + column, mask=inside, other=0.0).to(tl.float32)
+        dz = dz_ptr + group * dz_group_stride + row * dz_stride + column
+        dy = tl.load(dz, mask=inside, other=0.0).to(tl.float32)
         y *= inverse_rms
-    if ACTIVATION:
-        sigmoid = tl.sigmoid(y)
-        dy *= sigmoid * (1.0 + y * (1.0 - sigmoid))
+        if ACTIVATION:
+            sigmoid = tl.sigmoid(y)
+            dy *= sigmoid * (1.0 + y * (1.0 - sigmoid))
+        products += dy * y
+        dh = dh_ptr + row * dh_stride + group * rank + column
+        tl.store(dh, (dy * inverse_rms).to(dh_ptr.dtype.element_ty), mask=inside)
     if NORM:
-        ds = -tl.sum(dy * y, axis=0) / (2.0 * width * mean_square)
+        ds = -tl.sum(products, axis=0) / (2.0 * width * mean_square)
         tl.store(ds_ptr + row, ds.to(ds_ptr.dtype.element_ty))
-        dy *= inverse_rms
-    tl.store(dh_ptr + row * dh_stride + column, dy.to(dh_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _statistic_gradient(
+    dh_ptr, h_ptr, s_ptr, ds_ptr, dh_stride, h_stride, columns, width, epsilon, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    products = tl.zeros([BLOCK], dtype=tl.float32)
+    for begin in range(0, columns, BLOCK):
+        column = begin + tl.arange(0, BLOCK)
+        inside = column < columns
+        dh = tl.load(dh_ptr + row * dh_stride + column, mask=inside, other=0.0).to(tl.float32)
+        products += dh * tl.load(h_ptr + row * h_stride + column, mask=inside, other=0.0).to(tl.float32)
+    ds = -tl.sum(products, axis=0) / (2.0 * (tl.load(s_ptr + row).to(tl.float32) + width * epsilon))
+    tl.store(ds_ptr + row, ds)
 
 
 class _LatentEpilogue(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, h_Tr: torch.Tensor, s_T: torch.Tensor | None, width: int, epsilon: float, activation: bool
+        ctx: Any, h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float, activation: bool
     ) -> torch.Tensor:
-        z_Tr = torch.empty(h_Tr.shape, dtype=h_Tr.dtype, device=h_Tr.device)
-        tokens, columns = h_Tr.shape
+        tokens, rank = h_Tc.shape[0], h_Tc.shape[1] // count
+        z_gTr = torch.empty((count, tokens, rank), dtype=h_Tc.dtype, device=h_Tc.device)
+        block = block_of(rank)
         _forward[(tokens,)](
-            h_Tr, h_Tr if s_T is None else s_T, z_Tr, h_Tr.stride(0), z_Tr.stride(0), columns, width, epsilon,
-            NORM=s_T is not None, ACTIVATION=activation, BLOCK=triton.next_power_of_2(columns),
+            h_Tc, h_Tc if s_T is None else s_T, z_gTr, h_Tc.stride(0), z_gTr.stride(0), z_gTr.stride(1), rank, width,
+            epsilon, COUNT=count, NORM=s_T is not None, ACTIVATION=activation, BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
-        ctx.save_for_backward(h_Tr, s_T)
-        ctx.width, ctx.epsilon, ctx.activation = width, epsilon, activation
-        return z_Tr
+        ctx.save_for_backward(h_Tc, s_T)
+        ctx.count, ctx.width, ctx.epsilon, ctx.activation = count, width, epsilon, activation
+        return z_gTr
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        h_Tr, s_T = ctx.saved_tensors
-        dz_Tr = gradients[0].contiguous()
-        dh_Tr = torch.empty(h_Tr.shape, dtype=h_Tr.dtype, device=h_Tr.device)
+        h_Tc, s_T = ctx.saved_tensors
+        dz_gTr = rows(gradients[0])
+        tokens, rank = h_Tc.shape[0], h_Tc.shape[1] // ctx.count
+        dh_Tc = torch.empty(h_Tc.shape, dtype=h_Tc.dtype, device=h_Tc.device)
         ds_T = None if s_T is None else torch.empty_like(s_T)
-        tokens, columns = h_Tr.shape
+        block = block_of(rank)
         _backward[(tokens,)](
-            h_Tr, h_Tr if s_T is None else s_T, dz_Tr, dh_Tr, dh_Tr if ds_T is None else ds_T,
-            h_Tr.stride(0), dz_Tr.stride(0), dh_Tr.stride(0), columns, ctx.width, ctx.epsilon,
-            NORM=s_T is not None, ACTIVATION=ctx.activation, BLOCK=triton.next_power_of_2(columns),
+            h_Tc, h_Tc if s_T is None else s_T, dz_gTr, dh_Tc, dh_Tc if ds_T is None else ds_T, h_Tc.stride(0),
+            dz_gTr.stride(0), dz_gTr.stride(1), dh_Tc.stride(0), rank, ctx.width, ctx.epsilon,
+            COUNT=ctx.count, NORM=s_T is not None, ACTIVATION=ctx.activation, BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
-        return dh_Tr, ds_T, None, None, None
+        return dh_Tc, ds_T, None, None, None, None
 
 
 def latent_epilogue(
-    h_Tr: torch.Tensor, s_T: torch.Tensor | None, width: int, epsilon: float, activation: bool
+    h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float, activation: bool
 ) -> torch.Tensor:
     """The same function as :func:`naive.latent_epilogue`; see the package for the arguments."""
-    # The statistic arrives as a column of the reduced payload; the kernels read it densely.
     statistic = None if s_T is None else s_T.contiguous()
-    return _LatentEpilogue.apply(h_Tr, statistic, width, epsilon, activation)  # type: ignore[no-any-return, no-untyped-call]
+    return _LatentEpilogue.apply(rows(h_Tc), statistic, count, width, epsilon, activation)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def statistic_gradient(
+    dh_Tc: torch.Tensor, h_Tc: torch.Tensor, s_T: torch.Tensor, width: int, epsilon: float
+) -> torch.Tensor:
+    """The same function as :func:`naive.statistic_gradient`; see the package for the arguments."""
+    dh_Tc, h_Tc = rows(dh_Tc), rows(h_Tc)
+    tokens, columns = h_Tc.shape
+    ds_T = torch.empty(tokens, dtype=torch.float32, device=h_Tc.device)
+    block = min(block_of(columns), 4096)
+    _statistic_gradient[(tokens,)](
+        dh_Tc, h_Tc, s_T.contiguous(), ds_T, dh_Tc.stride(0), h_Tc.stride(0), columns, width, epsilon,
+        BLOCK=block, num_warps=warps_of(block),
+    )  # fmt: skip
+    return ds_T

@@ -1,0 +1,241 @@
+"""Every operation of ``kernels`` at given sizes, with the bytes that it cannot avoid to move.
+
+Tests compare implementations on these cases at awkward sizes, the benchmark times them at those of a model.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from boost_core.config import ModelConfig
+from boost_core.kernels.adamw import adamw_
+from boost_core.kernels.adamw.update import AdamWUpdate
+from boost_core.kernels.cross_entropy import logits_gradient, row_statistics
+from boost_core.kernels.gated_product import gated_product
+from boost_core.kernels.latent_crossing import latent_crossing
+from boost_core.kernels.latent_epilogue import latent_epilogue, statistic_gradient
+from boost_core.kernels.residual_add import residual_add, residual_start
+from boost_core.kernels.rotary import rotary
+
+Tensors = tuple[torch.Tensor, ...]
+EPSILON = 1e-5
+UPDATE = AdamWUpdate(learning_rate=1e-2, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.1, step=3)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """One rank's sizes.
+
+    Attributes:
+        tokens: Tokens of a micro-batch, a multiple of ``positions``.
+        positions: Length of a sequence.
+        hidden: Hidden size, this rank's shard.
+        rank: Width of a latent.
+        mlp: MLP size, this rank's shard.
+        heads: Query heads of this rank.
+        key_value_heads: Its key and value heads.
+        head_size: Width of a head.
+        vocabulary: Logits of a token, this rank's part.
+        weights: Elements of one optimizer update.
+    """
+
+    tokens: int
+    positions: int
+    hidden: int
+    rank: int
+    mlp: int
+    heads: int
+    key_value_heads: int
+    head_size: int
+    vocabulary: int
+    weights: int
+
+    @classmethod
+    def of_model(cls, model: ModelConfig, tensor_parallel_size: int, sequences: int, positions: int) -> "Sizes":
+        """Those of one rank under btp; an optimizer update is of one block's largest factor."""
+        hidden, mlp = model.hidden_size // tensor_parallel_size, model.intermediate_size // tensor_parallel_size
+        return cls(
+            tokens=sequences * positions,
+            positions=positions,
+            hidden=hidden,
+            rank=model.bottleneck_rank,
+            mlp=mlp,
+            heads=model.num_attention_heads // tensor_parallel_size,
+            key_value_heads=model.key_value_heads // tensor_parallel_size,
+            head_size=model.head_size,
+            vocabulary=model.vocab_size // tensor_parallel_size,
+            weights=model.num_hidden_layers * 2 * mlp * model.bottleneck_rank,
+        )
+
+
+class Draw:
+    """Random inputs.
+
+    Args:
+        dtype: The compute type.
+        device: Where they live.
+        seed: The same seed draws the same on the same device.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
+        self._dtype, self._device = dtype, device
+        self._generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(self, *shape: int, precise: bool = False) -> torch.Tensor:
+        """From a standard normal, in the compute type, or in at least fp32."""
+        values = torch.randn(shape, generator=self._generator, device=self._device)
+        return values.to(torch.promote_types(self._dtype, torch.float32) if precise else self._dtype)
+
+    def ids(self, low: int, high: int, count: int) -> torch.Tensor:
+        """Integers from ``low`` to ``high − 1``."""
+        return torch.randint(low, high, (count,), generator=self._generator, device=self._device)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation with its inputs.
+
+    Attributes:
+        name: The operation and its variant.
+        inputs: What it is called with; some operations overwrite them.
+        differentiated: Which of the inputs get a gradient; none where the operation has no backward pass.
+        run: Calls it.
+        forward_bytes: The least that a call has to read and write.
+        backward_bytes: The least that its backward pass has to; 0 where there is none.
+    """
+
+    name: str
+    inputs: Tensors
+    differentiated: tuple[int, ...]
+    run: Callable[..., Tensors]
+    forward_bytes: int
+    backward_bytes: int = 0
+
+
+def cases(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    """All operations in all variants."""
+    yield from _residual(sizes, draw)
+    yield from _latents(sizes, draw)
+    yield from _crossings(sizes, draw)
+    yield from _gates(sizes, draw)
+    yield from _rotations(sizes, draw)
+    yield from _losses(sizes, draw)
+    yield from _updates(sizes, draw)
+
+
+def _residual(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    x_Td, y_Td = draw.normal(sizes.tokens, sizes.hidden), draw.normal(sizes.tokens, sizes.hidden)
+
+    def add(x_Td: torch.Tensor, y_Td: torch.Tensor | None = None) -> Tensors:
+        residual = residual_start(x_Td) if y_Td is None else residual_add(x_Td, y_Td)
+        return tuple(part for part in residual if part is not None)
+
+    yield Case("residual_add", (x_Td, y_Td), (0, 1), add, _bytes(x_Td) * 3, _bytes(x_Td) * 4)
+    yield Case("residual_start", (x_Td,), (0,), add, _bytes(x_Td), _bytes(x_Td) * 4)
+
+
+def _latents(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    count, width = 3, 4 * sizes.hidden
+    h_Tc = draw.normal(sizes.tokens, count * sizes.rank)
+    squares_T = width * draw.normal(sizes.tokens).square()
+
+    def epilogue(activation: bool) -> Callable[..., Tensors]:
+        return lambda h_Tc, s_T=None: (latent_epilogue(h_Tc, s_T, count, width, EPSILON, activation),)
+
+    read_and_written = _bytes(h_Tc) * 2
+    for name, activation in (("norm", False), ("norm and SiLU", True)):
+        inputs = (h_Tc, squares_T)
+        yield Case(f"latent_epilogue, {name}", inputs, (0, 1), epilogue(activation), read_and_written, _bytes(h_Tc) * 3)
+    yield Case("latent_epilogue, SiLU", (h_Tc,), (0,), epilogue(True), read_and_written, _bytes(h_Tc) * 3)
+    gradient_Tc = draw.normal(*h_Tc.shape)
+    yield Case(
+        "statistic_gradient", (gradient_Tc, h_Tc, squares_T), (),
+        lambda dh_Tc, h_Tc, s_T: (statistic_gradient(dh_Tc, h_Tc, s_T, width, EPSILON),), read_and_written,
+    )  # fmt: skip
+
+
+def _crossings(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    count, width = 2, 4 * sizes.hidden
+    h_Tc, crossed_gTr = draw.normal(sizes.tokens, count * sizes.rank), draw.normal(count, sizes.tokens, sizes.rank)
+    squares_T = width * draw.normal(sizes.tokens).square()
+    scale_gr, shift_gr = draw.normal(count, sizes.rank), draw.normal(count, sizes.rank)
+
+    def crossing(activation: bool) -> Callable[..., Tensors]:
+        def run(h_Tc: torch.Tensor, crossed_gTr: torch.Tensor, scale_gr: torch.Tensor, shift_gr: torch.Tensor,
+                s_T: torch.Tensor | None = None) -> Tensors:  # fmt: skip
+            z_gTr = latent_crossing(h_Tc, s_T, width, EPSILON, crossed_gTr, scale_gr, shift_gr, EPSILON, activation)
+            return (z_gTr,)
+
+        return run
+
+    inputs, forward, backward = (h_Tc, crossed_gTr, scale_gr, shift_gr), _bytes(h_Tc) * 3, _bytes(h_Tc) * 5
+    yield Case("latent_crossing", inputs, (0, 1, 2, 3), crossing(False), forward, backward)
+    for name, activation in (("norm", False), ("norm and SiLU", True)):
+        with_norm = (*inputs, squares_T)
+        yield Case(f"latent_crossing, {name}", with_norm, (0, 1, 2, 3, 4), crossing(activation), forward, backward)
+
+
+def _gates(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    both_gTf = draw.normal(2, sizes.tokens, sizes.mlp)
+    one_bytes = _bytes(both_gTf) // 2
+    for name, activation in (("", False), (", SiLU", True)):
+
+        def run(*parts: torch.Tensor, activation: bool = activation) -> Tensors:
+            return (gated_product(list(parts), activation),)
+
+        yield Case(f"gated_product{name}", (both_gTf,), (0,), run, one_bytes * 3, one_bytes * 5)
+        yield Case(
+            f"gated_product{name}, apart", tuple(torch.split(both_gTf, 1)), (0, 1), run, one_bytes * 3, one_bytes * 5
+        )
+
+
+def _rotations(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    angles_se = draw.normal(sizes.positions, sizes.head_size // 2, precise=True)
+    angles = (angles_se.cos(), angles_se.sin())
+    wide, narrow = sizes.heads * sizes.head_size, sizes.key_value_heads * sizes.head_size
+
+    def run(cosine_se: torch.Tensor, sine_se: torch.Tensor, *parts: torch.Tensor) -> Tensors:
+        return rotary(list(parts), cosine_se, sine_se)
+
+    variants = {
+        "": (wide, (draw.normal(3, sizes.tokens, wide),)),
+        ", grouped-query": (narrow, (draw.normal(1, sizes.tokens, wide), draw.normal(2, sizes.tokens, narrow))),
+        ", one by one": (narrow, tuple(draw.normal(1, sizes.tokens, width) for width in (wide, narrow, narrow))),
+    }
+    for name, (key_width, parts) in variants.items():
+        inputs, turned = (*angles, *parts), sizes.tokens * (wide + key_width) * parts[0].element_size()
+        differentiated = tuple(range(len(angles), len(inputs)))
+        yield Case(f"rotary{name}", inputs, differentiated, run, turned * 2, sum(map(_bytes, parts)) * 2)
+
+
+def _losses(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    logits_cV = draw.normal(sizes.tokens, sizes.vocabulary)
+    # Half of the targets are other ranks', on either side.
+    target_c = draw.ids(-(sizes.vocabulary // 2), sizes.vocabulary + sizes.vocabulary // 2, sizes.tokens)
+    log_sum_c = logits_cV.double().logsumexp(dim=-1).to(torch.promote_types(logits_cV.dtype, torch.float32)) + 0.5
+    dloss_c = draw.normal(sizes.tokens, precise=True)
+    yield Case("cross_entropy, statistics", (logits_cV, target_c), (), row_statistics, _bytes(logits_cV))
+    inputs = (logits_cV, target_c, log_sum_c, dloss_c)
+    yield Case(
+        "cross_entropy, gradient", inputs, (), lambda *inputs: (logits_gradient(*inputs),), _bytes(logits_cV) * 2
+    )
+
+
+def _updates(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    master, gradient, first = (draw.normal(sizes.weights, precise=True) for _ in range(3))
+    second, weight = draw.normal(sizes.weights, precise=True).square(), draw.normal(sizes.weights)
+    clip = torch.full((1,), 0.25, dtype=master.dtype, device=master.device)
+
+    def run(master: torch.Tensor, gradient: torch.Tensor, first: torch.Tensor, second: torch.Tensor,
+            clip: torch.Tensor, weight: torch.Tensor | None = None) -> Tensors:  # fmt: skip
+        adamw_(master, gradient, first, second, weight, clip, UPDATE)
+        return (master, first, second) if weight is None else (master, first, second, weight)
+
+    inputs = (master, gradient, first, second, clip)
+    yield Case("adamw", inputs, (), run, _bytes(master) * 7)
+    yield Case("adamw, rounded", (*inputs, weight), (), run, _bytes(master) * 7 + _bytes(weight))
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,31 @@
+"""The reference: plain torch."""
+
+import torch
+
+
+def row_statistics(logits_cV: torch.Tensor, target_c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-sum-exp and target's logit; see the package for the arguments."""
+    logits_cV = _precise(logits_cV)
+    index_c1, is_here_c1 = _places(target_c, logits_cV.shape[1])
+    target_logit_c1 = logits_cV.gather(-1, index_c1) * is_here_c1
+    return logits_cV.logsumexp(dim=-1), target_logit_c1.squeeze(-1)
+
+
+def logits_gradient(
+    logits_cV: torch.Tensor, target_c: torch.Tensor, log_sum_c: torch.Tensor, dloss_c: torch.Tensor
+) -> torch.Tensor:
+    """Softmax less one at the target, times the loss's gradient; see the package for the arguments."""
+    probability_cV = (_precise(logits_cV) - log_sum_c.unsqueeze(-1)).exp_()
+    index_c1, is_here_c1 = _places(target_c, logits_cV.shape[1])
+    probability_cV.scatter_add_(-1, index_c1, -is_here_c1.to(probability_cV.dtype))
+    return probability_cV.mul_(dloss_c.unsqueeze(-1)).to(logits_cV.dtype)
+
+
+def _places(target_c: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Targets as an index, those of other ranks clamped, and which are here."""
+    is_here_c = (target_c >= 0) & (target_c < width)
+    return target_c.clamp(0, width - 1).unsqueeze(-1), is_here_c.unsqueeze(-1)
+
+
+def _precise(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,31 @@
+"""The MLP's gate: the product of two up-projections, one of them through a SiLU or not.
+
+::
+
+    h = silu(a) ∘ b          dh gives  db = dh ∘ silu(a),  da = dh ∘ b ∘ silu'(a)
+    h = a ∘ b                          db = dh ∘ a,        da = dh ∘ b
+
+(SwiGLU, arXiv 2002.05202; without the SiLU, CoLA's, arXiv 2502.10940.) The batched up-projection gives a and b one
+after the other in one tensor, and its backward pass wants their gradients the same way: they are written there at once.
+Shape suffixes: g projections, T tokens, f MLP.
+"""
+
+import torch
+
+from boost_core.kernels.dispatch import runs_on_triton
+from boost_core.kernels.gated_product import naive
+
+
+def gated_product(parts: list[torch.Tensor], activation: bool) -> torch.Tensor:
+    """The gated product, ``[T, f]``.
+
+    Args:
+        parts: Gate and up, ``[2, T, f]`` or two of ``[1, T, f]``.
+        activation: Whether the gate passes a SiLU.
+    """
+    if runs_on_triton(parts[0]):
+        # Imported here because Triton is not installed where there is no GPU.
+        from boost_core.kernels.gated_product import triton
+
+        return triton.gated_product(parts, activation)
+    return naive.gated_product(parts, activation)

@@ -1,0 +1,59 @@
+"""What a block adds to the residual stream, and the sum of squares that the next norm needs, in one pass.
+
+::
+
+    x = x + y
+    s = Σ_d x²
+
+and backward, where x goes on in the stream and into the next projection, with gradients ``dx₁``, ``dx₂``, ``ds``::
+
+    dx = dy = dx₁ + dx₂ + 2 x ds
+
+One pass reads x and y, another three gradients, where separate additions would read and write each sum again (the fused
+norm's backward, BOOST, arXiv 2512.12131, derived here). Shape suffixes: T tokens, d hidden, whole or this rank's shard.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from boost_core.kernels.dispatch import runs_on_triton
+from boost_core.kernels.residual_add import naive
+
+
+class Residual(NamedTuple):
+    """The residual stream between two additions.
+
+    Attributes:
+        stream: What the next addition is made to, ``[T, d]``.
+        inputs: The same values for the next projection. Two names for them, so that both gradients arrive together.
+        squares: Sum of squares of each row, ``[T]``, at least fp32; ``None`` where no norm asks for it.
+    """
+
+    stream: torch.Tensor
+    inputs: torch.Tensor
+    squares: torch.Tensor | None
+
+
+def residual_add(x_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
+    """``x + y`` with its sums of squares.
+
+    Args:
+        x_Td: The stream so far, ``[T, d]``.
+        y_Td: What a block adds, of the same shape and type.
+    """
+    if runs_on_triton(x_Td):
+        # Imported here because Triton is not installed where there is no GPU.
+        from boost_core.kernels.residual_add import triton
+
+        return Residual(*triton.residual_add(x_Td, y_Td))
+    return Residual(*naive.residual_add(x_Td, y_Td))
+
+
+def residual_start(x_Td: torch.Tensor) -> Residual:
+    """The stream before anything is added: ``x`` with its sums of squares."""
+    if runs_on_triton(x_Td):
+        from boost_core.kernels.residual_add import triton
+
+        return Residual(*triton.residual_add(x_Td, None))
+    return Residual(*naive.residual_add(x_Td, None))

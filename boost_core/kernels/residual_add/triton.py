@@ -1,0 +1,84 @@
+"""The Triton kernels: one program a token, the whole row in registers, fp32 arithmetic."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from boost_core.kernels.launch import block_of, rows, warps_of
+
+
+@triton.jit
+def _forward(
+    x_ptr, y_ptr, out_ptr, s_ptr, x_stride, y_stride, out_stride, columns, ADD: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < columns
+    x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        x += tl.load(y_ptr + row * y_stride + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out_ptr + row * out_stride + column, x.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(s_ptr + row, tl.sum(x * x, axis=0))
+
+
+@triton.jit
+def _backward(
+    x_ptr, stream_ptr, input_ptr, ds_ptr, dx_ptr, x_stride, stream_stride, input_stride, dx_stride, columns,
+    STREAM: tl.constexpr, INPUT: tl.constexpr, SQUARES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < columns
+    dx = tl.zeros([BLOCK], dtype=tl.float32)
+    if STREAM:
+        dx += tl.load(stream_ptr + row * stream_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if INPUT:
+        dx += tl.load(input_ptr + row * input_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if SQUARES:
+        x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+        dx += 2.0 * x * tl.load(ds_ptr + row).to(tl.float32)
+    tl.store(dx_ptr + row * dx_stride + column, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+
+
+class _ResidualAdd(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_Td: torch.Tensor, y_Td: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        ctx.set_materialize_grads(False)
+        tokens, columns = x_Td.shape
+        sum_Td = x_Td.view_as(x_Td) if y_Td is None else torch.empty(x_Td.shape, dtype=x_Td.dtype, device=x_Td.device)
+        squares_T = torch.empty(tokens, dtype=torch.float32, device=x_Td.device)
+        block, y = block_of(columns), x_Td if y_Td is None else y_Td
+        _forward[(tokens,)](
+            x_Td, y, sum_Td, squares_T, x_Td.stride(0), y.stride(0), sum_Td.stride(0), columns,
+            ADD=y_Td is not None, BLOCK=block, num_warps=warps_of(block),
+        )  # fmt: skip
+        ctx.save_for_backward(sum_Td)
+        ctx.added = y_Td is not None
+        return sum_Td, sum_Td.view_as(sum_Td), squares_T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        (x_Td,) = ctx.saved_tensors
+        stream_Td, input_Td = (None if each is None else rows(each) for each in gradients[:2])
+        squares_T = None if gradients[2] is None else gradients[2].contiguous()
+        tokens, columns = x_Td.shape
+        dx_Td = torch.empty(x_Td.shape, dtype=x_Td.dtype, device=x_Td.device)
+        block = block_of(columns)
+        # Where a gradient is missing, its pointer is not read.
+        stream, inputs = (dx_Td if each is None else each for each in (stream_Td, input_Td))
+        _backward[(tokens,)](
+            x_Td, stream, inputs, dx_Td if squares_T is None else squares_T, dx_Td,
+            x_Td.stride(0), stream.stride(0), inputs.stride(0), dx_Td.stride(0), columns,
+            STREAM=stream_Td is not None, INPUT=input_Td is not None, SQUARES=squares_T is not None,
+            BLOCK=block, num_warps=warps_of(block),
+        )  # fmt: skip
+        return dx_Td, dx_Td if ctx.added else None
+
+
+def residual_add(x_Td: torch.Tensor, y_Td: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same function as :func:`naive.residual_add`; see the package for the arguments."""
+    return _ResidualAdd.apply(rows(x_Td), None if y_Td is None else rows(y_Td))  # type: ignore[no-any-return, no-untyped-call]

@@ -1,0 +1,84 @@
+"""The Triton kernel: a block of pairs of one token at a time, fp32 arithmetic, in place."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from boost_core.kernels.launch import block_of, rows, warps_of
+
+LARGEST_BLOCK = 1024
+TURNED = 2  # queries and keys
+
+
+@triton.jit
+def _turn(
+    x_ptr, out_ptr, cosine_ptr, sine_ptr, x_stride, out_stride, positions, pairs, sign,
+    HALF: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = pair < pairs
+    place = pair % HALF
+    first = pair // HALF * (2 * HALF) + place
+    angle = (row % positions) * HALF + place
+    cosine = tl.load(cosine_ptr + angle, mask=inside, other=0.0)
+    sine = tl.load(sine_ptr + angle, mask=inside, other=0.0) * sign
+    x = x_ptr + row * x_stride + first
+    a = tl.load(x, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(x + HALF, mask=inside, other=0.0).to(tl.float32)
+    out = out_ptr + row * out_stride + first
+    tl.store(out, (a * cosine - b * sine).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out + HALF, (b * cosine + a * sine).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def _launch(
+    x_Td: torch.Tensor, out_Td: torch.Tensor, cosine_se: torch.Tensor, sine_se: torch.Tensor, sign: float
+) -> None:
+    (tokens, columns), (positions, half) = x_Td.shape, cosine_se.shape
+    block = min(block_of(columns // 2), LARGEST_BLOCK)
+    _turn[(tokens, triton.cdiv(columns // 2, block))](
+        x_Td, out_Td, cosine_se, sine_se, x_Td.stride(0), out_Td.stride(0), positions, columns // 2, sign,
+        HALF=half, BLOCK=block, num_warps=warps_of(2 * block),
+    )  # fmt: skip
+
+
+def _members(parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [member_Td for part_gTd in parts for member_Td in part_gTd.unbind(0)]
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, cosine_se: torch.Tensor, sine_se: torch.Tensor, *parts: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        # Nobody else reads a part, a matrix product's backward pass does not need what it gave, and this one's needs
+        # the angles alone: so the parts' memory becomes the result's.
+        members = _members([part_gTd.detach() for part_gTd in parts])
+        for member_Td in members[:TURNED]:
+            _launch(member_Td, member_Td, cosine_se, sine_se, 1.0)
+        ctx.save_for_backward(cosine_se, sine_se)
+        ctx.layouts = [(part_gTd.shape, part_gTd.stride()) for part_gTd in parts]
+        return tuple(members)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        cosine_se, sine_se = ctx.saved_tensors
+        dparts = [gradients[0].new_empty_strided(*layout) for layout in ctx.layouts]
+        for index, (dmember_Td, gradient_Td) in enumerate(zip(_members(dparts), gradients, strict=True)):
+            if index < TURNED:
+                _launch(rows(gradient_Td), dmember_Td, cosine_se, sine_se, -1.0)
+            else:
+                dmember_Td.copy_(gradient_Td)
+        return None, None, *dparts
+
+
+def rotary(
+    parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same function as :func:`naive.rotary`; see the package for the arguments."""
+    query_Td, key_Td, value_Td = _Rotary.apply(  # type: ignore[no-untyped-call]
+        cosine_se.float().contiguous(), sine_se.float().contiguous(), *(rows(part_gTd) for part_gTd in parts)
+    )
+    return query_Td, key_Td, value_Td

@@ -1,0 +1,68 @@
+"""Whole models through Triton's kernels, forward and backward, give what they give through the references."""
+
+import pytest
+import torch
+
+from boost_core.config import ModelConfig, ParallelismConfig
+from boost_core.kernels.dispatch import Implementation, always
+from tests.numerics.sharded import Outcome, relative_error, run_sharded
+from tests.ranks import Ranks
+
+SHAPE = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "rank": 6,
+    "vocab_size": 32,
+}  # fmt: skip
+SEQUENCES, LENGTH = 2, 3
+MODELS = [
+    {"family": "svd"},
+    {"family": "cola"},
+    {"family": "cola", "gate_activation": True, "num_attention_heads": 4, "num_key_value_heads": 2},
+    {"family": "lax", "lax": {"base": "cola", "gate": "identity"}},
+    {"family": "lax", "lax": {"base": "svd", "gate": "tensor"}, "tie_embeddings": True},
+    {"family": "dense", "rank": None},
+]
+CHOICES = [
+    {},
+    {"group_projections": False},
+    {"norm": "online_paper", "recompute": "full"},
+    {"norm": "sync"},
+    {"recompute": "latent", "split_micro_batch": True},
+    {"strategy": "vanilla"},
+]
+CELLS = [
+    (size, model, choice)
+    for model in MODELS
+    for choice in CHOICES
+    for size in ((1, 2) if choice == {} else (2,))
+    if (choice == {} or model["family"] != "dense")
+    and not (choice.get("strategy") == "vanilla" and model["family"] == "lax")
+]
+# Of a few hundred numbers rounded differently, errors differ by a factor of a few; a fault's by orders of magnitude.
+FACTOR = 4
+
+
+def run(
+    implementation: Implementation, model: ModelConfig, parallelism: ParallelismConfig, dtype: torch.dtype
+) -> Outcome:
+    with always(implementation):
+        return run_sharded(model, parallelism, SEQUENCES, LENGTH, dtype)
+
+
+def error(outcome: Outcome, truth: Outcome) -> float:
+    """Relative error of all losses and gradients together."""
+    values, exact = (
+        torch.cat([each.loss.double(), *(gradient.double().flatten() for gradient in each.gradients.values())])
+        for each in (outcome, truth)
+    )
+    return relative_error(values, exact)
+
+
+@pytest.mark.parametrize(("size", "shape", "choice"), CELLS, ids=map(str, CELLS))
+def test_triton_is_as_accurate_as_the_reference(
+    interpreting_ranks: Ranks, size: int, shape: dict, choice: dict
+) -> None:
+    model, parallelism = ModelConfig.model_validate(SHAPE | shape), ParallelismConfig.model_validate(choice)
+    truth = interpreting_ranks.run(size, run, "naive", model, parallelism, torch.float64)[0]
+    for dtype in (torch.float32, torch.bfloat16):
+        limit = FACTOR * error(interpreting_ranks.run(size, run, "naive", model, parallelism, dtype)[0], truth)
+        assert 0 < error(interpreting_ranks.run(size, run, "triton", model, parallelism, dtype)[0], truth) < limit
