@@ -1,25 +1,32 @@
-"""AdamW on fp32 master weights (decoupled weight decay, arXiv 1711.05101)."""
+"""AdamW on fp32 master weights (decoupled weight decay, arXiv 1711.05101), flat in memory."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import torch
 from torch import nn
 
 from boost_core.config.training import OptimizerConfig
+from boost_core.kernels.adamw import adamw_
+from boost_core.kernels.adamw.update import AdamWUpdate
+from boost_core.optim.flat import Flat
 
 
 class MasterWeightAdamW:
-    """Updates fp32 masters and copies them into the weights that the model computes with.
+    """Updates fp32 masters, and with them the weights that the model computes with.
 
     With an fp32 model the masters are the weights themselves.
 
     Args:
-        weights: The model's weights by name, fp32; they become ``compute_type`` here.
+        weights: The model's weights by name, fp32; they become ``compute_type`` here, and views of one tensor.
         config: Betas, epsilon and weight decay.
         compute_type: What the model computes in.
         undecayed: Names of weights without weight decay.
         apart: Names of weights that a subclass updates itself; their masters and moments are kept here all the same.
+
+    Attributes:
+        masters: The weights by name in at least fp32.
+        gradients: Where the gradients of a step are to be, in the same type, by name.
+        flat_gradients: All of them in one tensor.
     """
 
     def __init__(
@@ -30,55 +37,51 @@ class MasterWeightAdamW:
         undecayed: Collection[str] = (),
         apart: Collection[str] = (),
     ) -> None:
-        self._weights = weights
-        self.masters: dict[str, torch.Tensor] = {}
+        self._config = config
+        decayed = [name for name in weights if name not in undecayed and name not in apart]
+        plain = [name for name in weights if name in undecayed and name not in apart]
+        shapes = {name: weights[name].shape for name in (*decayed, *plain, *apart)}
+        device = next(iter(weights.values())).device
+        precise = torch.promote_types(compute_type, torch.float32)
+        self._master, self._gradient, self._first, self._second = (Flat(shapes, precise, device) for _ in range(4))
+        self._weight = self._master if compute_type == precise else Flat(shapes, compute_type, device)
+        self.masters, self.gradients = self._master.views, self._gradient.views
+        self.flat_gradients = self._gradient.flat
         for name, weight in weights.items():
-            self.masters[name] = weight.detach()
-            weight.data = weight.detach().to(compute_type)  # the same storage where the types agree
-        own = [name for name in self.masters if name not in apart]
-        groups: list[dict[str, Any]] = [
-            {"params": [self.masters[name] for name in own if name not in undecayed]},
-            {"params": [self.masters[name] for name in own if name in undecayed], "weight_decay": 0.0},
-        ]
-        self._adamw = torch.optim.AdamW(
-            groups, lr=0.0, betas=config.betas, eps=config.adam_epsilon, weight_decay=config.weight_decay
-        )
-        self._fill_state()
-
-    def _fill_state(self) -> None:
-        """Make the moments now, so that a checkpoint can be loaded into them before the first step."""
-        for master in self.masters.values():
-            self._adamw.state[master] = {
-                "step": torch.tensor(0.0),
-                "exp_avg": torch.zeros_like(master),
-                "exp_avg_sq": torch.zeros_like(master),
-            }
-
-    def step(self, gradients: Mapping[str, torch.Tensor], learning_rate: float, step: int) -> None:
-        """One update with the clipped gradients of optimizer step number ``step`` (from 1)."""
-        self._update(gradients, learning_rate, step)
+            self.masters[name].copy_(weight.detach())
+            weight.data = self._weight.views[name]
         self.copy_masters_to_weights()
+        own = len(decayed) + len(plain)
+        self._ranges = (
+            (slice(0, self._master.up_to(len(decayed))), config.weight_decay),
+            (slice(self._master.up_to(len(decayed)), self._master.up_to(own)), 0.0),
+        )
 
-    def _update(self, gradients: Mapping[str, torch.Tensor], learning_rate: float, step: int) -> None:
-        for name, master in self.masters.items():
-            master.grad = gradients[name].to(master.dtype)
-            self._adamw.state[master]["step"].fill_(step - 1)
-        for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
-        self._adamw.step()
-        for master in self.masters.values():
-            master.grad = None
+    def step(self, clip: torch.Tensor, learning_rate: float, step: int) -> None:
+        """One update with ``gradients``, which are left as they are.
+
+        Args:
+            clip: What they are multiplied by: one fp32 element.
+            learning_rate: Of this step.
+            step: Number of the optimizer step, from 1.
+        """
+        for here, decay in self._ranges:
+            if here.start < here.stop:
+                update = AdamWUpdate(learning_rate, self._config.betas, self._config.adam_epsilon, decay, step)
+                weight = None if self._weight is self._master else self._weight.flat[here]
+                adamw_(
+                    self._master.flat[here], self._gradient.flat[here], self._first.flat[here],
+                    self._second.flat[here], weight, clip, update,
+                )  # fmt: skip
 
     def moments(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Running means of a weight's gradient and of its square."""
-        state = self._adamw.state[self.masters[name]]
-        return state["exp_avg"], state["exp_avg_sq"]
+        return self._first.views[name], self._second.views[name]
 
     def copy_masters_to_weights(self) -> None:
         """Round the masters into the model's weights; nothing to do where they share storage."""
-        for name, master in self.masters.items():
-            if self._weights[name].dtype != master.dtype:
-                self._weights[name].data.copy_(master)
+        if self._weight is not self._master:
+            self._weight.flat.copy_(self._master.flat)
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """What a checkpoint keeps of each weight: the master and its two moments."""

@@ -73,26 +73,28 @@ class Loro(MasterWeightAdamW):
     ) -> None:
         self._factors = sorted({name for pair in pairs for name in (pair.down, pair.up)})
         super().__init__(weights, config, compute_type, undecayed, apart=self._factors)
-        self._config, self._loro, self._pairs = config, loro, pairs
+        self._loro, self._pairs = loro, pairs
         self._rank_share, self._tensor_parallel = rank_share, tensor_parallel
 
-    def _update(self, gradients: Mapping[str, torch.Tensor], learning_rate: float, step: int) -> None:
-        super()._update(gradients, learning_rate, step)
+    def step(self, clip: torch.Tensor, learning_rate: float, step: int) -> None:
+        """AdamW's step for all but the factors, and LORO's for those; see ``MasterWeightAdamW.step``."""
+        super().step(clip, learning_rate, step)
         since = (step - 1) % self._loro.exact_every_steps + 1
         if step > self._loro.exact_every_steps:
             learning_rate *= min(1.0, since / self._loro.rewarm_steps)
         first_decay, second_decay = self._config.betas
         step_size = learning_rate * sqrt(1 - second_decay**since) / (1 - first_decay**since)
-        directions = {name: self._direction(name, gradients[name]) for name in self._factors}
+        directions = {name: self._direction(name, self.gradients[name] * clip) for name in self._factors}
         if since == self._loro.exact_every_steps:
             self._exact(directions, step_size)
         else:
             self._lazy(directions, step_size * self._rank_share, learning_rate * self._config.weight_decay)
+        self.copy_masters_to_weights()
 
     def _direction(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         first, second = self.moments(name)
         first_decay, second_decay = self._config.betas
-        first.lerp_(gradient.to(first.dtype), 1 - first_decay)
+        first.lerp_(gradient, 1 - first_decay)
         second.mul_(second_decay).addcmul_(gradient, gradient, value=1 - second_decay)
         return first / (second.sqrt() + self._config.adam_epsilon)
 

@@ -1,14 +1,14 @@
 """One optimizer step: micro-batches forward and backward, gradients over replicas, clipping, update."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from boost_core.data.sampler import Sampler, Sequences, micro_batches
-from boost_core.optim.clipping import clip_by_global_norm_
+from boost_core.optim.clipping import clip_factor, global_norm
 from boost_core.optim.schedule import learning_rate
-from boost_core.parallel.collectives import Collectives, all_reduce_together_
 from boost_core.parallel.shard import sum_latent_gradients_
 from boost_core.train.state import TrainState
 
@@ -30,10 +30,10 @@ class StepResult:
 
 def training_step(state: TrainState, sampler: Sampler) -> StepResult:
     """Consume one global batch and update the weights."""
-    training, replicas = state.spec.training, state.data_parallel
+    training, optimizer, replicas = state.spec.training, state.optimizer, state.data_parallel
     tokens = training.global_batch_size // replicas.size * training.sequence_length
     loss = torch.zeros((), dtype=torch.float64, device=state.mesh.device)
-    gradients: dict[str, torch.Tensor] = {}
+    optimizer.flat_gradients.zero_()
     for first in micro_batches(
         state.samples, training.global_batch_size, training.micro_batch_size, replicas.rank, replicas.size
     ):
@@ -43,15 +43,17 @@ def training_step(state: TrainState, sampler: Sampler) -> StepResult:
         part = token_losses.sum() / tokens
         part.backward()  # type: ignore[no-untyped-call]
         loss += part.detach().double()
-        _take_gradients(state.model, gradients)
-    _all_reduce_mean_([loss, *gradients.values()], state.data_parallel)
-    sum_latent_gradients_(gradients, state.latent_weights, state.tensor_parallel)
-    norm = clip_by_global_norm_(gradients, state.axes, state.spec.optimizer.clip_norm, state.tensor_parallel)
+        _take_gradients(state.model, optimizer.gradients)
+    if replicas.size > 1:
+        for each, purpose in ((loss, "loss"), (optimizer.flat_gradients, "gradients")):
+            replicas.all_reduce_(each, purpose).div_(replicas.size)
+    sum_latent_gradients_(optimizer.gradients, state.latent_weights, state.tensor_parallel)
+    norm = global_norm(optimizer.gradients, state.axes, state.tensor_parallel)
     state.step += 1
     state.samples += training.global_batch_size
     rate = learning_rate(state.step, training.steps, state.spec.optimizer)
-    state.optimizer.step(gradients, rate, state.step)
-    return StepResult(loss.item(), norm, rate)
+    optimizer.step(clip_factor(norm, state.spec.optimizer.clip_norm), rate, state.step)
+    return StepResult(loss.item(), norm.item(), rate)
 
 
 def losses(state: TrainState, sequences: Sequences) -> torch.Tensor:
@@ -61,17 +63,10 @@ def losses(state: TrainState, sequences: Sequences) -> torch.Tensor:
     return out
 
 
-def _take_gradients(model: nn.Module, gradients: dict[str, torch.Tensor]) -> None:
+def _take_gradients(model: nn.Module, sums: Mapping[str, torch.Tensor]) -> None:
     """Take the gradients off the weights and add them up in fp32, in which many small ones count, too."""
     for name, weight in model.named_parameters():
         if weight.grad is None:
             raise AssertionError(f"no gradient reached {name}")
-        gradient, weight.grad = weight.grad.float(), None
-        gradients[name] = gradients[name].add_(gradient) if name in gradients else gradient
-
-
-def _all_reduce_mean_(tensors: list[torch.Tensor], replicas: Collectives) -> None:
-    if replicas.size > 1:
-        all_reduce_together_(tensors, replicas, "gradients")
-        for tensor in tensors:
-            tensor.div_(replicas.size)
+        sums[name].add_(weight.grad)
+        weight.grad = None

@@ -93,7 +93,9 @@ def test_lazy_steps_an_exact_one_and_the_rewarming_after_it() -> None:
     seen: list[tuple[Tensor, Tensor]] = []
     for step in range(1, 6):
         seen.append(tuple(torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in (m, n)))
-        optimizer.step({"down": seen[-1][0].unsqueeze(1), "up": seen[-1][1].T.unsqueeze(0)}, 0.01, step)
+        optimizer.gradients["down"].copy_(seen[-1][0].unsqueeze(1) * 2)
+        optimizer.gradients["up"].copy_(seen[-1][1].T.unsqueeze(0) * 2)
+        optimizer.step(torch.tensor([0.5]), 0.01, step)
         directions = [adam([pair[factor] for pair in seen]) for factor in (0, 1)]
         if step == 3:
             m, n = riemannian_step(m, n, *directions, 0.01, alone)
