@@ -69,6 +69,19 @@ class Sizes:
         )
 
 
+# One row; primes; a row that fills its block, and one that needs several.
+AWKWARD = [
+    Sizes(*values)
+    for values in (
+        # tokens, positions, hidden, rank, mlp, heads, key_value_heads, head_size, vocabulary, weights
+        (1, 1, 1, 3, 1, 1, 1, 2, 1, 1),
+        (6, 3, 7, 5, 13, 3, 1, 6, 11, 97),
+        (4, 2, 64, 16, 32, 4, 2, 8, 128, 1024),
+        (5, 5, 97, 31, 1031, 3, 3, 10, 8209, 1031),
+    )
+]
+
+
 class Draw:
     """Random inputs.
 

@@ -58,7 +58,7 @@ class MasterWeightAdamW:
         )
 
     def step(self, clip: torch.Tensor, learning_rate: float, step: int) -> None:
-        """One update with ``gradients``, which are left as they are.
+        """One update with ``gradients``, which hold nothing of use afterwards.
 
         Args:
             clip: What they are multiplied by: one fp32 element.
@@ -73,6 +73,10 @@ class MasterWeightAdamW:
                     self._master.flat[here], self._gradient.flat[here], self._first.flat[here],
                     self._second.flat[here], weight, clip, update,
                 )  # fmt: skip
+
+    def gradient_blocks(self, names: Collection[str]) -> torch.Tensor:
+        """Which of the equal blocks of ``flat_gradients`` belong to these weights, ``[b]``."""
+        return self._gradient.blocks_of(names)
 
     def moments(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Running means of a weight's gradient and of its square."""

@@ -1,10 +1,10 @@
 """Tensors one after the other in one piece of memory, so that one kernel or one collective serves them all."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
-_ALIGNED = 64  # elements; matrix products and 16-byte accesses want each tensor to begin at a round address
+BLOCK = 64  # elements; matrix products and 16-byte accesses want each tensor to begin at a round address
 
 
 class Flat:
@@ -23,7 +23,7 @@ class Flat:
     def __init__(self, shapes: Mapping[str, torch.Size], dtype: torch.dtype, device: torch.device) -> None:
         ends, end = {}, 0
         for name, shape in shapes.items():
-            end += -(-shape.numel() // _ALIGNED) * _ALIGNED
+            end += -(-shape.numel() // BLOCK) * BLOCK
             ends[name] = end
         self._ends = ends
         self.flat = torch.zeros(end, dtype=dtype, device=device)
@@ -36,3 +36,12 @@ class Flat:
     def up_to(self, count: int) -> int:
         """Where the first ``count`` tensors end, padding included."""
         return 0 if count == 0 else list(self._ends.values())[count - 1]
+
+    def blocks_of(self, names: Collection[str]) -> torch.Tensor:
+        """Which blocks of ``BLOCK`` elements belong to the tensors of these names, ``[n / BLOCK]``."""
+        chosen = torch.zeros(len(self.flat) // BLOCK, dtype=torch.bool)
+        begin = 0
+        for name, end in self._ends.items():
+            chosen[begin // BLOCK : end // BLOCK] = name in names
+            begin = end
+        return chosen.to(self.flat.device)

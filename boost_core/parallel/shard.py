@@ -2,12 +2,22 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from boost_core.nn.weights import Role, SplitAxes, WeightedModule, WeightSpec, weight_specs
 from boost_core.parallel.collectives import Collectives, all_reduce_together_
+
+
+class WeightMaker(Protocol):
+    """Gives a model whose weights are declared this rank's shards."""
+
+    def __call__(
+        self, model: nn.Module, axes: SplitAxes, rank: int, size: int, seed: int, device: torch.device
+    ) -> None:
+        """As ``make_weights`` does, from other values."""
 
 
 def make_weights(

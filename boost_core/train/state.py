@@ -16,7 +16,7 @@ from boost_core.optim.loro import Loro, factor_pairs
 from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.mesh import ParallelMesh
-from boost_core.parallel.shard import latent_weights, make_weights, split_axes
+from boost_core.parallel.shard import WeightMaker, latent_weights, make_weights, split_axes
 
 COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -36,6 +36,7 @@ class TrainState:
         latent_weights: Names of the weights that work on whole latents.
         rotation: The rotary embedding for the job's sequence length.
         optimizer: Master weights and moments.
+        counted_blocks: Which blocks of the flat gradients this rank counts in their global norm.
         step: Optimizer steps done.
         samples: Samples consumed, which is the data cursor.
     """
@@ -50,17 +51,28 @@ class TrainState:
     latent_weights: list[str]
     rotation: Rotation
     optimizer: MasterWeightAdamW
+    counted_blocks: torch.Tensor
     step: int = 0
     samples: int = 0
 
     @classmethod
-    def initial(cls, spec: JobSpec, device: torch.device) -> "TrainState":
-        """The state before the first step, drawn from the job's seed alone."""
+    def initial(cls, spec: JobSpec, device: torch.device, make: WeightMaker = make_weights) -> "TrainState":
+        """The state before the first step.
+
+        Args:
+            spec: The job.
+            device: Where this rank computes.
+            make: Gives the declared weights their first values; the usual ones depend on the job's seed alone.
+        """
         mesh = ParallelMesh.build(spec.parallelism, device)
         ledger = CommunicationLedger()
         tensor_parallel = Collectives(mesh.group("tp"), "tp", ledger)
         model, axes = build(spec.model, spec.parallelism, tensor_parallel)
-        make_weights(model, axes, tensor_parallel.rank, tensor_parallel.size, spec.training.seed, device)
+        make(model, axes, tensor_parallel.rank, tensor_parallel.size, spec.training.seed, device)
+        split = split_axes(model, axes)
+        optimizer = _optimizer(spec, model, tensor_parallel)
+        # What every rank has whole counts on the first.
+        counted = {name for name, axis in split.items() if axis is not None or tensor_parallel.rank == 0}
         return cls(
             spec=spec,
             mesh=mesh,
@@ -68,10 +80,11 @@ class TrainState:
             tensor_parallel=tensor_parallel,
             data_parallel=Collectives(mesh.group("dp"), "dp", ledger),
             model=model,
-            axes=split_axes(model, axes),
+            axes=split,
             latent_weights=latent_weights(model),
             rotation=Rotation(spec.training.sequence_length, spec.model.head_size, spec.model.rope_theta, device),
-            optimizer=_optimizer(spec, model, tensor_parallel),
+            optimizer=optimizer,
+            counted_blocks=optimizer.gradient_blocks(counted),
         )
 
     def save(self, folder: CheckpointFolder) -> Manifest:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.profiler import record_function
 
 from boost_core.data.sampler import Sampler, Sequences, micro_batches
 from boost_core.optim.clipping import clip_factor, global_norm
@@ -44,11 +45,18 @@ def training_step(state: TrainState, sampler: Sampler) -> StepResult:
         part.backward()  # type: ignore[no-untyped-call]
         loss += part.detach().double()
         _take_gradients(state.model, optimizer.gradients)
+    with record_function("optimizer"):  # a name for it in profiles
+        return _update(state, loss)
+
+
+def _update(state: TrainState, loss: torch.Tensor) -> StepResult:
+    """Update the weights with the gradients that this replica has summed up."""
+    training, optimizer, replicas = state.spec.training, state.optimizer, state.data_parallel
     if replicas.size > 1:
         for each, purpose in ((loss, "loss"), (optimizer.flat_gradients, "gradients")):
             replicas.all_reduce_(each, purpose).div_(replicas.size)
     sum_latent_gradients_(optimizer.gradients, state.latent_weights, state.tensor_parallel)
-    norm = global_norm(optimizer.gradients, state.axes, state.tensor_parallel)
+    norm = global_norm(optimizer.flat_gradients, state.counted_blocks, state.tensor_parallel)
     state.step += 1
     state.samples += training.global_batch_size
     rate = learning_rate(state.step, training.steps, state.spec.optimizer)

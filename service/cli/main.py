@@ -1,5 +1,7 @@
 """``boost``: serve, submit, look, follow, cancel."""
 
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -41,6 +43,14 @@ def serve(
 
     given = {"host": host, "port": port}
     run(read_settings().model_copy(update={name: value for name, value in given.items() if value is not None}))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def bench(context: typer.Context) -> None:
+    """Measure what the trainer's work costs on this machine; `boost bench --help` says what there is."""
+    # In a process of its own, because it needs torch, which this program does not load.
+    done = subprocess.run([sys.executable, "-m", "boost_core.bench", *context.args])
+    raise typer.Exit(done.returncode)
 
 
 @app.command()

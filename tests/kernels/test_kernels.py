@@ -7,24 +7,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from boost_core.bench.cases import Case, Draw, Sizes, cases
+from boost_core.bench.cases import AWKWARD, Case, Draw, Sizes, cases
 from boost_core.bench.correctness import disagreements
 from boost_core.kernels.dispatch import runs_on_triton
 from boost_core.kernels.residual_add import naive
 from tests.ranks import Ranks
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-# One row; primes; a row that fills its block, and one that needs several.
-AWKWARD = [
-    Sizes(*values)
-    for values in (
-        # tokens, positions, hidden, rank, mlp, heads, key_value_heads, head_size, vocabulary, weights
-        (1, 1, 1, 3, 1, 1, 1, 2, 1, 1),
-        (6, 3, 7, 5, 13, 3, 1, 6, 11, 97),
-        (4, 2, 64, 16, 32, 4, 2, 8, 128, 1024),
-        (5, 5, 97, 31, 1031, 3, 3, 10, 8209, 1031),
-    )
-]
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 EXAMPLES = list(cases(AWKWARD[1], Draw(torch.float32, torch.device("cpu"))))
 

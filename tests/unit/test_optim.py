@@ -7,9 +7,12 @@ from boost_core.models.build import build
 from boost_core.nn.weights import norm_weights
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.clipping import clip_factor, global_norm
+from boost_core.optim.flat import Flat
 from boost_core.optim.schedule import learning_rate
 from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.ledger import CommunicationLedger
+
+CPU = torch.device("cpu")
 
 
 def test_the_schedule_warms_up_peaks_and_ends_at_its_floor() -> None:
@@ -28,9 +31,10 @@ def test_without_warm_up_and_with_only_warm_up() -> None:
 
 @pytest.mark.parametrize("clip_norm", [1.0, 100.0])
 def test_clipping_is_by_the_norm_over_all_gradients(clip_norm: float) -> None:
-    gradients = {"split": torch.tensor([3.0, 0.0]), "whole": torch.tensor([[4.0]])}
+    gradients = Flat({"a": torch.Size([2]), "b": torch.Size([65]), "whole": torch.Size([3])}, torch.float32, CPU)
+    gradients.views["a"][1], gradients.views["b"][64], gradients.views["whole"][0] = 3.0, 4.0, 1e6
     alone = Collectives(None, "tp", CommunicationLedger())
-    norm = global_norm(gradients, {"split": 0, "whole": None}, alone)
+    norm = global_norm(gradients.flat, gradients.blocks_of(["a", "b"]), alone)
     assert norm.item() == pytest.approx(5.0)
     assert 5.0 * clip_factor(norm, clip_norm).item() == pytest.approx(min(5.0, clip_norm), rel=1e-6)
 

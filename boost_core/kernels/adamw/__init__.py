@@ -31,7 +31,7 @@ def adamw_(
 
     Args:
         master: fp32, flat and dense, as all others.
-        gradient: Its gradient, fp32.
+        gradient: Its gradient, fp32; it may be overwritten.
         first: Running mean of the gradient.
         second: Running mean of its square.
         weight: What the model computes with; ``None`` where that is the master itself.

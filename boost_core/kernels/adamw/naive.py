@@ -1,6 +1,7 @@
-"""The reference: plain torch."""
+"""The reference: torch's own fused AdamW between two passes, one that clips and one that rounds."""
 
 import torch
+from torch.optim.adamw import adamw
 
 from boost_core.kernels.adamw.update import AdamWUpdate
 
@@ -15,12 +16,11 @@ def adamw_(
     update: AdamWUpdate,
 ) -> None:
     """The update, in place; see the package for the arguments."""
-    (first_decay, second_decay), (first_correction, second_correction) = update.betas, update.corrections
-    clipped = gradient * clip
-    first.lerp_(clipped, 1 - first_decay)
-    second.mul_(second_decay).addcmul_(clipped, clipped, value=1 - second_decay)
-    denominator = (second / second_correction).sqrt_().add_(update.epsilon)
-    master.mul_(1 - update.learning_rate * update.weight_decay)
-    master.addcdiv_(first, denominator, value=-update.learning_rate / first_correction)
+    steps_before = torch.tensor(float(update.step - 1), device=master.device)
+    adamw(
+        [master], [gradient.mul_(clip)], [first], [second], [], [steps_before], fused=True, amsgrad=False,
+        maximize=False, lr=update.learning_rate, beta1=update.betas[0], beta2=update.betas[1], eps=update.epsilon,
+        weight_decay=update.weight_decay,
+    )  # fmt: skip
     if weight is not None:
         weight.copy_(master)

@@ -1,0 +1,169 @@
+"""Benchmarks of the trainer: ``python -m boost_core.bench --help``."""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from boost_core.bench.cases import AWKWARD, Draw, Sizes, cases
+from boost_core.bench.comm import comm_rows
+from boost_core.bench.correctness import disagreements
+from boost_core.bench.kernels import kernel_rows
+from boost_core.bench.rank import Shape, rank_rows
+from boost_core.bench.results import NO_GPU, RESULTS, Environment, Row, append, table
+from boost_core.bench.timing import matrix_rate, memory_bandwidth
+from boost_core.bench.variants import PUBLISHED_SIZES, VARIANTS
+from boost_core.config import ModelConfig
+from boost_core.config.base import in_lines
+from boost_core.config.presets import PRESETS
+from boost_core.kernels.dispatch import Implementation
+from boost_core.plan.interconnect import INTERCONNECTS
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one benchmark; 0 on success, 1 for wrong results, 2 for what cannot be measured."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    given = _parser().parse_args(arguments)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        if given.benchmark == "comm":
+            return _comm(given, device) if "RANK" in os.environ else _start_ranks(given, arguments)
+        if wrong := _wrong(device):
+            print("Nothing was timed, because results are wrong:", *wrong, sep="\n", file=sys.stderr)
+            return 1
+        (_rank if given.benchmark == "rank" else _kernels)(given, device)
+    except ValueError as error:
+        print(in_lines(error), file=sys.stderr)
+        return 2
+    return 0
+
+
+def _wrong(device: torch.device) -> list[str]:
+    """Where the operations, as this device does them, do not give what the reference gives."""
+    implementation: Implementation = "triton" if device.type == "cuda" else "naive"
+    return [
+        f"{dtype}: {problem}"
+        for sizes in AWKWARD
+        for dtype in (torch.float32, torch.bfloat16)
+        for case in cases(sizes, Draw(dtype, device))
+        for problem in disagreements(case, implementation)
+    ]
+
+
+def _rank(given: argparse.Namespace, device: torch.device) -> None:
+    variants = [
+        variant
+        for variant in VARIANTS
+        if given.family in (None, variant.family)
+        and given.strategy in (None, variant.strategy)
+        and (device.type == "cuda" or variant.kernels is None)  # without a GPU all is eager
+    ]
+    if not variants:
+        raise ValueError(f"no variant is of family {given.family} under {given.strategy}; leave one of the two out")
+    rate, environment = matrix_rate(_compute_type(device), device), Environment.of(device)
+    sizes = {given.model: given.tp or PUBLISHED_SIZES.get(given.model, 1)} if given.model else PUBLISHED_SIZES
+    for (model, ranks), sequences in product(sizes.items(), given.micro_batch):
+        shape = Shape(model, ranks, sequences, given.sequence, given.layers)
+        found: list[Row] = []
+        for variant in variants:
+            rows = rank_rows(shape, variant, device, given.repeats, rate, given.interconnect)
+            append(given.results, environment, rows)
+            found += rows
+        print(table(found), flush=True)
+    print(f"{environment.device}, {rate / 1e12:.3g} TFLOP/s in a large matrix product, against which MFU and HFU are.")
+    print("No communication is in a step. What it would take, none of it hidden, is modelled for")
+    for name in given.interconnect:
+        print(f"  {name}: {INTERCONNECTS[name].description}")
+    _say_what_it_is_worth(device)
+
+
+def _kernels(given: argparse.Namespace, device: torch.device) -> None:
+    model = ModelConfig.model_validate({"preset": given.model, "family": "cola", "vocab_size": 32_000})
+    sizes = Sizes.of_model(model, given.tp, given.micro_batch, given.sequence)
+    bandwidth, environment = memory_bandwidth(device), Environment.of(device)
+    found: list[Row] = []
+    for case in cases(sizes, Draw(_compute_type(device), device)):
+        found += kernel_rows(case, device, bandwidth, given.repeats)
+    append(given.results, environment, found)
+    print(table(found))
+    print(f"{environment.device}, {bandwidth / 1e9:.4g} GB/s in a large copy, which is the roofline.")
+    _say_what_it_is_worth(device)
+
+
+def _start_ranks(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    ranks = given.ranks or max(2, torch.cuda.device_count())
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return subprocess.run([*launcher, "-m", "boost_core.bench", *arguments]).returncode
+
+
+def _comm(given: argparse.Namespace, device: torch.device) -> int:
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        rows = comm_rows(device, given.largest << 20, given.repeats)
+        if dist.get_rank() == 0:
+            append(given.results, Environment.of(device), rows)
+            print(table(rows))
+            _say_what_it_is_worth(device)
+    finally:
+        dist.destroy_process_group()
+    return 0
+
+
+def _compute_type(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def _say_what_it_is_worth(device: torch.device) -> None:
+    if device.type != "cuda":
+        print(NO_GPU)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="boost bench", description="What the trainer's work costs on this machine.")
+    commands = parser.add_subparsers(dest="benchmark", required=True)
+
+    rank = commands.add_parser("rank", help="the whole step of one rank, the others' part left out")
+    rank.add_argument("--model", choices=PRESETS, help="a preset; else those of BOOST's systems runs, one by one")
+    rank.add_argument("--tp", type=_count, help="tensor parallel ranks; else as in BOOST's systems runs")
+    rank.add_argument("--family", choices=sorted({variant.family for variant in VARIANTS}))
+    rank.add_argument("--strategy", choices=sorted({variant.strategy for variant in VARIANTS}))
+    rank.add_argument("--micro-batch", type=_count, nargs="+", default=[1, 4], help="sequences; several are compared")
+    rank.add_argument("--sequence", type=_count, default=4096, help="tokens a sequence")
+    rank.add_argument("--layers", type=_count, help="blocks; else the preset's")
+    links = list(INTERCONNECTS)
+    rank.add_argument("--interconnect", choices=links, nargs="+", default=links, help="whose communication to model")
+
+    kernels = commands.add_parser("kernels", help="each kernel against plain torch, torch.compile and the roofline")
+    kernels.add_argument("--model", choices=PRESETS, default="7b")
+    kernels.add_argument("--tp", type=_count, default=4)
+    kernels.add_argument("--micro-batch", type=_count, default=4)
+    kernels.add_argument("--sequence", type=_count, default=4096)
+
+    comm = commands.add_parser("comm", help="all-reduces among live ranks, fitted to α + n/β")
+    comm.add_argument("--ranks", type=_count, help="ranks to start here; else one a GPU, or those of torchrun")
+    comm.add_argument("--largest", type=_count, default=256, help="largest payload in MiB")
+
+    for command in (rank, kernels, comm):
+        command.add_argument("--repeats", type=_count, default=20, help="how often each thing is timed")
+        command.add_argument("--results", type=Path, default=RESULTS, help="file to append to")
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

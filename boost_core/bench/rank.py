@@ -1,0 +1,205 @@
+"""The exact work of one rank: real training steps among ranks that are not there.
+
+Torch's ``fake`` process group stands for the others; its collectives return at once. What they would have taken is
+modelled from the ledger's counts, and kept apart from what was measured.
+"""
+
+import gc
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.flop_counter import FlopCounterMode
+
+from boost_core.bench.breakdown import PARTS, launches, seconds_by_part
+from boost_core.bench.results import Row
+from boost_core.bench.timing import Spread, wall_seconds
+from boost_core.bench.variants import Variant
+from boost_core.config import JobSpec
+from boost_core.data.corpus import Tokens
+from boost_core.data.sampler import Sampler
+from boost_core.kernels.dispatch import always
+from boost_core.nn.weights import SplitAxes, WeightedModule
+from boost_core.plan.flops import model_flops_per_token
+from boost_core.plan.interconnect import INTERCONNECTS
+from boost_core.train.state import TrainState
+from boost_core.train.step import training_step
+
+_WARM_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a rank is timed at.
+
+    Attributes:
+        model: A preset.
+        tensor_parallel_size: Ranks that share the model.
+        micro_batch_size: Sequences; one micro-batch an optimizer step.
+        sequence_length: Tokens a sequence.
+        layers: Blocks; ``None`` for the preset's.
+    """
+
+    model: str
+    tensor_parallel_size: int
+    micro_batch_size: int
+    sequence_length: int
+    layers: int | None = None
+
+    def __str__(self) -> str:
+        blocks = "" if self.layers is None else f", {self.layers} layers"
+        return (
+            f"{self.model} tp {self.tensor_parallel_size}, micro-batch {self.micro_batch_size} × "
+            f"{self.sequence_length}{blocks}"
+        )
+
+    def job(self, variant: Variant, device: torch.device) -> JobSpec:
+        """The job whose rank 0 is timed.
+
+        Raises:
+            pydantic.ValidationError: The variant does not go with the shape.
+        """
+        model = {"preset": self.model, "family": variant.family, "vocab_size": 32_000}
+        if self.layers is not None:
+            model["num_hidden_layers"] = self.layers
+        return JobSpec.model_validate(
+            {
+                "name": "bench",
+                "model": model,
+                "parallelism": {"tensor_parallel_size": self.tensor_parallel_size, **variant.parallelism},
+                "training": {
+                    "steps": 1_000_000,
+                    "sequence_length": self.sequence_length,
+                    "global_batch_size": self.micro_batch_size,
+                    "micro_batch_size": self.micro_batch_size,
+                    "precision": "bf16" if device.type == "cuda" else "fp32",
+                },
+            }
+        )
+
+
+def rank_rows(
+    shape: Shape, variant: Variant, device: torch.device, steps: int, rate: float, interconnects: list[str]
+) -> list[Row]:
+    """All figures of one variant.
+
+    Args:
+        shape: The model and the batch.
+        variant: How it is trained.
+        device: Where.
+        steps: Steps that are timed.
+        rate: The device's measured matrix rate in FLOPs a second, against which utilization is given.
+        interconnects: Names of those whose communication is modelled.
+
+    Raises:
+        FloatingPointError: The fake group left memory unwritten that the step then read.
+    """
+    case = f"{shape}: {variant.name}"
+    try:
+        with _alone(shape.tensor_parallel_size), always(variant.kernels) if variant.kernels else nullcontext():
+            return list(_measured(shape, variant, device, steps, rate, interconnects, case))
+    except torch.OutOfMemoryError:
+        return [Row.single("rank", case, "out of memory at", "bytes", torch.cuda.mem_get_info(device)[1])]
+    finally:
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _measured(
+    shape: Shape, variant: Variant, device: torch.device, steps: int, rate: float, interconnects: list[str], case: str
+) -> Iterator[Row]:
+    spec = shape.job(variant, device)
+    state = TrainState.initial(spec, device, draw_weights)
+    sampler = Sampler(_random_tokens(spec), shape.sequence_length, seed=0)
+
+    def step() -> None:
+        training_step(state, sampler)
+
+    for _ in range(_WARM_STEPS):
+        result = training_step(state, sampler)
+    if not math.isfinite(result.loss):
+        raise FloatingPointError(
+            f"the loss of {case} is {result.loss}: this torch's fake process group leaves results of collectives "
+            "unwritten; use torch 2.13 or newer"
+        )
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    seconds = Spread.of(wall_seconds(step, device, steps))
+    yield Row.spread("rank", case, "step", "s", seconds)
+    if device.type == "cuda":
+        yield Row.single("rank", case, "peak memory", "bytes", torch.cuda.max_memory_allocated(device))
+
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
+    with profile(activities=activities) as profiled:
+        step()
+    parts = seconds_by_part(profiled)
+    for part in PARTS:
+        yield Row.single("rank", case, part, "s", parts[part])
+    if device.type == "cuda":
+        yield Row.single("rank", case, "launches", "count", launches(profiled))
+
+    tokens = shape.micro_batch_size * shape.sequence_length
+    useful = model_flops_per_token(spec.model, shape.sequence_length) * tokens / shape.tensor_parallel_size
+    with FlopCounterMode(display=False) as counter:
+        step()
+    yield Row.single("rank", case, "MFU", "share", useful / seconds.p50 / rate)
+    yield Row.single("rank", case, "HFU", "share", counter.get_total_flops() / seconds.p50 / rate)
+
+    state.ledger.clear()
+    step()
+    for name in interconnects:
+        yield Row.single("rank", case, f"modelled {name}", "s", _communication(state, name))
+
+
+def _communication(state: TrainState, interconnect: str) -> float:
+    """Seconds that the collectives of the last step would take one after the other, none of it hidden."""
+    link = INTERCONNECTS[interconnect]
+    return sum(
+        link.seconds(entry.kind, state.tensor_parallel.size, totals.bytes, totals.calls)
+        for entry, totals in state.ledger.totals().items()
+        if entry.group == "tp"
+    )
+
+
+def draw_weights(model: nn.Module, axes: SplitAxes, rank: int, size: int, seed: int, device: torch.device) -> None:
+    """One rank's shards drawn on the device itself; as a ``WeightMaker``, but the values depend on the layout."""
+    generator, numbers = torch.Generator(device).manual_seed(seed), count()
+    for module in model.modules():
+        if not isinstance(module, WeightedModule):
+            continue
+        for name, spec in module.weight_specs.items():
+            generator.manual_seed(seed + next(numbers) * size + rank)
+            shape, axis = list(spec.shape), axes[spec.role]
+            if axis is not None:
+                shape[axis] //= size
+            weight = torch.empty(shape, device=device)
+            if isinstance(spec.start, float):
+                weight.fill_(spec.start)
+            else:
+                weight.normal_(0.0, spec.start[0], generator=generator)
+            module.register_parameter(name, nn.Parameter(weight))
+
+
+def _random_tokens(spec: JobSpec) -> Tokens:
+    training = spec.training
+    length = (training.micro_batch_size + 1) * training.sequence_length + 1
+    return np.random.default_rng(0).integers(0, 256, length, dtype=np.uint8)
+
+
+@contextmanager
+def _alone(world_size: int) -> Iterator[None]:
+    """Rank 0 of a process group whose other ranks are not there."""
+    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

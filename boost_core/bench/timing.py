@@ -1,0 +1,81 @@
+"""Times of repeated calls, and what the device can do at most."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+_AHEAD_CYCLES = 2_000_000  # about a millisecond of a GPU's clock, in which the CPU queues what is timed
+_FLUSHED_BYTES = 256 << 20  # more than any GPU's last cache holds
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Percentiles of repeated measurements."""
+
+    p20: float
+    p50: float
+    p80: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Spread":
+        """Those of two or more values."""
+        p20, _, _, p80 = statistics.quantiles(values, n=5, method="inclusive")
+        return cls(p20, statistics.median(values), p80)
+
+
+def wall_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    """Wall time of each of ``repeats`` calls, the device's work included; one call before them is not counted."""
+    seconds = []
+    for _ in range(repeats + 1):
+        synchronize(device)
+        started = time.perf_counter()
+        call()
+        synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return seconds[1:]
+
+
+def kernel_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    """As ``wall_seconds``, but on a GPU without the time in which it waits for the CPU to queue work.
+
+    The GPU is kept busy while the CPU queues a call, and its caches hold nothing of the call before.
+    """
+    if device.type != "cuda":
+        return wall_seconds(call, device, repeats)
+    flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.int8, device=device)
+    marks = []
+    call()
+    for _ in range(repeats):
+        torch.cuda._sleep(_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
+        flushed.zero_()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        begin.record()
+        call()
+        end.record()
+        marks.append((begin, end))
+    synchronize(device)
+    return [begin.elapsed_time(end) / 1000 for begin, end in marks]
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all that is queued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def memory_bandwidth(device: torch.device) -> float:
+    """Bytes a second of a large copy, reading and writing counted."""
+    source = torch.empty(_FLUSHED_BYTES, dtype=torch.int8, device=device).zero_()
+    target = torch.empty_like(source)
+    seconds = kernel_seconds(lambda: target.copy_(source), device, repeats=10)
+    return 2 * source.numel() / statistics.median(seconds)
+
+
+def matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
+    """FLOPs a second of a large square matrix product."""
+    width = 8192 if device.type == "cuda" else 512
+    left, right = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
+    return 2 * width**3 / statistics.median(kernel_seconds(lambda: left @ right, device, repeats=10))

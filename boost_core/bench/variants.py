@@ -1,0 +1,46 @@
+"""Ways to train one model that are compared, and the shapes that they are compared at."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from boost_core.kernels.dispatch import Implementation
+
+_AS_PUBLISHED = {"strategy": "btp", "norm": "online_paper", "recompute": "full"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A family under a strategy with its choices.
+
+    Attributes:
+        name: For tables.
+        family: The model's family.
+        parallelism: Of the job's ``parallelism``, all but the sizes.
+        kernels: Which implementation serves; ``None`` for the device's usual one.
+    """
+
+    name: str
+    family: str
+    parallelism: dict[str, Any] = field(default_factory=dict)
+    kernels: Implementation | None = None
+
+    @property
+    def strategy(self) -> str:
+        """The strategy's name."""
+        return str(self.parallelism["strategy"])
+
+
+VARIANTS = [
+    Variant("dense, fullrank", "dense", {"strategy": "fullrank"}),
+    # One product and one exchange a projection, as pairs that know nothing of each other have.
+    Variant("cola, vanilla", "cola", {"strategy": "vanilla", "group_projections": False}),
+    # BOOST's choices (arXiv 2512.12131): statistics in all-reduces of their own, whole blocks computed again.
+    Variant("cola, btp as published", "cola", _AS_PUBLISHED),
+    Variant("cola, btp as published, eager", "cola", _AS_PUBLISHED, kernels="naive"),
+    Variant("cola, btp", "cola", {"strategy": "btp"}),
+    Variant("cola, btp, eager", "cola", {"strategy": "btp"}, kernels="naive"),
+    Variant("cola, btp, recompute latent", "cola", {"strategy": "btp", "recompute": "latent"}),
+]
+
+# Presets and the tensor parallel sizes of BOOST's systems runs.
+PUBLISHED_SIZES = {"1b": 1, "3b": 2, "7b": 4, "13b": 4, "30b": 4}

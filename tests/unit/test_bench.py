@@ -1,0 +1,125 @@
+import csv
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from typer.testing import CliRunner
+
+import boost_core.bench.__main__ as bench
+from boost_core.bench.results import NO_GPU, Row, table
+from boost_core.config import JobSpec
+from boost_core.plan.communication import block_backward, block_forward
+from boost_core.plan.interconnect import INTERCONNECTS
+from service.cli.main import app
+
+AT_A_TINY_SHAPE = ["--model", "tiny", "--tp", "2", "--micro-batch", "1", "--sequence", "16", "--repeats", "2"]
+Figures = dict[str, dict[str, float]]
+
+
+def figures(path: Path) -> Figures:
+    """Median by case and quantity."""
+    found: Figures = {}
+    with path.open() as stream:
+        for row in csv.DictReader(stream):
+            assert "no GPU" in row["device"]
+            assert row["commit"] and row["torch_version"] and row["triton_version"]
+            assert float(row["p20"]) <= float(row["p50"]) <= float(row["p80"])
+            found.setdefault(row["case"], {})[row["quantity"]] = float(row["p50"])
+    return found
+
+
+@pytest.fixture(scope="module")
+def rank(tmp_path_factory: pytest.TempPathFactory) -> Figures:
+    path = tmp_path_factory.mktemp("bench") / "results.csv"
+    assert bench.main(["rank", *AT_A_TINY_SHAPE, "--layers", "2", "--results", str(path)]) == 0
+    return figures(path)
+
+
+def test_a_ranks_step_falls_into_parts(rank: Figures) -> None:
+    assert [case.partition(": ")[2] for case in rank] == [
+        "dense, fullrank", "cola, vanilla", "cola, btp as published", "cola, btp", "cola, btp, recompute latent",
+    ]  # fmt: skip
+    for parts in rank.values():
+        assert min(parts[part] for part in ("gemm", "attention", "elementwise", "head", "optimizer")) > 0
+        assert 0 < parts["MFU"] < parts["HFU"]
+
+
+def test_computing_again_is_arithmetic_that_the_model_does_not_need(rank: Figures) -> None:
+    surplus = {case.partition(": ")[2]: parts["HFU"] / parts["MFU"] for case, parts in rank.items()}
+    assert surplus["cola, btp as published"] > surplus["cola, btp, recompute latent"] > surplus["cola, btp"]
+
+
+def test_the_communication_is_the_plans(rank: Figures) -> None:
+    """Two blocks of the ledger's counts; what the head and the gradients' norm send comes on top, for all alike."""
+    link, tokens = INTERCONNECTS["fabric-200g"], 16
+
+    def blocks(**parallelism: object) -> float:
+        spec = JobSpec.model_validate(
+            {
+                "name": "bench",
+                "model": {"preset": "tiny", "num_hidden_layers": 2},
+                "parallelism": {"tensor_parallel_size": 2, **parallelism},
+                "training": {"steps": 1},
+            }
+        )
+        counts = [count(spec.model, spec.parallelism) for count in (block_forward, block_backward)]
+        elements = sum(count.elements + count.statistic_elements for count in counts)
+        calls = sum(count.all_reduces for count in counts)
+        return 2 * link.seconds("all_reduce", 2, 4 * tokens * elements, calls)
+
+    seconds = {case.partition(": ")[2]: parts["modelled fabric-200g"] for case, parts in rank.items()}
+    difference = seconds["cola, btp, recompute latent"] - blocks()
+    assert seconds["cola, btp"] - blocks() == pytest.approx(difference)
+    assert 0 < difference < seconds["cola, btp"]
+
+
+def test_kernels_are_timed_against_the_roofline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "results.csv"
+    assert bench.main(["kernels", *AT_A_TINY_SHAPE, "--results", str(path)]) == 0
+    found = figures(path)
+    assert {"residual_add", "adamw", "rotary", "cross_entropy, gradient"} < found.keys()
+    assert found["residual_add"].keys() == {
+        f"{direction}, eager{of}" for direction in ("forward", "backward") for of in ("", ", of roofline")
+    }
+    assert NO_GPU in capsys.readouterr().out
+
+
+def test_all_reduces_of_live_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    assert bench.main(["comm", "--ranks", "2", "--largest", "1", "--repeats", "3", "--results", str(path)]) == 0
+    found = figures(path)
+    assert found["all-reduce of 1048576 bytes among 2 ranks (gloo)"]["time"] > 0
+    assert found["all-reduce among 2 ranks (gloo)"]["fitted β"] > 0
+
+
+def test_nothing_is_timed_when_results_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "results.csv"
+    with patch.object(bench, "disagreements", return_value=["residual_add is off"]):
+        assert bench.main(["kernels", *AT_A_TINY_SHAPE, "--results", str(path)]) == 1
+    assert not path.exists()
+    assert "residual_add is off" in capsys.readouterr().err
+
+
+def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["rank", "--family", "dense", "--strategy", "btp"]) == 2
+    assert "leave one of the two out" in capsys.readouterr().err
+    assert bench.main(["rank", "--model", "tiny", "--tp", "3"]) == 2
+    assert "tensor_parallel_size" in capsys.readouterr().err
+
+
+def test_the_command_hands_its_arguments_on() -> None:
+    with patch("service.cli.main.subprocess.run") as run:
+        run.return_value.returncode = 2
+        result = CliRunner().invoke(app, ["bench", "rank", "--model", "7b", "--help"])
+    assert result.exit_code == 2
+    assert run.call_args.args[0] == [sys.executable, "-m", "boost_core.bench", "rank", "--model", "7b", "--help"]
+
+
+def test_a_table_has_a_line_a_case() -> None:
+    rows = [Row("rank", "a", "step", "s", 0.1, 0.2, 0.3), Row.single("rank", "b", "peak memory", "bytes", 2**31)]
+    header, first, second = table(rows).splitlines()
+    assert header.split() == ["step", "peak", "memory"]
+    assert first.split() == ["a", "200.000", "ms", "(100.000", "–", "300.000)", "–"]
+    assert second.split() == ["b", "–", "2.00", "GiB"]
+    assert len(header) == len(first) == len(second)
