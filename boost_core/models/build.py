@@ -5,7 +5,7 @@ from boost_core.config.strategy import chosen_strategy
 from boost_core.models.decoder import Decoder
 from boost_core.models.dense import DenseBlock
 from boost_core.models.low_rank import LowRankBlock
-from boost_core.nn.stages import forgetfully, plainly
+from boost_core.nn.stages import forgetfully, forgetfully_between, plainly
 from boost_core.nn.weights import SplitAxes
 from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.collectives import Collectives
@@ -32,7 +32,7 @@ def build(model: ModelConfig, parallelism: ParallelismConfig, collectives: Colle
         strategy = VanillaTensorParallel(collectives)
     else:
         strategy = BottleneckTensorParallel(collectives, parallelism.norm)
-    between_exchanges = forgetfully if parallelism.recompute == "latent" else plainly
+    between_exchanges = forgetfully_between if parallelism.recompute == "latent" else plainly
     blocks = (
         # Nothing crosses into the first block.
         LowRankBlock(

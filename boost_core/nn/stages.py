@@ -1,6 +1,8 @@
 """Computations in stages, so that several can take turns, and what a stage remembers for its backward pass."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from torch.utils.checkpoint import checkpoint
@@ -39,3 +41,29 @@ def plainly(function: Local, *arguments: Any) -> Any:
 def forgetfully(function: Local, *arguments: Any) -> Any:
     """Call a function; autograd remembers only its arguments, and calls it again for the rest (arXiv 1604.06174)."""
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+
+
+def forgetfully_between(function: Local, *arguments: Any) -> Any:
+    """As ``forgetfully``, for work that ends in what is exchanged, which is not computed again; see ``is_sent``."""
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=_first_and_again)
+
+
+def is_sent() -> bool:
+    """Whether what this work ends in has been exchanged already, so that nobody will read it."""
+    return _again.get()
+
+
+_again: ContextVar[bool] = ContextVar("again", default=False)
+
+
+def _first_and_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), _computing_again()
+
+
+@contextmanager
+def _computing_again() -> Iterator[None]:
+    before = _again.set(True)
+    try:
+        yield
+    finally:
+        _again.reset(before)

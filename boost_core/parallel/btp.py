@@ -58,7 +58,7 @@ class BottleneckTensorParallel:
         """One matrix product of this rank's rows for all g projections."""
         down_dr = down_dgr.flatten(1)
         if norm is None or squares_T is None:
-            return self._late.product(x_Td, down_dr), None
+            return self._late.product(x_Td, down_dr, sent=True), None
         if self._norm == "fused":
             return self._fused(x_Td, down_dr, norm), squares_T
         if self._norm == "online_paper":
@@ -80,7 +80,7 @@ class BottleneckTensorParallel:
 
         norm(x) A = (x (A∘γ)) / √(Σ x² / d + ε). In bf16 the statistic that is sent is rounded like the latents.
         """
-        return self._late.product(x_Td, down_dr, norm.scale_d, room=self._collectives.size > 1)
+        return self._late.product(x_Td, down_dr, norm.scale_d, sent=True, room=self._collectives.size > 1)
 
     def _online_paper(
         self, x_Td: torch.Tensor, squares_T: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from boost_core.nn.norm import precise
+from boost_core.nn.stages import is_sent
 
 
 class LateGradients:
@@ -21,17 +22,19 @@ class LateGradients:
         self._owed: deque[Callable[[], None]] = deque()
 
     def product(
-        self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None, room: bool = False
-    ) -> torch.Tensor:
+        self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None,
+        sent: bool = False, room: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
         """``x (W∘scale)``; the gradients of ``weight`` and ``scale`` are added to theirs at the next ``catch_up``.
 
         Args:
             x: ``[T, d]`` or ``[g, T, d]``; requires a gradient itself when the weights do.
             weight: ``[d, c]`` or ``[g, d, c]``: a parameter or a view of one.
             scale_d: Scales the rows of the weight: a parameter.
+            sent: Whether the result is exchanged and read by nothing before that.
             room: Whether to leave room behind the result for one more element a token.
         """
-        return _Product.apply(x, weight.detach(), _detached(scale_d), (weight, scale_d), self, room)  # type: ignore[no-any-return, no-untyped-call]
+        return _Product.apply(x, weight.detach(), _detached(scale_d), (weight, scale_d), self, sent, room)  # type: ignore[no-any-return, no-untyped-call]
 
     def owe(self, gradient: Callable[[], None]) -> None:
         """Keep a gradient's computation for later."""
@@ -56,11 +59,14 @@ class _Product(torch.autograd.Function):
         scale_d: torch.Tensor | None,
         owners: tuple[torch.Tensor, torch.Tensor | None],
         late: LateGradients,
+        sent: bool,
         room: bool,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, scale_d)
         # Views and parameters hold no memory of their own, and are not saved: a recomputation would detach them.
         ctx.owners, ctx.late = owners, late
+        if sent and is_sent():
+            return x.new_empty(len(x), weight.shape[1])
         if not room:
             return x @ _scaled(weight, scale_d)
         tokens, columns = len(x), weight.shape[1]
@@ -72,7 +78,7 @@ class _Product(torch.autograd.Function):
         x, weight, scale_d = ctx.saved_tensors
         (dy,), owners = gradients, ctx.owners
         ctx.late.owe(lambda: _add_gradients(x.mT @ dy, weight, scale_d, owners))
-        return dy @ _scaled(weight, scale_d).mT, None, None, None, None, None
+        return dy @ _scaled(weight, scale_d).mT, None, None, None, None, None, None
 
 
 class _Settle(torch.autograd.Function):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.flop_counter import FlopCounterMode
 
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels.residual_add import residual_start
@@ -11,6 +12,7 @@ from boost_core.nn.attention import Rotation
 from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.shard import make_weights
+from boost_core.plan.parameters import projections
 from tests.numerics.sharded import run_sharded
 from tests.numerics.storages import Made
 from tests.numerics.test_collective_count import LENGTH, SEQUENCES, counted, model
@@ -65,3 +67,26 @@ def test_latent_adds_no_collective_and_full_repeats_them_all(ranks: Ranks, famil
     assert counted(latent.backward) == counted(none.backward)
     again = {("all_reduce", "latent"): counted(none.forward)["all_reduce", "latent"]}
     assert counted(full.backward) == counted(none.backward) | again
+
+
+def flops_of_products(config: ModelConfig, recompute: str) -> int:
+    """What the matrix products of a step take on one rank, attention's own left out."""
+    choice = ParallelismConfig.model_validate({"recompute": recompute})
+    alone = Collectives(None, "tp", CommunicationLedger())
+    network, axes = build(config, choice, alone)
+    make_weights(network, axes, 0, 1, 7, torch.device("cpu"))
+    tokens = torch.zeros(SEQUENCES * LENGTH, dtype=torch.int64)
+    rotation = Rotation(LENGTH, config.head_size, config.rope_theta, torch.device("cpu"))
+    with FlopCounterMode(display=False) as counter:
+        network(tokens, tokens, rotation).sum().backward()
+    return sum(
+        flops for operator, flops in counter.get_flop_counts()["Global"].items() if "attention" not in str(operator)
+    )
+
+
+@pytest.mark.parametrize("family", ["svd", "cola", "lax"])
+def test_latent_computes_no_latent_again(family: str) -> None:
+    config = model(family=family, **({"lax": {"gate": "identity"}} if family == "lax" else {}))
+    wide = sum(wide_out for _, wide_out in projections(config).values())
+    up_projections = 2 * SEQUENCES * LENGTH * config.bottleneck_rank * wide * config.num_hidden_layers
+    assert flops_of_products(config, "latent") - flops_of_products(config, "none") == up_projections
