@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-LARGEST_GANG = 4
+LARGEST_GANG = 8
 
 
 class Ranks:

@@ -164,9 +164,9 @@ def _communication(state: TrainState, interconnect: str) -> float:
     """Seconds that the collectives of the last step would take one after the other, none of it hidden."""
     link = INTERCONNECTS[interconnect]
     return sum(
-        link.seconds(entry.kind, state.tensor_parallel.size, totals.bytes, totals.calls)
+        link.seconds(entry.kind, state.ranks.tensor.size, totals.bytes, totals.calls)
         for entry, totals in state.ledger.totals().items()
-        if entry.group == "tp"
+        if entry.group in ("tp", "all")
     )
 
 

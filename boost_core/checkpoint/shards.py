@@ -1,6 +1,6 @@
 """Saving and loading the tensors of a checkpoint, on any number of ranks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
@@ -9,15 +9,11 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from boost_core.checkpoint.checksums import ChecksummingWriter
+from boost_core.checkpoint.chunks import Chunk, LoadChunks, SaveChunks
 from boost_core.checkpoint.folder import CheckpointFolder
 
-# Each weight's tensors (master and moments) by name, and the axis that they are split along, if they are.
-WeightTensors = Mapping[str, Mapping[str, torch.Tensor]]
-SplitAxes = Mapping[str, int | None]
 Result = TypeVar("Result")
 
 
@@ -25,10 +21,16 @@ class SaveFailed(OSError):
     """A checkpoint could not be written; all ranks know. Nothing is committed, and what is there stays."""
 
 
-def save_shards(
-    folder: CheckpointFolder, step: int, tensors: WeightTensors, axes: SplitAxes, mesh: DeviceMesh
+def save_chunks(
+    folder: CheckpointFolder, step: int, chunks: Iterable[Chunk], ranks: dist.ProcessGroup | None = None
 ) -> dict[str, int]:
-    """Write every rank's shards of a step; the checkpoint is not committed by it. All ranks call it.
+    """Write every rank's chunks of a step; the checkpoint is not committed by it. All ranks call it.
+
+    Args:
+        folder: The job's checkpoints.
+        step: The checkpoint's step.
+        chunks: What this rank has.
+        ranks: A group of all ranks to agree over; ``None`` for the default one.
 
     Returns:
         The checksum of each file that any rank has written, by name.
@@ -36,18 +38,18 @@ def save_shards(
     Raises:
         SaveFailed: On all ranks, whichever failed.
     """
-    on_first_rank(lambda: folder.prepare(step))
-    writer = ChecksummingWriter(folder.step_url(step), sync_files=folder.is_local, **folder.STORAGE_OPTIONS)
+    on_first_rank(lambda: folder.prepare(step), ranks)
+    writer = _writer(folder, step)
     try:
-        save(_as_whole(tensors, axes, mesh), storage_writer=writer)
+        save({}, storage_writer=writer, planner=SaveChunks(chunks), process_group=ranks)
     except CheckpointException as failure:  # raised on all ranks; no Exception, by torch's choice
         raise SaveFailed(_first_cause(failure)) from failure
     checksums: list[dict[str, int]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(checksums, writer.checksums)
+    dist.all_gather_object(checksums, writer.checksums, group=ranks)
     return {name: checksum for of_rank in checksums for name, checksum in of_rank.items()}
 
 
-def on_first_rank(action: Callable[[], Result]) -> Result:
+def on_first_rank(action: Callable[[], Result], ranks: dist.ProcessGroup | None = None) -> Result:
     """Do something on the first rank alone; all ranks call it and get its result.
 
     Raises:
@@ -59,7 +61,7 @@ def on_first_rank(action: Callable[[], Result]) -> Result:
             outcome[0] = action()
         except Exception as error:  # stores raise types of their own
             outcome[1] = _in_words(error)
-    dist.broadcast_object_list(outcome, src=0)
+    dist.broadcast_object_list(outcome, src=0, group=ranks)
     result, failure = outcome
     if failure is not None:
         raise SaveFailed(failure)
@@ -75,43 +77,35 @@ def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def load_shards(folder: CheckpointFolder, step: int, tensors: WeightTensors, axes: SplitAxes, mesh: DeviceMesh) -> None:
-    """Fill every rank's ``tensors`` in place, whatever layout wrote the checkpoint. All ranks call it.
+def load_chunks(folder: CheckpointFolder, step: int, chunks: Iterable[Chunk]) -> None:
+    """Fill every rank's chunks, whatever layout wrote the checkpoint. All ranks call it.
 
     Raises:
         OSError: On all ranks, whichever failed.
     """
-    reader = FsspecReader(folder.step_url(step), **folder.STORAGE_OPTIONS)
     try:
-        load(_as_whole(tensors, axes, mesh), storage_reader=reader)
+        load({}, storage_reader=_reader(folder, step), planner=LoadChunks(chunks))
     except CheckpointException as failure:
         raise OSError(f"checkpoint {folder.step_url(step)} cannot be read: {_first_cause(failure)}") from failure
 
 
-def save_whole(folder: CheckpointFolder, step: int, tensors: WeightTensors) -> dict[str, int]:
-    """``save_shards`` of whole tensors, in one process."""
+def save_whole(folder: CheckpointFolder, step: int, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """``save_chunks`` of whole tensors, in one process."""
     folder.prepare(step)
-    writer = ChecksummingWriter(folder.step_url(step), sync_files=folder.is_local, **folder.STORAGE_OPTIONS)
-    save(_flat(tensors), storage_writer=writer, no_dist=True)
+    writer = _writer(folder, step)
+    save({}, storage_writer=writer, planner=SaveChunks(Chunk.whole(*each) for each in tensors.items()), no_dist=True)
     return writer.checksums
 
 
-def load_whole(folder: CheckpointFolder, step: int, tensors: WeightTensors) -> None:
-    """Fill whole tensors in place, in one process."""
-    reader = FsspecReader(folder.step_url(step), **folder.STORAGE_OPTIONS)
-    load(_flat(tensors), storage_reader=reader, no_dist=True)
+def load_whole(folder: CheckpointFolder, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
+    """``load_chunks`` of whole tensors, in one process."""
+    planner = LoadChunks(Chunk.whole(*each) for each in tensors.items())
+    load({}, storage_reader=_reader(folder, step), planner=planner, no_dist=True)
 
 
-def _flat(tensors: WeightTensors) -> dict[str, Any]:
-    return {f"{name}.{kind}": tensor for name, kinds in tensors.items() for kind, tensor in kinds.items()}
+def _writer(folder: CheckpointFolder, step: int) -> ChecksummingWriter:
+    return ChecksummingWriter(folder.step_url(step), sync_files=folder.is_local, **folder.STORAGE_OPTIONS)
 
 
-def _as_whole(tensors: WeightTensors, axes: SplitAxes, mesh: DeviceMesh) -> dict[str, Any]:
-    """The local shards as views of whole tensors, which is what makes a checkpoint independent of its layout."""
-    whole = {}
-    for name, kinds in tensors.items():
-        axis = axes[name]
-        placements = (Replicate(), Replicate(), Replicate() if axis is None else Shard(axis))
-        for kind, tensor in kinds.items():
-            whole[f"{name}.{kind}"] = DTensor.from_local(tensor, mesh, placements, run_check=False)
-    return whole
+def _reader(folder: CheckpointFolder, step: int) -> FsspecReader:
+    return FsspecReader(folder.step_url(step), **folder.STORAGE_OPTIONS)

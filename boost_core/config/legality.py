@@ -16,7 +16,7 @@ def job_problems(
     return [
         *strategy_problems(model, parallelism),
         *_vocabulary_problems(model),
-        *_pipeline_problems(parallelism),
+        *_pipeline_problems(model, parallelism, training),
         *_batch_problems(parallelism, training),
         *_schedule_problems(training, optimizer),
         *_optimizer_problems(model, parallelism, optimizer),
@@ -30,12 +30,45 @@ def _vocabulary_problems(model: ModelConfig) -> list[FieldProblem]:
     return [FieldProblem(("model", "vocab_size"), model.vocab_size, message)]
 
 
-def _pipeline_problems(parallelism: ParallelismConfig) -> list[FieldProblem]:
-    size = parallelism.pipeline_parallel_size
+def _pipeline_problems(
+    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig
+) -> list[FieldProblem]:
+    size, schedule = parallelism.pipeline_parallel_size, parallelism.pipeline_schedule
+    of_schedule = ("parallelism", "pipeline_schedule")
     if size == 1:
-        return []
-    field = ("parallelism", "pipeline_parallel_size")
-    return [FieldProblem(field, size, f"{size} stages: the trainer has no pipeline schedule yet; use 1")]
+        message = f"{schedule} orders the micro-batches of several stages; leave it out, or set pipeline_parallel_size"
+        return [] if schedule == "1f1b" else [FieldProblem(of_schedule, schedule, message)]
+    problems = []
+    if parallelism.stages > model.num_hidden_layers:
+        message = (
+            f"{parallelism.stages} stages need as many blocks; model.num_hidden_layers is {model.num_hidden_layers}"
+        )
+        problems.append(FieldProblem(("parallelism", "pipeline_parallel_size"), size, f"{message}; use fewer stages"))
+    if model.tie_embeddings:
+        message = (
+            "a tied head needs the embedding, which is another stage's; use pipeline_parallel_size=1, or untie them"
+        )
+        problems.append(FieldProblem(("model", "tie_embeddings"), True, message))
+    if schedule == "zero_bubble" and chosen_strategy(model, parallelism) != "btp":
+        message = "zero_bubble puts weight gradients off, which only btp can; use interleaved_1f1b"
+        problems.append(FieldProblem(of_schedule, schedule, message))
+    if parallelism.split_micro_batch:
+        message = "a pipeline's stages take whole micro-batches; leave split_micro_batch out"
+        problems.append(FieldProblem(("parallelism", "split_micro_batch"), True, message))
+    count = training.global_batch_size // (training.micro_batch_size * parallelism.data_parallel_size)
+    if count < size:
+        message = f"{size} stages need as many micro-batches a step and data parallel rank, and there are {count}"
+        remedy = "raise global_batch_size, or lower micro_batch_size"
+        problems.append(
+            FieldProblem(("training", "global_batch_size"), training.global_batch_size, f"{message}; {remedy}")
+        )
+    elif schedule != "1f1b" and count % size:
+        message = (
+            f"{schedule} needs a multiple of {size} micro-batches a step and data parallel rank, and there are "
+            f"{count}; change training.global_batch_size or micro_batch_size, or use 1f1b"
+        )
+        problems.append(FieldProblem(of_schedule, schedule, message))
+    return problems
 
 
 def _batch_problems(parallelism: ParallelismConfig, training: TrainingConfig) -> list[FieldProblem]:

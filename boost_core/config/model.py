@@ -17,6 +17,12 @@ class LaxConfig(Config):
     gate: Literal["identity", "dense", "tensor"] = Field(
         "identity", description="What the carried latent passes: nothing, an r × r matrix, or two small ones."
     )
+    chain_length: int | None = Field(
+        None,
+        ge=1,
+        description="Every so many blocks the latents begin anew, and none cross. Default: they cross into all blocks "
+        "but the first, and between pipeline stages with the residual.",
+    )
 
 
 class ModelConfig(Config):
@@ -123,6 +129,12 @@ class ModelConfig(Config):
     def latent_activation(self) -> bool:
         """Whether the bottleneck has a SiLU."""
         return self.family == "cola" or (self.lax is not None and self.lax.base == "cola")
+
+    def crosses_into(self, layer: int) -> bool:
+        """Whether latents of the block before cross into this one."""
+        if self.lax is None or layer == 0:
+            return False
+        return self.lax.chain_length is None or layer % self.lax.chain_length != 0
 
     @property
     def gated_by_silu(self) -> bool:

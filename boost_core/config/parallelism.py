@@ -13,6 +13,14 @@ class ParallelismConfig(Config):
     tensor_parallel_size: int = Field(1, ge=1, le=1024)
     pipeline_parallel_size: int = Field(1, ge=1, le=1024)
     data_parallel_size: int = Field(1, ge=1, le=65_536)
+    pipeline_schedule: Literal["1f1b", "interleaved_1f1b", "zero_bubble"] = Field(
+        "1f1b",
+        description="Order of micro-batches in the pipeline's stages. interleaved_1f1b: two stages a rank; "
+        "zero_bubble: that, and weight gradients fill what would be idle; for btp.",
+    )
+    zero_stage: Literal[0, 1] = Field(
+        1, description="1: each data parallel rank keeps an equal part of masters and moments; 0: all keep all."
+    )
     strategy: Literal["btp", "vanilla", "fullrank"] | None = Field(
         None,
         description="btp exchanges latents; vanilla splits each low-rank pair by itself (a baseline); fullrank is "
@@ -36,6 +44,11 @@ class ParallelismConfig(Config):
         description="Two halves of a micro-batch take turns, so that one's exchange runs under the other's arithmetic; "
         "for btp.",
     )
+
+    @property
+    def stages(self) -> int:
+        """Stages of the pipeline over all ranks."""
+        return self.pipeline_parallel_size * (1 if self.pipeline_schedule == "1f1b" else 2)
 
     @property
     def world_size(self) -> int:

@@ -56,6 +56,7 @@ class CheckpointReport(Config):
     url: str
     bytes: int
     seconds: float = Field(description="How long the step loop was held.")
+    commit_seconds: float = Field(0.0, description="From then until it was committed, while training went on.")
 
 
 class StartReport(Config):

@@ -23,19 +23,17 @@ def read_weights(folder: CheckpointFolder, step: int) -> tuple[ModelConfig, dict
     """The model of a committed checkpoint and its whole master weights."""
     model = folder.manifest(step).job.model
     weights = empty_weights(model)
-    load_whole(folder, step, {name: {"master": weight} for name, weight in weights.items()})
+    load_whole(folder, step, {f"{name}.master": weight for name, weight in weights.items()})
     return model, weights
 
 
 def write_start(folder: CheckpointFolder, job: JobSpec, weights: Mapping[str, torch.Tensor]) -> None:
     """Commit weights as a checkpoint of step 0, from which a job can start."""
-    tensors = {
-        name: {
-            "master": weight,
-            "first_moment": torch.zeros_like(weight),
-            "second_moment": torch.zeros_like(weight),
-        }
+    masters = {f"{name}.master": weight for name, weight in weights.items()}
+    moments = {
+        f"{name}.{moment}": torch.zeros_like(weight)
         for name, weight in weights.items()
+        for moment in ("first_moment", "second_moment")
     }
-    checksums = save_whole(folder, 0, tensors)
+    checksums = save_whole(folder, 0, masters | moments)
     folder.commit_written(job, ParallelismConfig(), 0, 0, checksums)

@@ -1,5 +1,7 @@
 """Puts a family and a strategy together."""
 
+from collections.abc import Sequence
+
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.config.strategy import chosen_strategy
 from boost_core.models.decoder import Decoder
@@ -11,34 +13,41 @@ from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.fullrank_tp import FullRankTensorParallel
 from boost_core.parallel.vanilla_tp import VanillaTensorParallel
+from boost_core.plan.stages import Stage
 
 
-def build(model: ModelConfig, parallelism: ParallelismConfig, collectives: Collectives) -> tuple[Decoder, SplitAxes]:
+def build(
+    model: ModelConfig, parallelism: ParallelismConfig, collectives: Collectives, stages: Sequence[Stage] | None = None
+) -> tuple[Decoder, SplitAxes]:
     """A model whose weights are declared, and the axes along which its strategy splits them.
 
     Args:
         model: The model's shape; legal with ``parallelism``.
         parallelism: The strategy and its choices.
         collectives: The tensor parallel group.
+        stages: The pipeline stages of this rank; ``None`` for the whole model.
     """
-    layers = range(model.num_hidden_layers)
+    layers: Sequence[int] = range(model.num_hidden_layers)
+    ends = (True, True)
+    if stages is not None:
+        layers = [layer for stage in stages for layer in stage.layers]
+        ends = (any(stage.first for stage in stages), any(stage.last for stage in stages))
     whole_block = forgetfully if parallelism.recompute == "full" else plainly
     if chosen_strategy(model, parallelism) == "fullrank":
         fullrank = FullRankTensorParallel(collectives)
-        dense_blocks = (DenseBlock(model, fullrank) for _ in layers)
-        return Decoder(model, fullrank, dense_blocks, local=whole_block), fullrank.SHARDED_AXIS
+        dense_blocks = {layer: DenseBlock(model, fullrank) for layer in layers}
+        return Decoder(model, fullrank, dense_blocks, ends, local=whole_block), fullrank.SHARDED_AXIS
     strategy: BottleneckTensorParallel | VanillaTensorParallel
     if chosen_strategy(model, parallelism) == "vanilla":
         strategy = VanillaTensorParallel(collectives)
     else:
         strategy = BottleneckTensorParallel(collectives, parallelism.norm)
     between_exchanges = forgetfully_between if parallelism.recompute == "latent" else plainly
-    blocks = (
-        # Nothing crosses into the first block.
-        LowRankBlock(
-            model, strategy, parallelism.group_projections, layer > 0 and model.lax is not None, between_exchanges
+    blocks = {
+        layer: LowRankBlock(
+            model, strategy, parallelism.group_projections, model.crosses_into(layer), between_exchanges
         )
         for layer in layers
-    )
+    }
     portions = 2 if parallelism.split_micro_batch else 1
-    return Decoder(model, strategy, blocks, portions, whole_block), strategy.SHARDED_AXIS
+    return Decoder(model, strategy, blocks, ends, portions, whole_block), strategy.SHARDED_AXIS

@@ -3,7 +3,7 @@
 Shape suffixes: T tokens, d hidden; b sequences of s positions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, cast
 
 import torch
@@ -33,12 +33,13 @@ class StagedBlock(Block, Protocol):
 
 
 class Decoder(nn.Module):
-    """Embedding, the blocks of one family, head and loss.
+    """Embedding, the blocks of one family, head and loss, or the part of them that a pipeline rank has.
 
     Args:
         model: The model's shape.
         strategy: How it is split over the tensor parallel ranks.
-        blocks: The blocks, each a ``Block``; a ``StagedBlock`` where there are several portions.
+        blocks: The blocks by number, each a ``Block``; a ``StagedBlock`` where there are several portions.
+        ends: Whether the embedding is there, and whether the head is.
         portions: In how many portions the sequences go through the blocks, in turns.
         local: Calls a block; it may forget what that computes and compute it again.
     """
@@ -47,39 +48,58 @@ class Decoder(nn.Module):
         self,
         model: ModelConfig,
         strategy: Strategy,
-        blocks: Iterable[nn.Module],
+        blocks: Mapping[int, nn.Module],
+        ends: tuple[bool, bool] = (True, True),
         portions: int = 1,
         local: Local = plainly,
     ) -> None:
         super().__init__()
-        self.portions, self.local = portions, local
-        self.embedding = TokenEmbedding(model.vocab_size, model.hidden_size, strategy)
-        self.blocks = nn.ModuleList(blocks)
+        self.strategy, self.portions, self.local = strategy, portions, local
+        with_embedding, with_head = ends
+        self.embedding = TokenEmbedding(model.vocab_size, model.hidden_size, strategy) if with_embedding else None
+        self.blocks = nn.ModuleDict({str(number): block for number, block in blocks.items()})
         tied_to = self.embedding if model.tie_embeddings else None
-        self.head = HeadAndLoss(model.vocab_size, model.hidden_size, model.norm_epsilon, strategy, tied_to)
+        self.head = (
+            HeadAndLoss(model.vocab_size, model.hidden_size, model.norm_epsilon, strategy, tied_to)
+            if with_head
+            else None
+        )
 
     def forward(self, token_T: torch.Tensor, target_T: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Loss of each token in nats, ``[T]``; sequences of ``rotation.sequence_length`` one after the other."""
         if self.portions == 1:
-            residual = self._through_blocks(token_T, rotation)
+            residual, _ = self.through(self.blocks, self.embed(token_T), None, rotation)
         else:
             token_bs = token_T.view(-1, rotation.sequence_length)
             portions = [self._in_stages(portion_bs.flatten(), rotation) for portion_bs in token_bs.chunk(self.portions)]
             residual = _joined(run_together(portions))
+        return self.losses(residual, target_T)
+
+    def embed(self, token_T: torch.Tensor) -> Residual:
+        """The residual stream that the first block begins with."""
+        if self.embedding is None:
+            raise AssertionError("the embedding is on another rank")
+        residual: Residual = self.embedding(token_T)
+        return residual
+
+    def through(
+        self, blocks: Iterable[str], residual: Residual, carried: Any, rotation: Rotation
+    ) -> tuple[Residual, Any]:
+        """The residual stream through blocks of these numbers, and what the last hands on."""
+        for number in blocks:
+            residual, carried = self.local(self.blocks[number], residual, rotation, carried)
+        return residual, carried
+
+    def losses(self, residual: Residual, target_T: torch.Tensor) -> torch.Tensor:
+        """Loss of each token from the stream after the last block."""
+        if self.head is None:
+            raise AssertionError("the head is on another rank")
         loss_T: torch.Tensor = self.head(residual, target_T)
         return loss_T
 
-    def _through_blocks(self, token_T: torch.Tensor, rotation: Rotation) -> Residual:
-        residual: Residual = self.embedding(token_T)
-        carried = None
-        for block in self.blocks:
-            residual, carried = self.local(block, residual, rotation, carried)
-        return residual
-
     def _in_stages(self, token_T: torch.Tensor, rotation: Rotation) -> Stages[Residual]:
-        residual: Residual = self.embedding(token_T)
-        carried = None
-        for block in self.blocks:
+        residual, carried = self.embed(token_T), None
+        for block in self.blocks.values():
             residual, carried = yield from cast(StagedBlock, block).stages(residual, rotation, carried)
         return residual
 

@@ -85,6 +85,13 @@ class LowRankBlock(nn.Module):
         residual, of_down = local(self._add_mlp, receive(), of_down, residual.stream)
         return residual, (of_qkv, of_output, of_gate_up, of_down) if self.carries else None
 
+    def crossed_shapes(self, tokens: int) -> list[list[tuple[int, int, int]]]:
+        """Shapes of what a block of this kind hands on, as ``Carried`` holds it."""
+        bottlenecks = (self.query_key_value, self.output, self.gate_up, self.down)
+        return [
+            [(piece.count, tokens, bottleneck.config.rank) for piece in bottleneck.pieces] for bottleneck in bottlenecks
+        ]
+
     def _attend(self, latents: Whole, carried: Into, rotation: Rotation) -> tuple[Whole, Crossed]:
         projected, crossed = self.query_key_value.close(latents, carried)
         return self.output.open(causal_attention(projected, rotation, self.head_size)), crossed

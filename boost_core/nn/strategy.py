@@ -37,6 +37,12 @@ class Strategy(Protocol):
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
         """The residual stream that the first block begins with."""
 
+    def enter(self, x_Td: torch.Tensor) -> Residual:
+        """The stream that comes from another pipeline stage."""
+
+    def width(self, hidden_size: int) -> int:
+        """Columns of the residual stream on each rank."""
+
     def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
         """The stream after what a block adds to it, ``[T, d]``."""
 

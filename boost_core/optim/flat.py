@@ -1,47 +1,90 @@
 """Tensors one after the other in one piece of memory, so that one kernel or one collective serves them all."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
 
 import torch
 
 BLOCK = 64  # elements; matrix products and 16-byte accesses want each tensor to begin at a round address
 
+Offsets = tuple[int, ...]
 
-class Flat:
-    """Zeros of given shapes in one flat tensor; what pads them stays zero.
 
-    Args:
-        shapes: Shape of each tensor by name, in the order in which they are to lie.
-        dtype: Their type.
-        device: Where they live.
+@dataclass(frozen=True)
+class Box:
+    """A box of one tensor whose elements lie one after the other.
 
     Attributes:
-        flat: All of them and the padding, ``[n]``.
-        views: Each of them, a view of ``flat``.
+        name: The tensor's.
+        offsets: Where it begins in the tensor.
+        sizes: Its shape.
+        begin: Where it begins in the flat tensor.
     """
 
-    def __init__(self, shapes: Mapping[str, torch.Size], dtype: torch.dtype, device: torch.device) -> None:
-        ends, end = {}, 0
+    name: str
+    offsets: Offsets
+    sizes: Offsets
+    begin: int
+
+
+class FlatLayout:
+    """Where tensors of given shapes lie in one flat tensor.
+
+    Args:
+        shapes: Shape of each tensor by name, in the order in which they lie.
+        parts: The length divides into this many equal parts, which begin at round addresses, too.
+
+    Attributes:
+        length: Elements of the flat tensor; what is nobody's is padding, and stays zero.
+        shapes: The shapes.
+        ranges: Where each tensor begins and ends, by name.
+    """
+
+    def __init__(self, shapes: Mapping[str, torch.Size], parts: int = 1) -> None:
+        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        self.ranges: dict[str, tuple[int, int]] = {}
+        end = 0
         for name, shape in shapes.items():
-            end += -(-shape.numel() // BLOCK) * BLOCK
-            ends[name] = end
-        self._ends = ends
-        self.flat = torch.zeros(end, dtype=dtype, device=device)
-        begins = [0, *ends.values()]
-        self.views = {
-            name: self.flat[begin : begin + shape.numel()].view(shape)
-            for (name, shape), begin in zip(shapes.items(), begins, strict=False)
-        }
+            self.ranges[name] = (end, end + shape.numel())
+            end = _rounded_up(end + shape.numel(), BLOCK)
+        self.length = _rounded_up(end, BLOCK * parts)
 
-    def up_to(self, count: int) -> int:
-        """Where the first ``count`` tensors end, padding included."""
-        return 0 if count == 0 else list(self._ends.values())[count - 1]
+    def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Each tensor, a view of ``flat``."""
+        return {name: flat[slice(*self.ranges[name])].view(shape) for name, shape in self.shapes.items()}
 
-    def blocks_of(self, names: Collection[str]) -> torch.Tensor:
-        """Which blocks of ``BLOCK`` elements belong to the tensors of these names, ``[n / BLOCK]``."""
-        chosen = torch.zeros(len(self.flat) // BLOCK, dtype=torch.bool)
-        begin = 0
-        for name, end in self._ends.items():
-            chosen[begin // BLOCK : end // BLOCK] = name in names
-            begin = end
-        return chosen.to(self.flat.device)
+    def boxes_within(self, begin: int, end: int) -> Iterator[Box]:
+        """All that lies between two places, padding left out."""
+        for name, (first, last) in self.ranges.items():
+            low, high = max(begin, first), min(end, last)
+            for offsets, sizes in boxes(self.shapes[name], low - first, high - first):
+                yield Box(name, offsets, sizes, low)
+                low += prod(sizes)
+
+
+def boxes(shape: Offsets, begin: int, end: int) -> Iterator[tuple[Offsets, Offsets]]:
+    """The elements from number ``begin`` to ``end`` of a tensor, in order, as few boxes: offsets and sizes of each."""
+    if begin >= end:
+        return
+    if len(shape) <= 1:
+        yield (begin,) * len(shape), (end - begin,) * len(shape)
+        return
+    row, inner = prod(shape[1:]), shape[1:]
+    first_whole, last_whole = -(-begin // row), end // row
+    if first_whole > last_whole:  # within one row
+        yield from _in_row(last_whole, boxes(inner, begin - last_whole * row, end - last_whole * row))
+        return
+    yield from _in_row(first_whole - 1, boxes(inner, begin - (first_whole - 1) * row, row if begin % row else 0))
+    if first_whole < last_whole:
+        yield (first_whole, *(0 for _ in inner)), (last_whole - first_whole, *inner)
+    yield from _in_row(last_whole, boxes(inner, 0, end - last_whole * row))
+
+
+def _in_row(row: int, inner: Iterator[tuple[Offsets, Offsets]]) -> Iterator[tuple[Offsets, Offsets]]:
+    for offsets, sizes in inner:
+        yield (row, *offsets), (1, *sizes)
+
+
+def _rounded_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple

@@ -9,7 +9,7 @@ With Adam's direction g = m / (√v + ε), η = lr √(1 − β₂ᵗ) / (1 − 
 All other weights are AdamW's.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -20,6 +20,7 @@ from boost_core.config.training import LoroConfig, OptimizerConfig
 from boost_core.nn.bottleneck import Bottleneck
 from boost_core.nn.weights import places_in_runs
 from boost_core.optim.adamw import MasterWeightAdamW
+from boost_core.optim.group import Group
 from boost_core.optim.riemannian import riemannian_step
 from boost_core.parallel.collectives import Collectives
 
@@ -50,31 +51,30 @@ class Loro(MasterWeightAdamW):
     """``MasterWeightAdamW`` whose factor pairs are updated by LORO.
 
     Args:
-        weights: The model's weights by name.
+        groups: All weights of the model; those of the group apart are the factors.
         config: Betas, epsilon and weight decay.
         loro: How often to make an exact step.
-        compute_type: What the model computes in.
-        undecayed: Names of weights without weight decay.
-        pairs: The factor pairs among the weights.
+        pairs: The factor pairs.
         rank_share: r/d.
         tensor_parallel: The group over which the factors' long axes are sharded.
     """
 
     def __init__(
         self,
-        weights: Mapping[str, nn.Parameter],
+        groups: Sequence[Group],
         config: OptimizerConfig,
         loro: LoroConfig,
-        compute_type: torch.dtype,
-        undecayed: Collection[str],
         pairs: list[FactorPair],
         rank_share: float,
         tensor_parallel: Collectives,
     ) -> None:
-        self._factors = sorted({name for pair in pairs for name in (pair.down, pair.up)})
-        super().__init__(weights, config, compute_type, undecayed, apart=self._factors)
+        super().__init__(groups, config)
         self._loro, self._pairs = loro, pairs
         self._rank_share, self._tensor_parallel = rank_share, tensor_parallel
+        (self._factors,) = (group for group in groups if group.kind.apart)
+        self._masters = self._factors.whole(self._factors.master)
+        self._first = self._factors.whole(self._factors.first_moment)
+        self._second = self._factors.whole(self._factors.second_moment)
 
     def step(self, clip: torch.Tensor, learning_rate: float, step: int) -> None:
         """AdamW's step for all but the factors, and LORO's for those; see ``MasterWeightAdamW.step``."""
@@ -84,15 +84,16 @@ class Loro(MasterWeightAdamW):
             learning_rate *= min(1.0, since / self._loro.rewarm_steps)
         first_decay, second_decay = self._config.betas
         step_size = learning_rate * sqrt(1 - second_decay**since) / (1 - first_decay**since)
-        directions = {name: self._direction(name, self.gradients[name] * clip) for name in self._factors}
+        gradients = self._factors.gradients
+        directions = {name: self._direction(name, gradient * clip) for name, gradient in gradients.items()}
         if since == self._loro.exact_every_steps:
             self._exact(directions, step_size)
         else:
             self._lazy(directions, step_size * self._rank_share, learning_rate * self._config.weight_decay)
-        self.copy_masters_to_weights()
+        self._factors.round_masters()
 
     def _direction(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        first, second = self.moments(name)
+        first, second = self._first[name], self._second[name]
         first_decay, second_decay = self._config.betas
         first.lerp_(gradient, 1 - first_decay)
         second.mul_(second_decay).addcmul_(gradient, gradient, value=1 - second_decay)
@@ -100,11 +101,11 @@ class Loro(MasterWeightAdamW):
 
     def _lazy(self, directions: Mapping[str, torch.Tensor], step_size: float, decay: float) -> None:
         for name, direction in directions.items():
-            self.masters[name].mul_(1 - decay).sub_(direction, alpha=step_size)
+            self._masters[name].mul_(1 - decay).sub_(direction, alpha=step_size)
 
     def _exact(self, directions: Mapping[str, torch.Tensor], step_size: float) -> None:
         for pair in self._pairs:
-            down, up = self.masters[pair.down][:, pair.projection], self.masters[pair.up][pair.member].T
+            down, up = self._masters[pair.down][:, pair.projection], self._masters[pair.up][pair.member].T
             moved_down, moved_up = riemannian_step(
                 down,
                 up,
@@ -115,6 +116,5 @@ class Loro(MasterWeightAdamW):
             )
             down.copy_(moved_down)
             up.copy_(moved_up)
-        for name in self._factors:
-            for moment in self.moments(name):
-                moment.zero_()
+        self._factors.first_moment.zero_()
+        self._factors.second_moment.zero_()

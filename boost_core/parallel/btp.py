@@ -48,6 +48,18 @@ class BottleneckTensorParallel:
         """A look-up of this rank's columns: the residual is born sharded, and nothing is sent."""
         return residual_start(self._late.settle_before(embedding(token_T, weight_Vd)))
 
+    def enter(self, x_Td: torch.Tensor) -> Residual:
+        """This rank's shard; its sums of squares are taken anew rather than sent."""
+        return residual_start(self._late.settle_before(x_Td))
+
+    def width(self, hidden_size: int) -> int:
+        """A shard."""
+        return hidden_size // self._collectives.size
+
+    def put_off_weight_gradients(self) -> Callable[[], Callable[[], None]]:
+        """Keep weight gradients back from now on; what is returned gives those owed so far, to be computed later."""
+        return self._late.keep()
+
     def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
         """The sum of this rank's shards, and its sums of squares for the next norm."""
         return residual_add(stream_Td, y_Td)

@@ -15,7 +15,7 @@ With one rank in the group each is the identity and nothing is counted. A latent
 hide, is in ``exchange``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class Collectives:
 
     Args:
         group: The process group; ``None`` for a group of one.
-        dimension: The mesh dimension's name for the ledger, ``tp`` or ``dp``.
+        dimension: The mesh dimension's name for the ledger: ``tp``, ``pp``, ``dp``, or ``all`` for the whole gang.
         ledger: Where to count.
     """
 
@@ -59,32 +59,56 @@ class Collectives:
             self.start_all_reduce_(tensor, purpose, operation).wait()
         return tensor
 
+    def start_all_gather(self, gathered: torch.Tensor, shard: torch.Tensor, purpose: str) -> Pending:
+        """Start to fill ``gathered``, flat, with the ``shard`` of each rank, one after the other."""
+        return self._start("all_gather", _all_gather, gathered, shard, purpose)
+
+    def start_reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor, purpose: str) -> Pending:
+        """Start to fill ``part`` with this rank's part of the sum of every rank's ``whole``, which is flat."""
+        return self._start("reduce_scatter", _reduce_scatter, part, whole, purpose)
+
     def all_gather(self, x_Tc: torch.Tensor, purpose: str) -> torch.Tensor:
         """``[T, c]`` on each of p ranks to ``[p, T, c]`` on all."""
         gathered = x_Tc.new_empty((self.size * x_Tc.shape[0], x_Tc.shape[1]))
-        self._run("all_gather", _all_gather, gathered, x_Tc.contiguous(), purpose)
+        self.start_all_gather(gathered, x_Tc.contiguous(), purpose).wait()
         return gathered.view(self.size, *x_Tc.shape)
 
     def reduce_scatter(self, x_pTc: torch.Tensor, purpose: str) -> torch.Tensor:
         """``[p, T, c]`` on each of p ranks to this rank's ``[T, c]`` of their sum."""
         scattered = x_pTc.new_empty(x_pTc.shape[1:])
-        self._run("reduce_scatter", _reduce_scatter, scattered, x_pTc.flatten(0, 1).contiguous(), purpose)
+        self.start_reduce_scatter(scattered, x_pTc.flatten(0, 1).contiguous(), purpose).wait()
         return scattered
 
     def all_to_all(self, x_pac: torch.Tensor, purpose: str) -> torch.Tensor:
         """``[p, a, c]`` on each of p ranks: part i goes to rank i, and part i of the result comes from it."""
         received = torch.empty_like(x_pac)
-        self._run("all_to_all", dist.all_to_all_single, received, x_pac, purpose)
+        self._start("all_to_all", dist.all_to_all_single, received, x_pac, purpose).wait()
         return received
 
-    def _run(
+    def send(self, tensor: torch.Tensor, to: int, purpose: str) -> Pending:
+        """Start to send ``tensor`` to a rank of the group."""
+
+        def launch() -> dist.Work:
+            work = dist.isend(tensor, group=self._group, group_dst=to)
+            if work is None:
+                raise AssertionError("this rank is in its own group")
+            return work
+
+        return self._ledger.start(Entry("send", self._dimension, purpose), tensor, launch)
+
+    def receive(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
+        """Fill ``tensor`` with what a rank of the group sends, and return it."""
+        dist.recv(tensor, group=self._group, group_src=source)
+        return tensor
+
+    def _start(
         self, kind: str, collective: Callable[..., Any], out: torch.Tensor, payload: torch.Tensor, purpose: str
-    ) -> None:
+    ) -> Pending:
         def launch() -> dist.Work:
             work: dist.Work = collective(out, payload, group=self._group, async_op=True)
             return work
 
-        self._ledger.start(Entry(kind, self._dimension, purpose), payload, launch).wait()
+        return self._ledger.start(Entry(kind, self._dimension, purpose), payload, launch)
 
 
 class _SumPartials(torch.autograd.Function):
@@ -164,11 +188,3 @@ def exchange_axes(x_Ac: torch.Tensor, collectives: Collectives, purpose: str) ->
     if collectives.size == 1:
         return x_Ac
     return _ExchangeAxes.apply(x_Ac, collectives, purpose)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def all_reduce_together_(tensors: Sequence[torch.Tensor], collectives: Collectives, purpose: str) -> None:
-    """Sum several tensors over the group, each in place, in one all-reduce in the type of the last one."""
-    flat = torch.cat([tensor.flatten().to(tensors[-1]) for tensor in tensors])
-    collectives.all_reduce_(flat, purpose)
-    for tensor, total in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(total.view_as(tensor))

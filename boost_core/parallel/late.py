@@ -20,6 +20,7 @@ class LateGradients:
 
     def __init__(self) -> None:
         self._owed: deque[Callable[[], None]] = deque()
+        self._kept = False
 
     def product(
         self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None,
@@ -41,9 +42,23 @@ class LateGradients:
         self._owed.append(gradient)
 
     def catch_up(self) -> None:
-        """Compute all that is owed, in the order in which it came up."""
-        while self._owed:
+        """Compute all that is owed, in the order in which it came up, unless it is kept."""
+        while self._owed and not self._kept:
             self._owed.popleft()()
+
+    def keep(self) -> Callable[[], Callable[[], None]]:
+        """From now on compute nothing before it is asked for; what is returned gives all that is owed at a time."""
+        self._kept = True
+        return self._take
+
+    def _take(self) -> Callable[[], None]:
+        taken, self._owed = self._owed, deque()
+
+        def pay() -> None:
+            while taken:
+                taken.popleft()()
+
+        return pay
 
     def settle_before(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` itself; backward, nothing is owed any more when its gradient goes on."""

@@ -15,8 +15,8 @@ class Entry:
     """What distinguishes one line of the ledger.
 
     Attributes:
-        kind: ``all_reduce``, ``all_gather`` or ``reduce_scatter``.
-        group: The mesh dimension it runs over, ``tp`` or ``dp``.
+        kind: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all`` or ``send``.
+        group: The mesh dimension it runs over, ``tp``, ``pp`` or ``dp``; ``all`` for the whole gang.
         purpose: What it is for, for example ``latent`` or ``latent gradient``.
     """
 
@@ -64,15 +64,20 @@ class CommunicationLedger:
 
     def start(self, entry: Entry, payload: torch.Tensor, launch: Callable[[], dist.Work]) -> Pending:
         """Launch a collective and count ``payload`` on the line ``entry``."""
-        totals = self._totals.setdefault(entry, Totals())
-        totals.calls += 1
-        totals.elements += payload.numel()
-        totals.bytes += payload.numel() * payload.element_size()
+        totals = self.count(entry, payload)
         if not payload.is_cuda:
             return _OnCpu(launch, totals)
         pending = _OnCuda(launch, totals)
         self._on_cuda.append(pending)
         return pending
+
+    def count(self, entry: Entry, payload: torch.Tensor) -> Totals:
+        """Count ``payload`` without its time; returns the line."""
+        totals = self._totals.setdefault(entry, Totals())
+        totals.calls += 1
+        totals.elements += payload.numel()
+        totals.bytes += payload.numel() * payload.element_size()
+        return totals
 
     def totals(self) -> dict[Entry, Totals]:
         """All lines since the last :meth:`clear`; waits for the GPU events that are still open."""

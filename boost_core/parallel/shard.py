@@ -1,14 +1,12 @@
 """Turns a model's declarations into this rank's weights, the same full weights at any layout."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import nn
 
 from boost_core.nn.weights import Role, SplitAxes, WeightedModule, WeightSpec, weight_specs
-from boost_core.parallel.collectives import Collectives, all_reduce_together_
 
 
 class WeightMaker(Protocol):
@@ -58,18 +56,6 @@ def split_axes(model: nn.Module, axes: SplitAxes) -> dict[str, int | None]:
 def latent_weights(model: nn.Module) -> list[str]:
     """Names of the weights that work on whole latents."""
     return [name for name, spec in weight_specs(model).items() if spec.role is Role.LATENT]
-
-
-def sum_latent_gradients_(
-    gradients: Mapping[str, torch.Tensor], names: Sequence[str], collectives: Collectives
-) -> None:
-    """Make the gradients of weights on whole latents whole, in place.
-
-    Each rank has a part of them, as of the latents' own. Once an optimizer step, whatever the number of tokens;
-    only LaX has such weights.
-    """
-    if names and collectives.size > 1:
-        all_reduce_together_([gradients[name] for name in names], collectives, "latent weights")
 
 
 def initial_value(name: str, spec: WeightSpec, seed: int) -> torch.Tensor:

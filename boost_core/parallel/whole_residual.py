@@ -24,6 +24,14 @@ class WholeResidual:
         x_Td = vocabulary_parallel_embedding(token_T, weight_Vd, self._collectives)
         return Residual(x_Td, x_Td, None)
 
+    def enter(self, x_Td: torch.Tensor) -> Residual:
+        """The whole stream."""
+        return Residual(x_Td, x_Td, None)
+
+    def width(self, hidden_size: int) -> int:
+        """The whole hidden size."""
+        return hidden_size
+
     def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
         """A plain sum: norms of whole rows take their own statistic."""
         x_Td = stream_Td + y_Td

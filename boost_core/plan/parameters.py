@@ -39,7 +39,7 @@ def crossing_parameters(model: ModelConfig) -> int:
 def parameter_count(model: ModelConfig) -> int:
     """All trainable parameters: blocks with their two norms, crossings, embedding, head, final norm."""
     blocks = model.num_hidden_layers * (block_matrix_parameters(model) + 2 * model.hidden_size)
-    crossings = (model.num_hidden_layers - 1) * crossing_parameters(model)
+    crossings = sum(map(model.crosses_into, range(model.num_hidden_layers))) * crossing_parameters(model)
     ends = (1 if model.tie_embeddings else 2) * model.vocab_size * model.hidden_size + model.hidden_size
     return blocks + crossings + ends
 

@@ -14,13 +14,17 @@ def evaluate(state: TrainState, held_out: Tokens) -> tuple[float, int]:
 
     The sum over tokens is divided by the number of tokens, so that a smaller last batch weighs what it is.
     """
-    training, replicas = state.spec.training, state.data_parallel
+    training, ranks = state.spec.training, state.ranks
     sums = torch.zeros(2, dtype=torch.float64, device=state.mesh.device)
     for sequences in held_out_batches(
         held_out, training.sequence_length, training.evaluate_sequences, training.micro_batch_size,
-        part=replicas.rank, parts=replicas.size,
+        part=ranks.data.rank, parts=ranks.data.size,
     ):  # fmt: skip
         token_losses = losses(state, sequences)
+        if token_losses is None:
+            continue
         sums += torch.stack([token_losses.double().sum(), token_losses.new_tensor(token_losses.numel()).double()])
-    loss_sum, tokens = replicas.all_reduce_(sums, "evaluation").tolist()
+    for along in (ranks.pipeline, ranks.data):
+        along.all_reduce_(sums, "evaluation")
+    loss_sum, tokens = sums.tolist()
     return loss_sum / tokens, int(tokens)

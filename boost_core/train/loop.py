@@ -8,7 +8,8 @@ from functools import cached_property
 import torch
 import torch.distributed as dist
 
-from boost_core.checkpoint.folder import CheckpointFolder, Manifest
+from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.saver import Saver
 from boost_core.checkpoint.shards import SaveFailed
 from boost_core.config import JobSpec
 from boost_core.config.reports import CheckpointReport, EvaluationReport, Reporter, StartReport, StepReport
@@ -21,8 +22,6 @@ from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 
 logger = logging.getLogger(__name__)
-
-RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)  # between tries to write a checkpoint
 
 
 def train(spec: JobSpec, reporter: Reporter) -> None:
@@ -53,6 +52,7 @@ def train(spec: JobSpec, reporter: Reporter) -> None:
             run.evaluate()
         if last or state.step % spec.checkpoint.every_steps == 0:
             run.save()
+    run.collect(wait=True)
 
 
 def _device(spec: JobSpec) -> torch.device:
@@ -70,6 +70,7 @@ class _Run:
         self._state, self._corpus, self._folder, self._reporter = state, corpus, folder, reporter
         training = state.spec.training
         self._sampler = Sampler(corpus.training, training.sequence_length, training.seed)
+        self._saver, self._held_seconds = Saver(folder, state.spec.checkpoint), 0.0
         self._flops_per_token = model_flops_per_token(state.spec.model, training.sequence_length)
 
     def resume(self) -> None:
@@ -127,6 +128,7 @@ class _Run:
         Raises:
             FloatingPointError: The loss is not finite.
         """
+        self.collect()
         state, training = self._state, self._state.spec.training
         state.ledger.clear()
         started = time.perf_counter()
@@ -178,45 +180,40 @@ class _Run:
         return unigram_entropy(self._corpus.held_out)
 
     def save(self) -> None:
-        """Commit a checkpoint, report it, and remove those that the job no longer keeps.
+        """Copy the state and have it written while training goes on; waits for the checkpoint before it."""
+        started = time.perf_counter()
+        self.collect(wait=True)
+        state = self._state
+        self._saver.start(state.step, state.copied_chunks(), state.manifest_writer(self._folder))
+        self._held_seconds = time.perf_counter() - started
 
-        A store that is away is tried again for half a minute; then training goes on without this checkpoint.
+    def collect(self, wait: bool = False) -> None:
+        """Report the checkpoint that was being written, once it is committed.
+
+        Args:
+            wait: Whether to wait for it.
 
         Raises:
-            SaveFailed: It is the job's last.
+            SaveFailed: It is the job's last and could not be written.
         """
-        started = time.perf_counter()
-        manifest = self._saved()
-        if manifest and self._reporter:
+        outcome = self._saver.outcome(wait)
+        if outcome is None:
+            return
+        url = self._folder.step_url(outcome.step)
+        if outcome.manifest is None and outcome.step == self._state.spec.training.steps:
+            raise SaveFailed(f"the last checkpoint, {url}, cannot be written: {outcome.failure}")
+        if dist.get_rank() > 0:
+            return
+        if outcome.manifest is None:
+            logger.warning("%s cannot be written: %s; training goes on without it", url, outcome.failure)
+            return
+        if self._reporter:
             self._reporter.report(
                 CheckpointReport(
-                    step=manifest.step,
-                    url=self._folder.step_url(manifest.step),
-                    bytes=manifest.bytes,
-                    seconds=time.perf_counter() - started,
+                    step=outcome.step,
+                    url=url,
+                    bytes=outcome.manifest.bytes,
+                    seconds=self._held_seconds,
+                    commit_seconds=outcome.seconds,
                 )
             )
-        if manifest and dist.get_rank() == 0:
-            self._prune()
-
-    def _saved(self) -> Manifest | None:
-        """The checkpoint of this step once it is committed; ``None`` if it could not be, and is not the last."""
-        state, url = self._state, self._folder.step_url(self._state.step)
-        for pause in (*RETRY_SECONDS, None):
-            try:
-                return state.save(self._folder)
-            except SaveFailed as failure:
-                if pause is None and state.step == state.spec.training.steps:
-                    raise SaveFailed(f"the last checkpoint, {url}, cannot be written: {failure}") from failure
-                if dist.get_rank() == 0:
-                    then = "training goes on without it" if pause is None else f"the next try is in {pause:g} s"
-                    logger.warning("checkpoint %s cannot be written: %s; %s", url, failure, then)
-                time.sleep(pause or 0)
-        return None
-
-    def _prune(self) -> None:
-        checkpoint = self._state.spec.checkpoint
-        try:
-            self._folder.prune(checkpoint.keep_last, checkpoint.keep_every)
-        except Exception as error:  # stores raise types of their own
-            logger.warning("old checkpoints in %s cannot be removed now: %s", self._folder.url, error)

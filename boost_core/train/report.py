@@ -36,6 +36,6 @@ def _line(report: Report) -> str:
         case EvaluationReport():
             return f"held-out loss {report.loss:.4f} (unigram entropy {report.unigram_entropy:.4f})"
         case CheckpointReport():
-            return f"saved {report.url} ({report.bytes / 2**20:.1f} MiB in {report.seconds:.2f} s)"
+            return f"saved {report.url} ({report.bytes / 2**20:.1f} MiB in {report.commit_seconds:.2f} s)"
         case LogLine():
             return f"rank {report.rank} {report.level}: {report.message}"

@@ -1,24 +1,54 @@
 """Everything that a rank holds while it trains, and how it is saved and resumed."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+import torch.distributed as dist
 
+from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder, Manifest
-from boost_core.checkpoint.shards import load_shards, on_first_rank, save_shards
+from boost_core.checkpoint.shards import load_chunks
 from boost_core.config import JobSpec
 from boost_core.models.build import build
 from boost_core.models.decoder import Decoder
+from boost_core.models.stage import StageModule
 from boost_core.nn.attention import Rotation
-from boost_core.nn.weights import norm_weights
 from boost_core.optim.adamw import MasterWeightAdamW
-from boost_core.optim.loro import Loro, factor_pairs
+from boost_core.optim.build import COMPUTE_TYPES, make_optimizer
+from boost_core.optim.gradients import Gradients
+from boost_core.optim.group import Piece
+from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.mesh import ParallelMesh
-from boost_core.parallel.shard import WeightMaker, latent_weights, make_weights, split_axes
+from boost_core.parallel.pipeline import Pipeline
+from boost_core.parallel.shard import WeightMaker, make_weights, split_axes
+from boost_core.plan.stages import cut
 
-COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+@dataclass(frozen=True)
+class Ranks:
+    """Collectives over each dimension of the mesh and over all ranks.
+
+    Attributes:
+        tensor: The tensor parallel group.
+        pipeline: The pipeline parallel group.
+        data: The data parallel group, the replicas.
+        gang: All ranks.
+    """
+
+    tensor: Collectives
+    pipeline: Collectives
+    data: Collectives
+    gang: Collectives
+
+    @classmethod
+    def of(cls, mesh: ParallelMesh, ledger: CommunicationLedger) -> "Ranks":
+        """Those of a mesh, counted by a ledger."""
+        tensor, pipeline, data = (Collectives(mesh.group(along), along, ledger) for along in ("tp", "pp", "dp"))
+        return cls(tensor, pipeline, data, Collectives(dist.group.WORLD, "all", ledger))
 
 
 @dataclass
@@ -29,14 +59,13 @@ class TrainState:
         spec: The job.
         mesh: This rank's place in the gang.
         ledger: Counts this rank's collectives.
-        tensor_parallel: Collectives over the tensor parallel group.
-        data_parallel: Collectives over the data parallel group.
-        model: The model with this rank's shards.
+        ranks: The groups that this rank is in.
+        model: This rank's part of the model.
         axes: The axis that each weight is split along over the tensor parallel ranks, if it is.
-        latent_weights: Names of the weights that work on whole latents.
         rotation: The rotary embedding for the job's sequence length.
         optimizer: Master weights and moments.
-        counted_blocks: Which blocks of the flat gradients this rank counts in their global norm.
+        gradients: Sums of a step's gradients.
+        pipeline: This rank's stages; ``None`` without pipeline parallelism.
         step: Optimizer steps done.
         samples: Samples consumed, which is the data cursor.
     """
@@ -44,14 +73,13 @@ class TrainState:
     spec: JobSpec
     mesh: ParallelMesh
     ledger: CommunicationLedger
-    tensor_parallel: Collectives
-    data_parallel: Collectives
+    ranks: Ranks
     model: Decoder
     axes: dict[str, int | None]
-    latent_weights: list[str]
     rotation: Rotation
     optimizer: MasterWeightAdamW
-    counted_blocks: torch.Tensor
+    gradients: Gradients
+    pipeline: Pipeline | None
     step: int = 0
     samples: int = 0
 
@@ -66,58 +94,70 @@ class TrainState:
         """
         mesh = ParallelMesh.build(spec.parallelism, device)
         ledger = CommunicationLedger()
-        tensor_parallel = Collectives(mesh.group("tp"), "tp", ledger)
-        model, axes = build(spec.model, spec.parallelism, tensor_parallel)
-        make(model, axes, tensor_parallel.rank, tensor_parallel.size, spec.training.seed, device)
-        split = split_axes(model, axes)
-        optimizer = _optimizer(spec, model, tensor_parallel)
-        # What every rank has whole counts on the first.
-        counted = {name for name, axis in split.items() if axis is not None or tensor_parallel.rank == 0}
-        return cls(
-            spec=spec,
-            mesh=mesh,
-            ledger=ledger,
-            tensor_parallel=tensor_parallel,
-            data_parallel=Collectives(mesh.group("dp"), "dp", ledger),
-            model=model,
-            axes=split,
-            latent_weights=latent_weights(model),
-            rotation=Rotation(spec.training.sequence_length, spec.model.head_size, spec.model.rope_theta, device),
-            optimizer=optimizer,
-            counted_blocks=optimizer.gradient_blocks(counted),
-        )
-
-    def save(self, folder: CheckpointFolder) -> Manifest:
-        """Write and commit a checkpoint of this step. All ranks call it; it returns once it is committed.
-
-        Raises:
-            SaveFailed: On all ranks; nothing is committed.
-        """
-        checksums = save_shards(folder, self.step, self.optimizer.tensors(), self.axes, self.mesh.mesh)
-        return on_first_rank(
-            lambda: folder.commit_written(self.spec, self.spec.parallelism, self.step, self.samples, checksums)
-        )
+        ranks = Ranks.of(mesh, ledger)
+        training, tensor = spec.training, ranks.tensor
+        stages = cut(spec.model, spec.parallelism, training.sequence_length)[ranks.pipeline.rank :: ranks.pipeline.size]
+        model, split = build(spec.model, spec.parallelism, tensor, stages)
+        make(model, split, tensor.rank, tensor.size, training.seed, device)
+        axes = split_axes(model, split)
+        rotation = Rotation(training.sequence_length, spec.model.head_size, spec.model.rope_theta, device)
+        optimizer = make_optimizer(spec, model, axes, tensor, ranks.data)
+        pipeline = None
+        if ranks.pipeline.size > 1:
+            parts = [StageModule(model, spec.model, stage, rotation) for stage in stages]
+            pipeline = _pipeline(spec, parts, model, ranks.pipeline, mesh, ledger)
+        gradients = Gradients(dict(model.named_parameters()), optimizer.groups, ranks.data)
+        return cls(spec, mesh, ledger, ranks, model, axes, rotation, optimizer, gradients, pipeline)
 
     def load(self, folder: CheckpointFolder, step: int) -> None:
-        """Continue from a committed checkpoint. All ranks call it.
+        """Continue from a committed checkpoint, whatever layout wrote it. All ranks call it.
 
         Raises:
             ValueError: The checkpoint is of a model of another shape.
         """
         manifest = folder.manifest(step)
         _refuse_other_model(manifest, self.spec, folder.step_url(step))
-        load_shards(folder, step, self.optimizer.tensors(), self.axes, self.mesh.mesh)
-        self.optimizer.copy_masters_to_weights()
+        load_chunks(folder, step, self.chunks())
+        self.optimizer.round_masters()
         self.step, self.samples = manifest.step, manifest.samples
 
+    def chunks(self) -> list[Chunk]:
+        """What this rank keeps, as parts of whole tensors: what a checkpoint holds does not depend on the layout."""
+        return self._as_chunks(self.optimizer.pieces())
 
-def _optimizer(spec: JobSpec, model: Decoder, tensor_parallel: Collectives) -> MasterWeightAdamW:
-    weights, config = dict(model.named_parameters()), spec.optimizer
-    compute_type, undecayed = COMPUTE_TYPES[spec.training.precision], norm_weights(model)
-    if config.loro is None:
-        return MasterWeightAdamW(weights, config, compute_type, undecayed)
-    rank_share = spec.model.bottleneck_rank / spec.model.hidden_size
-    return Loro(weights, config, config.loro, compute_type, undecayed, factor_pairs(model), rank_share, tensor_parallel)
+    def copied_chunks(self) -> list[Chunk]:
+        """The same in the host's memory, as it is now; the next copy takes its place."""
+        return self._as_chunks(self.optimizer.copied())
+
+    def manifest_writer(self, folder: CheckpointFolder) -> Callable[[dict[str, int]], Manifest]:
+        """Commits a checkpoint of the present step, whatever the step is by then; takes the files' checksums."""
+        return partial(folder.commit_written, self.spec, self.spec.parallelism, self.step, self.samples)
+
+    def _as_chunks(self, pieces: Iterable[Piece]) -> list[Chunk]:
+        return [
+            Chunk.of_shard(
+                f"{piece.name}.{piece.quantity}", piece.shape, piece.offsets, piece.tensor, self.axes[piece.name],
+                self.ranks.tensor.rank, self.ranks.tensor.size,
+            )
+            for piece in pieces
+        ]  # fmt: skip
+
+
+def _pipeline(
+    spec: JobSpec, parts: list[StageModule], model: Decoder, ranks: Collectives, mesh: ParallelMesh,
+    ledger: CommunicationLedger,
+) -> Pipeline:  # fmt: skip
+    training, parallelism = spec.training, spec.parallelism
+    put_off = None
+    if parallelism.pipeline_schedule == "zero_bubble" and isinstance(model.strategy, BottleneckTensorParallel):
+        put_off = model.strategy.put_off_weight_gradients()
+    all_tokens = training.global_batch_size * training.sequence_length
+    return Pipeline(
+        parts, parallelism.stages, parallelism.pipeline_schedule,
+        training.global_batch_size // (training.micro_batch_size * parallelism.data_parallel_size),
+        training.micro_batch_size * training.sequence_length, lambda losses_T: losses_T.sum() / all_tokens,
+        ranks, mesh.group("pp"), ledger, put_off, COMPUTE_TYPES[training.precision], mesh.device,
+    )  # fmt: skip
 
 
 def _refuse_other_model(manifest: Manifest, spec: JobSpec, url: str) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints: exact at any layout, and never half visible."""
 
 import json
+import logging
 import zlib
 from importlib.metadata import version
 from pathlib import Path
@@ -8,23 +9,23 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import torch.distributed as dist
 
+from boost_core.checkpoint import saver as saver_module
 from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.saver import Saver
 from boost_core.checkpoint.shards import SaveFailed
 from boost_core.config import JobSpec
 from boost_core.config.reports import Report
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
-from boost_core.train import loop, train
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 from tests.distributed.recording import losses, train_and_record, train_and_record_warnings
+from tests.distributed.whole import Whole, whole_tensors
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
 
 CPU = torch.device("cpu")
-Whole = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -32,24 +33,18 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-def whole_tensors(state: TrainState) -> Whole:
-    """Masters and moments of the whole model, put together from all tensor parallel ranks."""
-    whole = {}
-    for name, kinds in state.optimizer.tensors().items():
-        for kind, shard in kinds.items():
-            shards = [torch.empty_like(shard) for _ in range(state.tensor_parallel.size)]
-            dist.all_gather(shards, shard.contiguous(), group=state.mesh.group("tp"))
-            whole[f"{name}.{kind}"] = torch.cat(shards, dim=state.axes[name])
-    return whole
-
-
 def step_and_save(spec: JobSpec) -> Whole:
     state = TrainState.initial(spec, CPU)
     sampler = Sampler(load_corpus(spec.data, spec.training.sequence_length).training, 32, spec.training.seed)
     for _ in range(2):
         training_step(state, sampler)
-    state.save(CheckpointFolder(spec.checkpoint.url))
-    return whole_tensors(state)
+    folder = CheckpointFolder(spec.checkpoint.url)
+    saver = Saver(folder, spec.checkpoint)
+    saver.start(state.step, state.copied_chunks(), state.manifest_writer(folder))
+    saved = whole_tensors(state)
+    training_step(state, sampler)  # what is written is what was copied
+    assert saver.outcome(wait=True).manifest.step == 2
+    return saved
 
 
 def load(spec: JobSpec) -> tuple[Whole, int, int]:
@@ -58,18 +53,40 @@ def load(spec: JobSpec) -> tuple[Whole, int, int]:
     return whole_tensors(state), state.step, state.samples
 
 
-@pytest.mark.parametrize(("tensor_parallel", "data_parallel"), [(1, 1), (4, 1), (1, 2), (2, 2)])
-def test_loads_bit_equal_at_another_layout(
-    ranks: Ranks, corpus: Path, tmp_path: Path, tensor_parallel: int, data_parallel: int
+LAYOUTS = [  # tensor, pipeline and data parallel ranks, schedule, ZeRO stage
+    (2, 2, 1, "1f1b", 0), (1, 1, 2, "1f1b", 1), (4, 1, 1, "1f1b", 0), (1, 2, 2, "zero_bubble", 1), (2, 1, 4, "1f1b", 1),
+    (1, 1, 3, "1f1b", 1), (1, 1, 1, "1f1b", 0),
+]  # fmt: skip
+
+
+def at_layout(corpus: Path, folder: Path, layout: tuple[int, int, int, str, int], loro: bool) -> JobSpec:
+    tensor, pipeline, data, schedule, zero = layout
+    return tiny_job(
+        corpus, folder,
+        model={"num_hidden_layers": 4, "family": "svd" if loro else "cola"},
+        parallelism={
+            "tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "data_parallel_size": data,
+            "pipeline_schedule": schedule, "zero_stage": zero,
+        },
+        training={"global_batch_size": 24},
+        optimizer={"kind": "loro", "loro": {"exact_every_steps": 50}} if loro else {},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("loro", [False, True])
+@pytest.mark.parametrize("written_at", [0, 4])
+def test_loads_bit_equal_at_any_other_layout(
+    ranks: Ranks, corpus: Path, tmp_path: Path, written_at: int, loro: bool
 ) -> None:
-    saved, _ = ranks.run(2, step_and_save, tiny_job(corpus, tmp_path))
-    layout = {"tensor_parallel_size": tensor_parallel, "data_parallel_size": data_parallel}
-    spec = tiny_job(corpus, tmp_path, parallelism=layout)
-    for loaded, step, samples in ranks.run(spec.parallelism.world_size, load, spec):
-        assert (step, samples) == (2, 8)
-        assert loaded.keys() == saved.keys()
-        assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+    writer = at_layout(corpus, tmp_path, LAYOUTS[written_at], loro)
+    saved, *_ = ranks.run(writer.parallelism.world_size, step_and_save, writer)
     assert any(name.endswith("second_moment") and saved[name].abs().sum() > 0 for name in saved)
+    for layout in LAYOUTS:
+        reader = at_layout(corpus, tmp_path, layout, loro)
+        for loaded, step, samples in ranks.run(reader.parallelism.world_size, load, reader):
+            assert (step, samples) == (2, 48)
+            assert loaded.keys() == saved.keys()
+            assert all(torch.equal(loaded[name], saved[name]) for name in saved)
 
 
 def test_a_checkpoint_without_its_manifest_does_not_exist(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
@@ -198,24 +215,21 @@ def test_the_manifest_appears_in_one_piece(tmp_path: Path, ranks: Ranks, corpus:
     assert json.loads(visible.read_text())["step"] == 2
 
 
-class BlockedUntil:
-    """Records; at a step, removes the file that stands where the checkpoints' folder should be."""
+def train_blocked(spec: JobSpec, folder: Path, unblock: bool) -> list[Report]:
+    """Train with a file where the checkpoints' folder should be, until a checkpoint is given up."""
 
-    def __init__(self, folder: Path, step: int) -> None:
-        self.folder, self.step = folder, step
-        self.reports: list[Report] = []
+    class Unblocking(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if unblock and "training goes on without it" in record.getMessage():
+                folder.unlink()
 
-    def report(self, report: Report) -> None:
-        self.reports.append(report)
-        if report.kind == "progress" and report.step == self.step:
-            self.folder.unlink()
-
-
-def train_blocked(spec: JobSpec, folder: Path, until: int) -> list[Report]:
-    reporter = BlockedUntil(folder, until)
-    with patch.object(loop, "RETRY_SECONDS", (0.01, 0.01)):
-        train(spec, reporter)
-    return reporter.reports
+    handler = Unblocking()
+    logging.getLogger("boost_core").addHandler(handler)
+    try:
+        with patch.object(saver_module, "RETRY_SECONDS", (0.01, 0.01)):
+            return train_and_record(spec)
+    finally:
+        logging.getLogger("boost_core").removeHandler(handler)
 
 
 def test_training_goes_on_without_a_checkpoint_that_cannot_be_written(
@@ -223,7 +237,7 @@ def test_training_goes_on_without_a_checkpoint_that_cannot_be_written(
 ) -> None:
     folder = tmp_path / "checkpoints"
     folder.write_text("a file")
-    reports, _ = ranks.run(2, train_blocked, tiny_job(corpus, folder), folder, 4)
+    reports, _ = ranks.run(2, train_blocked, tiny_job(corpus, folder), folder, True)
     assert [report.step for report in reports if report.kind == "progress"] == list(range(1, 9))
     assert [report.step for report in reports if report.kind == "checkpoint"] == [6, 8]
     assert CheckpointFolder(str(folder)).steps() == [6, 8]
@@ -233,4 +247,4 @@ def test_without_its_last_checkpoint_a_job_has_failed(ranks: Ranks, corpus: Path
     folder = tmp_path / "checkpoints"
     folder.write_text("a file")
     with pytest.raises(SaveFailed, match=f"the last checkpoint, {folder}/step-00000008, cannot be written"):
-        ranks.run(2, train_blocked, tiny_job(corpus, folder), folder, 9)
+        ranks.run(2, train_blocked, tiny_job(corpus, folder), folder, False)

@@ -18,7 +18,6 @@ from boost_core.parallel.shard import (
     make_weights,
     shard_of,
     split_axes,
-    sum_latent_gradients_,
 )
 
 SEED = 7
@@ -80,7 +79,8 @@ def run_sharded(
     (loss_T.double() * token_weights(loss_T.numel())).sum().backward()
     backward = ledger.totals()
     own = {name: weight.grad for name, weight in network.named_parameters()}
-    sum_latent_gradients_(own, latent_weights(network), collectives)
+    for name in latent_weights(network):
+        collectives.all_reduce_(own[name], "latent weights")
     gradients = {name: _gathered(gradient, axis_of[name], collectives) for name, gradient in own.items()}
     return Outcome(loss_T.detach(), gradients, forward, backward)
 

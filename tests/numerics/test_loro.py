@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from boost_core.config import LoroConfig, ModelConfig, OptimizerConfig, ParallelismConfig
 from boost_core.models.build import build
 from boost_core.nn.weights import weight_specs
+from boost_core.optim.group import Group, Kind
 from boost_core.optim.loro import FactorPair, Loro, factor_pairs
 from boost_core.optim.riemannian import riemannian_step
 from boost_core.parallel.collectives import Collectives
@@ -87,14 +88,15 @@ def test_lazy_steps_an_exact_one_and_the_rewarming_after_it() -> None:
     m, n, *_ = operands(12, 10, 3)
     down, up = nn.Parameter(m.unsqueeze(1).clone()), nn.Parameter(n.T.unsqueeze(0).clone())
     config = OptimizerConfig(kind="loro", loro=LoroConfig(exact_every_steps=3, rewarm_steps=2), weight_decay=0.1)
-    pairs = [FactorPair("down", 0, "up", 0)]
-    optimizer = Loro({"down": down, "up": up}, config, config.loro, torch.float64, [], pairs, 0.25, alone)
+    kind = Kind(decay=0.1, split=True, latent=False, apart=True)
+    factors = Group(kind, {"down": down, "up": up}, torch.float64, alone, sharded=True)
+    optimizer = Loro([factors], config, config.loro, [FactorPair("down", 0, "up", 0)], 0.25, alone)
     generator = torch.Generator().manual_seed(9)
     seen: list[tuple[Tensor, Tensor]] = []
     for step in range(1, 6):
         seen.append(tuple(torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in (m, n)))
-        optimizer.gradients["down"].copy_(seen[-1][0].unsqueeze(1) * 2)
-        optimizer.gradients["up"].copy_(seen[-1][1].T.unsqueeze(0) * 2)
+        factors.gradients["down"].copy_(seen[-1][0].unsqueeze(1) * 2)
+        factors.gradients["up"].copy_(seen[-1][1].T.unsqueeze(0) * 2)
         optimizer.step(torch.tensor([0.5]), 0.01, step)
         directions = [adam([pair[factor] for pair in seen]) for factor in (0, 1)]
         if step == 3:

@@ -27,9 +27,9 @@ def kept_by_a_block(config: ModelConfig, parallelism: ParallelismConfig, sequenc
     rotation = Rotation(LENGTH, config.head_size, config.rope_theta, torch.device("cpu"))
     shard = config.hidden_size // collectives.size
     residual = residual_start(torch.randn(sequences * LENGTH, shard, requires_grad=True))
-    network.blocks[1](residual, rotation, None)  # what is made once, such as the rotation's angles, is made here
+    network.blocks["1"](residual, rotation, None)  # what is made once, such as the rotation's angles, is made here
     with Made() as made:
-        out, _ = network.local(network.blocks[1], residual, rotation, None)
+        out, _ = network.local(network.blocks["1"], residual, rotation, None)
     kept, given_on = (each.inputs.nbytes + each.squares.nbytes for each in (residual, out))
     return made.alive_bytes() + kept - given_on
 

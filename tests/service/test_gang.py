@@ -117,11 +117,12 @@ def test_end_frees_everything(gangs: RayGangs, start: Callable[..., Gang]) -> No
     assert gangs.nodes()[0].free.get("CPU", 0) == 0
     pids = gang.pids()
     assert len(set(pids)) == 2
-    assert all(psutil.pid_exists(pid) for pid in pids)
-
+    workers = [psutil.Process(pid) for pid in pids]
+    deadline = time.monotonic() + 5
     gangs.end(gang.job_id, 1)
-    assert freed_within(gangs, 5)
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert freed_within(gangs, deadline - time.monotonic())
+    _, left = psutil.wait_procs(workers, timeout=max(0, deadline - time.monotonic()))
+    assert not left
     assert gangs.poll(gang.job_id, 1, 0) is None
     assert gangs.alive() == set()
     gangs.end(gang.job_id, 1)  # harmless

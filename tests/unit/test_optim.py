@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -6,13 +8,12 @@ from boost_core.config import ModelConfig, OptimizerConfig, ParallelismConfig
 from boost_core.models.build import build
 from boost_core.nn.weights import norm_weights
 from boost_core.optim.adamw import MasterWeightAdamW
-from boost_core.optim.clipping import clip_factor, global_norm
-from boost_core.optim.flat import Flat
+from boost_core.optim.gradients import Gradients
+from boost_core.optim.group import Group, Kind
+from boost_core.optim.norm import clip_factor, global_norm
 from boost_core.optim.schedule import learning_rate
 from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.ledger import CommunicationLedger
-
-CPU = torch.device("cpu")
 
 
 def test_the_schedule_warms_up_peaks_and_ends_at_its_floor() -> None:
@@ -29,40 +30,72 @@ def test_without_warm_up_and_with_only_warm_up() -> None:
     assert learning_rate(5, 5, OptimizerConfig(learning_rate=1.0, warmup_steps=5)) == 1.0
 
 
+ALONE = Collectives(None, "dp", CommunicationLedger())
+PLAIN = Kind(decay=0.0, split=True, latent=False, apart=False)
+
+
+def grouped(kind: Kind, compute_type: torch.dtype, **weights: nn.Parameter) -> Group:
+    return Group(kind, weights, compute_type, ALONE, sharded=True)
+
+
 @pytest.mark.parametrize("clip_norm", [1.0, 100.0])
 def test_clipping_is_by_the_norm_over_all_gradients(clip_norm: float) -> None:
-    gradients = Flat({"a": torch.Size([2]), "b": torch.Size([65]), "whole": torch.Size([3])}, torch.float32, CPU)
-    gradients.views["a"][1], gradients.views["b"][64], gradients.views["whole"][0] = 3.0, 4.0, 1e6
-    alone = Collectives(None, "tp", CommunicationLedger())
-    norm = global_norm(gradients.flat, gradients.blocks_of(["a", "b"]), alone)
-    assert norm.item() == pytest.approx(5.0)
-    assert 5.0 * clip_factor(norm, clip_norm).item() == pytest.approx(min(5.0, clip_norm), rel=1e-6)
+    one = grouped(PLAIN, torch.float32, a=nn.Parameter(torch.ones(2)), b=nn.Parameter(torch.ones(65)))
+    other = grouped(replace(PLAIN, decay=0.1), torch.float32, c=nn.Parameter(torch.ones(3)))
+    one.gradients["a"][1], one.gradients["b"][64], other.gradients["c"][0] = 3.0, 4.0, 12.0
+    norm = global_norm([one, other], ALONE, ALONE, ALONE)
+    assert norm.item() == pytest.approx(13.0)
+    assert 13.0 * clip_factor(norm, clip_norm).item() == pytest.approx(min(13.0, clip_norm), rel=1e-6)
 
 
 def test_adamw_follows_its_formula_on_fp32_masters_under_bf16_weights() -> None:
-    config = OptimizerConfig(betas=(0.9, 0.99), epsilon=1e-8, weight_decay=0.1)
+    config = OptimizerConfig(betas=(0.9, 0.99), epsilon=1e-8)
     start = torch.tensor([[1.0, -2.0]])
     weight, scale = nn.Parameter(start.clone()), nn.Parameter(torch.ones(2))
-    optimizer = MasterWeightAdamW({"matrix": weight, "scale": scale}, config, torch.bfloat16, ["scale"])
+    decayed = grouped(replace(PLAIN, decay=0.1), torch.bfloat16, matrix=weight)
+    optimizer = MasterWeightAdamW([decayed, grouped(PLAIN, torch.bfloat16, scale=scale)], config)
     expected, first, second = start.double(), torch.zeros(1, 2).double(), torch.zeros(1, 2).double()
     for step, gradient in enumerate(torch.tensor([[[0.1, -0.2]], [[0.3, 0.0]], [[-0.5, 0.01]]]), start=1):
-        optimizer.gradients["matrix"].copy_(gradient)
+        decayed.gradients["matrix"].copy_(gradient)
         gradient = gradient * 0.5
         optimizer.step(torch.tensor([0.5]), 1e-3, step)
         first = 0.9 * first + 0.1 * gradient
         second = 0.99 * second + 0.01 * gradient**2
         direction = (first / (1 - 0.9**step)) / ((second / (1 - 0.99**step)).sqrt() + 1e-8)
         expected = expected * (1 - 1e-3 * 0.1) - 1e-3 * direction
-    torch.testing.assert_close(optimizer.masters["matrix"].double(), expected, rtol=1e-6, atol=0)
+    masters = {piece.name: piece.tensor for piece in optimizer.pieces() if piece.quantity == "master"}
+    torch.testing.assert_close(masters["matrix"].double(), expected, rtol=1e-6, atol=0)
     assert weight.dtype == torch.bfloat16
-    assert torch.equal(weight.data, optimizer.masters["matrix"].to(torch.bfloat16))
-    assert torch.equal(optimizer.masters["scale"], torch.ones(2))  # scales are not decayed
+    assert torch.equal(weight.data, masters["matrix"].to(torch.bfloat16))
+    assert torch.equal(masters["scale"], torch.ones(2))  # scales are not decayed
 
 
 def test_fp32_masters_are_the_weights_themselves() -> None:
     weight = nn.Parameter(torch.ones(2, 2))
-    optimizer = MasterWeightAdamW({"matrix": weight}, OptimizerConfig(), torch.float32)
-    assert optimizer.masters["matrix"].data_ptr() == weight.data_ptr()
+    assert grouped(PLAIN, torch.float32, matrix=weight).master.data_ptr() == weight.data_ptr()
+
+
+def test_a_gradient_that_does_not_come_is_missed() -> None:
+    weights = {"used": nn.Parameter(torch.ones(2)), "unused": nn.Parameter(torch.ones(2))}
+    gradients = Gradients(weights, [grouped(PLAIN, torch.float32, **weights)], ALONE)
+    gradients.begin()
+    weights["used"].sum().backward()
+    with pytest.raises(AssertionError, match="no gradient reached unused"):
+        gradients.finish()
+
+
+def test_a_gradient_that_comes_less_often_than_it_did_is_missed() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    gradients = Gradients({"weight": weight}, [grouped(PLAIN, torch.float32, weight=weight)], ALONE)
+    for micro_batches in (2, 2):
+        gradients.begin()
+        for _ in range(micro_batches):
+            weight.sum().backward()
+        gradients.finish()
+    gradients.begin()
+    weight.sum().backward()
+    with pytest.raises(AssertionError, match="gradients of weight"):
+        gradients.finish()
 
 
 def test_every_norm_of_a_model_is_left_undecayed() -> None:

@@ -1,0 +1,76 @@
+"""A pipeline stage: some blocks of a model, with one of its ends or none.
+
+Between stages go the residual stream, of which each tensor parallel rank sends its own part, and under LaX the latents
+that cross into the next block. Shape suffixes: T tokens, d hidden.
+"""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from boost_core.config import ModelConfig
+from boost_core.models.decoder import Decoder
+from boost_core.models.low_rank import LowRankBlock
+from boost_core.nn.attention import Rotation
+from boost_core.plan.stages import Stage
+
+Shape = tuple[int, ...]
+
+
+class StageModule(nn.Module):
+    """A stage as a module of tensors in, tensors out.
+
+    Args:
+        decoder: This rank's part of the model, which stays the owner of the weights.
+        model: The model's shape.
+        stage: Which of its blocks and ends.
+        rotation: The rotary embedding for the length of a sequence.
+    """
+
+    def __init__(self, decoder: Decoder, model: ModelConfig, stage: Stage, rotation: Rotation) -> None:
+        super().__init__()
+        self._decoder = (decoder,)  # in a tuple, so that the weights keep their one name
+        self.stage, self._rotation, self._width = stage, rotation, decoder.strategy.width(model.hidden_size)
+        self._blocks = [str(layer) for layer in stage.layers]
+        self._takes = model.crosses_into(stage.layers.start)
+        self._gives = not stage.last and model.crosses_into(stage.layers.stop)
+
+    def forward(self, *inputs: torch.Tensor, target_T: torch.Tensor | None = None) -> Any:
+        """Tokens ``[T]`` in the first stage, else what the one before gave; losses ``[T]`` in the last."""
+        (decoder,) = self._decoder
+        if self.stage.first:
+            residual, carried = decoder.embed(inputs[0]), None
+        else:
+            residual, carried = decoder.strategy.enter(inputs[0]), self._unpacked(inputs[1:])
+        residual, carried = decoder.through(self._blocks, residual, carried, self._rotation)
+        if not self.stage.last:
+            crossing = [latent_gTr for part in carried for latent_gTr in part] if self._gives else []
+            return (residual.inputs, *crossing)
+        if target_T is None:
+            raise AssertionError("the last stage needs the targets")
+        return decoder.losses(residual, target_T)
+
+    def input_shapes(self, tokens: int) -> list[Shape]:
+        """Shapes of what it takes, for ``tokens`` tokens."""
+        return [(tokens,)] if self.stage.first else [(tokens, self._width), *self._crossing(self._takes, tokens)]
+
+    def output_shapes(self, tokens: int) -> list[Shape]:
+        """Shapes of what it gives."""
+        return [(tokens,)] if self.stage.last else [(tokens, self._width), *self._crossing(self._gives, tokens)]
+
+    def _crossing(self, crosses: bool, tokens: int) -> Iterator[Shape]:
+        for part in self._crossed_shapes(tokens) if crosses else ():
+            yield from part
+
+    def _crossed_shapes(self, tokens: int) -> list[list[tuple[int, int, int]]]:
+        (decoder,) = self._decoder
+        return cast(LowRankBlock, decoder.blocks[self._blocks[0]]).crossed_shapes(tokens)
+
+    def _unpacked(self, latents: tuple[torch.Tensor, ...]) -> Any:
+        """What came in as ``Carried``; ``None`` where nothing crosses."""
+        if not self._takes:
+            return None
+        rest = iter(latents)
+        return tuple([next(rest) for _ in part] for part in self._crossed_shapes(0))

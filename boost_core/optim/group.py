@@ -1,0 +1,203 @@
+"""Weights that are updated alike, flat in memory, and the part of their state that this replica keeps.
+
+With ZeRO's first stage (arXiv 1910.02054) each of the data parallel replicas keeps an equal part of the masters and
+moments: it gets the sum of that part's gradients, updates it, and all gather the rounded weights. Memory is divided
+into buckets, and every bucket into a part a replica, so that a bucket can be sent as soon as its gradients are there.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+
+import torch
+from torch import nn
+
+from boost_core.optim.flat import BLOCK, FlatLayout, Offsets
+from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.ledger import Pending
+
+BUCKET_ELEMENTS = 1 << 25  # 128 MiB of fp32 gradients
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the weights of a group have in common.
+
+    Attributes:
+        decay: Weight decay.
+        split: Whether tensor parallel ranks have parts of them; else each has the whole.
+        latent: Whether each tensor parallel rank computes a part of their gradients.
+        apart: Whether the optimizer updates them by a rule of its own, for which it needs each of them whole.
+    """
+
+    decay: float
+    split: bool
+    latent: bool
+    apart: bool
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of one weight's state that this rank keeps.
+
+    Attributes:
+        name: The weight's.
+        quantity: ``master``, ``first_moment`` or ``second_moment``.
+        shape: Shape of this tensor parallel rank's part of the weight.
+        offsets: Where the box begins in it.
+        tensor: The box.
+    """
+
+    name: str
+    quantity: str
+    shape: Offsets
+    offsets: Offsets
+    tensor: torch.Tensor
+
+
+class Group:
+    """One group.
+
+    Args:
+        kind: What its weights have in common.
+        weights: The weights by name, fp32; they become ``compute_type`` here, and views of one tensor.
+        compute_type: What the model computes in.
+        replicas: The data parallel group.
+        sharded: Whether each replica is to keep a part of the state.
+        bucket_elements: Elements of a bucket, at most.
+
+    Attributes:
+        kind: As given.
+        sharded: Whether this replica keeps a part of the state, or all of it.
+        gradients: Where the gradients of a step are summed up, in at least fp32, by name.
+        buckets: Where each bucket lies.
+        own_gradient: The reduced gradients of what this replica keeps; flat, as the next four.
+        master: Its weights in the same type.
+        first_moment: Running mean of its gradients.
+        second_moment: Running mean of their squares.
+        own_weight: Its weights in the compute type; ``None`` where the masters serve as such.
+    """
+
+    def __init__(
+        self, kind: Kind, weights: Mapping[str, nn.Parameter], compute_type: torch.dtype, replicas: Collectives,
+        sharded: bool, *, bucket_elements: int = BUCKET_ELEMENTS,
+    ) -> None:  # fmt: skip
+        self.kind, self._replicas = kind, replicas
+        self.sharded = sharded and not kind.apart and replicas.size > 1
+        parts = replicas.size if self.sharded else 1
+        self._layout = FlatLayout({name: weight.shape for name, weight in weights.items()}, parts)
+        self.buckets = _buckets(self._layout.length, parts, bucket_elements if replicas.size > 1 else None)
+        self._own = _part(self.buckets, replicas.rank if self.sharded else 0, parts)
+
+        device = next(iter(weights.values())).device
+        precise = torch.promote_types(compute_type, torch.float32)
+        full = torch.zeros(self._layout.length, dtype=precise, device=device)
+        for name, view in self._layout.views(full).items():
+            view.copy_(weights[name].detach())
+        self._weight = full if compute_type == precise else full.to(compute_type)
+        for name, view in self._layout.views(self._weight).items():
+            weights[name].data = view
+        self._gradient = torch.zeros_like(full)
+        self.gradients = self._layout.views(self._gradient)
+
+        self.master = torch.cat([full[own] for own in self._own]) if self.sharded else full
+        self.own_gradient = torch.zeros_like(self.master) if self.sharded else self._gradient
+        self.first_moment, self.second_moment = torch.zeros_like(self.master), torch.zeros_like(self.master)
+        self._copy: dict[str, torch.Tensor] | None = None
+        self.own_weight = None
+        if compute_type != precise:
+            self.own_weight = self.master.to(compute_type) if self.sharded else self._weight
+
+    def whole(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """``master`` or a moment by the weights' names, where this replica keeps all of it."""
+        if self.sharded:
+            raise AssertionError("each replica keeps a part of it")
+        return self._layout.views(flat)
+
+    def buckets_of(self, name: str) -> range:
+        """The buckets in which a weight lies."""
+        first, last = self._layout.ranges[name]
+        touched = [index for index, bucket in enumerate(self.buckets) if bucket.start < last and first < bucket.stop]
+        return range(touched[0], touched[-1] + 1)
+
+    def clear_gradients(self) -> None:
+        """Begin the sums of a step."""
+        self._gradient.zero_()
+
+    def start_reduction(self, bucket: int) -> Pending:
+        """Start to sum a bucket's gradients over the replicas; each gets its own part, or all of it."""
+        gradient = self._gradient[self.buckets[bucket]]
+        if not self.sharded:
+            return self._replicas.start_all_reduce_(gradient, "gradients")
+        return self._replicas.start_reduce_scatter(self.own_gradient[self._places()[bucket]], gradient, "gradients")
+
+    def squares(self) -> torch.Tensor:
+        """Sum of squares of the reduced gradients that this replica keeps, one float64 element."""
+        # Within a block fp32 is precise enough; there are many blocks.
+        norms = torch.linalg.vector_norm(self.own_gradient.view(-1, BLOCK), dim=1)
+        total: torch.Tensor = norms.double().square().sum()
+        return total
+
+    def publish(self) -> None:
+        """Give all replicas the updated weights of each."""
+        if not self.sharded:
+            return
+        mine = self.master if self.own_weight is None else self.own_weight
+        under_way = [
+            self._replicas.start_all_gather(self._weight[bucket], mine[place], "weights")
+            for bucket, place in zip(self.buckets, self._places(), strict=True)
+        ]
+        for pending in under_way:
+            pending.wait()
+
+    def round_masters(self) -> None:
+        """Make the model's weights those of the masters, on all replicas."""
+        if self.own_weight is not None:
+            self.own_weight.copy_(self.master)
+        self.publish()
+
+    def pieces(self) -> Iterator[Piece]:
+        """The state that this rank keeps."""
+        return self._pieces(self._state())
+
+    def copied(self) -> Iterator[Piece]:
+        """The same in the host's memory, as it is now; the next copy takes its place."""
+        if self._copy is None:
+            self._copy = {
+                quantity: torch.empty_like(flat, device="cpu", pin_memory=flat.is_cuda)
+                for quantity, flat in self._state().items()
+            }
+        for quantity, flat in self._state().items():
+            self._copy[quantity].copy_(flat, non_blocking=True)
+        return self._pieces(self._copy)
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        return {"master": self.master, "first_moment": self.first_moment, "second_moment": self.second_moment}
+
+    def _pieces(self, flats: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
+        for own, place in zip(self._own, self._places(), strict=True):
+            for box in self._layout.boxes_within(own.start, own.stop):
+                begin = place.start + box.begin - own.start
+                for quantity, flat in flats.items():
+                    tensor = flat[begin : begin + prod(box.sizes)].view(box.sizes)
+                    yield Piece(box.name, quantity, self._layout.shapes[box.name], box.offsets, tensor)
+
+    def _places(self) -> list[slice]:
+        """Where each of the own parts lies in what is kept."""
+        ends = list(accumulate(own.stop - own.start for own in self._own))
+        return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _buckets(length: int, parts: int, largest: int | None) -> list[slice]:
+    unit = max(1, largest // (BLOCK * parts)) * BLOCK * parts if largest else length
+    return [slice(begin, min(begin + unit, length)) for begin in range(0, length, unit)]
+
+
+def _part(buckets: list[slice], part: int, parts: int) -> list[slice]:
+    """One of equal parts of each bucket."""
+    sizes = [(bucket.stop - bucket.start) // parts for bucket in buckets]
+    return [
+        slice(bucket.start + part * size, bucket.start + (part + 1) * size)
+        for bucket, size in zip(buckets, sizes, strict=True)
+    ]

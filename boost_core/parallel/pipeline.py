@@ -1,0 +1,141 @@
+"""Pipeline parallelism: torch's schedules over stages that count what they send."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.ledger import CommunicationLedger, Entry
+from boost_core.plan.stages import Stage
+
+_SCHEDULES = {
+    "1f1b": Schedule1F1B,
+    "interleaved_1f1b": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+}
+
+
+class Part(Protocol):
+    """A module that is a stage."""
+
+    stage: Stage
+
+    def input_shapes(self, tokens: int) -> list[tuple[int, ...]]:
+        """Shapes of what it takes, for ``tokens`` tokens."""
+
+    def output_shapes(self, tokens: int) -> list[tuple[int, ...]]:
+        """Shapes of what it gives."""
+
+    def __call__(self, *inputs: torch.Tensor, target_T: torch.Tensor | None = None) -> Any:
+        """Tokens or what the stage before gave, to what the next takes, or to losses."""
+
+
+class Pipeline:
+    """This pipeline rank's stages.
+
+    Args:
+        parts: The stages, in order.
+        count: Stages over all ranks.
+        schedule: ``1f1b``, ``interleaved_1f1b`` or ``zero_bubble``.
+        micro_batches: Micro-batches of a step.
+        tokens: Tokens of a micro-batch.
+        loss: Makes what is differentiated of a micro-batch's losses ``[T]``.
+        ranks: The pipeline parallel group.
+        group: The same as torch has it.
+        ledger: Where to count what is sent.
+        weight_gradients: Gives the weight gradients that a backward pass has put off; for ``zero_bubble``.
+        dtype: Of the residual stream.
+        device: Where it lives.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], count: int, schedule: str, micro_batches: int, tokens: int,
+        loss: Callable[[torch.Tensor], torch.Tensor], ranks: Collectives, group: dist.ProcessGroup,
+        ledger: CommunicationLedger, weight_gradients: Callable[[], Callable[[], None]] | None,
+        dtype: torch.dtype, device: torch.device,
+    ) -> None:  # fmt: skip
+        self._parts, self._ranks, self._dtype, self._device = parts, ranks, dtype, device
+        stages = [_CountedStage(part, count, tokens, group, ledger, weight_gradients, dtype, device) for part in parts]
+        of_one = schedule == "1f1b"
+        self._schedule: Any = _SCHEDULES[schedule](
+            cast(Any, stages[0] if of_one else stages), micro_batches,
+            loss_fn=lambda losses_T, _: loss(losses_T), scale_grads=False,
+        )  # fmt: skip
+
+    def train(self, token_N: torch.Tensor, target_N: torch.Tensor) -> torch.Tensor:
+        """Forward and backward of all micro-batches of a step, one after the other in ``[N]``.
+
+        Returns:
+            The sum of what was differentiated, one float64 element; 0 on ranks that do not have the last stage.
+        """
+        inputs = (token_N,) if self._parts[0].stage.first else ()
+        losses: list[torch.Tensor] = []
+        if self._parts[-1].stage.last:
+            self._schedule.step(*inputs, target=target_N, target_T=target_N, losses=losses, return_outputs=False)
+        else:
+            self._schedule.step(*inputs, return_outputs=False)
+        return sum(
+            (loss.detach().double() for loss in losses), torch.zeros((), dtype=torch.float64, device=self._device)
+        )
+
+    def losses(self, token_T: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor | None:
+        """Losses of tokens without a backward pass; ``None`` on ranks that do not have the last stage."""
+        result = None
+        for part in self._parts:
+            inputs = [token_T] if part.stage.first else self._received(part, len(token_T))
+            result = part(*inputs, target_T=target_T)
+            if not part.stage.last:
+                after = (self._ranks.rank + 1) % self._ranks.size
+                for sent in [self._ranks.send(each, after, "residual") for each in result]:
+                    sent.wait()
+        return result if self._parts[-1].stage.last else None
+
+    def _received(self, part: Part, tokens: int) -> list[torch.Tensor]:
+        before = (self._ranks.rank - 1) % self._ranks.size
+        return [
+            self._ranks.receive(torch.empty(shape, dtype=self._dtype, device=self._device), before)
+            for shape in part.input_shapes(tokens)
+        ]
+
+
+class _CountedStage(PipelineStage):
+    """torch's stage; the ledger counts what it sends, but not the time, which the schedule spends."""
+
+    def __init__(
+        self, part: Part, count: int, tokens: int, group: dist.ProcessGroup, ledger: CommunicationLedger,
+        weight_gradients: Callable[[], Callable[[], None]] | None, dtype: torch.dtype, device: torch.device,
+    ) -> None:  # fmt: skip
+        def examples(shapes: list[tuple[int, ...]], discrete: bool) -> tuple[torch.Tensor, ...]:
+            if discrete:
+                return tuple(torch.empty(shape, dtype=torch.int64, device=device) for shape in shapes)
+            return tuple(torch.empty(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes)
+
+        super().__init__(
+            cast(nn.Module, part), part.stage.index, count, device,
+            input_args=examples(part.input_shapes(tokens), part.stage.first),
+            output_args=examples(part.output_shapes(tokens), False),
+            group=group, dw_builder=weight_gradients,
+        )  # fmt: skip
+        self._ledger = ledger
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._packed(super().get_fwd_send_ops(fwd_chunk_id), "residual")
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._packed(super().get_bwd_send_ops(bwd_chunk_id), "residual gradient")
+
+    def _packed(self, operations: list[dist.P2POp], purpose: str) -> list[dist.P2POp]:
+        """Counted, and each tensor in one piece, which crossing latents need not be."""
+        for operation in operations:
+            operation.tensor = operation.tensor.contiguous()
+            self._ledger.count(Entry("send", "pp", purpose), operation.tensor)
+        return operations

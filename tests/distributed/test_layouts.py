@@ -1,0 +1,139 @@
+"""Any layout trains as one process does: tensor, pipeline and data parallel ranks, schedules, ZeRO, accumulation."""
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from boost_core.config import JobSpec
+from boost_core.data.corpus import load_corpus
+from boost_core.data.sampler import Sampler
+from boost_core.optim import group
+from boost_core.optim.build import COMPUTE_TYPES
+from boost_core.train.state import TrainState
+from boost_core.train.step import training_step
+from tests.distributed.whole import Whole, whole_tensors
+from tests.jobs import tiny_job, write_corpus
+from tests.ranks import Ranks
+
+CPU = torch.device("cpu")
+STEPS = 5
+SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
+FAMILIES: dict[str, dict[str, Any]] = {
+    "dense": {"family": "dense", "rank": None},
+    "svd": {"family": "svd"},
+    "cola": {"family": "cola", "num_key_value_heads": 2},
+    "lax": {"family": "lax", "lax": {"gate": "tensor"}},
+    "lax in chains": {"family": "lax", "lax": {"gate": "dense", "chain_length": 2}},
+    "loro": {"family": "svd"},
+}
+Layout = dict[str, Any]
+
+
+def layouts() -> list[tuple[str, int, Layout]]:
+    """All families, micro-batches and layouts of up to eight ranks that are legal."""
+    found = []
+    for (tp, pp, dp), schedule, zero, family, micro in itertools.product(
+        itertools.product((1, 2, 4), (1, 2, 4), (1, 2, 4)), SCHEDULES, (0, 1), FAMILIES, (1, 2)
+    ):
+        layout = {
+            "tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": dp,
+            "pipeline_schedule": schedule, "zero_stage": zero,
+        }  # fmt: skip
+        stages = pp * (1 if schedule == "1f1b" else 2)
+        idle = (pp == 1 and schedule != "1f1b") or (dp == 1 and zero == 0)
+        fits = tp * pp * dp <= 8 and stages <= 4 and 8 // dp // micro >= pp
+        if fits and not idle and not (family == "dense" and schedule == "zero_bubble"):
+            found.append((family, micro, layout))
+    return found
+
+
+def sample(of_each: int) -> list[tuple[str, int, Layout]]:
+    """Some layouts of each family, the same in every run."""
+    chooser, found = random.Random(1), layouts()
+    return [each for family in FAMILIES for each in chooser.sample([one for one in found if one[0] == family], of_each)]
+
+
+SAMPLE = sample(of_each=3)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def job(corpus: Path, family: str, micro: int, layout: Layout, **training: Any) -> JobSpec:
+    return tiny_job(
+        corpus, "unused",
+        model={"num_hidden_layers": 4, **FAMILIES[family]},
+        parallelism={"tensor_parallel_size": 1, **layout},
+        training={"global_batch_size": 8, "micro_batch_size": micro, "sequence_length": 16, **training},
+        optimizer={"kind": "loro", "loro": {"exact_every_steps": 3}} if family == "loro" else {},
+    )  # fmt: skip
+
+
+def trained(spec: JobSpec, compute_type: torch.dtype) -> tuple[list[float], Whole]:
+    """Losses of some steps, and all state after them."""
+    small_buckets = patch.object(group.Group.__init__, "__kwdefaults__", {"bucket_elements": 1 << 11})
+    with patch.dict(COMPUTE_TYPES, {spec.training.precision: compute_type}), small_buckets:
+        state = TrainState.initial(spec, CPU)
+        sampler = Sampler(load_corpus(spec.data, spec.training.sequence_length).training, 16, spec.training.seed)
+        return [training_step(state, sampler).loss for _ in range(STEPS)], whole_tensors(state)
+
+
+@pytest.fixture(scope="module")
+def alone(ranks: Ranks, corpus: Path) -> dict[str, tuple[list[float], Whole]]:
+    return {
+        family: ranks.run(1, trained, job(corpus, family, 8, {}), torch.float64)[0]
+        for family in {family for family, _, _ in SAMPLE}
+    }
+
+
+def test_the_sample_has_everything() -> None:
+    families, micros, chosen = zip(*SAMPLE, strict=True)
+    assert set(families) == set(FAMILIES)
+    assert set(micros) == {1, 2}
+    for name, values in {
+        "tensor_parallel_size": {1, 2, 4}, "pipeline_parallel_size": {1, 2, 4}, "data_parallel_size": {1, 2, 4},
+        "pipeline_schedule": set(SCHEDULES), "zero_stage": {0, 1},
+    }.items():  # fmt: skip
+        assert {layout[name] for layout in chosen} == values, name
+
+
+@pytest.mark.parametrize(("family", "micro", "layout"), SAMPLE)
+def test_training_is_that_of_one_process(
+    ranks: Ranks, corpus: Path, alone: dict[str, tuple[list[float], Whole]], family: str, micro: int, layout: Layout
+) -> None:
+    spec = job(corpus, family, micro, layout)
+    expected_losses, expected = alone[family]
+    for losses, whole in ranks.run(spec.parallelism.world_size, trained, spec, torch.float64):
+        # In float64 another order of sums moves a gradient by 1e-15 of itself. Adam divides by √v + 1e-8, which
+        # makes of it, for gradients of this size, at most 1e-12 of a weight in a step; five steps amplify it by a few.
+        assert losses == pytest.approx(expected_losses, rel=1e-10)
+        assert whole.keys() == expected.keys()
+        for name, tensor in whole.items():
+            error = (tensor - expected[name]).norm() / expected[name].norm()
+            # Factors are unique but for their sign, and moments start anew, after an exact step.
+            assert family == "loro" or error < 1e-9, name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_cutting_into_stages_changes_no_bit(ranks: Ranks, corpus: Path, precision: str) -> None:
+    """Without clipping, whose norm is summed in another order, the arithmetic is the same one by one."""
+    compute_type = COMPUTE_TYPES[precision]
+    one, two = (
+        job(corpus, "cola", 2, layout, precision=precision).model_copy(deep=True)
+        for layout in ({}, {"pipeline_parallel_size": 2})
+    )
+    (expected,) = ranks.run(1, trained, _unclipped(one), compute_type)
+    for losses, whole in ranks.run(2, trained, _unclipped(two), compute_type):
+        assert losses == expected[0]
+        assert all(torch.equal(whole[name], tensor) for name, tensor in expected[1].items())
+
+
+def _unclipped(spec: JobSpec) -> JobSpec:
+    return spec.model_copy(update={"optimizer": spec.optimizer.model_copy(update={"clip_norm": 1e6})})
