@@ -24,8 +24,9 @@ from boost_core.bench.results import Row
 from boost_core.bench.timing import Spread, wall_seconds
 from boost_core.bench.variants import Variant
 from boost_core.config import JobSpec
-from boost_core.data.corpus import Tokens
+from boost_core.data.corpus import Corpus, Stream
 from boost_core.data.sampler import Sampler
+from boost_core.data.stream import TokenStream
 from boost_core.kernels.dispatch import always
 from boost_core.nn.weights import SplitAxes, WeightedModule
 from boost_core.plan.flops import model_flops_per_token
@@ -119,7 +120,7 @@ def _measured(
 ) -> Iterator[Row]:
     spec = shape.job(variant, device)
     state = TrainState.initial(spec, device, draw_weights)
-    sampler = Sampler(_random_tokens(spec), shape.sequence_length, seed=0)
+    sampler = Sampler(_random_corpus(spec), shape.sequence_length, seed=0)
 
     def step() -> None:
         training_step(state, sampler)
@@ -189,10 +190,11 @@ def draw_weights(model: nn.Module, axes: SplitAxes, rank: int, size: int, seed: 
             module.register_parameter(name, nn.Parameter(weight))
 
 
-def _random_tokens(spec: JobSpec) -> Tokens:
+def _random_corpus(spec: JobSpec) -> Corpus:
     training = spec.training
     length = (training.micro_batch_size + 1) * training.sequence_length + 1
-    return np.random.default_rng(0).integers(0, 256, length, dtype=np.uint8)
+    tokens = TokenStream([np.random.default_rng(0).integers(1, 256, length, dtype=np.uint8)])
+    return Corpus((Stream(tokens, tokens, 1.0),), end_of_document=0)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ Nothing here imports torch, so that the API can check a job without it.
 """
 
 from boost_core.config.checkpoint import CheckpointConfig
-from boost_core.config.data import DataConfig, TextSource
+from boost_core.config.data import DataConfig, SourceConfig, WeightedSource
 from boost_core.config.job import JobSpec, ResourcesConfig, load_job
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
@@ -19,7 +19,8 @@ __all__ = [
     "OptimizerConfig",
     "ParallelismConfig",
     "ResourcesConfig",
-    "TextSource",
+    "SourceConfig",
     "TrainingConfig",
+    "WeightedSource",
     "load_job",
 ]

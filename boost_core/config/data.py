@@ -7,25 +7,36 @@ from pydantic import Field, field_validator
 from boost_core.config.base import Config
 from boost_core.config.urls import refuse_unknown_scheme
 
+BYTES = "bytes"
+BYTE_TOKENS = 256
 
-class TextSource(Config):
-    """Where training text comes from.
+# Samples after which the order of a mixture's sources repeats.
+MIXTURE_PERIOD = 4096
 
-    ``standard_library`` is the source text of the user's own Python installation: real input that is
-    there without a download. ``text`` takes local paths, globs, folders and fsspec URLs.
+
+class SourceConfig(Config):
+    """Where documents come from.
+
+    ``standard_library`` is the source text of the user's own Python installation: real input that is there without a
+    download. The others take local paths, globs, folders and fsspec URLs.
     """
 
-    kind: Literal["standard_library", "text"] = "standard_library"
-    paths: tuple[str, ...] = Field(
-        (), validate_default=True, description="Files, folders, globs or fsspec URLs; for kind=text."
+    kind: Literal["standard_library", "text", "jsonl", "parquet", "dataset", "tokenized"] = Field(
+        "standard_library",
+        description="text: a document a file; jsonl: one a line; parquet: one a row; dataset: a Hugging Face dataset "
+        "saved to disk; tokenized: what `boost data tokenize` has written.",
     )
+    paths: tuple[str, ...] = Field(
+        (), validate_default=True, description="Files, folders, globs or fsspec URLs; none for kind=standard_library."
+    )
+    text_field: str = Field("text", min_length=1, description="Which field of a line or row is the text.")
 
     @field_validator("paths")
     @classmethod
-    def _paths_belong_to_text(cls, value: tuple[str, ...], info: Any) -> tuple[str, ...]:
+    def _paths_go_with_the_kind(cls, value: tuple[str, ...], info: Any) -> tuple[str, ...]:
         kind = info.data.get("kind")
-        if kind == "text" and not value:
-            raise ValueError("kind=text needs at least one path, glob or URL in paths")
+        if kind is not None and kind != "standard_library" and not value:
+            raise ValueError(f"kind={kind} needs at least one path, glob or URL in paths")
         if kind == "standard_library" and value:
             raise ValueError("kind=standard_library takes no paths; use kind=text to train on your own files")
         for path in value:
@@ -33,8 +44,74 @@ class TextSource(Config):
         return value
 
 
-class DataConfig(Config):
-    """What to train on. Files are split whole into a training and a held-out part."""
+class WeightedSource(SourceConfig):
+    """A source in a mixture."""
 
-    source: TextSource = TextSource()
-    held_out_fraction: float = Field(0.05, gt=0, lt=1, description="Share of the files kept for evaluation.")
+    weight: float = Field(gt=0, description="Share of the samples from here, relative to the other weights.")
+
+
+class DataConfig(Config):
+    """What to train on, and as what tokens."""
+
+    source: SourceConfig | None = Field(None, description="Default: the source text of Python's standard library.")
+    mixture: tuple[WeightedSource, ...] = Field((), description="Instead of source: several, by weight.")
+    tokenizer: str | None = Field(
+        None,
+        description="bytes, or path or URL of a tokenizer.json of Hugging Face's tokenizers. Default: bytes; "
+        "tokenized sources have theirs with them.",
+    )
+    end_of_document: str | None = Field(
+        None, description="The token that ends a document; default: the tokenizer's <|endoftext|>, </s> or the like."
+    )
+    documents_apart: bool = Field(
+        False, description="Whether documents packed into one sequence do not see each other, in attention and loss."
+    )
+    held_out_fraction: float = Field(
+        0.05, gt=0, lt=1, description="Share of the files kept for evaluation; tokenized sources have theirs."
+    )
+
+    @field_validator("mixture")
+    @classmethod
+    def _one_of_two_ways(cls, value: tuple[WeightedSource, ...], info: Any) -> tuple[WeightedSource, ...]:
+        if value and info.data.get("source") is not None:
+            raise ValueError("data has a source and a mixture; put the source into the mixture, or leave one out")
+        total = sum(source.weight for source in value)
+        for source in value:
+            if source.weight * MIXTURE_PERIOD < total:
+                raise ValueError(
+                    f"a weight of {source.weight:g} is less than 1/{MIXTURE_PERIOD} of their sum, {total:g}; raise it, "
+                    "or drop its source"
+                )
+        kinds = {source.kind == "tokenized" for source in value}
+        if len(kinds) > 1:
+            raise ValueError("a mixture is of tokenized sources or of others; tokenize the others first")
+        return value
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _tokenizer_is_not_given_twice(cls, value: str | None, info: Any) -> str | None:
+        sources = (info.data.get("source"), *info.data.get("mixture", ()))
+        if value is not None and any(source is not None and source.kind == "tokenized" for source in sources):
+            raise ValueError("tokenized sources have their tokenizer with them; leave tokenizer out")
+        if value is not None and value != BYTES:
+            refuse_unknown_scheme(value)
+        return value
+
+    @field_validator("end_of_document")
+    @classmethod
+    def _bytes_have_their_own_end(cls, value: str | None, info: Any) -> str | None:
+        if value is not None and info.data.get("tokenizer") in (None, BYTES):
+            raise ValueError("byte-level documents end with byte 0; leave end_of_document out, or give a tokenizer")
+        return value
+
+    @property
+    def sources(self) -> tuple[tuple[SourceConfig, float], ...]:
+        """Every source and its weight."""
+        if self.mixture:
+            return tuple((source, source.weight) for source in self.mixture)
+        return ((self.source or SourceConfig(), 1.0),)
+
+    @property
+    def tokenized(self) -> bool:
+        """Whether the sources are tokens already."""
+        return self.sources[0][0].kind == "tokenized"

@@ -42,7 +42,7 @@ class JobSpec(Config):
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> "JobSpec":
-        raise_problems("JobSpec", job_problems(self.model, self.parallelism, self.training, self.optimizer))
+        raise_problems("JobSpec", job_problems(self.model, self.parallelism, self.data, self.training, self.optimizer))
         return self
 
 

@@ -1,21 +1,21 @@
 """Which model, layout and batch go together."""
 
 from boost_core.config.base import FieldProblem
+from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.strategy import chosen_strategy, strategy_problems
 from boost_core.config.training import OptimizerConfig, TrainingConfig
 
-BYTE_TOKENS = 256
-
 
 def job_problems(
-    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig
-) -> list[FieldProblem]:
+    model: ModelConfig, parallelism: ParallelismConfig, data: DataConfig, training: TrainingConfig,
+    optimizer: OptimizerConfig,
+) -> list[FieldProblem]:  # fmt: skip
     """Everything about a job whose parts are fine one by one but do not go together."""
     return [
         *strategy_problems(model, parallelism),
-        *_vocabulary_problems(model),
+        *_vocabulary_problems(model, data),
         *_pipeline_problems(model, parallelism, training),
         *_batch_problems(parallelism, training),
         *_schedule_problems(training, optimizer),
@@ -23,8 +23,8 @@ def job_problems(
     ]
 
 
-def _vocabulary_problems(model: ModelConfig) -> list[FieldProblem]:
-    if model.vocab_size >= BYTE_TOKENS:
+def _vocabulary_problems(model: ModelConfig, data: DataConfig) -> list[FieldProblem]:
+    if data.tokenized or data.tokenizer not in (None, BYTES) or model.vocab_size >= BYTE_TOKENS:
         return []
     message = f"{model.vocab_size} is below {BYTE_TOKENS}, the number of byte-level tokens; use at least {BYTE_TOKENS}"
     return [FieldProblem(("model", "vocab_size"), model.vocab_size, message)]

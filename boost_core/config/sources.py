@@ -1,9 +1,10 @@
-"""Which files a text source names and how they are split.
+"""Which files a source names, how they are split, and how many tokens there are to learn.
 
 Looked up at the door, before a job is accepted, and again by the trainer: both see the same split.
 """
 
 import hashlib
+import json
 import math
 import os
 import sysconfig
@@ -12,14 +13,15 @@ from dataclasses import dataclass
 
 import fsspec
 
-from boost_core.config.data import DataConfig, TextSource
+from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig
+from boost_core.config.tokenized import read_index
 
 _STANDARD_LIBRARY_SKIPS = ("/site-packages/", "/dist-packages/", "/test/", "/tests/", "/idlelib/")
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of text: where it is and its size in bytes."""
+    """One file of documents: where it is and its size in bytes."""
 
     url: str
     size: int
@@ -38,7 +40,56 @@ class SourceSplit:
         return self.training == self.held_out
 
 
-def split_source(data: DataConfig, sequence_length: int) -> SourceSplit:
+def check_data(data: DataConfig, vocab_size: int, sequence_length: int) -> None:
+    """Refuse data that a job could not train on.
+
+    Raises:
+        ValueError: A path names no file, there is too little of it for one sequence in a part, or the model has fewer
+            tokens than the tokenizer.
+    """
+    for source, _ in data.sources:
+        if source.kind == "tokenized":
+            for path in source.paths:
+                _check_tokenized(path, vocab_size, sequence_length)
+        else:
+            split_source(source, data.held_out_fraction, sequence_length)
+    if not data.tokenized:
+        _check_vocabulary(data.tokenizer or BYTES, tokenizer_vocabulary(data.tokenizer), vocab_size)
+
+
+def tokenizer_vocabulary(tokenizer: str | None) -> int:
+    """How many tokens a tokenizer has.
+
+    Raises:
+        ValueError: There is no ``tokenizer.json``, or it is not one.
+    """
+    if tokenizer in (None, BYTES):
+        return BYTE_TOKENS
+    try:
+        with fsspec.open(tokenizer, "rb") as stream:
+            content = json.loads(stream.read())
+        vocabulary = content["model"]["vocab"]
+        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+        return int(max([*ids, *(token["id"] for token in content.get("added_tokens", ()))])) + 1
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{tokenizer!r} is no tokenizer.json of Hugging Face's tokenizers: {error!r}") from error
+
+
+def _check_tokenized(path: str, vocab_size: int, sequence_length: int) -> None:
+    index = read_index(path)
+    _check_vocabulary(path, index.vocabulary, vocab_size)
+    for part, tokens in (("training", index.tokens("training")), ("held-out", index.tokens("held_out"))):
+        _refuse_too_little(part, tokens, "tokens", sequence_length)
+
+
+def _check_vocabulary(name: str, vocabulary: int, vocab_size: int) -> None:
+    if vocabulary > vocab_size:
+        raise ValueError(
+            f"{name} has {vocabulary} tokens and model.vocab_size is {vocab_size}; raise it to {vocabulary} or more"
+        )
+
+
+def split_source(source: SourceConfig, held_out_fraction: float, sequence_length: int) -> SourceSplit:
     """Look up a source's files and split them whole into training and held-out text.
 
     The split goes by a hash of each file's path below the folder that all have in common, so it is the
@@ -47,19 +98,19 @@ def split_source(data: DataConfig, sequence_length: int) -> SourceSplit:
     Raises:
         ValueError: A path names no file, or there is too little text for one sequence in either part.
     """
-    files = list_files(data.source)
+    files = list_files(source)
     if len(files) == 1:
         split = SourceSplit(files, files)
     else:
         by_hash = sorted(files, key=_hash_below(os.path.commonpath([file.url for file in files])))
-        held_out_count = min(math.ceil(data.held_out_fraction * len(files)), len(files) - 1)
+        held_out_count = min(math.ceil(held_out_fraction * len(files)), len(files) - 1)
         held_out, training = by_hash[:held_out_count], by_hash[held_out_count:]
         split = SourceSplit(sorted(training, key=_url), sorted(held_out, key=_url))
-    _refuse_too_little_text(split, data.held_out_fraction, sequence_length)
+    _refuse_too_little_text(split, held_out_fraction, sequence_length)
     return split
 
 
-def list_files(source: TextSource) -> list[SourceFile]:
+def list_files(source: SourceConfig) -> list[SourceFile]:
     """The files a source names, sorted by URL.
 
     Raises:
@@ -70,6 +121,8 @@ def list_files(source: TextSource) -> list[SourceFile]:
     files: dict[str, SourceFile] = {}
     for pattern in source.paths:
         found = _expand(pattern)
+        if source.kind == "dataset":
+            found = [file for file in found if file.url.endswith(".arrow")]
         if not found:
             raise ValueError(f"no file is at {pattern!r}; check the path, and that every node can read it")
         files.update({file.url: file for file in found})
@@ -117,18 +170,22 @@ def _url(file: SourceFile) -> str:
 def _refuse_too_little_text(split: SourceSplit, held_out_fraction: float, sequence_length: int) -> None:
     sizes = {"training": _size(split.training), "held-out": _size(split.held_out)}
     if split.lone_file:
-        held_out_size = held_out_bytes(sizes["training"], held_out_fraction)
+        held_out_size = held_out_tail(sizes["training"], held_out_fraction)
         sizes = {"training": sizes["training"] - held_out_size, "held-out": held_out_size}
     for part, size in sizes.items():
-        if size <= sequence_length:
-            raise ValueError(
-                f"the {part} text is {size} bytes, too little for one sequence of {sequence_length} tokens and "
-                "the token after it; give more text, or shorten training.sequence_length"
-            )
+        _refuse_too_little(part, size, "bytes", sequence_length)
 
 
-def held_out_bytes(size: int, held_out_fraction: float) -> int:
-    """How many of a lone file's last bytes are held out."""
+def _refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> None:
+    if size <= sequence_length:
+        raise ValueError(
+            f"the {part} text is {size} {unit}, too little for one sequence of {sequence_length} tokens and "
+            "the token after it; give more text, or shorten training.sequence_length"
+        )
+
+
+def held_out_tail(size: int, held_out_fraction: float) -> int:
+    """How much at the end of a lone file is held out."""
     return math.ceil(size * held_out_fraction)
 
 

@@ -1,53 +1,140 @@
-"""The training and held-out token streams of a source, byte by byte."""
+"""The training and held-out token streams of a job's sources."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import fsspec
 import numpy as np
-import numpy.typing as npt
 
-from boost_core.config.data import DataConfig
-from boost_core.config.sources import SourceFile, held_out_bytes, split_source
+from boost_core.config.data import DataConfig, SourceConfig
+from boost_core.config.sources import SourceFile, held_out_tail, split_source
+from boost_core.config.tokenized import Part, read_index
+from boost_core.data.documents import documents
+from boost_core.data.stream import TokenStream
+from boost_core.data.tokenizers import Tokenizer, Tokens, dtype_for, open_tokenizer
 
-Tokens = npt.NDArray[np.uint8]
+_BATCH_BYTES = 8 << 20  # of text that is tokenized at once
 
-# Between files; text has no zero bytes.
-DOCUMENT_SEPARATOR = b"\0"
+
+@dataclass(frozen=True)
+class Stream:
+    """One source's tokens.
+
+    Attributes:
+        training: What is trained on.
+        held_out: What is evaluated on.
+        weight: Its share of the samples, relative to the others'.
+    """
+
+    training: TokenStream
+    held_out: TokenStream
+    weight: float
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Two streams of byte-level tokens; ids are 0 … 255, and 0 ends a document."""
+    """All sources of a job.
 
-    training: Tokens
-    held_out: Tokens
+    Attributes:
+        streams: The tokens of each.
+        end_of_document: The token that ends a document.
+    """
+
+    streams: tuple[Stream, ...]
+    end_of_document: int
 
 
 def load_corpus(data: DataConfig, sequence_length: int) -> Corpus:
-    """Read a source into memory.
+    """Tokenize all sources into memory, or map those that are tokens already.
 
     Raises:
-        ValueError: A path names no file, or there is too little text; see ``split_source``.
+        ValueError: A path names no file, there is too little text, or the tokenized sources of a mixture differ in
+            their tokenizer; see ``check_data``.
         OSError: A file cannot be read.
     """
-    split = split_source(data, sequence_length)
-    if not split.lone_file:
-        return Corpus(_read(split.training), _read(split.held_out))
-    tokens = _read(split.training)
-    boundary = len(tokens) - held_out_bytes(len(tokens), data.held_out_fraction)
-    return Corpus(tokens[:boundary], tokens[boundary:])
+    if data.tokenized:
+        return _mapped(data)
+    tokenizer = open_tokenizer(data.tokenizer, data.end_of_document)
+    streams = tuple(
+        Stream(*_tokenized(source, data.held_out_fraction, sequence_length, tokenizer), weight)
+        for source, weight in data.sources
+    )
+    return Corpus(streams, tokenizer.end_of_document)
 
 
-def unigram_entropy(tokens: Tokens) -> float:
-    """Entropy of single tokens, −Σ p log p in nats: the loss of a model that knows their frequencies only."""
-    counts = np.bincount(tokens)
-    frequency = counts[counts > 0] / len(tokens)
+def unigram_entropy(corpus: Corpus) -> float:
+    """Entropy of single held-out tokens, −Σ p log p in nats: the loss of a model that knows their frequencies only."""
+    of_streams = [stream.held_out.counts() for stream in corpus.streams]
+    counts = np.zeros(max(map(len, of_streams)))
+    for of_stream in of_streams:
+        counts[: len(of_stream)] += of_stream
+    frequency = counts[counts > 0] / counts.sum()
     return float(-(frequency * np.log(frequency)).sum())
 
 
-def _read(files: list[SourceFile]) -> Tokens:
-    documents = []
+def batches(texts: Iterator[str | bytes]) -> Iterator[list[str | bytes]]:
+    """Documents in lists of a few MiB, which is what is tokenized at once."""
+    batch: list[str | bytes] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _tokenized(
+    source: SourceConfig, held_out_fraction: float, sequence_length: int, tokenizer: Tokenizer
+) -> tuple[TokenStream, TokenStream]:
+    split = split_source(source, held_out_fraction, sequence_length)
+    training = _tokens_of(split.training, source, tokenizer)
+    if split.lone_file:
+        boundary = len(training) - held_out_tail(len(training), held_out_fraction)
+        training, held_out = training[:boundary], training[boundary:]
+    else:
+        held_out = _tokens_of(split.held_out, source, tokenizer)
+    for part, tokens in (("training", training), ("held-out", held_out)):
+        if len(tokens) <= sequence_length:
+            raise ValueError(
+                f"the {part} text is {len(tokens)} tokens, too little for one sequence of {sequence_length} and the "
+                "token after it; give more text, or shorten training.sequence_length"
+            )
+    return TokenStream([training]), TokenStream([held_out])
+
+
+def _tokens_of(files: Sequence[SourceFile], source: SourceConfig, tokenizer: Tokenizer) -> Tokens:
+    """All documents one after the other, with the token that ends one between them."""
+    end = np.array([tokenizer.end_of_document], dtype_for(tokenizer.vocabulary))
+    parts = [end[:0]]
     for file in files:
-        with fsspec.open(file.url, "rb") as stream:
-            documents.append(stream.read())
-    return np.frombuffer(DOCUMENT_SEPARATOR.join(documents), dtype=np.uint8)
+        for batch in batches(documents(file, source)):
+            for tokens in tokenizer.encode(batch):
+                parts += [tokens, end]
+    return np.concatenate(parts[:-1])
+
+
+def _mapped(data: DataConfig) -> Corpus:
+    indices = {path: read_index(path) for source, _ in data.sources for path in source.paths}
+    if len({(index.vocabulary, index.end_of_document) for index in indices.values()}) > 1:
+        raise ValueError(f"{', '.join(indices)} were made by different tokenizers; make all by the same one")
+    streams = tuple(
+        Stream(_mapped_part(source, "training"), _mapped_part(source, "held_out"), weight)
+        for source, weight in data.sources
+    )
+    return Corpus(streams, next(iter(indices.values())).end_of_document)
+
+
+def _mapped_part(source: SourceConfig, part: Part) -> TokenStream:
+    """One part of a source's shards, mapped into memory; those in an object store are copied to a cache first."""
+    pieces = []
+    for folder in source.paths:
+        index = read_index(folder)
+        for shard in index.shards:
+            if shard.part == part and shard.tokens:
+                url = f"{folder.rstrip('/')}/{shard.name}"
+                local = fsspec.open_local(f"filecache::{url}" if "://" in url else url)
+                pieces.append(np.memmap(local, np.dtype(index.dtype).newbyteorder("<"), "r", shape=(shard.tokens,)))
+    return TokenStream(pieces)

@@ -1,82 +1,149 @@
 """Which tokens the sample with a given global index holds: a pure function, so that resuming needs one number."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from boost_core.data.corpus import Tokens
+from boost_core.config.data import MIXTURE_PERIOD
+from boost_core.data.corpus import Corpus
+from boost_core.data.stream import TokenStream
 
 Sequences = npt.NDArray[np.int64]
 
 
-class Sampler:
-    """Samples are windows of ``sequence_length + 1`` tokens that overlap by one, shuffled anew each epoch.
+class Windows:
+    """One source's windows of ``sequence_length + 1`` tokens that overlap by one, shuffled anew each epoch.
 
-    Sample i of the job is window ``permutation[i mod n]`` of epoch ``i div n``, whatever the number of
-    workers, so the data cursor of a job is the number of samples it has consumed.
+    Its sample i is window ``permutation[i mod n]`` of epoch ``i div n``.
 
     Args:
-        tokens: The training stream.
+        tokens: The source's training tokens.
+        sequence_length: Tokens a sequence.
+        seed: What the permutations are drawn from, with the epoch's number.
+    """
+
+    def __init__(self, tokens: TokenStream, sequence_length: int, seed: Sequence[int]) -> None:
+        self._tokens, self._length, self._seed = tokens, sequence_length, seed
+        self.count = (len(tokens) - 1) // sequence_length
+        self._epoch = -1
+        self._permutation = np.empty(0, dtype=np.int64)
+
+    def sequence(self, sample: int) -> Sequences:
+        """A sample, ``[sequence_length + 1]``."""
+        epoch, place = divmod(sample, self.count)
+        if epoch != self._epoch:
+            self._permutation = np.random.default_rng((*self._seed, epoch)).permutation(self.count)
+            self._epoch = epoch
+        return _window(self._tokens, int(self._permutation[place]), self._length)
+
+
+class Sampler:
+    """The samples of a job: those of its sources, in turns by weight.
+
+    Which sample is which source's repeats after 4096 of them, so every stretch of that length has each source to the
+    1/4096th of its share. The data cursor of a job is the number of samples that it has consumed, whatever the number
+    of workers was.
+
+    Args:
+        corpus: The sources.
         sequence_length: Tokens a sequence.
         seed: The job's seed.
     """
 
-    def __init__(self, tokens: Tokens, sequence_length: int, seed: int) -> None:
-        self._tokens, self._length, self._seed = tokens, sequence_length, seed
-        self.windows = (len(tokens) - 1) // sequence_length
-        self._epoch = -1
-        self._permutation = np.empty(0, dtype=np.int64)
+    def __init__(self, corpus: Corpus, sequence_length: int, seed: int) -> None:
+        self._sources: list[Windows] = [
+            Windows(stream.training, sequence_length, (seed, number) if number else (seed,))
+            for number, stream in enumerate(corpus.streams)
+        ]
+        self._pattern = turns([stream.weight for stream in corpus.streams], MIXTURE_PERIOD)
+        self._counts = np.bincount(self._pattern, minlength=len(self._sources))
+        self._before = _ranks(self._pattern)
 
     def sequences(self, first_sample: int, count: int) -> Sequences:
         """Samples ``first_sample`` … ``first_sample + count − 1`` as ``[count, sequence_length + 1]``."""
-        windows = [self._window(sample) for sample in range(first_sample, first_sample + count)]
-        return _cut(self._tokens, windows, self._length)
+        return np.stack([self._sequence(sample) for sample in range(first_sample, first_sample + count)])
 
-    def _window(self, sample: int) -> int:
-        epoch, place = divmod(sample, self.windows)
-        if epoch != self._epoch:
-            self._permutation = np.random.default_rng((self._seed, epoch)).permutation(self.windows)
-            self._epoch = epoch
-        return int(self._permutation[place])
+    def _sequence(self, sample: int) -> Sequences:
+        period, place = divmod(sample, len(self._pattern))
+        source = self._pattern[place]
+        return self._sources[int(source)].sequence(int(period * self._counts[source] + self._before[place]))
 
 
-def micro_batches(
-    first_sample: int, global_batch_size: int, micro_batch_size: int, part: int, parts: int
-) -> Iterator[int]:
-    """First samples of the micro-batches that fall to one of several replicas in a step.
+def turns(weights: Sequence[float], period: int) -> npt.NDArray[np.int64]:
+    """Numbers of the sources in the order of their turns, each as often as its weight says, spread evenly.
+
+    Args:
+        weights: A weight for each source; none less than 1/period of their sum.
+        period: Turns of all sources together.
+    """
+    if len(weights) == 1:
+        return np.zeros(1, np.int64)
+    shares = np.array(weights) / sum(weights) * period
+    counts = np.floor(shares).astype(np.int64)
+    for source in np.argsort(counts - shares, kind="stable")[: period - counts.sum()]:
+        counts[source] += 1
+    # Turn j of n is due at (j + 1/2)/n of the period.
+    due = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+    return np.repeat(np.arange(len(weights)), counts)[np.argsort(due, kind="stable")]
+
+
+def _ranks(pattern: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """For each turn, how many the same source has had before."""
+    ranks = np.empty_like(pattern)
+    for source in np.unique(pattern):
+        here = np.flatnonzero(pattern == source)
+        ranks[here] = np.arange(len(here))
+    return ranks
+
+
+def replica_share(first_sample: int, global_batch_size: int, part: int, parts: int) -> tuple[int, int]:
+    """First sample and number of samples of what falls to one of several replicas in a step.
 
     Args:
         first_sample: First sample of the step's global batch.
-        global_batch_size: Samples a step; a multiple of ``micro_batch_size · parts``.
-        micro_batch_size: Samples a micro-batch.
+        global_batch_size: Samples a step; a multiple of ``parts``.
         part: Which replica, from 0.
         parts: How many replicas.
     """
     share = global_batch_size // parts
-    yield from range(first_sample + share * part, first_sample + share * (part + 1), micro_batch_size)
+    return first_sample + share * part, share
 
 
 def held_out_batches(
-    tokens: Tokens, sequence_length: int, sequences: int, batch_size: int, part: int, parts: int
+    corpus: Corpus, sequence_length: int, sequences: int, batch_size: int, part: int, parts: int
 ) -> Iterator[Sequences]:
     """The part of a fixed evaluation set that falls to one of several ranks, in batches.
 
-    The set is ``sequences`` windows spread evenly over the held-out stream, or all windows if it has fewer.
+    The set is ``sequences`` windows, of each source as many as its weight says, spread evenly over its held-out tokens;
+    or all windows of a source that has fewer.
 
     Args:
-        tokens: The held-out stream.
+        corpus: The sources.
         sequence_length: Tokens a sequence.
         sequences: Windows in the whole set.
         batch_size: Windows a batch; the last one of a part may be smaller.
         part: Which part, from 0.
         parts: In how many the set is dealt.
     """
-    available = (len(tokens) - 1) // sequence_length
-    chosen = np.unique(np.linspace(0, available - 1, min(sequences, available)).astype(np.int64))[part::parts]
+    streams = corpus.streams
+    total = sum(stream.weight for stream in streams)
+    shares = np.cumsum([0.0] + [stream.weight / total for stream in streams])
+    chosen = [
+        (stream.held_out, window)
+        for stream, (low, high) in zip(streams, pairwise(np.rint(shares * sequences).astype(int).tolist()), strict=True)
+        for window in _spread(stream.held_out, sequence_length, high - low)
+    ][part::parts]
     for begin in range(0, len(chosen), batch_size):
-        yield _cut(tokens, chosen[begin : begin + batch_size].tolist(), sequence_length)
+        yield np.stack([_window(*each, sequence_length) for each in chosen[begin : begin + batch_size]])
 
 
-def _cut(tokens: Tokens, windows: list[int], length: int) -> Sequences:
-    return np.stack([tokens[window * length : (window + 1) * length + 1] for window in windows]).astype(np.int64)
+def _spread(tokens: TokenStream, length: int, wanted: int) -> list[int]:
+    available = (len(tokens) - 1) // length
+    chosen: list[int] = np.unique(np.linspace(0, available - 1, min(wanted, available)).astype(np.int64)).tolist()
+    return chosen
+
+
+def _window(tokens: TokenStream, window: int, length: int) -> Sequences:
+    return tokens.read(window * length, (window + 1) * length + 1)

@@ -37,14 +37,16 @@ class StageModule(nn.Module):
         self._takes = model.crosses_into(stage.layers.start)
         self._gives = not stage.last and model.crosses_into(stage.layers.stop)
 
-    def forward(self, *inputs: torch.Tensor, target_T: torch.Tensor | None = None) -> Any:
+    def forward(
+        self, *inputs: torch.Tensor, target_T: torch.Tensor | None = None, document_T: torch.Tensor | None = None
+    ) -> Any:
         """Tokens ``[T]`` in the first stage, else what the one before gave; losses ``[T]`` in the last."""
         (decoder,) = self._decoder
         if self.stage.first:
             residual, carried = decoder.embed(inputs[0]), None
         else:
             residual, carried = decoder.strategy.enter(inputs[0]), self._unpacked(inputs[1:])
-        residual, carried = decoder.through(self._blocks, residual, carried, self._rotation)
+        residual, carried = decoder.through(self._blocks, residual, carried, self._rotation.apart(document_T))
         if not self.stage.last:
             crossing = [latent_gTr for part in carried for latent_gTr in part] if self._gives else []
             return (residual.inputs, *crossing)

@@ -1,7 +1,11 @@
 """Causal attention over the heads that are at hand, with rotary position embeddings.
 
+Where documents that share a sequence are not to see each other, a mask says who sees whom.
+
 Shape suffixes: b sequences, s positions, h heads, e head size; g projections, T = b·s tokens, d = h·e.
 """
+
+from copy import copy
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -26,7 +30,10 @@ def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size:
         x_Td.view(-1, rotation.sequence_length, x_Td.shape[-1] // head_size, head_size).transpose(1, 2)
         for x_Td in turned
     )
-    out_bhse = scaled_dot_product_attention(query_bhse, key_bhse, value_bhse, is_causal=True, enable_gqa=True)
+    sees = rotation.sees_b1ss
+    out_bhse = scaled_dot_product_attention(
+        query_bhse, key_bhse, value_bhse, attn_mask=sees, is_causal=sees is None, enable_gqa=True
+    )
     return out_bhse.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
@@ -38,6 +45,9 @@ class Rotation:
         head_size: Width of a head; even.
         theta: Base of the frequencies.
         device: Where the angles live.
+
+    Attributes:
+        sees_b1ss: Which position sees which; ``None`` where each sees all before it.
     """
 
     def __init__(self, sequence_length: int, head_size: int, theta: float, device: torch.device) -> None:
@@ -46,7 +56,29 @@ class Rotation:
         frequency_e = theta ** -(torch.arange(0, head_size, 2, dtype=torch.float64, device=device) / head_size)
         angle_se = torch.outer(torch.arange(sequence_length, dtype=torch.float64, device=device), frequency_e)
         self._cosine_se, self._sine_se = angle_se.cos(), angle_se.sin()
+        self.sees_b1ss: torch.Tensor | None = None
         self._cast: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def apart(self, document_T: torch.Tensor | None) -> "Rotation":
+        """The same for tokens that see none but those of their own document, by its number; ``None``: all see all.
+
+        Positions go on across documents: rotary embeddings see differences of positions alone.
+        """
+        if document_T is None:
+            return self
+        document_bs = document_T.view(-1, self.sequence_length)
+        among = copy(self)
+        among.sees_b1ss = (document_bs.unsqueeze(1) == document_bs.unsqueeze(2)).tril().unsqueeze(1)
+        return among
+
+    def portions(self, count: int) -> list["Rotation"]:
+        """The same for each of equal portions of the sequences."""
+        if self.sees_b1ss is None:
+            return [self] * count
+        portions = [copy(self) for _ in range(count)]
+        for portion, sees_b1ss in zip(portions, self.sees_b1ss.chunk(count), strict=True):
+            portion.sees_b1ss = sees_b1ss
+        return portions
 
     def angles(self, compute_type: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines, ``[s, e/2]``, in at least fp32."""

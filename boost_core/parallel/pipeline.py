@@ -35,7 +35,9 @@ class Part(Protocol):
     def output_shapes(self, tokens: int) -> list[tuple[int, ...]]:
         """Shapes of what it gives."""
 
-    def __call__(self, *inputs: torch.Tensor, target_T: torch.Tensor | None = None) -> Any:
+    def __call__(
+        self, *inputs: torch.Tensor, target_T: torch.Tensor | None = None, document_T: torch.Tensor | None = None
+    ) -> Any:
         """Tokens or what the stage before gave, to what the next takes, or to losses."""
 
 
@@ -48,7 +50,6 @@ class Pipeline:
         schedule: ``1f1b``, ``interleaved_1f1b`` or ``zero_bubble``.
         micro_batches: Micro-batches of a step.
         tokens: Tokens of a micro-batch.
-        loss: Makes what is differentiated of a micro-batch's losses ``[T]``.
         ranks: The pipeline parallel group.
         group: The same as torch has it.
         ledger: Where to count what is sent.
@@ -59,7 +60,7 @@ class Pipeline:
 
     def __init__(
         self, parts: Sequence[Part], count: int, schedule: str, micro_batches: int, tokens: int,
-        loss: Callable[[torch.Tensor], torch.Tensor], ranks: Collectives, group: dist.ProcessGroup,
+        ranks: Collectives, group: dist.ProcessGroup,
         ledger: CommunicationLedger, weight_gradients: Callable[[], Callable[[], None]] | None,
         dtype: torch.dtype, device: torch.device,
     ) -> None:  # fmt: skip
@@ -67,35 +68,46 @@ class Pipeline:
         stages = [_CountedStage(part, count, tokens, group, ledger, weight_gradients, dtype, device) for part in parts]
         of_one = schedule == "1f1b"
         self._schedule: Any = _SCHEDULES[schedule](
-            cast(Any, stages[0] if of_one else stages), micro_batches,
-            loss_fn=lambda losses_T, _: loss(losses_T), scale_grads=False,
-        )  # fmt: skip
+            cast(Any, stages[0] if of_one else stages), micro_batches, loss_fn=_weighted_sum, scale_grads=False
+        )
 
-    def train(self, token_N: torch.Tensor, target_N: torch.Tensor) -> torch.Tensor:
+    def train(
+        self, token_N: torch.Tensor, target_N: torch.Tensor, weight_N: torch.Tensor, document_N: torch.Tensor | None
+    ) -> torch.Tensor:
         """Forward and backward of all micro-batches of a step, one after the other in ``[N]``.
 
+        Args:
+            token_N: Tokens.
+            target_N: What follows each.
+            weight_N: What each loss counts.
+            document_N: Numbers of their documents, where these are not to see each other.
+
         Returns:
-            The sum of what was differentiated, one float64 element; 0 on ranks that do not have the last stage.
+            The weighted sum of losses, one float64 element; 0 on ranks that do not have the last stage.
         """
         inputs = (token_N,) if self._parts[0].stage.first else ()
+        every = {} if document_N is None else {"document_T": document_N}
         losses: list[torch.Tensor] = []
         if self._parts[-1].stage.last:
-            self._schedule.step(*inputs, target=target_N, target_T=target_N, losses=losses, return_outputs=False)
+            every["target_T"] = target_N
+            self._schedule.step(*inputs, target=weight_N, losses=losses, return_outputs=False, **every)
         else:
-            self._schedule.step(*inputs, return_outputs=False)
+            self._schedule.step(*inputs, return_outputs=False, **every)
         return sum(
             (loss.detach().double() for loss in losses), torch.zeros((), dtype=torch.float64, device=self._device)
         )
 
-    def losses(self, token_T: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor | None:
+    def losses(
+        self, token_T: torch.Tensor, target_T: torch.Tensor, document_T: torch.Tensor | None
+    ) -> torch.Tensor | None:
         """Losses of tokens without a backward pass; ``None`` on ranks that do not have the last stage."""
         result = None
         for part in self._parts:
             inputs = [token_T] if part.stage.first else self._received(part, len(token_T))
-            result = part(*inputs, target_T=target_T)
+            result = part(*inputs, target_T=target_T, document_T=document_T)
             if not part.stage.last:
                 after = (self._ranks.rank + 1) % self._ranks.size
-                for sent in [self._ranks.send(each, after, "residual") for each in result]:
+                for sent in [self._ranks.send(each.contiguous(), after, "residual") for each in result]:
                     sent.wait()
         return result if self._parts[-1].stage.last else None
 
@@ -105,6 +117,10 @@ class Pipeline:
             self._ranks.receive(torch.empty(shape, dtype=self._dtype, device=self._device), before)
             for shape in part.input_shapes(tokens)
         ]
+
+
+def _weighted_sum(losses_T: torch.Tensor, weight_T: torch.Tensor) -> torch.Tensor:
+    return (losses_T * weight_T).sum()
 
 
 class _CountedStage(PipelineStage):

@@ -2,14 +2,14 @@
 
 import torch
 
-from boost_core.data.corpus import Tokens
+from boost_core.data.corpus import Corpus
 from boost_core.data.sampler import held_out_batches
 from boost_core.train.state import TrainState
 from boost_core.train.step import losses
 
 
 @torch.no_grad()
-def evaluate(state: TrainState, held_out: Tokens) -> tuple[float, int]:
+def evaluate(state: TrainState, corpus: Corpus) -> tuple[float, int]:
     """Mean cross entropy over the evaluation set in nats a token, and the tokens it is over.
 
     The sum over tokens is divided by the number of tokens, so that a smaller last batch weighs what it is.
@@ -17,13 +17,12 @@ def evaluate(state: TrainState, held_out: Tokens) -> tuple[float, int]:
     training, ranks = state.spec.training, state.ranks
     sums = torch.zeros(2, dtype=torch.float64, device=state.mesh.device)
     for sequences in held_out_batches(
-        held_out, training.sequence_length, training.evaluate_sequences, training.micro_batch_size,
+        corpus, training.sequence_length, training.evaluate_sequences, training.micro_batch_size,
         part=ranks.data.rank, parts=ranks.data.size,
     ):  # fmt: skip
-        token_losses = losses(state, sequences)
-        if token_losses is None:
-            continue
-        sums += torch.stack([token_losses.double().sum(), token_losses.new_tensor(token_losses.numel()).double()])
+        losses_T, counts_T = losses(state, sequences)
+        if losses_T is not None:
+            sums += torch.stack([(losses_T * counts_T).double().sum(), counts_T.double().sum()])
     for along in (ranks.pipeline, ranks.data):
         along.all_reduce_(sums, "evaluation")
     loss_sum, tokens = sums.tolist()

@@ -13,6 +13,7 @@ from boost_core.checkpoint.saver import Saver
 from boost_core.checkpoint.shards import SaveFailed
 from boost_core.config import JobSpec
 from boost_core.config.reports import CheckpointReport, EvaluationReport, Reporter, StartReport, StepReport
+from boost_core.config.sources import check_data
 from boost_core.data.corpus import Corpus, load_corpus, unigram_entropy
 from boost_core.data.sampler import Sampler
 from boost_core.plan.flops import model_flops_per_token
@@ -41,8 +42,9 @@ def train(spec: JobSpec, reporter: Reporter) -> None:
     if spec.checkpoint.url is None:
         raise ValueError("checkpoint.url is not set; give a folder for the checkpoints")
     device = _device(spec)
+    check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length)
     corpus = load_corpus(spec.data, spec.training.sequence_length)
-    state = TrainState.initial(spec, device)
+    state = TrainState.initial(spec, device, end_of_document=corpus.end_of_document)
     run = _Run(state, corpus, CheckpointFolder(spec.checkpoint.url), reporter if dist.get_rank() == 0 else None)
     run.resume()
     while state.step < spec.training.steps:
@@ -69,7 +71,7 @@ class _Run:
     def __init__(self, state: TrainState, corpus: Corpus, folder: CheckpointFolder, reporter: Reporter | None) -> None:
         self._state, self._corpus, self._folder, self._reporter = state, corpus, folder, reporter
         training = state.spec.training
-        self._sampler = Sampler(corpus.training, training.sequence_length, training.seed)
+        self._sampler = Sampler(corpus, training.sequence_length, training.seed)
         self._saver, self._held_seconds = Saver(folder, state.spec.checkpoint), 0.0
         self._flops_per_token = model_flops_per_token(state.spec.model, training.sequence_length)
 
@@ -163,7 +165,7 @@ class _Run:
     def evaluate(self) -> None:
         """Evaluate on held-out text and report it."""
         started = time.perf_counter()
-        loss, tokens = evaluate(self._state, self._corpus.held_out)
+        loss, tokens = evaluate(self._state, self._corpus)
         if self._reporter:
             self._reporter.report(
                 EvaluationReport(
@@ -177,7 +179,7 @@ class _Run:
 
     @cached_property
     def _unigram_entropy(self) -> float:
-        return unigram_entropy(self._corpus.held_out)
+        return unigram_entropy(self._corpus)
 
     def save(self) -> None:
         """Copy the state and have it written while training goes on; waits for the checkpoint before it."""

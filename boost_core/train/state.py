@@ -66,6 +66,7 @@ class TrainState:
         optimizer: Master weights and moments.
         gradients: Sums of a step's gradients.
         pipeline: This rank's stages; ``None`` without pipeline parallelism.
+        end_of_document: The token that ends a document; ``None`` where documents see each other.
         step: Optimizer steps done.
         samples: Samples consumed, which is the data cursor.
     """
@@ -80,16 +81,20 @@ class TrainState:
     optimizer: MasterWeightAdamW
     gradients: Gradients
     pipeline: Pipeline | None
+    end_of_document: int | None
     step: int = 0
     samples: int = 0
 
     @classmethod
-    def initial(cls, spec: JobSpec, device: torch.device, make: WeightMaker = make_weights) -> "TrainState":
+    def initial(
+        cls, spec: JobSpec, device: torch.device, make: WeightMaker = make_weights, end_of_document: int = 0
+    ) -> "TrainState":
         """The state before the first step.
 
         Args:
             spec: The job.
             device: Where this rank computes.
+            end_of_document: The token that ends a document, which matters where documents are apart.
             make: Gives the declared weights their first values; the usual ones depend on the job's seed alone.
         """
         mesh = ParallelMesh.build(spec.parallelism, device)
@@ -107,7 +112,10 @@ class TrainState:
             parts = [StageModule(model, spec.model, stage, rotation) for stage in stages]
             pipeline = _pipeline(spec, parts, model, ranks.pipeline, mesh, ledger)
         gradients = Gradients(dict(model.named_parameters()), optimizer.groups, ranks.data)
-        return cls(spec, mesh, ledger, ranks, model, axes, rotation, optimizer, gradients, pipeline)
+        return cls(
+            spec, mesh, ledger, ranks, model, axes, rotation, optimizer, gradients, pipeline,
+            end_of_document if spec.data.documents_apart else None,
+        )  # fmt: skip
 
     def load(self, folder: CheckpointFolder, step: int) -> None:
         """Continue from a committed checkpoint, whatever layout wrote it. All ranks call it.
@@ -151,12 +159,11 @@ def _pipeline(
     put_off = None
     if parallelism.pipeline_schedule == "zero_bubble" and isinstance(model.strategy, BottleneckTensorParallel):
         put_off = model.strategy.put_off_weight_gradients()
-    all_tokens = training.global_batch_size * training.sequence_length
     return Pipeline(
         parts, parallelism.stages, parallelism.pipeline_schedule,
         training.global_batch_size // (training.micro_batch_size * parallelism.data_parallel_size),
-        training.micro_batch_size * training.sequence_length, lambda losses_T: losses_T.sum() / all_tokens,
-        ranks, mesh.group("pp"), ledger, put_off, COMPUTE_TYPES[training.precision], mesh.device,
+        training.micro_batch_size * training.sequence_length, ranks, mesh.group("pp"), ledger,
+        put_off, COMPUTE_TYPES[training.precision], mesh.device,
     )  # fmt: skip
 
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch.profiler import record_function
 
-from boost_core.data.sampler import Sampler, Sequences, micro_batches
+from boost_core.data.sampler import Sampler, Sequences, replica_share
 from boost_core.optim.norm import clip_factor, global_norm
 from boost_core.optim.schedule import learning_rate
+from boost_core.train.batch import Batch
 from boost_core.train.state import TrainState
 
 
@@ -28,36 +29,36 @@ class StepResult:
 
 def training_step(state: TrainState, sampler: Sampler) -> StepResult:
     """Consume one global batch and update the weights."""
+    replicas, size = state.ranks.data, state.spec.training.global_batch_size
+    sequences = sampler.sequences(*replica_share(state.samples, size, replicas.rank, replicas.size))
+    batch = _batch(state, sequences)
+    # The mean over the global batch is the sum of the replicas' parts of it, and so are the gradients.
+    weight_N = batch.counts / _tokens_of_all(state, batch)
     state.gradients.begin()
-    loss = _through_micro_batches(state, sampler) if state.pipeline is None else _through_pipeline(state, sampler)
+    if state.pipeline is None:
+        loss = _through_micro_batches(state, batch, weight_N)
+    else:
+        loss = state.pipeline.train(batch.tokens, batch.targets, weight_N, batch.documents)
     with record_function("optimizer"):  # a name for it in profiles
         return _update(state, loss)
 
 
-def _through_micro_batches(state: TrainState, sampler: Sampler) -> torch.Tensor:
+def _tokens_of_all(state: TrainState, batch: Batch) -> float | torch.Tensor:
+    """Tokens of the global batch whose losses count."""
+    if batch.documents is None:
+        return state.spec.training.global_batch_size * state.spec.training.sequence_length
+    return state.ranks.data.all_reduce_(batch.counts.double().sum(), "tokens")
+
+
+def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tensor) -> torch.Tensor:
     """Forward and backward of this replica's micro-batches, one by one; its part of the mean loss."""
-    training, replicas = state.spec.training, state.ranks.data
-    # The mean over the global batch is the sum of the replicas' parts of it, and so are the gradients.
-    all_tokens = training.global_batch_size * training.sequence_length
+    tokens = state.spec.training.micro_batch_size * state.spec.training.sequence_length
     loss = torch.zeros((), dtype=torch.float64, device=state.mesh.device)
-    for first in micro_batches(
-        state.samples, training.global_batch_size, training.micro_batch_size, replicas.rank, replicas.size
-    ):
-        token_T, target_T = _on_device(sampler.sequences(first, training.micro_batch_size), state)
-        part: torch.Tensor = state.model(token_T, target_T, state.rotation).sum() / all_tokens
+    for micro_batch, weight_T in zip(batch.micro_batches(tokens), torch.split(weight_N, tokens), strict=True):
+        part: torch.Tensor = (_losses(state, micro_batch) * weight_T).sum()
         part.backward()  # type: ignore[no-untyped-call]
         loss += part.detach().double()
     return loss
-
-
-def _through_pipeline(state: TrainState, sampler: Sampler) -> torch.Tensor:
-    """The same through the pipeline's stages; 0 on ranks without the last of them."""
-    training, replicas = state.spec.training, state.ranks.data
-    if state.pipeline is None:
-        raise AssertionError("there is no pipeline")
-    share = training.global_batch_size // replicas.size
-    sequences = sampler.sequences(state.samples + replicas.rank * share, share)
-    return state.pipeline.train(*_on_device(sequences, state))
 
 
 def _update(state: TrainState, loss: torch.Tensor) -> StepResult:
@@ -78,16 +79,21 @@ def _update(state: TrainState, loss: torch.Tensor) -> StepResult:
     return StepResult(loss.item(), norm.item(), rate)
 
 
-def losses(state: TrainState, sequences: Sequences) -> torch.Tensor | None:
-    """Loss of each token of ``[b, s + 1]`` sequences, ``[b·s]``; ``None`` on pipeline ranks without the last stage."""
-    token_T, target_T = _on_device(sequences, state)
-    if state.pipeline is not None:
-        return state.pipeline.losses(token_T, target_T)
-    out: torch.Tensor = state.model(token_T, target_T, state.rotation)
-    return out
+def losses(state: TrainState, sequences: Sequences) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Loss of each token of ``[b, s + 1]`` sequences, ``[b·s]``, and whether it counts.
+
+    The losses are ``None`` on pipeline ranks without the last stage.
+    """
+    batch = _batch(state, sequences)
+    if state.pipeline is None:
+        return _losses(state, batch), batch.counts
+    return state.pipeline.losses(batch.tokens, batch.targets, batch.documents), batch.counts
 
 
-def _on_device(sequences: Sequences, state: TrainState) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and targets of ``[b, s + 1]`` sequences, ``[b·s]`` each."""
-    tokens = torch.from_numpy(sequences).to(state.mesh.device)
-    return tokens[:, :-1].reshape(-1), tokens[:, 1:].reshape(-1)
+def _losses(state: TrainState, batch: Batch) -> torch.Tensor:
+    losses_T: torch.Tensor = state.model(batch.tokens, batch.targets, state.rotation.apart(batch.documents))
+    return losses_T
+
+
+def _batch(state: TrainState, sequences: Sequences) -> Batch:
+    return Batch.of(sequences, state.end_of_document, state.mesh.device)

@@ -35,7 +35,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def step_and_save(spec: JobSpec) -> Whole:
     state = TrainState.initial(spec, CPU)
-    sampler = Sampler(load_corpus(spec.data, spec.training.sequence_length).training, 32, spec.training.seed)
+    sampler = Sampler(load_corpus(spec.data, 32), 32, spec.training.seed)
     for _ in range(2):
         training_step(state, sampler)
     folder = CheckpointFolder(spec.checkpoint.url)

@@ -81,7 +81,7 @@ def trained(spec: JobSpec, compute_type: torch.dtype) -> tuple[list[float], Whol
     small_buckets = patch.object(group.Group.__init__, "__kwdefaults__", {"bucket_elements": 1 << 11})
     with patch.dict(COMPUTE_TYPES, {spec.training.precision: compute_type}), small_buckets:
         state = TrainState.initial(spec, CPU)
-        sampler = Sampler(load_corpus(spec.data, spec.training.sequence_length).training, 16, spec.training.seed)
+        sampler = Sampler(load_corpus(spec.data, 16), 16, spec.training.seed)
         return [training_step(state, sampler).loss for _ in range(STEPS)], whole_tensors(state)
 
 
@@ -119,6 +119,30 @@ def test_training_is_that_of_one_process(
             error = (tensor - expected[name]).norm() / expected[name].norm()
             # Factors are unique but for their sign, and moments start anew, after an exact step.
             assert family == "loro" or error < 1e-9, name
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "pipeline_schedule": "zero_bubble"},
+        {"data_parallel_size": 2, "pipeline_parallel_size": 2},
+        {"tensor_parallel_size": 2, "split_micro_batch": True, "recompute": "latent"},
+    ],
+)
+def test_documents_are_apart_under_any_layout(ranks: Ranks, tmp_path: Path, layout: Layout) -> None:
+    corpus = tmp_path / "short"
+    corpus.mkdir()
+    for number in range(120):
+        (corpus / f"{number:03}.txt").write_text(f"{number} words"[: 3 + number % 6])
+
+    def of(layout: Layout) -> JobSpec:
+        spec = job(corpus, "cola", 2, layout)
+        return spec.model_copy(update={"data": spec.data.model_copy(update={"documents_apart": True})})
+
+    ((expected_losses, expected),) = ranks.run(1, trained, of({}), torch.float64)
+    for losses, whole in ranks.run(of(layout).parallelism.world_size, trained, of(layout), torch.float64):
+        assert losses == pytest.approx(expected_losses, rel=1e-10)
+        assert all((tensor - expected[name]).norm() < 1e-9 * expected[name].norm() for name, tensor in whole.items())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -20,7 +20,7 @@ def test_defaults_are_filled_in() -> None:
     spec = JobSpec.model_validate(GOOD)
     assert spec.parallelism.world_size == 1
     assert spec.model.hidden_size == 128
-    assert spec.data.source.kind == "standard_library"
+    assert [source.kind for source, _ in spec.data.sources] == ["standard_library"]
 
 
 def test_a_preset_gives_way_to_what_stands_beside_it() -> None:
@@ -69,7 +69,39 @@ BAD = [
     (changed(parallelism={"tensor_parallel_size": 3}), "parallelism.tensor_parallel_size", "choose a divisor of 128"),
     (changed(parallelism={"tensor_parallel_size": 8}), "parallelism.tensor_parallel_size", "num_attention_heads=4"),
     (changed(parallelism={"tensor_parallel_size": 0}), "parallelism.tensor_parallel_size", "greater than or equal"),
-    (changed(parallelism={"pipeline_parallel_size": 2}), "parallelism.pipeline_parallel_size", "use 1"),
+    (changed(parallelism={"pipeline_parallel_size": 64}), "parallelism.pipeline_parallel_size", "use fewer stages"),
+    (changed(parallelism={"pipeline_schedule": "zero_bubble"}), "parallelism.pipeline_schedule", "leave it out"),
+    (
+        changed(parallelism={"pipeline_parallel_size": 2}, model={"tie_embeddings": True}),
+        "model.tie_embeddings",
+        "untie",
+    ),
+    (
+        changed(parallelism={"pipeline_parallel_size": 2, "split_micro_batch": True}),
+        "parallelism.split_micro_batch",
+        "leave split_micro_batch out",
+    ),
+    (
+        changed(
+            parallelism={"pipeline_parallel_size": 2, "pipeline_schedule": "zero_bubble", "strategy": "vanilla"},
+            training={"global_batch_size": 64},
+        ),
+        "parallelism.pipeline_schedule",
+        "only btp can",
+    ),
+    (
+        changed(parallelism={"pipeline_parallel_size": 2}, training={"global_batch_size": 16, "micro_batch_size": 16}),
+        "training.global_batch_size",
+        "there are 1",
+    ),
+    (
+        changed(
+            parallelism={"pipeline_parallel_size": 2, "pipeline_schedule": "interleaved_1f1b"},
+            training={"global_batch_size": 24, "micro_batch_size": 8},
+        ),
+        "parallelism.pipeline_schedule",
+        "a multiple of 2 micro-batches",
+    ),
     (changed(training={"global_batch_size": 24}), "training.global_batch_size", "such as 32"),
     (changed(training={"steps": 0}), "training.steps", "greater than or equal"),
     (changed(training={"precision": "fp8"}), "training.precision", "'fp32' or 'bf16'"),
@@ -95,11 +127,11 @@ def test_a_bad_spec_names_the_field_and_the_remedy(job: dict, field: str, messag
 
 
 def test_every_problem_is_listed_at_once() -> None:
-    job = changed(parallelism={"tensor_parallel_size": 3, "pipeline_parallel_size": 2}, optimizer={"warmup_steps": 99})
+    job = changed(parallelism={"tensor_parallel_size": 3, "pipeline_parallel_size": 64}, optimizer={"warmup_steps": 99})
     with pytest.raises(ValidationError) as caught:
         JobSpec.model_validate(job)
     sections = {problem["loc"][0] for problem in caught.value.errors()}
-    assert sections == {"parallelism", "optimizer"}
+    assert sections == {"parallelism", "training", "optimizer"}
 
 
 def test_a_spec_survives_json() -> None:

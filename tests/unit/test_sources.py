@@ -2,20 +2,30 @@ from pathlib import Path
 
 import pytest
 
-from boost_core.config import DataConfig, TextSource
-from boost_core.config.sources import list_files, split_source
+from boost_core.config import DataConfig, SourceConfig
+from boost_core.config.sources import SourceSplit, list_files, split_source
 from boost_core.data.corpus import load_corpus
 from tests.jobs import write_corpus
 
 
 def text(*paths: str | Path, held_out: float = 0.05) -> DataConfig:
-    source = TextSource(kind="text", paths=tuple(map(str, paths)))
+    source = SourceConfig(kind="text", paths=tuple(map(str, paths)))
     return DataConfig(source=source, held_out_fraction=held_out)
 
 
+def split(data: DataConfig, sequence_length: int) -> SourceSplit:
+    return split_source(data.sources[0][0], data.held_out_fraction, sequence_length)
+
+
+def parts(data: DataConfig) -> list[list[int]]:
+    """Training and held-out tokens of a lone source."""
+    (stream,) = load_corpus(data, 8).streams
+    return [tokens.read(0, len(tokens)).tolist() for tokens in (stream.training, stream.held_out)]
+
+
 def test_the_standard_library_is_real_text_split_by_file() -> None:
-    split = split_source(DataConfig(), 256)
-    training, held_out = ({file.url for file in files} for files in (split.training, split.held_out))
+    found = split(DataConfig(), 256)
+    training, held_out = ({file.url for file in files} for files in (found.training, found.held_out))
     assert not training & held_out
     assert len(training) > 300
     assert 0.04 < len(held_out) / len(training | held_out) < 0.07
@@ -25,35 +35,33 @@ def test_the_standard_library_is_real_text_split_by_file() -> None:
 @pytest.mark.parametrize("form", ["{}", "{}/*.txt", "file://{}", "file://{}/*.txt"])
 def test_folders_globs_and_urls_name_the_same_files(tmp_path: Path, form: str) -> None:
     write_corpus(tmp_path, files=4)
-    found = list_files(TextSource(kind="text", paths=(form.format(tmp_path),)))
+    found = list_files(SourceConfig(kind="text", paths=(form.format(tmp_path),)))
     assert [Path(file.url).name for file in found] == ["0.txt", "1.txt", "2.txt", "3.txt"]
 
 
 def test_a_file_named_twice_counts_once(tmp_path: Path) -> None:
     write_corpus(tmp_path, files=2)
-    assert len(list_files(TextSource(kind="text", paths=(str(tmp_path), f"{tmp_path}/0.txt")))) == 2
+    assert len(list_files(SourceConfig(kind="text", paths=(str(tmp_path), f"{tmp_path}/0.txt")))) == 2
 
 
 def test_the_split_does_not_depend_on_where_the_folder_is(tmp_path: Path) -> None:
     first, second = write_corpus(tmp_path / "a", files=20), write_corpus(tmp_path / "elsewhere" / "b", files=20)
-    held_out = [[Path(f.url).name for f in split_source(text(where), 8).held_out] for where in (first, second)]
+    held_out = [[Path(f.url).name for f in split(text(where), 8).held_out] for where in (first, second)]
     assert held_out[0] == held_out[1]
     assert len(held_out[0]) == 1
 
 
 def test_a_lone_file_is_split_by_position(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_bytes(bytes(range(1, 101)))
-    corpus = load_corpus(text(tmp_path / "one.txt", held_out=0.2), 8)
-    assert corpus.training.tolist() == list(range(1, 81))
-    assert corpus.held_out.tolist() == list(range(81, 101))
+    assert parts(text(tmp_path / "one.txt", held_out=0.2)) == [list(range(1, 81)), list(range(81, 101))]
 
 
 def test_documents_are_separated(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).write_text(name * 20)
-    corpus = load_corpus(text(tmp_path), 8)
-    assert sorted(len(part) for part in (corpus.training, corpus.held_out)) == [20, 41]
-    assert corpus.training.tolist().count(0) == 1
+    training, held_out = parts(text(tmp_path))
+    assert (len(training), len(held_out)) == (41, 20)
+    assert training.count(0) == 1
 
 
 @pytest.mark.parametrize(
@@ -63,11 +71,11 @@ def test_documents_are_separated(tmp_path: Path) -> None:
 def test_absent_data_is_named(tmp_path: Path, names: list[str], message: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=message):
-        split_source(text(*(tmp_path / name for name in names)), 8)
+        split(text(*(tmp_path / name for name in names)), 8)
 
 
 def test_too_little_text_is_said_with_its_size(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x" * 100)
     (tmp_path / "b").write_text("y" * 100)
     with pytest.raises(ValueError, match="the training text is 100 bytes, too little for one sequence of 100 tokens"):
-        split_source(text(tmp_path), 100)
+        split(text(tmp_path), 100)

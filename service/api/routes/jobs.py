@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from boost_core.config import JobSpec
-from boost_core.config.sources import split_source
+from boost_core.config.sources import check_data
 from service.api.deps import ContextDep, JobDep
 from service.api.errors import InvalidJob, problem_responses
 from service.api.requests import StrictRoute
@@ -67,7 +67,7 @@ def cancel(job_id: str, context: ContextDep) -> JobRecord:
 
 def _refuse_absent_data(spec: JobSpec) -> None:
     try:
-        split_source(spec.data, spec.training.sequence_length)
+        check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length)
     except ValueError as error:
         problem = str(error)
     except Exception as error:  # the clients of object stores raise types of their own

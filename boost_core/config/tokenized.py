@@ -1,0 +1,84 @@
+"""The index of a folder of tokens, as ``boost data tokenize`` writes it.
+
+::
+
+    <folder>/training-00000.bin …   token ids one after the other, little-endian, documents ended by their last token
+    <folder>/held_out-00000.bin …
+    <folder>/tokenizer.json         what made them, unless they are bytes
+    <folder>/index.json             what is whole; rewritten after each pair of shards
+
+"""
+
+from typing import Literal
+
+import fsspec
+from pydantic import ValidationError
+
+from boost_core.config.base import Config, in_lines
+
+INDEX = "index.json"
+Part = Literal["training", "held_out"]
+
+
+class Shard(Config):
+    """One file of tokens."""
+
+    part: Part
+    name: str
+    tokens: int
+
+
+class Cursor(Config):
+    """How far the input has been read: what comes next."""
+
+    file: int = 0
+    document: int = 0
+
+
+class TokenIndex(Config):
+    """What a folder of tokens holds."""
+
+    format: int = 1
+    dtype: Literal["uint8", "uint16", "uint32"]
+    vocabulary: int
+    end_of_document: int
+    documents: int = 0
+    shards: tuple[Shard, ...] = ()
+    source: str  # a digest of what is tokenized and how, so that only the same is resumed
+    cursor: Cursor = Cursor()
+    complete: bool = False
+
+    def tokens(self, part: Part) -> int:
+        """Tokens in one part."""
+        return sum(shard.tokens for shard in self.shards if shard.part == part)
+
+
+def read_index(folder: str) -> TokenIndex:
+    """The index of a folder of tokens.
+
+    Raises:
+        ValueError: There is none, it is damaged, or the folder is not complete yet.
+    """
+    index = find_index(folder)
+    if index is None:
+        raise ValueError(f"{folder!r} holds no tokens ({INDEX} is missing); make them with: boost data tokenize")
+    if not index.complete:
+        raise ValueError(f"{folder!r} is not complete; run the same boost data tokenize again, and it goes on")
+    return index
+
+
+def find_index(folder: str) -> TokenIndex | None:
+    """The index of a folder of tokens, complete or not; ``None`` if there is none.
+
+    Raises:
+        ValueError: It is damaged, or cannot be read.
+    """
+    try:
+        filesystem, path = fsspec.url_to_fs(folder, use_listings_cache=False)
+        return TokenIndex.model_validate_json(filesystem.cat_file(f"{path}/{INDEX}"))
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise ValueError(f"{folder}/{INDEX} is damaged: {in_lines(error)}") from error
+    except OSError as error:
+        raise ValueError(f"cannot read {folder}/{INDEX}: {error}") from error

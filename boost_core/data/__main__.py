@@ -1,0 +1,85 @@
+"""Documents to tokens: ``python -m boost_core.data --help``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import fsspec
+
+from boost_core.config.base import in_lines
+from boost_core.config.data import BYTES, SourceConfig
+from boost_core.config.sources import list_files
+from boost_core.data.documents import documents
+from boost_core.data.tokenize import Plan, Progress, tokenize
+from boost_core.data.tokenizers import FileTokenizer, open_tokenizer, train_bpe
+
+_TRAINED = "tokenizer.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Tokenize; 0 on success, 2 for what cannot be read or written."""
+    given = _parser().parse_args(arguments)
+    try:
+        plan = _plan(given)
+        index = tokenize(plan, _show)
+    except (OSError, ValueError) as error:
+        print(f"\n{in_lines(error)}", file=sys.stderr)
+        return 2
+    print(
+        f"\n{index.documents:,} documents, {index.tokens('training'):,} tokens to train on and "
+        f"{index.tokens('held_out'):,} held out, of a vocabulary of {index.vocabulary:,}, in {plan.folder}",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _plan(given: argparse.Namespace) -> Plan:
+    source = SourceConfig(kind=given.kind, paths=tuple(given.sources), text_field=given.text_field)
+    name, content = given.tokenizer, ""
+    if given.train_bpe:
+        name = f"{given.folder.rstrip('/')}/{_TRAINED}"
+        _train_once(source, name, given.train_bpe)
+    tokenizer = open_tokenizer(name, given.end_of_document)
+    if isinstance(tokenizer, FileTokenizer):
+        with fsspec.open(name, "r", encoding="utf-8") as stream:
+            content = stream.read()
+    return Plan(source, given.folder, tokenizer, content, given.held_out, given.shard_tokens)
+
+
+def _train_once(source: SourceConfig, name: str, vocabulary: int) -> None:
+    """Learn a tokenizer and leave it where it is looked for; one that an interrupted run has left there stays."""
+    filesystem, path = fsspec.url_to_fs(name)
+    if filesystem.exists(path):
+        return
+    print(f"learning {vocabulary:,} tokens", file=sys.stderr)
+    content = train_bpe((text for file in list_files(source) for text in documents(file, source)), vocabulary)
+    filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+    filesystem.pipe_file(path, content.encode())
+
+
+def _show(progress: Progress) -> None:
+    rate = progress.tokens / max(progress.seconds, 1e-9)
+    line = (
+        f"{progress.files} of {progress.of_files} files, {progress.documents:,} documents, "
+        f"{progress.tokens:,} tokens, {rate:,.0f} a second"
+    )
+    print(f"\r{line:<100}", end="", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="boost data")
+    command = parser.add_subparsers(required=True).add_parser("tokenize", help="documents to shards of tokens")
+    command.add_argument("sources", nargs="+", metavar="SRC", help="files, folders, globs or URLs")
+    command.add_argument("folder", metavar="DST", help="folder or URL for the tokens; an interrupted run goes on there")
+    command.add_argument("--kind", choices=("text", "jsonl", "parquet", "dataset"), default="text")
+    command.add_argument("--text-field", default="text", help="which field of a line or row is the text")
+    command.add_argument("--tokenizer", default=BYTES, help="bytes, or a tokenizer.json by path or URL")
+    command.add_argument("--train-bpe", type=int, metavar="N", help="learn a byte-level BPE of N tokens from SRC first")
+    command.add_argument("--end-of-document", help="the token that ends a document; else a usual one")
+    command.add_argument("--held-out", type=float, default=0.05, help="share of the documents held out")
+    command.add_argument("--shard-tokens", type=int, default=1 << 28, help="training tokens of a shard")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Text to token ids: bytes as they are, or by Hugging Face's tokenizers."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import fsspec
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from boost_core.config.data import BYTES
+
+Tokens = npt.NDArray[np.unsignedinteger[Any]]
+
+# Names under which published tokenizers have the token that ends a document.
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
+_END = _ENDS[0]
+
+
+class Tokenizer(Protocol):
+    """Makes tokens of documents."""
+
+    vocabulary: int
+    end_of_document: int
+
+    def encode(self, documents: Sequence[str | bytes]) -> list[Tokens]:
+        """The tokens of each document, without the one that ends it."""
+
+
+class ByteTokenizer:
+    """A token a byte; byte 0, which text does not have, ends a document."""
+
+    vocabulary, end_of_document = 256, 0
+
+    def encode(self, documents: Sequence[str | bytes]) -> list[Tokens]:
+        """The bytes of each document; text as UTF-8."""
+        return [np.frombuffer(each if isinstance(each, bytes) else each.encode(), np.uint8) for each in documents]
+
+
+class FileTokenizer:
+    """One of Hugging Face's tokenizers.
+
+    Args:
+        tokenizer: The tokenizer.
+        name: What to call it in errors.
+        end_of_document: The token that ends a document; ``None`` for a usual one.
+
+    Raises:
+        ValueError: It does not have that token.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, name: str, end_of_document: str | None) -> None:
+        self._tokenizer = tokenizer
+        self.vocabulary = max(tokenizer.get_vocab().values()) + 1
+        ids = map(tokenizer.token_to_id, [end_of_document] if end_of_document else _ENDS)
+        found: int | None = next((token for token in ids if token is not None), None)
+        if found is None:
+            wanted = repr(end_of_document) if end_of_document else f"any of {', '.join(_ENDS)}"
+            raise ValueError(f"{name} does not have {wanted}; name the token that ends a document in end_of_document")
+        self.end_of_document = found
+        self._dtype = dtype_for(self.vocabulary)
+
+    def encode(self, documents: Sequence[str | bytes]) -> list[Tokens]:
+        """The tokens of each document, by all cores; bytes are taken for UTF-8."""
+        texts = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in documents]
+        return [
+            np.array(each.ids, self._dtype) for each in self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        ]
+
+
+def open_tokenizer(name: str | None, end_of_document: str | None) -> Tokenizer:
+    """The tokenizer of a job.
+
+    Args:
+        name: ``bytes``, or path or URL of a ``tokenizer.json``; ``None`` for bytes.
+        end_of_document: The token that ends a document; ``None`` for a usual one.
+
+    Raises:
+        ValueError: The file is no tokenizer, or does not have that token.
+        OSError: The file cannot be read.
+    """
+    if name in (None, BYTES):
+        return ByteTokenizer()
+    with fsspec.open(name, "r", encoding="utf-8") as stream:
+        content = stream.read()
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(content)
+    except Exception as error:  # the library raises nothing more specific
+        raise ValueError(f"{name} is no tokenizer.json of Hugging Face's tokenizers: {error}") from error
+    return FileTokenizer(tokenizer, name, end_of_document)
+
+
+def train_bpe(documents: Iterable[str | bytes], vocabulary: int) -> str:
+    """A byte-level BPE learnt from documents, as the content of a ``tokenizer.json``.
+
+    Args:
+        documents: Text to learn from; each pair of neighbours is counted, the text itself is not kept.
+        vocabulary: How many tokens it has, at most.
+    """
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=[_END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    texts = (each.decode(errors="replace") if isinstance(each, bytes) else each for each in documents)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.to_str()
+
+
+def dtype_for(vocabulary: int) -> np.dtype[Any]:
+    """The smallest type that holds all ids."""
+    return np.min_scalar_type(vocabulary - 1)

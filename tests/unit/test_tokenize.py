@@ -1,0 +1,252 @@
+"""Documents from every kind of source, through every tokenizer, into shards."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from boost_core.config import DataConfig, SourceConfig
+from boost_core.config.sources import SourceFile, check_data, list_files, tokenizer_vocabulary
+from boost_core.config.tokenized import find_index, read_index
+from boost_core.data import __main__ as command
+from boost_core.data import corpus, tokenize
+from boost_core.data.corpus import load_corpus
+from boost_core.data.documents import documents
+from boost_core.data.tokenizers import open_tokenizer
+
+TEXTS = [f"document {number}: the quick brown fox, ümläut and all\n" * (number % 5 + 1) for number in range(60)]
+SIX = 1 / 6
+
+
+def write(folder: Path, kind: str) -> SourceConfig:
+    """The texts in six files of a kind."""
+    folder.mkdir(parents=True)
+    for number in range(6):
+        texts = TEXTS[number * 10 : number * 10 + 10]
+        table = pa.table({"id": list(range(10)), "content": texts})
+        if kind == "jsonl":
+            lines = "\n".join(json.dumps({"content": text}) for text in texts)
+            (folder / f"{number}.jsonl").write_text(lines + "\n\n")
+        elif kind == "parquet":
+            pq.write_table(table, folder / f"{number}.parquet", row_group_size=3)
+        elif kind == "dataset":
+            with pa.ipc.new_stream(folder / f"data-{number:05}-of-00006.arrow", table.schema) as writer:
+                writer.write_table(table, max_chunksize=4)
+            (folder / "state.json").write_text("{}")
+        else:
+            for offset, text in enumerate(texts):
+                (folder / f"{number}{offset}.txt").write_text(text)
+    return SourceConfig(kind=kind, paths=(str(folder),), text_field="content")
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl", "parquet", "dataset"])
+def test_every_kind_of_source_has_the_same_documents(tmp_path: Path, kind: str) -> None:
+    source = write(tmp_path / kind, kind)
+    found = [text for file in list_files(source) for text in documents(file, source)]
+    assert [text.decode() if isinstance(text, bytes) else text for text in found] == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"content": "x"}\n{"text": "x"}\n', "a.jsonl, line 2: no JSON object with a field 'content'"),
+        ("a.jsonl", "no json\n", "line 1"),
+        ("a.jsonl", '{"content": 3}\n', "is no text but int"),
+    ],
+)
+def test_a_line_that_is_no_document_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    source = SourceConfig(kind="jsonl", paths=(str(tmp_path),), text_field="content")
+    with pytest.raises(ValueError, match=message):
+        list(documents(SourceFile(str(tmp_path / name), 1), source))
+
+
+def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for kind in ("parquet", "dataset"):
+        source = write(tmp_path / kind, kind).model_copy(update={"text_field": "words"})
+        with pytest.raises(ValueError, match="no column 'words'"):
+            list(documents(list_files(source)[0], source))
+
+
+def run(source: Path, folder: Path, *options: str) -> int:
+    return command.main(
+        [
+            "tokenize",
+            str(source),
+            str(folder),
+            "--kind",
+            "jsonl",
+            "--text-field",
+            "content",
+            "--held-out",
+            "0.2",
+            *options,
+        ]
+    )
+
+
+def tokens_of(folder: Path) -> list[list[int]]:
+    """Training and held-out tokens."""
+    (stream,) = load_corpus(DataConfig(source=SourceConfig(kind="tokenized", paths=(str(folder),))), 8).streams
+    return [part.read(0, len(part)).tolist() for part in (stream.training, stream.held_out)]
+
+
+def decoded(parts: list[list[int]], folder: Path) -> list[str]:
+    """The documents of both parts."""
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    end = tokenizer.token_to_id("<|endoftext|>")
+    return [
+        tokenizer.decode(document.tolist())
+        for part in parts
+        for document in np.split(np.array(part), np.flatnonzero(np.array(part) == end) + 1)
+        if len(document)
+    ]
+
+
+def test_bytes_in_many_shards_are_the_documents(tmp_path: Path) -> None:
+    write(tmp_path / "in", "jsonl")
+    with patch.object(corpus, "_BATCH_BYTES", 300):
+        assert run(tmp_path / "in", tmp_path / "out", "--shard-tokens", "1500") == 0
+    index = read_index(str(tmp_path / "out"))
+    assert (index.dtype, index.vocabulary, index.end_of_document, index.documents) == ("uint8", 256, 0, 60)
+    assert len(index.shards) > 4
+    found = [bytes(part).split(b"\0") for part in tokens_of(tmp_path / "out")]
+    assert sorted(text for part in found for text in part if text) == sorted(text.encode() for text in TEXTS)
+    assert 3 < len(found[1]) < 25
+
+
+def test_a_learnt_tokenizer_gives_the_documents_back(tmp_path: Path) -> None:
+    write(tmp_path / "in", "jsonl")
+    assert run(tmp_path / "in", tmp_path / "out", "--train-bpe", "300") == 0
+    assert 256 < read_index(str(tmp_path / "out")).vocabulary <= 300
+    assert read_index(str(tmp_path / "out")).dtype == "uint16"
+    parts = tokens_of(tmp_path / "out")
+    assert sorted(decoded(parts, tmp_path / "out")) == sorted(TEXTS)
+    assert sum(map(len, parts)) < sum(len(text.encode()) for text in TEXTS) / 2
+
+
+@pytest.mark.parametrize("after", [1, 4, 9])
+def test_an_interrupted_run_goes_on_to_the_same_tokens(tmp_path: Path, after: int) -> None:
+    write(tmp_path / "in", "jsonl")
+    options = ("--shard-tokens", "1000")
+    reports = iter(range(after))
+
+    def interrupt(progress: tokenize.Progress) -> None:
+        if next(reports, None) is None:
+            raise KeyboardInterrupt
+
+    with patch.object(corpus, "_BATCH_BYTES", 300):
+        assert run(tmp_path / "in", tmp_path / "whole", *options) == 0
+        with patch.object(command, "_show", interrupt), pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "in", tmp_path / "cut", *options)
+        begun = find_index(str(tmp_path / "cut"))
+        assert begun is None or not begun.complete
+        assert run(tmp_path / "in", tmp_path / "cut", *options) == 0
+    assert tokens_of(tmp_path / "cut") == tokens_of(tmp_path / "whole")
+    assert read_index(str(tmp_path / "cut")) == read_index(str(tmp_path / "whole"))
+
+
+def test_another_input_is_not_mixed_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "in", "jsonl")
+    assert run(tmp_path / "in", tmp_path / "out") == 0
+    assert run(tmp_path / "in", tmp_path / "out", "--shard-tokens", "77") == 2
+    assert "or another folder" in capsys.readouterr().err
+
+
+def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
+    """96 MiB of text take hardly more than 12 MiB do."""
+    peaks = []
+    for name, mebibytes in (("small", 12), ("large", 96)):
+        folder = tmp_path / name
+        folder.mkdir()
+        line = json.dumps({"text": "x" * 1000}) + "\n"
+        with (folder / "a.jsonl").open("w") as stream:
+            stream.writelines(line for _ in range(mebibytes << 10))
+        script = (
+            "import sys, resource; from boost_core.data.__main__ import main; status = main(sys.argv[1:]); "
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(status)"
+        )
+        arguments = [
+            "tokenize",
+            str(folder),
+            str(tmp_path / f"{name}-out"),
+            "--kind",
+            "jsonl",
+            "--shard-tokens",
+            "20000000",
+        ]
+        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout) / 1024)
+    assert peaks[1] - peaks[0] < 24  # a few batches of 8 MiB, as text, as tokens and on their way out
+
+
+def test_a_vocabulary_too_large_for_the_model_is_refused_at_the_door(tmp_path: Path) -> None:
+    write(tmp_path / "in", "jsonl")
+    assert run(tmp_path / "in", tmp_path / "out", "--train-bpe", "300") == 0
+    size = tokenizer_vocabulary(str(tmp_path / "out" / "tokenizer.json"))
+    tokenized = DataConfig(source=SourceConfig(kind="tokenized", paths=(str(tmp_path / "out"),)))
+    check_data(tokenized, size, 8)
+    with pytest.raises(ValueError, match=f"has {size} tokens and model.vocab_size is {size - 1}"):
+        check_data(tokenized, size - 1, 8)
+    raw = DataConfig(source=write(tmp_path / "again", "jsonl"), tokenizer=str(tmp_path / "out" / "tokenizer.json"))
+    with pytest.raises(ValueError, match=f"raise it to {size}"):
+        check_data(raw, size - 1, 8)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"model": {"vocab": 3}}', "no json"])
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"is no tokenizer\.json"):
+        tokenizer_vocabulary(str(path))
+    with pytest.raises(ValueError, match=r"is no tokenizer\.json"):
+        open_tokenizer(str(path), None)
+
+
+def test_a_tokenizer_without_the_token_that_ends_a_document(tmp_path: Path) -> None:
+    write(tmp_path / "in", "jsonl")
+    assert run(tmp_path / "in", tmp_path / "out", "--train-bpe", "300") == 0
+    name = str(tmp_path / "out" / "tokenizer.json")
+    assert open_tokenizer(name, None).end_of_document == open_tokenizer(name, "<|endoftext|>").end_of_document
+    with pytest.raises(ValueError, match="does not have '<end>'"):
+        open_tokenizer(name, "<end>")
+
+
+def test_tokens_that_are_not_there_or_not_complete(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no tokens"):
+        read_index(str(tmp_path))
+    write(tmp_path / "in", "jsonl")
+    assert run(tmp_path / "in", tmp_path / "out") == 0
+    index = tmp_path / "out" / "index.json"
+    index.write_text(index.read_text().replace('"complete": true', '"complete": false'))
+    with pytest.raises(ValueError, match="is not complete"):
+        read_index(str(tmp_path / "out"))
+    index.write_text("{}")
+    with pytest.raises(ValueError, match="is damaged"):
+        read_index(str(tmp_path / "out"))
+
+
+def mixtures() -> Iterator[tuple[dict[str, Any], str]]:
+    text = {"kind": "text", "paths": ["a"]}
+    yield {"source": text, "mixture": [text | {"weight": 1}]}, "a source and a mixture"
+    yield {"mixture": [text | {"weight": 1}, text | {"weight": 10_000}]}, "less than 1/4096"
+    yield {"mixture": [text | {"weight": 1}, {"kind": "tokenized", "paths": ["b"], "weight": 1}]}, "tokenize the others"
+    yield {"source": {"kind": "tokenized", "paths": ["b"]}, "tokenizer": "bytes"}, "leave tokenizer out"
+    yield {"source": text, "end_of_document": "</s>"}, "leave end_of_document out"
+    yield {"source": {"kind": "parquet"}}, "needs at least one path"
+
+
+@pytest.mark.parametrize(("data", "message"), list(mixtures()))
+def test_what_does_not_go_together_is_refused(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DataConfig.model_validate(data)
