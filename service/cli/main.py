@@ -4,7 +4,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -45,12 +45,23 @@ def serve(
     run(read_settings().model_copy(update={name: value for name, value in given.items() if value is not None}))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+# What needs torch or reads much data runs in a process of its own, which this program does not load.
+_HANDED_ON: dict[str, Any] = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+    "add_help_option": False,
+}
+
+
+@app.command(**_HANDED_ON)
 def bench(context: typer.Context) -> None:
     """Measure what the trainer's work costs on this machine; `boost bench --help` says what there is."""
-    # In a process of its own, because it needs torch, which this program does not load.
-    done = subprocess.run([sys.executable, "-m", "boost_core.bench", *context.args])
-    raise typer.Exit(done.returncode)
+    raise typer.Exit(subprocess.run([sys.executable, "-m", "boost_core.bench", *context.args]).returncode)
+
+
+@app.command(**_HANDED_ON)
+def data(context: typer.Context) -> None:
+    """Make tokens of documents; `boost data tokenize --help` says how."""
+    raise typer.Exit(subprocess.run([sys.executable, "-m", "boost_core.data", *context.args]).returncode)
 
 
 @app.command()

@@ -108,12 +108,13 @@ def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> 
     assert "tensor_parallel_size" in capsys.readouterr().err
 
 
-def test_the_command_hands_its_arguments_on() -> None:
+@pytest.mark.parametrize("module", ["bench", "data"])
+def test_the_command_hands_its_arguments_on(module: str) -> None:
     with patch("service.cli.main.subprocess.run") as run:
         run.return_value.returncode = 2
-        result = CliRunner().invoke(app, ["bench", "rank", "--model", "7b", "--help"])
+        result = CliRunner().invoke(app, [module, "some", "--model", "7b", "--help"])
     assert result.exit_code == 2
-    assert run.call_args.args[0] == [sys.executable, "-m", "boost_core.bench", "rank", "--model", "7b", "--help"]
+    assert run.call_args.args[0] == [sys.executable, "-m", f"boost_core.{module}", "some", "--model", "7b", "--help"]
 
 
 def test_a_table_has_a_line_a_case() -> None:
