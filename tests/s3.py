@@ -37,11 +37,12 @@ class S3Server:
         self._command, self._log, self.environment = command, log, environment
         self.start()
 
-    def start(self) -> None:
-        """Start it, with what it kept from before, and wait until it answers."""
+    def start(self, secret: str = CREDENTIALS["AWS_SECRET_ACCESS_KEY"]) -> None:
+        """Start it, with what it kept from before, and wait until it answers; with another secret it denies us all."""
+        environment = os.environ | CREDENTIALS | {"AWS_SECRET_ACCESS_KEY": secret}
         with self._log.open("a") as stream:
-            self._process = subprocess.Popen(self._command, stdout=stream, stderr=stream, env=os.environ | CREDENTIALS)
-        _wait_until_it_answers(self._process, self.environment, self._log)
+            self._process = subprocess.Popen(self._command, stdout=stream, stderr=stream, env=environment)
+        _wait_until_it_answers(self._process, self.environment | {"AWS_SECRET_ACCESS_KEY": secret}, self._log)
 
     def stop(self) -> None:
         """Kill it; what it has stored stays."""

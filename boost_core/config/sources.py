@@ -40,21 +40,48 @@ class SourceSplit:
         return self.training == self.held_out
 
 
+class UnfitData(ValueError):
+    """Data that a job cannot train on.
+
+    Args:
+        field: The job's field at fault.
+        message: What is wrong and what to do.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 def check_data(data: DataConfig, vocab_size: int, sequence_length: int) -> None:
     """Refuse data that a job could not train on.
 
     Raises:
-        ValueError: A path names no file, there is too little of it for one sequence in a part, or the model has fewer
+        UnfitData: A path names no file, there is too little of it for one sequence in a part, or the model has fewer
             tokens than the tokenizer.
     """
-    for source, _ in data.sources:
-        if source.kind == "tokenized":
-            for path in source.paths:
-                _check_tokenized(path, vocab_size, sequence_length)
-        else:
-            split_source(source, data.held_out_fraction, sequence_length)
+    for number, (source, _) in enumerate(data.sources):
+        try:
+            _check_source(source, data.held_out_fraction, vocab_size, sequence_length)
+        except ValueError as error:
+            field = f"data.mixture.{number}.paths" if data.mixture else "data.source.paths"
+            raise UnfitData(field, str(error)) from error
     if not data.tokenized:
-        _check_vocabulary(data.tokenizer or BYTES, tokenizer_vocabulary(data.tokenizer), vocab_size)
+        try:
+            _check_vocabulary(data.tokenizer or BYTES, tokenizer_vocabulary(data.tokenizer), vocab_size)
+        except ValueError as error:
+            raise UnfitData("data.tokenizer", str(error)) from error
+
+
+def _check_source(source: SourceConfig, held_out_fraction: float, vocab_size: int, sequence_length: int) -> None:
+    if source.kind != "tokenized":
+        split_source(source, held_out_fraction, sequence_length)
+        return
+    for path in source.paths:
+        index = read_index(path)
+        _check_vocabulary(path, index.vocabulary, vocab_size)
+        _refuse_too_little("training", index.tokens("training"), "tokens", sequence_length)
+        _refuse_too_little("held-out", index.tokens("held_out"), "tokens", sequence_length)
 
 
 def tokenizer_vocabulary(tokenizer: str | None) -> int:
@@ -73,13 +100,6 @@ def tokenizer_vocabulary(tokenizer: str | None) -> int:
         return int(max([*ids, *(token["id"] for token in content.get("added_tokens", ()))])) + 1
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{tokenizer!r} is no tokenizer.json of Hugging Face's tokenizers: {error!r}") from error
-
-
-def _check_tokenized(path: str, vocab_size: int, sequence_length: int) -> None:
-    index = read_index(path)
-    _check_vocabulary(path, index.vocabulary, vocab_size)
-    for part, tokens in (("training", index.tokens("training")), ("held-out", index.tokens("held_out"))):
-        _refuse_too_little(part, tokens, "tokens", sequence_length)
 
 
 def _check_vocabulary(name: str, vocabulary: int, vocab_size: int) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from boost_core.config import JobSpec, load_job
+from boost_core.config.nanotron import import_config
 from service.client import ApiError, ServiceUnreachable
 from service.problems import FieldError, job_errors
 from service.settings import Settings
@@ -45,6 +46,22 @@ class ReadableErrors(TyperGroup):
             raise _exit(_field_lines(error.errors) or [error.detail], status) from error
         except BadInput as error:
             raise _exit(error.args, ExitStatus.BAD_INPUT) from error
+
+
+def read_foreign_config(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """A job made of a configuration of nanotron, and what was not carried over.
+
+    Raises:
+        BadInput: It cannot be read, or what it asks for is no legal job.
+    """
+    try:
+        imported = import_config(path)
+        JobSpec.model_validate(imported.job)
+    except ValidationError as error:
+        raise BadInput(*_field_lines(job_errors(error.errors()))) from error
+    except (OSError, ValueError) as error:
+        raise BadInput(str(error)) from error
+    return imported.job, imported.notes
 
 
 def read_job(path: Path) -> JobSpec:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from rich.console import Console
 from rich.table import Table
 
 from service.cli import checkpoints
 from service.cli.demo import run_demo
-from service.cli.failures import BadInput, ExitStatus, ReadableErrors, read_job, read_settings
+from service.cli.failures import BadInput, ExitStatus, ReadableErrors, read_foreign_config, read_job, read_settings
 from service.cli.follow import follow
 from service.cli.lines import duration, line_of, numbers_of
 from service.client import Client
@@ -62,6 +63,22 @@ def bench(context: typer.Context) -> None:
 def data(context: typer.Context) -> None:
     """Make tokens of documents; `boost data tokenize --help` says how."""
     raise typer.Exit(subprocess.run([sys.executable, "-m", "boost_core.data", *context.args]).returncode)
+
+
+@app.command("import-config")
+def import_configuration(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.YAML", help="Of nanotron, or of BOOST's fork of it.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write the job; else to standard output.")] = None,
+) -> None:
+    """Make a job file of another trainer's configuration, and say what could not be carried over."""
+    job, notes = read_foreign_config(config)
+    for note in notes:
+        typer.echo(f"not carried over as it was: {note}", err=True)
+    text = yaml.safe_dump(job, sort_keys=False)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        out.write_text(text, encoding="utf-8")
 
 
 @app.command()

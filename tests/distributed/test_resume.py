@@ -1,12 +1,14 @@
 """The trainer under torchrun: killed with SIGKILL and started again, it continues bit for bit."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from boost_core.checkpoint.folder import CheckpointFolder
@@ -17,14 +19,16 @@ from tests.jobs import tiny_job, write_corpus
 STEPS = {"steps": 40, "evaluate_every_steps": 1000}
 
 
-def start(spec: JobSpec, folder: Path, name: str, processes: int = 2) -> subprocess.Popen[str]:
+def start(
+    spec: JobSpec, folder: Path, name: str, processes: int = 2, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
     job = folder / f"{name}.json"
     job.write_text(spec.model_dump_json())
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "-m", "boost_core"]
     return subprocess.Popen(
         [*command, str(job), "--reports", str(folder / f"{name}.jsonl")],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment or {}),
     )  # fmt: skip
 
 
@@ -33,7 +37,15 @@ def kill_once_saved(process: subprocess.Popen[str], folder: CheckpointFolder, st
     while step not in folder.steps():
         assert time.monotonic() < deadline and process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
+    kill(process)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """SIGKILL for the launcher and all its ranks, which have sessions of their own."""
+    launcher = psutil.Process(process.pid)
+    for each in [*launcher.children(recursive=True), launcher]:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
     process.wait()
 
 

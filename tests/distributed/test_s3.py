@@ -5,19 +5,23 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import fsspec
 import pytest
 
+from boost_core.checkpoint import saver
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec
 from boost_core.config.reports import Report
-from tests.distributed.recording import losses, train_and_record, train_and_record_warnings
+from tests.distributed.recording import losses, read_reports, train_and_record, train_and_record_warnings
+from tests.distributed.test_resume import kill, start
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
 from tests.s3 import BUCKET, S3Server, s3_server
 
 AWAY_SECONDS = 20
+SHORT_RETRIES = (1.0, 2.0, 4.0)
 LONG = {"steps": 60, "evaluate_every_steps": 60}
 
 
@@ -77,6 +81,70 @@ def test_a_store_that_is_away_for_a_while_costs_time_and_no_step(s3: S3Server, r
     assert losses(got) == losses(expected)
     assert CheckpointFolder(job.checkpoint.url).steps() == list(range(10, 61, 10))
     assert any("cannot be written" in line and "the next try is in" in line for line in warnings)
+
+
+def test_a_store_that_denies_us_costs_checkpoints_and_no_step(s3: S3Server, ranks: Ranks, tmp_path: Path) -> None:
+    job = tiny_job(
+        write_corpus(tmp_path / "corpus"), f"s3://{BUCKET}/runs/denied", training=LONG, checkpoint={"every_steps": 10}
+    )
+    folder = CheckpointFolder(job.checkpoint.url)
+
+    def deny_for_a_while() -> None:
+        while not folder.steps():
+            time.sleep(0.1)
+        s3.stop()
+        s3.start(secret="another")
+        time.sleep(sum(SHORT_RETRIES) + 4)
+        s3.stop()
+        s3.start()
+
+    denial = threading.Thread(target=deny_for_a_while)
+    denial.start()
+    (got, warnings), _ = ranks.run(2, with_short_retries, s3.environment, job)
+    denial.join()
+    assert len(losses(got)) == 60
+    assert any("Forbidden" in line or "403" in line for line in warnings), warnings
+    assert any("step-00000020 cannot be written" in line and "goes on without it" in line for line in warnings)
+    saved = folder.steps()
+    assert saved[0] == 10 and saved[-1] == 60 and 20 not in saved
+    assert [report.step for report in got if report.kind == "checkpoint"] == saved
+
+
+def with_short_retries(environment: dict[str, str], job: JobSpec) -> tuple[list[Report], list[str]]:
+    with patch.object(saver, "RETRY_SECONDS", SHORT_RETRIES):
+        return with_environment_and_warnings(environment, job)
+
+
+def test_killed_in_mid_upload_the_checkpoint_before_is_there(s3: S3Server, tmp_path: Path) -> None:
+    spec = tiny_job(
+        write_corpus(tmp_path / "corpus"), f"s3://{BUCKET}/runs/killed", training=LONG,
+        model={"hidden_size": 256, "intermediate_size": 1024, "rank": 64}, checkpoint={"every_steps": 2},
+    )  # fmt: skip
+    folder, store = CheckpointFolder(spec.checkpoint.url), fsspec.filesystem("s3", use_listings_cache=False)
+
+    def half_written() -> list[str]:
+        """Steps whose shards are in the store, at least in part, and that are not committed."""
+        paths = store.find(f"{BUCKET}/runs/killed") if folder.steps() else []
+        begun = {path.split("/")[3] for path in paths}
+        return sorted(begun - {path.split("/")[3] for path in paths if path.endswith("manifest.json")})
+
+    process = start(spec, tmp_path, "before", environment=s3.environment)
+    deadline = time.monotonic() + 90
+    while not half_written():
+        assert time.monotonic() < deadline and process.poll() is None, process.communicate()[0]
+    kill(process)
+    left, committed = half_written(), folder.steps()
+    assert left, "the save had come to its end"
+    assert f"step-{committed[-1]:08}" < left[-1]
+
+    resumed = start(spec, tmp_path, "after", environment=s3.environment)
+    output, _ = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, output
+    after = read_reports(tmp_path / "after.jsonl")
+    assert after[0].step == committed[-1]
+    assert folder.steps()[-1] == 60
+    before = losses(read_reports(tmp_path / "before.jsonl"))
+    assert all(loss == before[step] for step, loss in losses(after).items() if step in before)
 
 
 def with_environment_and_warnings(environment: dict[str, str], spec: JobSpec) -> tuple[list[Report], list[str]]:

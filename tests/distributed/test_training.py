@@ -40,6 +40,7 @@ LAYOUTS = [
     pytest.param({"tensor_parallel_size": 4}, id="tp4"),
     pytest.param({"tensor_parallel_size": 1, "data_parallel_size": 2}, id="dp2"),
     pytest.param({"tensor_parallel_size": 2, "data_parallel_size": 2}, id="tp2 dp2"),
+    pytest.param({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, id="tp2 pp2"),
 ]
 
 

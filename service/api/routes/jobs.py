@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from boost_core.config import JobSpec
-from boost_core.config.sources import check_data
+from boost_core.config.sources import UnfitData, check_data
 from service.api.deps import ContextDep, JobDep
 from service.api.errors import InvalidJob, problem_responses
 from service.api.requests import StrictRoute
@@ -68,10 +68,8 @@ def cancel(job_id: str, context: ContextDep) -> JobRecord:
 def _refuse_absent_data(spec: JobSpec) -> None:
     try:
         check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length)
-    except ValueError as error:
-        problem = str(error)
+    except UnfitData as error:
+        raise InvalidJob([FieldError(field=error.field, message=str(error))]) from error
     except Exception as error:  # the clients of object stores raise types of their own
         problem = f"cannot be looked up: {error}; check the URL and that the service has credentials for it"
-    else:
-        return
-    raise InvalidJob([FieldError(field="data.source.paths", message=problem)])
+        raise InvalidJob([FieldError(field="data", message=problem)]) from error
