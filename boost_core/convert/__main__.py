@@ -10,6 +10,8 @@ from boost_core.config.base import in_lines
 from boost_core.convert.factor import factored
 from boost_core.convert.model_folder import read_model, write_model
 from boost_core.convert.names import fill_from_published, to_published
+from boost_core.convert.nanotron.llama import CONFIG as NANOTRON_CONFIG
+from boost_core.convert.nanotron.llama import read_nanotron, write_nanotron
 from boost_core.convert.whole import empty_weights, read_weights, write_start
 
 
@@ -18,7 +20,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     try:
         if arguments.command == "export":
-            export(arguments.checkpoints, arguments.model, arguments.step)
+            export(arguments.checkpoints, arguments.model, arguments.step, arguments.nanotron)
         else:
             start(arguments.model, arguments.job, arguments.checkpoints)
     except (OSError, ValueError) as error:
@@ -27,13 +29,14 @@ def main() -> int:
     return 0
 
 
-def export(checkpoints: str, model_folder: Path, step: int | None) -> None:
-    """Write a checkpoint's model, fp32, under its published names.
+def export(checkpoints: str, model_folder: Path, step: int | None, nanotron_ranks: int | None) -> None:
+    """Write a checkpoint's model, fp32, under its published names, or as nanotron would.
 
     Args:
         checkpoints: Folder of a job's checkpoints, a path or a URL.
         model_folder: Where the model goes.
         step: Which checkpoint; the newest by default.
+        nanotron_ranks: Tensor parallel ranks of nanotron to write as; ``None`` for safetensors with published names.
 
     Raises:
         ValueError: There is no such checkpoint, or its family has no published form.
@@ -43,7 +46,11 @@ def export(checkpoints: str, model_folder: Path, step: int | None) -> None:
     if not steps or step not in (None, *steps):
         raise ValueError(f"{checkpoints} holds no {f'checkpoint of step {step}' if steps else 'checkpoint'}; check it")
     model, weights = read_weights(folder, steps[-1] if step is None else step)
-    write_model(model_folder, model, to_published(model, weights))
+    published = to_published(model, weights)
+    if nanotron_ranks is None:
+        write_model(model_folder, model, published)
+    else:
+        write_nanotron(model_folder, model, published, nanotron_ranks)
 
 
 def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:
@@ -55,7 +62,8 @@ def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:
         ValueError: The model is not the job's.
     """
     job = load_job(job_file)
-    there, published = read_model(model_folder)
+    from_nanotron = (model_folder / NANOTRON_CONFIG).exists()
+    there, published = read_nanotron(model_folder) if from_nanotron else read_model(model_folder)
     if there.family == "dense" and job.model.rank is not None:
         published = factored(published, job.model.rank)
     weights = empty_weights(job.model)
@@ -70,8 +78,13 @@ def _parser() -> argparse.ArgumentParser:
     to_model.add_argument("checkpoints", help="folder of a job's checkpoints, a path or a URL")
     to_model.add_argument("model", type=Path, help="folder to write the model to")
     to_model.add_argument("--step", type=int, help="which checkpoint; the newest by default")
+    to_model.add_argument(
+        "--nanotron", type=int, metavar="TP", help="write a dense model as TP ranks of nanotron would"
+    )
     from_model = commands.add_parser("start", help="a model as a checkpoint that a job starts from")
-    from_model.add_argument("model", type=Path, help="folder with config.json and safetensors")
+    from_model.add_argument(
+        "model", type=Path, help="folder with config.json and safetensors, or a checkpoint of nanotron's"
+    )
     from_model.add_argument("job", type=Path, help="the job, YAML or JSON")
     from_model.add_argument("checkpoints", help="folder to write it to; the job's checkpoint.resume_from")
     return parser

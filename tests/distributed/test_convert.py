@@ -140,7 +140,7 @@ def dense_job(corpus: Path, checkpoints: Path, **changes) -> JobSpec:
 def test_a_dense_job_goes_on_as_a_low_rank_one(ranks: Ranks, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     ranks.run(2, train_and_record, dense_job(corpus, tmp_path / "dense", training={"steps": 60}))
-    export(str(tmp_path / "dense"), tmp_path / "model", None)
+    export(str(tmp_path / "dense"), tmp_path / "model", None, None)
     cut = {"resume_from": str(tmp_path / "cut")}
     job = tiny_job(corpus, tmp_path / "svd", model={"family": "svd", "rank": 24}, checkpoint=cut)
     (tmp_path / "job.json").write_text(job.model_dump_json())
@@ -154,7 +154,7 @@ def test_a_dense_job_goes_on_as_a_low_rank_one(ranks: Ranks, tmp_path: Path) -> 
 
 def test_an_export_has_the_weights_of_its_step(ranks: Ranks, tmp_path: Path) -> None:
     ranks.run(2, train_and_record, dense_job(write_corpus(tmp_path / "corpus"), tmp_path / "dense"))
-    export(str(tmp_path / "dense"), tmp_path / "model", 3)
+    export(str(tmp_path / "dense"), tmp_path / "model", 3, None)
     config, weights = read_weights(CheckpointFolder(str(tmp_path / "dense")), 3)
     _, published = read_model(tmp_path / "model")
     assert all(torch.equal(published[name], slot.of(weights)) for name, slot in published_slots(config).items())

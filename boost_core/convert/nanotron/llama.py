@@ -1,0 +1,198 @@
+"""A LLaMA in nanotron's shards.
+
+It packs query, key and value into one matrix and gate and up into another, d_out × d_in, and its rotary embedding
+turns neighbours of a head where LLaMA's published weights, and ours, turn halves.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from boost_core.config import ModelConfig
+from boost_core.convert.names import Tensors
+from boost_core.convert.nanotron.modules import modules
+
+CONFIG = "model_config.json"
+
+# Under NumPy 2 nanotron writes shapes that it cannot read: (np.int64(32), 16).
+_NUMPY_INTEGER = re.compile(r"np\.int64\((\d+)\)")
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """One of nanotron's weights.
+
+    Attributes:
+        name: Its name.
+        published: The published tensors that it packs along its first axis.
+        split: The axis that its tensor parallel ranks split, each packed part by itself; ``None`` for a norm.
+        turned: How many of the parts come before a rotary embedding.
+    """
+
+    name: str
+    published: tuple[str, ...]
+    split: int | None
+    turned: int = 0
+
+
+def read_nanotron(folder: Path) -> tuple[ModelConfig, Tensors]:
+    """A model in nanotron's shards, whatever number of ranks wrote them, in fp32 under its published names.
+
+    Raises:
+        ValueError: The folder holds no such model, or not all of it.
+    """
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+        model = ModelConfig.model_validate(
+            {
+                "family": "dense",
+                "tie_embeddings": config["tie_word_embeddings"],
+                "norm_epsilon": config["rms_norm_eps"],
+                "rope_theta": config.get("rope_theta", 10_000.0),
+                "num_key_value_heads": config.get("num_key_value_heads"),
+                **{name: config[name] for name in _SAME_NAMES},
+            }
+        )
+    except (OSError, KeyError) as error:
+        raise ValueError(f"{folder} holds no {CONFIG} of a LLaMA of nanotron's: {error!r}") from error
+    published: Tensors = {}
+    for packed in _packed(model):
+        whole = _merged(folder / "model", packed.name).float()
+        sizes = [_rows(model, name) for name in packed.published]
+        if sum(sizes) != len(whole):
+            raise ValueError(f"{packed.name} has {len(whole)} rows and the model {sum(sizes)}; {CONFIG} is another's")
+        for place, (name, part) in enumerate(zip(packed.published, torch.split(whole, sizes), strict=True)):
+            published[name] = _to_halves(part, model.head_size) if place < packed.turned else part
+    return model, {name: tensor.contiguous() for name, tensor in published.items()}
+
+
+def write_nanotron(folder: Path, model: ModelConfig, published: Tensors, tensor_parallel_size: int) -> None:
+    """Write a dense model as ``tensor_parallel_size`` ranks of nanotron would.
+
+    Raises:
+        ValueError: The family is not dense, or the ranks do not divide the model.
+    """
+    if model.family != "dense":
+        raise ValueError(f"nanotron's LLaMA is dense, and the model is {model.family}; export it without --format")
+    parts = (model.key_value_heads, model.intermediate_size, model.vocab_size)
+    if any(part % tensor_parallel_size for part in parts):
+        raise ValueError(
+            f"{tensor_parallel_size} ranks do not divide {parts[0]} key and value heads, an MLP of {parts[1]} and "
+            f"{parts[2]} tokens; use fewer"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for packed in _packed(model):
+        tensors = [
+            _to_neighbours(published[name], model.head_size) if place < packed.turned else published[name]
+            for place, name in enumerate(packed.published)
+        ]
+        _write_shards(folder / "model", packed, tensors, tensor_parallel_size)
+    content = {name: getattr(model, name) for name in _SAME_NAMES} | {
+        "num_key_value_heads": model.key_value_heads, "rms_norm_eps": model.norm_epsilon,
+        "tie_word_embeddings": model.tie_embeddings, "is_llama_config": True,
+    }  # fmt: skip
+    (folder / CONFIG).write_text(json.dumps(content, indent=2))
+
+
+_SAME_NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
+def _packed(model: ModelConfig) -> Iterator[_Packed]:
+    yield _Packed("model.token_position_embeddings.pp_block.token_embedding.weight", ("model.embed_tokens.weight",), 0)
+    for layer in range(model.num_hidden_layers):
+        here, there = f"model.decoder.{layer}.pp_block", f"model.layers.{layer}"
+        attention, mlp = f"{there}.self_attn", f"{there}.mlp"
+        heads = tuple(f"{attention}.{each}_proj.weight" for each in "qkv")
+        yield _Packed(f"{here}.input_layernorm.weight", (f"{there}.input_layernorm.weight",), None)
+        yield _Packed(f"{here}.attn.qkv_proj.weight", heads, 0, turned=2)
+        yield _Packed(f"{here}.attn.o_proj.weight", (f"{attention}.o_proj.weight",), 1)
+        yield _Packed(f"{here}.post_attention_layernorm.weight", (f"{there}.post_attention_layernorm.weight",), None)
+        yield _Packed(f"{here}.mlp.gate_up_proj.weight", (f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"), 0)
+        yield _Packed(f"{here}.mlp.down_proj.weight", (f"{mlp}.down_proj.weight",), 1)
+    yield _Packed("model.final_layer_norm.pp_block.weight", ("model.norm.weight",), None)
+    if not model.tie_embeddings:
+        yield _Packed("model.lm_head.pp_block.weight", ("lm_head.weight",), 0)
+
+
+def _rows(model: ModelConfig, name: str) -> int:
+    """Rows of a published tensor."""
+    if name.endswith(("k_proj.weight", "v_proj.weight")):
+        return model.key_value_size
+    if name.endswith(("gate_proj.weight", "up_proj.weight")):
+        return model.intermediate_size
+    return model.vocab_size if name.endswith(("embed_tokens.weight", "lm_head.weight")) else model.hidden_size
+
+
+def _to_halves(rows: torch.Tensor, head_size: int) -> torch.Tensor:
+    """Rows of heads whose neighbours turn together, in the order in which halves do."""
+    return rows.view(-1, head_size // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+
+def _to_neighbours(rows: torch.Tensor, head_size: int) -> torch.Tensor:
+    return rows.view(-1, 2, head_size // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+
+def _merged(root: Path, name: str) -> torch.Tensor:
+    """A whole weight from all of its shards."""
+    *folders, last = name.split(".")
+    place = root.joinpath(*folders)
+    shards = sorted(place.glob(f"model_{last}*.safetensors"))
+    if not shards:
+        raise ValueError(f"{place} has no shard of {name}; give the folder of a whole checkpoint of nanotron's")
+    whole: torch.Tensor | None = None
+    covered = 0
+    for path in shards:
+        with safe_open(path, framework="pt") as stream:
+            shard: torch.Tensor = stream.get_tensor("data")
+            metadata = stream.metadata()
+        if not metadata or "unsharded_shape" not in metadata:
+            return shard
+        placed = modules().tensor_metadata.from_str_dict(
+            {key: _NUMPY_INTEGER.sub(r"\1", value) for key, value in metadata.items()}
+        )
+        if whole is None:
+            whole = torch.empty(placed.unsharded_shape, dtype=shard.dtype)
+        for pair in placed.local_global_slices_pairs:
+            whole[pair.global_slices] = shard[pair.local_slices]
+        covered += shard.numel()
+    if whole is None or covered != whole.numel():
+        raise ValueError(f"shards of {name} are missing in {place}; there are {len(shards)}")
+    return whole
+
+
+def _write_shards(root: Path, packed: _Packed, tensors: list[torch.Tensor], ranks: int) -> None:
+    *folders, last = packed.name.split(".")
+    place = root.joinpath(*folders)
+    place.mkdir(parents=True, exist_ok=True)
+    whole, axis = torch.cat(tensors), packed.split
+    if axis is None:
+        save_file({"data": whole}, place / f"model_{last}.safetensors")
+        return
+    nanotron = modules()
+    for rank in range(ranks):
+        pairs, pieces = [], []
+        begin, local = 0, 0
+        for tensor in tensors if axis == 0 else [whole]:
+            share = tensor.shape[axis] // ranks
+            mine = slice(begin + rank * share, begin + (rank + 1) * share)
+            pairs.append(
+                nanotron.slices_pair(
+                    local_slices=_along(axis, slice(local, local + share), whole.ndim),
+                    global_slices=_along(axis, mine, whole.ndim),
+                )
+            )
+            pieces.append(whole[_along(axis, mine, whole.ndim)])
+            begin, local = begin + tensor.shape[axis], local + share
+        metadata = nanotron.tensor_metadata(nanotron.checkpoint_version, tuple(pairs), tuple(whole.shape)).to_str_dict()
+        name = f"model_{last}_pp-rank-0-of-1_tp-rank-{rank}-of-{ranks}.safetensors"
+        save_file({"data": torch.cat(pieces, dim=axis).contiguous()}, place / name, metadata)
+
+
+def _along(axis: int, here: slice, dimensions: int) -> tuple[slice, ...]:
+    return tuple(here if each == axis else slice(None) for each in range(dimensions))
