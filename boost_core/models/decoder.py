@@ -71,11 +71,10 @@ class Decoder(nn.Module):
             residual, _ = self.through(self.blocks, self.embed(token_T), None, rotation)
         else:
             token_bs = token_T.view(-1, rotation.sequence_length)
+            chunks = token_bs.chunk(self.portions)  # of one sequence there is only one
             portions = [
                 self._in_stages(portion_bs.flatten(), its_rotation)
-                for portion_bs, its_rotation in zip(
-                    token_bs.chunk(self.portions), rotation.portions(self.portions), strict=True
-                )
+                for portion_bs, its_rotation in zip(chunks, rotation.portions(len(chunks)), strict=True)
             ]
             residual = _joined(run_together(portions))
         return self.losses(residual, target_T)
