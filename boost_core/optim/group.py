@@ -6,7 +6,7 @@ into buckets, and every bucket into a part a replica, so that a bucket can be se
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 
@@ -104,7 +104,7 @@ class Group:
         self.master = torch.cat([full[own] for own in self._own]) if self.sharded else full
         self.own_gradient = torch.zeros_like(self.master) if self.sharded else self._gradient
         self.first_moment, self.second_moment = torch.zeros_like(self.master), torch.zeros_like(self.master)
-        self._copy: dict[str, torch.Tensor] | None = None
+        self._copies: list[torch.Tensor] | None = None
         self.own_weight = None
         if compute_type != precise:
             self.own_weight = self.master.to(compute_type) if self.sharded else self._weight
@@ -159,29 +159,25 @@ class Group:
 
     def pieces(self) -> Iterator[Piece]:
         """The state that this rank keeps."""
-        return self._pieces(self._state())
-
-    def copied(self) -> Iterator[Piece]:
-        """The same in the host's memory, as it is now; the next copy takes its place."""
-        if self._copy is None:
-            self._copy = {
-                quantity: torch.empty_like(flat, device="cpu", pin_memory=flat.is_cuda)
-                for quantity, flat in self._state().items()
-            }
-        for quantity, flat in self._state().items():
-            self._copy[quantity].copy_(flat, non_blocking=True)
-        return self._pieces(self._copy)
-
-    def _state(self) -> dict[str, torch.Tensor]:
-        return {"master": self.master, "first_moment": self.first_moment, "second_moment": self.second_moment}
-
-    def _pieces(self, flats: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
+        flats = {"master": self.master, "first_moment": self.first_moment, "second_moment": self.second_moment}
         for own, place in zip(self._own, self._places(), strict=True):
             for box in self._layout.boxes_within(own.start, own.stop):
                 begin = place.start + box.begin - own.start
                 for quantity, flat in flats.items():
                     tensor = flat[begin : begin + prod(box.sizes)].view(box.sizes)
                     yield Piece(box.name, quantity, self._layout.shapes[box.name], box.offsets, tensor)
+
+    def copied(self) -> list[Piece]:
+        """The same in the host's memory, as it is now; the next copy takes its place."""
+        pieces = list(self.pieces())
+        if self._copies is None:
+            # Each in memory of its own: of a view torch's checkpoint would make one more copy to write it.
+            self._copies = [
+                torch.empty_like(piece.tensor, device="cpu", pin_memory=piece.tensor.is_cuda) for piece in pieces
+            ]
+        for piece, copy in zip(pieces, self._copies, strict=True):
+            copy.copy_(piece.tensor, non_blocking=True)
+        return [replace(piece, tensor=copy) for piece, copy in zip(pieces, self._copies, strict=True)]
 
     def _places(self) -> list[slice]:
         """Where each of the own parts lies in what is kept."""

@@ -124,7 +124,11 @@ def main() -> None:
     rows = [
         _row(f"time of {EVERY * SAVES} steps, saved every {EVERY}, over that without", loop["ratios"], "{:.3f}"),
         _row("share of it that the loop stood still", loop["held"], "{:.2%}"),
-        [f"memory beyond the copy while a state of {loop['state']:.0f} MiB is written", f"{loop['grown']:.0f} MiB", "at most"],
+        [
+            f"memory beyond the copy while a state of {loop['state']:.0f} MiB is written",
+            f"{loop['grown']:.0f} MiB",
+            "at most",
+        ],
         _row(f"throughput to S3 of {STORED_MIB} MiB over that of a plain put", of_put, "{:.2f}"),
     ]
     write_table(FIGURES / "checkpoint.md", ["", "median", "p20 – p80"], rows)
