@@ -131,9 +131,9 @@ def _parallelism(reader: "_Reader") -> dict[str, Any]:
         parallelism["recompute"] = "full"
         reader.note("parallelism.recompute_layer", True, "recompute=full does the same; latent sends nothing again")
     stage = reader.take("optimizer.zero_stage", 0)
-    parallelism["zero_stage"] = min(stage, 1)
-    if stage > 1:
-        reader.note("optimizer.zero_stage", stage, "stage 1 is the highest here")
+    parallelism["zero_stage"] = min(stage, 2)
+    if stage > 2:
+        reader.note("optimizer.zero_stage", stage, "stage 2 is the highest here")
     return parallelism
 
 

@@ -18,8 +18,10 @@ class ParallelismConfig(Config):
         description="Order of micro-batches in the pipeline's stages. interleaved_1f1b: two stages a rank; "
         "zero_bubble: that, and weight gradients fill what would be idle; for btp.",
     )
-    zero_stage: Literal[0, 1] = Field(
-        1, description="1: each data parallel rank keeps an equal part of masters and moments; 0: all keep all."
+    zero_stage: Literal[0, 1, 2] = Field(
+        1,
+        description="1: each data parallel rank keeps an equal part of masters and moments; 2: of the gradients, too, "
+        "which are then sent once a micro-batch; 0: all keep all.",
     )
     strategy: Literal["btp", "vanilla", "fullrank"] | None = Field(
         None,

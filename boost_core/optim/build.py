@@ -39,8 +39,8 @@ def make_optimizer(
         members.setdefault(kind, {})[name] = weight
     # The largest first, so that most of the gradients need not wait for what little there is of the others.
     kinds = sorted(members, key=lambda kind: (-kind.decay, kind.latent, kind.apart))
-    compute_type, sharded = COMPUTE_TYPES[spec.training.precision], spec.parallelism.zero_stage == 1
-    groups = [Group(kind, members[kind], compute_type, replicas, sharded) for kind in kinds]
+    compute_type, zero_stage = COMPUTE_TYPES[spec.training.precision], spec.parallelism.zero_stage
+    groups = [Group(kind, members[kind], compute_type, replicas, zero_stage) for kind in kinds]
     if loro is None:
         return MasterWeightAdamW(groups, config)
     rank_share = spec.model.bottleneck_rank / spec.model.hidden_size

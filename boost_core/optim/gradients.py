@@ -1,7 +1,7 @@
 """A step's gradients, summed up over micro-batches as they come off the weights, and over replicas while they come."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -9,35 +9,39 @@ from torch import nn
 
 from boost_core.optim.group import Group
 from boost_core.parallel.collectives import Collectives
-from boost_core.parallel.ledger import Pending
+
+# Buckets under way at a time where each has memory of its own.
+_AT_ONCE = 2
 
 
 class Gradients:
     """Takes the gradients of all groups.
 
     How often a weight's gradient comes up in a step is learnt in the first one. From the second on, a bucket is sent as
-    soon as its last gradient is in, while the rest of the backward pass goes on. Buckets go in one order, from the last
-    to the first, because all replicas must agree on it.
+    soon as its last gradient is in, while the rest of the backward pass goes on: once a step, or under ZeRO's second
+    stage once a micro-batch. Buckets go in one order, from the last to the first, as all replicas must agree on one.
 
     Args:
         weights: The model's weights by name.
         groups: The groups that they are in.
         replicas: The data parallel group.
+        rounds: How often each bucket is sent in a step.
     """
 
-    def __init__(self, weights: Mapping[str, nn.Parameter], groups: Sequence[Group], replicas: Collectives) -> None:
-        self._groups, self._replicas = groups, replicas
+    def __init__(
+        self, weights: Mapping[str, nn.Parameter], groups: Sequence[Group], replicas: Collectives, rounds: int = 1
+    ) -> None:
+        self._groups, self._replicas, self._rounds = groups, replicas, rounds
         self._buckets = [(group, bucket) for group in groups for bucket in reversed(range(len(group.buckets)))]
-        self._sums = {name: view for group in groups for name, view in group.gradients.items()}
+        self._group_of = {name: group for group in groups for name in group.names}
         self._places = {
             name: [self._buckets.index((group, bucket)) for bucket in group.buckets_of(name)]
-            for group in groups
-            for name in group.gradients
+            for name, group in self._group_of.items()
         }
         self._arrivals: Counter[str] = Counter()
-        self._expected: list[int] | None = None
-        self._missing: list[int] = []
-        self._under_way: list[Pending] = []
+        self._arrived = [0] * len(self._buckets)
+        self._expected: list[int] | None = None  # in a round
+        self._under_way: deque[Callable[[], None]] = deque()
         self._sent = 0
         for name, weight in weights.items():
             weight.register_post_accumulate_grad_hook(partial(self._take, name))  # type: ignore[no-untyped-call]
@@ -47,45 +51,54 @@ class Gradients:
         for group in self._groups:
             group.clear_gradients()
         self._arrivals.clear()
-        self._missing, self._sent = list(self._expected or ()), 0
+        self._arrived, self._sent = [0] * len(self._buckets), 0
 
     def finish(self) -> None:
         """Wait until every replica has its part of the sums over all of them."""
         if self._expected is None:
             self._learn()
-        elif any(self._missing):
+            self._send(len(self._buckets))
+        elif self._sent < self._rounds * len(self._buckets):
             raise AssertionError(f"gradients of {self._incomplete()} did not come up as often as in the first step")
-        self._send(len(self._buckets))
         while self._under_way:
-            self._under_way.pop().wait()
+            self._under_way.popleft()()
 
     def _take(self, name: str, weight: torch.Tensor) -> None:
         if weight.grad is None:
             raise AssertionError(f"no gradient reached {name}")
-        self._sums[name].add_(weight.grad)
+        self._group_of[name].add_gradient(name, weight.grad)
         weight.grad = None
         self._arrivals[name] += 1
-        if self._missing:
-            for place in self._places[name]:
-                self._missing[place] -= 1
-            self._send(next((place for place, left in enumerate(self._missing) if left), len(self._missing)))
+        for place in self._places[name]:
+            self._arrived[place] += 1
+        if self._expected is not None:
+            ready = self._sent
+            while ready < self._rounds * len(self._buckets) and self._is_in(ready):
+                ready += 1
+            self._send(ready)
+
+    def _is_in(self, sending: int) -> bool:
+        """Whether all gradients of a sending, counted through the rounds, have come."""
+        if self._expected is None:
+            raise AssertionError("not learnt yet")
+        finished, place = divmod(sending, len(self._buckets))
+        return self._arrived[place] >= (finished + 1) * self._expected[place]
 
     def _send(self, ready: int) -> None:
-        """Start the reduction of all buckets before the one of this number."""
+        """Start the reduction of all that comes before the sending of this number."""
         while self._sent < ready:
             if self._replicas.size > 1:
-                group, bucket = self._buckets[self._sent]
+                group, bucket = self._buckets[self._sent % len(self._buckets)]
                 self._under_way.append(group.start_reduction(bucket))
+                if self._rounds > 1 and len(self._under_way) > _AT_ONCE:
+                    self._under_way.popleft()()
             self._sent += 1
 
     def _learn(self) -> None:
-        if never := self._sums.keys() - self._arrivals.keys():
+        if never := self._group_of.keys() - self._arrivals.keys():
             raise AssertionError(f"no gradient reached {', '.join(sorted(never))}")
-        self._expected = [0] * len(self._buckets)
-        for name, count in self._arrivals.items():
-            for place in self._places[name]:
-                self._expected[place] += count
+        self._expected = [count // self._rounds for count in self._arrived]
 
     def _incomplete(self) -> str:
-        names = (name for name, places in self._places.items() if any(self._missing[place] for place in places))
-        return ", ".join(sorted(names))
+        late = self._sent % len(self._buckets)
+        return ", ".join(sorted(name for name, places in self._places.items() if late in places))

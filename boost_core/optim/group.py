@@ -3,9 +3,11 @@
 With ZeRO's first stage (arXiv 1910.02054) each of the data parallel replicas keeps an equal part of the masters and
 moments: it gets the sum of that part's gradients, updates it, and all gather the rounded weights. Memory is divided
 into buckets, and every bucket into a part a replica, so that a bucket can be sent as soon as its gradients are there.
+With the second stage there is no sum of all gradients: a bucket has memory from its first gradient of a micro-batch
+until it is sent, and each replica adds up what it gets.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
@@ -15,7 +17,6 @@ from torch import nn
 
 from boost_core.optim.flat import BLOCK, FlatLayout, Offsets
 from boost_core.parallel.collectives import Collectives
-from boost_core.parallel.ledger import Pending
 
 BUCKET_ELEMENTS = 1 << 25  # 128 MiB of fp32 gradients
 
@@ -64,13 +65,13 @@ class Group:
         weights: The weights by name, fp32; they become ``compute_type`` here, and views of one tensor.
         compute_type: What the model computes in.
         replicas: The data parallel group.
-        sharded: Whether each replica is to keep a part of the state.
+        zero_stage: 1 if each replica is to keep a part of the state, 2 if of the gradients, too; else 0.
         bucket_elements: Elements of a bucket, at most.
 
     Attributes:
         kind: As given.
         sharded: Whether this replica keeps a part of the state, or all of it.
-        gradients: Where the gradients of a step are summed up, in at least fp32, by name.
+        names: Of the weights.
         buckets: Where each bucket lies.
         own_gradient: The reduced gradients of what this replica keeps; flat, as the next four.
         master: Its weights in the same type.
@@ -81,10 +82,10 @@ class Group:
 
     def __init__(
         self, kind: Kind, weights: Mapping[str, nn.Parameter], compute_type: torch.dtype, replicas: Collectives,
-        sharded: bool, *, bucket_elements: int = BUCKET_ELEMENTS,
+        zero_stage: int, *, bucket_elements: int = BUCKET_ELEMENTS,
     ) -> None:  # fmt: skip
         self.kind, self._replicas = kind, replicas
-        self.sharded = sharded and not kind.apart and replicas.size > 1
+        self.sharded = zero_stage > 0 and not kind.apart and replicas.size > 1
         parts = replicas.size if self.sharded else 1
         self._layout = FlatLayout({name: weight.shape for name, weight in weights.items()}, parts)
         self.buckets = _buckets(self._layout.length, parts, bucket_elements if replicas.size > 1 else None)
@@ -98,11 +99,13 @@ class Group:
         self._weight = full if compute_type == precise else full.to(compute_type)
         for name, view in self._layout.views(self._weight).items():
             weights[name].data = view
-        self._gradient = torch.zeros_like(full)
-        self.gradients = self._layout.views(self._gradient)
+        self.names = list(weights)
+        self._gradient = None if zero_stage == 2 and replicas.size > 1 else torch.zeros_like(full)
+        self._sums = {} if self._gradient is None else self._layout.views(self._gradient)
+        self._of_buckets: dict[int, torch.Tensor] = {}
 
         self.master = torch.cat([full[own] for own in self._own]) if self.sharded else full
-        self.own_gradient = torch.zeros_like(self.master) if self.sharded else self._gradient
+        self.own_gradient = torch.zeros_like(self.master) if self._gradient is None or self.sharded else self._gradient
         self.first_moment, self.second_moment = torch.zeros_like(self.master), torch.zeros_like(self.master)
         self._copies: list[torch.Tensor] | None = None
         self.own_weight = None
@@ -123,14 +126,62 @@ class Group:
 
     def clear_gradients(self) -> None:
         """Begin the sums of a step."""
-        self._gradient.zero_()
+        (self.own_gradient if self._gradient is None else self._gradient).zero_()
 
-    def start_reduction(self, bucket: int) -> Pending:
-        """Start to sum a bucket's gradients over the replicas; each gets its own part, or all of it."""
-        gradient = self._gradient[self.buckets[bucket]]
-        if not self.sharded:
-            return self._replicas.start_all_reduce_(gradient, "gradients")
-        return self._replicas.start_reduce_scatter(self.own_gradient[self._places()[bucket]], gradient, "gradients")
+    def add_gradient(self, name: str, gradient: torch.Tensor) -> None:
+        """Add a weight's gradient of a micro-batch to its sum, in at least fp32."""
+        if self._gradient is not None:
+            self._sums[name].add_(gradient)
+            return
+        first, last = self._layout.ranges[name]
+        for index in self.buckets_of(name):
+            bucket = self.buckets[index]
+            low, high = max(first, bucket.start), min(last, bucket.stop)
+            here = self._memory_of(index)[low - bucket.start : high - bucket.start]
+            here.add_(gradient.flatten()[low - first : high - first])
+
+    def summed_gradients(self) -> dict[str, torch.Tensor]:
+        """Sums of gradients by name, where this replica keeps all of them."""
+        if self.sharded:
+            raise AssertionError("each replica keeps a part of them")
+        return self._layout.views(self.own_gradient)
+
+    def start_reduction(self, bucket: int) -> Callable[[], None]:
+        """Start to sum a bucket's gradients over the replicas; each gets its own part, or all of it.
+
+        Returns:
+            Waits for it.
+        """
+        here = self.buckets[bucket]
+        place = self._places()[bucket] if self.sharded else here
+        mine = self.own_gradient[place]
+        if self._gradient is None:
+            return self._start_part(mine, bucket)
+        if self.sharded:
+            return self._replicas.start_reduce_scatter(mine, self._gradient[here], "gradients").wait
+        return self._replicas.start_all_reduce_(mine, "gradients").wait
+
+    def _start_part(self, mine: torch.Tensor, bucket: int) -> Callable[[], None]:
+        """The same of a micro-batch's gradients, which are added to what there is."""
+        memory = self._memory_of(bucket)
+        del self._of_buckets[bucket]
+        if self.sharded:
+            received = torch.empty_like(mine)
+            pending = self._replicas.start_reduce_scatter(received, memory, "gradients")
+        else:
+            received, pending = memory, self._replicas.start_all_reduce_(memory, "gradients")
+
+        def add() -> None:
+            pending.wait()
+            mine.add_(received)
+
+        return add
+
+    def _memory_of(self, bucket: int) -> torch.Tensor:
+        if bucket not in self._of_buckets:
+            here = self.buckets[bucket]
+            self._of_buckets[bucket] = self.own_gradient.new_zeros(here.stop - here.start)
+        return self._of_buckets[bucket]
 
     def squares(self) -> torch.Tensor:
         """Sum of squares of the reduced gradients that this replica keeps, one float64 element."""

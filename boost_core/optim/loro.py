@@ -84,7 +84,7 @@ class Loro(MasterWeightAdamW):
             learning_rate *= min(1.0, since / self._loro.rewarm_steps)
         first_decay, second_decay = self._config.betas
         step_size = learning_rate * sqrt(1 - second_decay**since) / (1 - first_decay**since)
-        gradients = self._factors.gradients
+        gradients = self._factors.summed_gradients()
         directions = {name: self._direction(name, gradient * clip) for name, gradient in gradients.items()}
         if since == self._loro.exact_every_steps:
             self._exact(directions, step_size)

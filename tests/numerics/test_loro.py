@@ -89,14 +89,15 @@ def test_lazy_steps_an_exact_one_and_the_rewarming_after_it() -> None:
     down, up = nn.Parameter(m.unsqueeze(1).clone()), nn.Parameter(n.T.unsqueeze(0).clone())
     config = OptimizerConfig(kind="loro", loro=LoroConfig(exact_every_steps=3, rewarm_steps=2), weight_decay=0.1)
     kind = Kind(decay=0.1, split=True, latent=False, apart=True)
-    factors = Group(kind, {"down": down, "up": up}, torch.float64, alone, sharded=True)
+    factors = Group(kind, {"down": down, "up": up}, torch.float64, alone, zero_stage=1)
     optimizer = Loro([factors], config, config.loro, [FactorPair("down", 0, "up", 0)], 0.25, alone)
     generator = torch.Generator().manual_seed(9)
     seen: list[tuple[Tensor, Tensor]] = []
     for step in range(1, 6):
         seen.append(tuple(torch.randn(each.shape, generator=generator, dtype=torch.float64) for each in (m, n)))
-        factors.gradients["down"].copy_(seen[-1][0].unsqueeze(1) * 2)
-        factors.gradients["up"].copy_(seen[-1][1].T.unsqueeze(0) * 2)
+        factors.clear_gradients()
+        factors.add_gradient("down", seen[-1][0].unsqueeze(1) * 2)
+        factors.add_gradient("up", seen[-1][1].T.unsqueeze(0) * 2)
         optimizer.step(torch.tensor([0.5]), 0.01, step)
         directions = [adam([pair[factor] for pair in seen]) for factor in (0, 1)]
         if step == 3:

@@ -120,7 +120,7 @@ def test_a_dense_model_of_nanotrons_own(tmp_path: Path) -> None:
         ("model__dtype", "float16", "dtype=float16: bf16 is used"),
         ("parallelism__pp_engine", "afab", "pp_engine=afab"),
         ("parallelism__context_parallel_size", 2, "parallelism.context_parallel_size=2: not carried over"),
-        ("optimizer__zero_stage", 2, "zero_stage=2: stage 1"),
+        ("optimizer__zero_stage", 3, "zero_stage=3: stage 2"),
         ("optimizer__learning_rate_scheduler__lr_decay_style", "linear", "lr_decay_style=linear: it is cosine here"),
         ("optimizer__optimizer_factory__name", "sgd", "name=sgd"),
         ("checkpoints__resume_checkpoint_path", "/old", "resume_checkpoint_path=/old"),

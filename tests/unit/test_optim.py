@@ -35,14 +35,16 @@ PLAIN = Kind(decay=0.0, split=True, latent=False, apart=False)
 
 
 def grouped(kind: Kind, compute_type: torch.dtype, **weights: nn.Parameter) -> Group:
-    return Group(kind, weights, compute_type, ALONE, sharded=True)
+    return Group(kind, weights, compute_type, ALONE, zero_stage=1)
 
 
 @pytest.mark.parametrize("clip_norm", [1.0, 100.0])
 def test_clipping_is_by_the_norm_over_all_gradients(clip_norm: float) -> None:
     one = grouped(PLAIN, torch.float32, a=nn.Parameter(torch.ones(2)), b=nn.Parameter(torch.ones(65)))
     other = grouped(replace(PLAIN, decay=0.1), torch.float32, c=nn.Parameter(torch.ones(3)))
-    one.gradients["a"][1], one.gradients["b"][64], other.gradients["c"][0] = 3.0, 4.0, 12.0
+    one.add_gradient("a", torch.tensor([0.0, 3.0]))
+    one.add_gradient("b", 4.0 * torch.eye(65)[64])
+    other.add_gradient("c", torch.tensor([12.0, 0.0, 0.0]))
     norm = global_norm([one, other], ALONE, ALONE, ALONE)
     assert norm.item() == pytest.approx(13.0)
     assert 13.0 * clip_factor(norm, clip_norm).item() == pytest.approx(min(13.0, clip_norm), rel=1e-6)
@@ -56,7 +58,8 @@ def test_adamw_follows_its_formula_on_fp32_masters_under_bf16_weights() -> None:
     optimizer = MasterWeightAdamW([decayed, grouped(PLAIN, torch.bfloat16, scale=scale)], config)
     expected, first, second = start.double(), torch.zeros(1, 2).double(), torch.zeros(1, 2).double()
     for step, gradient in enumerate(torch.tensor([[[0.1, -0.2]], [[0.3, 0.0]], [[-0.5, 0.01]]]), start=1):
-        decayed.gradients["matrix"].copy_(gradient)
+        decayed.clear_gradients()
+        decayed.add_gradient("matrix", gradient)
         gradient = gradient * 0.5
         optimizer.step(torch.tensor([0.5]), 1e-3, step)
         first = 0.9 * first + 0.1 * gradient
