@@ -44,11 +44,6 @@ def _pipeline_problems(
             f"{parallelism.stages} stages need as many blocks; model.num_hidden_layers is {model.num_hidden_layers}"
         )
         problems.append(FieldProblem(("parallelism", "pipeline_parallel_size"), size, f"{message}; use fewer stages"))
-    if model.tie_embeddings:
-        message = (
-            "a tied head needs the embedding, which is another stage's; use pipeline_parallel_size=1, or untie them"
-        )
-        problems.append(FieldProblem(("model", "tie_embeddings"), True, message))
     if schedule == "zero_bubble" and chosen_strategy(model, parallelism) != "btp":
         message = "zero_bubble puts weight gradients off, which only btp can; use interleaved_1f1b"
         problems.append(FieldProblem(of_schedule, schedule, message))

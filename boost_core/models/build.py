@@ -31,7 +31,9 @@ def build(
     ends = (True, True)
     if stages is not None:
         layers = [layer for stage in stages for layer in stage.layers]
-        ends = (any(stage.first for stage in stages), any(stage.last for stage in stages))
+        with_head = any(stage.last for stage in stages)
+        # A tied head has the embedding beside it wherever it is.
+        ends = (any(stage.first for stage in stages) or (with_head and model.tie_embeddings), with_head)
     whole_block = forgetfully if parallelism.recompute == "full" else plainly
     if chosen_strategy(model, parallelism) == "fullrank":
         fullrank = FullRankTensorParallel(collectives)

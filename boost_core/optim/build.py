@@ -32,13 +32,16 @@ def make_optimizer(
     pairs = [] if loro is None else factor_pairs(model)
     factors = {name for pair in pairs for name in (pair.down, pair.up)}
     undecayed, latent = set(norm_weights(model)), set(latent_weights(model))
+    tied = "embedding.weight" if spec.model.tie_embeddings and spec.parallelism.pipeline_parallel_size > 1 else None
     members: dict[Kind, dict[str, nn.Parameter]] = {}
     for name, weight in model.named_parameters():
         decay = 0.0 if name in undecayed else config.weight_decay
-        kind = Kind(decay, split=axes[name] is not None, latent=name in latent, apart=name in factors)
+        kind = Kind(
+            decay, split=axes[name] is not None, latent=name in latent, tied=name == tied, apart=name in factors
+        )
         members.setdefault(kind, {})[name] = weight
     # The largest first, so that most of the gradients need not wait for what little there is of the others.
-    kinds = sorted(members, key=lambda kind: (-kind.decay, kind.latent, kind.apart))
+    kinds = sorted(members, key=lambda kind: (-kind.decay, kind.latent, kind.tied, kind.apart))
     compute_type, zero_stage = COMPUTE_TYPES[spec.training.precision], spec.parallelism.zero_stage
     groups = [Group(kind, members[kind], compute_type, replicas, zero_stage) for kind in kinds]
     if loro is None:

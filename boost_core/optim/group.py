@@ -29,12 +29,14 @@ class Kind:
         decay: Weight decay.
         split: Whether tensor parallel ranks have parts of them; else each has the whole.
         latent: Whether each tensor parallel rank computes a part of their gradients.
+        tied: Whether the first and the last pipeline rank both have them, and compute a part of their gradients each.
         apart: Whether the optimizer updates them by a rule of its own, for which it needs each of them whole.
     """
 
     decay: float
     split: bool
     latent: bool
+    tied: bool
     apart: bool
 
 

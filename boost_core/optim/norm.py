@@ -5,28 +5,25 @@ from collections.abc import Sequence
 import torch
 
 from boost_core.optim.group import Group
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.ranks import Ranks
 
 
-def global_norm(
-    groups: Sequence[Group], tensor_parallel: Collectives, replicas: Collectives, gang: Collectives
-) -> torch.Tensor:
+def global_norm(groups: Sequence[Group], ranks: Ranks) -> torch.Tensor:
     """Norm of the reduced gradients of the whole model: one float64 element, the same on all ranks.
 
     Args:
         groups: This rank's.
-        tensor_parallel: The tensor parallel group, of which the first rank counts what each has whole.
-        replicas: The data parallel group, of which the first counts what each keeps all of.
-        gang: All ranks.
+        ranks: The groups that it is in. What several of them have whole, or keep all of, counts on the first.
     """
-    squares = torch.stack(
-        [
-            group.squares()
-            * ((group.kind.split or tensor_parallel.rank == 0) and (group.sharded or replicas.rank == 0))
-            for group in groups
-        ]
-    ).sum()
-    return gang.all_reduce_(squares, "gradient norm").sqrt()
+    squares = [
+        group.squares()
+        for group in groups
+        if (group.kind.split or ranks.tensor.rank == 0)
+        and (group.sharded or ranks.data.rank == 0)
+        and (not group.kind.tied or ranks.pipeline.rank == 0)
+    ]
+    total = torch.stack([torch.zeros_like(groups[0].squares()), *squares]).sum()
+    return ranks.gang.all_reduce_(total, "gradient norm").sqrt()
 
 
 def clip_factor(norm: torch.Tensor, clip_norm: float) -> torch.Tensor:

@@ -54,3 +54,16 @@ class ParallelMesh:
     def group(self, dimension: str) -> dist.ProcessGroup:
         """The process group along ``dp``, ``pp`` or ``tp``."""
         return self.mesh.get_group(dimension)
+
+    def ends(self) -> dist.ProcessGroup | None:
+        """The group of the first and the last pipeline rank of this rank's column; ``None`` for one between them.
+
+        All ranks call it, in the same order among other groups.
+        """
+        mine = None
+        for column in self.mesh.mesh.transpose(1, 2).flatten(0, 1).tolist():
+            pair = [column[0], column[-1]]
+            group = dist.new_group(pair)
+            if dist.get_rank() in pair:
+                mine = group
+        return mine

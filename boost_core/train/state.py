@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.distributed as dist
 
 from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder, Manifest
@@ -24,31 +23,9 @@ from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.mesh import ParallelMesh
 from boost_core.parallel.pipeline import Pipeline
+from boost_core.parallel.ranks import Ranks
 from boost_core.parallel.shard import WeightMaker, make_weights, split_axes
 from boost_core.plan.stages import cut
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """Collectives over each dimension of the mesh and over all ranks.
-
-    Attributes:
-        tensor: The tensor parallel group.
-        pipeline: The pipeline parallel group.
-        data: The data parallel group, the replicas.
-        gang: All ranks.
-    """
-
-    tensor: Collectives
-    pipeline: Collectives
-    data: Collectives
-    gang: Collectives
-
-    @classmethod
-    def of(cls, mesh: ParallelMesh, ledger: CommunicationLedger) -> "Ranks":
-        """Those of a mesh, counted by a ledger."""
-        tensor, pipeline, data = (Collectives(mesh.group(along), along, ledger) for along in ("tp", "pp", "dp"))
-        return cls(tensor, pipeline, data, Collectives(dist.group.WORLD, "all", ledger))
 
 
 @dataclass
@@ -99,7 +76,7 @@ class TrainState:
         """
         mesh = ParallelMesh.build(spec.parallelism, device)
         ledger = CommunicationLedger()
-        ranks = Ranks.of(mesh, ledger)
+        ranks = Ranks.of(mesh, spec.model.tie_embeddings, ledger)
         training, tensor = spec.training, ranks.tensor
         stages = cut(spec.model, spec.parallelism, training.sequence_length)[ranks.pipeline.rank :: ranks.pipeline.size]
         model, split = build(spec.model, spec.parallelism, tensor, stages)

@@ -71,7 +71,9 @@ def _update(state: TrainState, loss: torch.Tensor) -> StepResult:
         if group.kind.latent:
             # Each rank has a part of them, as of the latents' own. Once a step, whatever the number of tokens.
             ranks.tensor.all_reduce_(group.own_gradient, "latent weights")
-    norm = global_norm(optimizer.groups, ranks.tensor, ranks.data, ranks.gang)
+        if group.kind.tied:
+            ranks.ends.all_reduce_(group.own_gradient, "tied embedding")
+    norm = global_norm(optimizer.groups, ranks)
     state.step += 1
     state.samples += spec.training.global_batch_size
     rate = learning_rate(state.step, spec.training.steps, spec.optimizer)

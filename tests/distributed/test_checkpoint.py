@@ -62,30 +62,29 @@ LAYOUTS = [  # tensor, pipeline and data parallel ranks, schedule, ZeRO stage
 ]  # fmt: skip
 
 
-def at_layout(corpus: Path, folder: Path, layout: tuple[int, int, int, str, int], loro: bool) -> JobSpec:
+def at_layout(corpus: Path, folder: Path, layout: tuple[int, int, int, str, int], kind: str) -> JobSpec:
     tensor, pipeline, data, schedule, zero = layout
     return tiny_job(
         corpus, folder,
-        model={"num_hidden_layers": 4, "family": "svd" if loro else "cola"},
+        model={"num_hidden_layers": 4, "family": "svd" if kind == "loro" else "cola", "tie_embeddings": kind == "tied"},
         parallelism={
             "tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "data_parallel_size": data,
             "pipeline_schedule": schedule, "zero_stage": zero,
         },
         training={"global_batch_size": 24},
-        optimizer={"kind": "loro", "loro": {"exact_every_steps": 50}} if loro else {},
+        optimizer={"kind": "loro", "loro": {"exact_every_steps": 50}} if kind == "loro" else {},
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("loro", [False, True])
-@pytest.mark.parametrize("written_at", [0, 4])
+@pytest.mark.parametrize(("kind", "written_at"), [("cola", 0), ("cola", 4), ("loro", 0), ("tied", 0)])
 def test_loads_bit_equal_at_any_other_layout(
-    ranks: Ranks, corpus: Path, tmp_path: Path, written_at: int, loro: bool
+    ranks: Ranks, corpus: Path, tmp_path: Path, kind: str, written_at: int
 ) -> None:
-    writer = at_layout(corpus, tmp_path, LAYOUTS[written_at], loro)
+    writer = at_layout(corpus, tmp_path, LAYOUTS[written_at], kind)
     (saved, following), *_ = ranks.run(writer.parallelism.world_size, step_and_save, writer)
     assert any(name.endswith("second_moment") and saved[name].abs().sum() > 0 for name in saved)
     for layout in LAYOUTS:
-        reader = at_layout(corpus, tmp_path, layout, loro)
+        reader = at_layout(corpus, tmp_path, layout, kind)
         for loaded, step, samples, loss in ranks.run(reader.parallelism.world_size, load, reader):
             assert (step, samples) == (2, 48)
             # Weights are bit-equal, so that fp32 sums in another order are all that differs: a few units of 6e-8.

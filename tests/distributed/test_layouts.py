@@ -33,6 +33,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lax": {"family": "lax", "lax": {"gate": "tensor"}},
     "lax in chains": {"family": "lax", "lax": {"gate": "dense", "chain_length": 2}},
     "loro": {"family": "svd"},
+    "tied": {"family": "cola", "tie_embeddings": True},
 }
 Layout = dict[str, Any]
 
@@ -51,7 +52,8 @@ def layouts() -> list[tuple[str, int, Layout]]:
         idle = (pp == 1 and schedule != "1f1b") or (dp == 1 and zero != 1)
         fits = tp * pp * dp <= 8 and stages <= 4 and 8 // dp // micro >= pp
         illegal = (family == "dense" and schedule == "zero_bubble") or (family == "cola" and tp == 4)
-        if fits and not idle and not illegal:
+        pointless = tp * pp * dp == 1 or (family == "tied" and pp == 1)
+        if fits and not (idle or illegal or pointless):
             found.append((family, micro, layout))
     return found
 

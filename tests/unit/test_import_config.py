@@ -159,7 +159,7 @@ def test_what_is_no_configuration_is_refused(tmp_path: Path, content: str, messa
 
 
 def test_a_layout_that_is_not_legal_here_is_said(tmp_path: Path) -> None:
-    config = written(tmp_path, parallelism__pp=4)
+    config = written(tmp_path, parallelism__tp=3)
     result = CliRunner().invoke(app, ["import-config", str(config)])
     assert result.exit_code == 2
-    assert "model.tie_embeddings" in result.stderr
+    assert "parallelism.tensor_parallel_size" in result.stderr

@@ -72,11 +72,6 @@ BAD = [
     (changed(parallelism={"pipeline_parallel_size": 64}), "parallelism.pipeline_parallel_size", "use fewer stages"),
     (changed(parallelism={"pipeline_schedule": "zero_bubble"}), "parallelism.pipeline_schedule", "leave it out"),
     (
-        changed(parallelism={"pipeline_parallel_size": 2}, model={"tie_embeddings": True}),
-        "model.tie_embeddings",
-        "untie",
-    ),
-    (
         changed(parallelism={"pipeline_parallel_size": 2, "split_micro_batch": True}),
         "parallelism.split_micro_batch",
         "leave split_micro_batch out",

@@ -14,6 +14,7 @@ from boost_core.optim.norm import clip_factor, global_norm
 from boost_core.optim.schedule import learning_rate
 from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.ledger import CommunicationLedger
+from boost_core.parallel.ranks import Ranks
 
 
 def test_the_schedule_warms_up_peaks_and_ends_at_its_floor() -> None:
@@ -31,7 +32,7 @@ def test_without_warm_up_and_with_only_warm_up() -> None:
 
 
 ALONE = Collectives(None, "dp", CommunicationLedger())
-PLAIN = Kind(decay=0.0, split=True, latent=False, apart=False)
+PLAIN = Kind(decay=0.0, split=True, latent=False, tied=False, apart=False)
 
 
 def grouped(kind: Kind, compute_type: torch.dtype, **weights: nn.Parameter) -> Group:
@@ -45,7 +46,7 @@ def test_clipping_is_by_the_norm_over_all_gradients(clip_norm: float) -> None:
     one.add_gradient("a", torch.tensor([0.0, 3.0]))
     one.add_gradient("b", 4.0 * torch.eye(65)[64])
     other.add_gradient("c", torch.tensor([12.0, 0.0, 0.0]))
-    norm = global_norm([one, other], ALONE, ALONE, ALONE)
+    norm = global_norm([one, other], Ranks(ALONE, ALONE, ALONE, ALONE, ALONE))
     assert norm.item() == pytest.approx(13.0)
     assert 13.0 * clip_factor(norm, clip_norm).item() == pytest.approx(min(13.0, clip_norm), rel=1e-6)
 
