@@ -48,7 +48,7 @@ class StageModule(nn.Module):
             residual, carried = decoder.strategy.enter(inputs[0]), self._unpacked(inputs[1:])
         residual, carried = decoder.through(self._blocks, residual, carried, self._rotation.apart(document_T))
         if not self.stage.last:
-            crossing = [latent_gTr for part in carried for latent_gTr in part] if self._gives else []
+            crossing = [each.flatten().view(each.shape) for part in carried for each in part] if self._gives else []
             return (residual.inputs, *crossing)
         if target_T is None:
             raise AssertionError("the last stage needs the targets")

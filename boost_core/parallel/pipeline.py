@@ -130,15 +130,17 @@ class _CountedStage(PipelineStage):
         self, part: Part, count: int, tokens: int, group: dist.ProcessGroup, ledger: CommunicationLedger,
         weight_gradients: Callable[[], Callable[[], None]] | None, dtype: torch.dtype, device: torch.device,
     ) -> None:  # fmt: skip
-        def examples(shapes: list[tuple[int, ...]], discrete: bool) -> tuple[torch.Tensor, ...]:
-            if discrete:
-                return tuple(torch.empty(shape, dtype=torch.int64, device=device) for shape in shapes)
-            return tuple(torch.empty(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes)
+        def examples(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+            differentiable = dtype.is_floating_point
+            return tuple(
+                torch.empty(shape, dtype=dtype, device=device, requires_grad=differentiable) for shape in shapes
+            )
 
+        losses = torch.promote_types(dtype, torch.float32)
         super().__init__(
             cast(nn.Module, part), part.stage.index, count, device,
-            input_args=examples(part.input_shapes(tokens), part.stage.first),
-            output_args=examples(part.output_shapes(tokens), False),
+            input_args=examples(part.input_shapes(tokens), torch.int64 if part.stage.first else dtype),
+            output_args=examples(part.output_shapes(tokens), losses if part.stage.last else dtype),
             group=group, dw_builder=weight_gradients,
         )  # fmt: skip
         self._ledger = ledger
