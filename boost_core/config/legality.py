@@ -50,7 +50,7 @@ def _pipeline_problems(
     if parallelism.split_micro_batch:
         message = "a pipeline's stages take whole micro-batches; leave split_micro_batch out"
         problems.append(FieldProblem(("parallelism", "split_micro_batch"), True, message))
-    count = training.global_batch_size // (training.micro_batch_size * parallelism.data_parallel_size)
+    count = training.micro_batches(parallelism.data_parallel_size)
     if count < size:
         message = f"{size} stages need as many micro-batches a step and data parallel rank, and there are {count}"
         remedy = "raise global_batch_size, or lower micro_batch_size"

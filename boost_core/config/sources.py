@@ -80,8 +80,8 @@ def _check_source(source: SourceConfig, held_out_fraction: float, vocab_size: in
     for path in source.paths:
         index = read_index(path)
         _check_vocabulary(path, index.vocabulary, vocab_size)
-        _refuse_too_little("training", index.tokens("training"), "tokens", sequence_length)
-        _refuse_too_little("held-out", index.tokens("held_out"), "tokens", sequence_length)
+        refuse_too_little("training", index.tokens("training"), "tokens", sequence_length)
+        refuse_too_little("held-out", index.tokens("held_out"), "tokens", sequence_length)
 
 
 def tokenizer_vocabulary(tokenizer: str | None) -> int:
@@ -193,10 +193,15 @@ def _refuse_too_little_text(split: SourceSplit, held_out_fraction: float, sequen
         held_out_size = held_out_tail(sizes["training"], held_out_fraction)
         sizes = {"training": sizes["training"] - held_out_size, "held-out": held_out_size}
     for part, size in sizes.items():
-        _refuse_too_little(part, size, "bytes", sequence_length)
+        refuse_too_little(part, size, "bytes", sequence_length)
 
 
-def _refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> None:
+def refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> None:
+    """Refuse a part that does not hold one sequence.
+
+    Raises:
+        ValueError: It does not.
+    """
     if size <= sequence_length:
         raise ValueError(
             f"the {part} text is {size} {unit}, too little for one sequence of {sequence_length} tokens and "

@@ -19,6 +19,10 @@ class TrainingConfig(Config):
     evaluate_every_steps: int = Field(100, ge=1, description="Evaluate on held-out text this often, and at the end.")
     evaluate_sequences: int = Field(64, ge=1, description="Held-out sequences in one evaluation.")
 
+    def micro_batches(self, replicas: int) -> int:
+        """Micro-batches of a data parallel replica in a step."""
+        return self.global_batch_size // (self.micro_batch_size * replicas)
+
 
 class LoroConfig(Config):
     """How LORO alternates its steps."""

@@ -1,14 +1,14 @@
 """The training and held-out token streams of a job's sources."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import fsspec
 import numpy as np
 
 from boost_core.config.data import DataConfig, SourceConfig
-from boost_core.config.sources import SourceFile, held_out_tail, split_source
-from boost_core.config.tokenized import Part, read_index
+from boost_core.config.sources import SourceFile, held_out_tail, refuse_too_little, split_source
+from boost_core.config.tokenized import Part, TokenIndex, read_index
 from boost_core.data.documents import documents
 from boost_core.data.stream import TokenStream
 from boost_core.data.tokenizers import Tokenizer, Tokens, dtype_for, open_tokenizer
@@ -97,11 +97,7 @@ def _tokenized(
     else:
         held_out = _tokens_of(split.held_out, source, tokenizer)
     for part, tokens in (("training", training), ("held-out", held_out)):
-        if len(tokens) <= sequence_length:
-            raise ValueError(
-                f"the {part} text is {len(tokens)} tokens, too little for one sequence of {sequence_length} and the "
-                "token after it; give more text, or shorten training.sequence_length"
-            )
+        refuse_too_little(part, len(tokens), "tokens", sequence_length)
     return TokenStream([training]), TokenStream([held_out])
 
 
@@ -121,17 +117,17 @@ def _mapped(data: DataConfig) -> Corpus:
     if len({(index.vocabulary, index.end_of_document) for index in indices.values()}) > 1:
         raise ValueError(f"{', '.join(indices)} were made by different tokenizers; make all by the same one")
     streams = tuple(
-        Stream(_mapped_part(source, "training"), _mapped_part(source, "held_out"), weight)
+        Stream(_mapped_part(source, "training", indices), _mapped_part(source, "held_out", indices), weight)
         for source, weight in data.sources
     )
     return Corpus(streams, next(iter(indices.values())).end_of_document)
 
 
-def _mapped_part(source: SourceConfig, part: Part) -> TokenStream:
+def _mapped_part(source: SourceConfig, part: Part, indices: Mapping[str, TokenIndex]) -> TokenStream:
     """One part of a source's shards, mapped into memory; those in an object store are copied to a cache first."""
     pieces = []
     for folder in source.paths:
-        index = read_index(folder)
+        index = indices[folder]
         for shard in index.shards:
             if shard.part == part and shard.tokens:
                 url = f"{folder.rstrip('/')}/{shard.name}"

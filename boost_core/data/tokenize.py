@@ -92,18 +92,18 @@ def tokenize(plan: Plan, report: Callable[[Progress], None]) -> TokenIndex:
     started = time.monotonic()
     folder = _Folder(plan.folder)
     index = _begun(plan, folder)
+    # One reading for all rounds: each goes on where the one before it stopped.
+    rest = _batches_from(plan, index.cursor)
     tokens = 0
     while not index.complete:
-        before, finished = index, False
+        finished = False
         with ExitStack() as stack:
             shards = {part: stack.enter_context(folder.shard(part, len(index.shards) // 2)) for part in _PARTS}
-            for cursor, batch in _batches_from(plan, before.cursor):
-                written = _write(batch, plan, shards, cursor)
-                index = index.model_copy(update={"cursor": cursor.after, "documents": index.documents + len(batch)})
+            for place, batch in rest:
+                written = _write(batch, plan, shards, place)
+                index = index.model_copy(update={"cursor": place.after, "documents": index.documents + len(batch)})
                 tokens += written
-                report(
-                    Progress(cursor.after.file, len(plan.files), index.documents, tokens, time.monotonic() - started)
-                )
+                report(Progress(place.after.file, len(plan.files), index.documents, tokens, time.monotonic() - started))
                 if shards["training"].tokens >= plan.shard_tokens:
                     break
             else:

@@ -92,6 +92,7 @@ class Group:
         self._layout = FlatLayout({name: weight.shape for name, weight in weights.items()}, parts)
         self.buckets = _buckets(self._layout.length, parts, bucket_elements if replicas.size > 1 else None)
         self._own = _part(self.buckets, replicas.rank if self.sharded else 0, parts)
+        self._places = _one_after_the_other(self._own)
 
         device = next(iter(weights.values())).device
         precise = torch.promote_types(compute_type, torch.float32)
@@ -155,7 +156,7 @@ class Group:
             Waits for it.
         """
         here = self.buckets[bucket]
-        place = self._places()[bucket] if self.sharded else here
+        place = self._places[bucket] if self.sharded else here
         mine = self.own_gradient[place]
         if self._gradient is None:
             return self._start_part(mine, bucket)
@@ -199,7 +200,7 @@ class Group:
         mine = self.master if self.own_weight is None else self.own_weight
         under_way = [
             self._replicas.start_all_gather(self._weight[bucket], mine[place], "weights")
-            for bucket, place in zip(self.buckets, self._places(), strict=True)
+            for bucket, place in zip(self.buckets, self._places, strict=True)
         ]
         for pending in under_way:
             pending.wait()
@@ -213,7 +214,7 @@ class Group:
     def pieces(self) -> Iterator[Piece]:
         """The state that this rank keeps."""
         flats = {"master": self.master, "first_moment": self.first_moment, "second_moment": self.second_moment}
-        for own, place in zip(self._own, self._places(), strict=True):
+        for own, place in zip(self._own, self._places, strict=True):
             for box in self._layout.boxes_within(own.start, own.stop):
                 begin = place.start + box.begin - own.start
                 for quantity, flat in flats.items():
@@ -232,15 +233,16 @@ class Group:
             copy.copy_(piece.tensor, non_blocking=True)
         return [replace(piece, tensor=copy) for piece, copy in zip(pieces, self._copies, strict=True)]
 
-    def _places(self) -> list[slice]:
-        """Where each of the own parts lies in what is kept."""
-        ends = list(accumulate(own.stop - own.start for own in self._own))
-        return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
-
 
 def _buckets(length: int, parts: int, largest: int | None) -> list[slice]:
     unit = max(1, largest // (BLOCK * parts)) * BLOCK * parts if largest else length
     return [slice(begin, min(begin + unit, length)) for begin in range(0, length, unit)]
+
+
+def _one_after_the_other(parts: list[slice]) -> list[slice]:
+    """Where each part lies once they are kept without what was between them."""
+    ends = list(accumulate(part.stop - part.start for part in parts))
+    return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def _part(buckets: list[slice], part: int, parts: int) -> list[slice]:

@@ -22,7 +22,8 @@ def global_norm(groups: Sequence[Group], ranks: Ranks) -> torch.Tensor:
         and (group.sharded or ranks.data.rank == 0)
         and (not group.kind.tied or ranks.pipeline.rank == 0)
     ]
-    total = torch.stack([torch.zeros_like(groups[0].squares()), *squares]).sum()
+    # A rank may have nothing to count.
+    total = sum(squares, torch.zeros((), dtype=torch.float64, device=groups[0].own_gradient.device))
     return ranks.gang.all_reduce_(total, "gradient norm").sqrt()
 
 

@@ -88,7 +88,7 @@ class TrainState:
         if ranks.pipeline.size > 1:
             parts = [StageModule(model, spec.model, stage, rotation) for stage in stages]
             pipeline = _pipeline(spec, parts, model, ranks.pipeline, mesh, ledger)
-        rounds = _micro_batches(spec) if spec.parallelism.zero_stage == 2 else 1
+        rounds = training.micro_batches(ranks.data.size) if spec.parallelism.zero_stage == 2 else 1
         gradients = Gradients(dict(model.named_parameters()), optimizer.groups, ranks.data, rounds)
         return cls(
             spec, mesh, ledger, ranks, model, axes, rotation, optimizer, gradients, pipeline,
@@ -139,14 +139,10 @@ def _pipeline(
         put_off = model.strategy.put_off_weight_gradients()
     return Pipeline(
         parts, parallelism.stages, parallelism.pipeline_schedule,
-        _micro_batches(spec), training.micro_batch_size * training.sequence_length, ranks, mesh.group("pp"), ledger,
+        training.micro_batches(parallelism.data_parallel_size),
+        training.micro_batch_size * training.sequence_length, ranks, mesh.group("pp"), ledger,
         put_off, COMPUTE_TYPES[training.precision], mesh.device,
     )  # fmt: skip
-
-
-def _micro_batches(spec: JobSpec) -> int:
-    """Micro-batches of a replica in a step."""
-    return spec.training.global_batch_size // (spec.training.micro_batch_size * spec.parallelism.data_parallel_size)
 
 
 def _refuse_other_model(manifest: Manifest, spec: JobSpec, url: str) -> None:

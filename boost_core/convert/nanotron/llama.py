@@ -79,7 +79,7 @@ def write_nanotron(folder: Path, model: ModelConfig, published: Tensors, tensor_
         ValueError: The family is not dense, or the ranks do not divide the model.
     """
     if model.family != "dense":
-        raise ValueError(f"nanotron's LLaMA is dense, and the model is {model.family}; export it without --format")
+        raise ValueError(f"nanotron's LLaMA is dense, and the model is {model.family}; export it without --nanotron")
     parts = (model.key_value_heads, model.intermediate_size, model.vocab_size)
     if any(part % tensor_parallel_size for part in parts):
         raise ValueError(
