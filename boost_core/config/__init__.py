@@ -5,6 +5,9 @@ Nothing here imports torch, so that the API can check a job without it.
 
 from boost_core.config.checkpoint import CheckpointConfig
 from boost_core.config.data import DataConfig, SourceConfig, WeightedSource
+from boost_core.config.drill import Drill
+from boost_core.config.elasticity import DataParallelRange, ElasticityConfig, Shape
+from boost_core.config.faults import FaultToleranceConfig
 from boost_core.config.job import JobSpec, ResourcesConfig, load_job
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
@@ -13,12 +16,17 @@ from boost_core.config.training import LoroConfig, OptimizerConfig, TrainingConf
 __all__ = [
     "CheckpointConfig",
     "DataConfig",
+    "DataParallelRange",
+    "Drill",
+    "ElasticityConfig",
+    "FaultToleranceConfig",
     "JobSpec",
     "LoroConfig",
     "ModelConfig",
     "OptimizerConfig",
     "ParallelismConfig",
     "ResourcesConfig",
+    "Shape",
     "SourceConfig",
     "TrainingConfig",
     "WeightedSource",

@@ -1,18 +1,23 @@
 """The job spec: everything a user may say about a training job."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
-from boost_core.config.base import Config, raise_problems
+from boost_core.config.base import Config, FieldProblem, raise_problems
 from boost_core.config.checkpoint import CheckpointConfig
 from boost_core.config.data import DataConfig
-from boost_core.config.legality import job_problems
+from boost_core.config.elasticity import ElasticityConfig, Shape
+from boost_core.config.faults import FaultToleranceConfig
+from boost_core.config.legality import elasticity_problems, job_problems, legal_shapes
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.training import OptimizerConfig, TrainingConfig
+
+
+Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$")]
 
 
 class ResourcesConfig(Config):
@@ -20,6 +25,15 @@ class ResourcesConfig(Config):
 
     cpus_per_worker: float = Field(1, gt=0, le=1024)
     gpus_per_worker: Literal[0, 1] = Field(0, description="1: NCCL on a GPU a rank; 0: gloo on CPU.")
+    accelerator_type: str | None = Field(
+        None, pattern=r"^[A-Za-z0-9_.-]{1,63}$", description="Kind of GPU by Ray's name, for example H100."
+    )
+    node_labels: dict[Label, Label] = Field({}, max_length=16, description="Labels that the nodes must have.")
+    placement: Literal["PACK", "STRICT_PACK", "SPREAD"] = Field(
+        "PACK",
+        description="How the tensor parallel groups of a replica, each whole on a node, lie on nodes: on few, on one, "
+        "or on different ones where there are enough.",
+    )
 
 
 class JobSpec(Config):
@@ -38,12 +52,32 @@ class JobSpec(Config):
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     resources: ResourcesConfig = ResourcesConfig()
-    max_restarts: int = Field(3, ge=0, le=1000, description="Restarts after lost workers before the job fails.")
+    elasticity: ElasticityConfig | None = Field(
+        None, description="Shapes that the gang may take; default: parallelism's alone."
+    )
+    fault_tolerance: FaultToleranceConfig = FaultToleranceConfig()
+    priority: int = Field(0, ge=-1000, le=1000, description="Jobs of a higher priority go first, and may take room.")
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> "JobSpec":
-        raise_problems("JobSpec", job_problems(self.model, self.parallelism, self.data, self.training, self.optimizer))
+        problems = job_problems(self.model, self.parallelism, self.data, self.training, self.optimizer)
+        if not problems:
+            problems = elasticity_problems(self.parallelism, self.elasticity, self.training, self._problems_at)
+        raise_problems("JobSpec", problems)
         return self
+
+    def _problems_at(self, parallelism: ParallelismConfig) -> list[FieldProblem]:
+        return job_problems(self.model, parallelism, self.data, self.training, self.optimizer)
+
+    def shapes(self) -> list[Shape]:
+        """All shapes that the gang may take, the largest last."""
+        if self.elasticity is None:
+            return [Shape.of(self.parallelism)]
+        return legal_shapes(self.parallelism, self.elasticity, self.training, self._problems_at)
+
+    def at(self, shape: Shape) -> "JobSpec":
+        """The job with a gang of another shape."""
+        return self.model_copy(update={"parallelism": self.parallelism.at(*shape.layout, shape.data)})
 
 
 def load_job(path: str | Path) -> JobSpec:

@@ -1,11 +1,16 @@
 """Which model, layout and batch go together."""
 
+from collections.abc import Callable, Sequence
+
 from boost_core.config.base import FieldProblem
 from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig
+from boost_core.config.elasticity import ElasticityConfig, Shape
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.strategy import chosen_strategy, strategy_problems
 from boost_core.config.training import OptimizerConfig, TrainingConfig
+
+ProblemsAt = Callable[[ParallelismConfig], list[FieldProblem]]  # what is wrong with a job at another parallelism
 
 
 def job_problems(
@@ -109,3 +114,48 @@ def _optimizer_problems(
     if chosen_strategy(model, parallelism) != "btp":
         return [FieldProblem(field, "loro", "loro needs factors that are whole along their rank; use strategy=btp")]
     return []
+
+
+def legal_shapes(
+    parallelism: ParallelismConfig, elasticity: ElasticityConfig, training: TrainingConfig, problems_at: ProblemsAt
+) -> list[Shape]:
+    """All shapes that a job allows and that go with the rest of it, the fewest ranks first.
+
+    Args:
+        parallelism: The job's own.
+        elasticity: What it allows.
+        training: Its batches; more replicas than micro-batches are not tried.
+        problems_at: What is wrong with the job at another parallelism.
+    """
+    sizes, most = elasticity.data_parallel_size, training.micro_batches(1)
+    shapes = [
+        Shape(tensor, pipeline, data)
+        for tensor, pipeline in dict.fromkeys(_layouts(parallelism, elasticity))
+        for data in range(sizes.min, min(sizes.max, most) + 1)
+        if most % data == 0 and not problems_at(parallelism.at(tensor, pipeline, data))
+    ]
+    return sorted(shapes, key=lambda shape: (shape.world_size, shape))
+
+
+def elasticity_problems(
+    parallelism: ParallelismConfig, elasticity: ElasticityConfig | None, training: TrainingConfig,
+    problems_at: ProblemsAt,
+) -> list[FieldProblem]:  # fmt: skip
+    """Why a job cannot run at shapes that it allows: each layout needs a number of replicas that is legal."""
+    if elasticity is None:
+        return []
+    sizes, alone = elasticity.data_parallel_size, elasticity.model_copy(update={"layouts": None})
+    problems = []
+    for tensor, pipeline in _layouts(parallelism, elasticity):
+        layout = parallelism.at(tensor, pipeline, sizes.min)
+        if not legal_shapes(layout, alone, training, problems_at):
+            where = ("elasticity", "layouts" if elasticity.layouts else "data_parallel_size")
+            causes = "; ".join(problem.message for problem in problems_at(layout)) or "the batch does not split so"
+            message = f"tp {tensor} × pp {pipeline} is legal with no number of replicas from {sizes.min} to {sizes.max}"
+            problems.append(FieldProblem(where, [tensor, pipeline], f"{message}: {causes}"))
+    return problems
+
+
+def _layouts(parallelism: ParallelismConfig, elasticity: ElasticityConfig) -> Sequence[tuple[int, int]]:
+    own = (parallelism.tensor_parallel_size, parallelism.pipeline_parallel_size)
+    return elasticity.layouts or [own]

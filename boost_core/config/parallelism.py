@@ -56,3 +56,8 @@ class ParallelismConfig(Config):
     def world_size(self) -> int:
         """Number of workers in the gang."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+    def at(self, tensor: int, pipeline: int, data: int) -> "ParallelismConfig":
+        """The same with other sizes; without stages there is no order of stages."""
+        update = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "data_parallel_size": data}
+        return self.model_copy(update=update | ({"pipeline_schedule": "1f1b"} if pipeline == 1 else {}))

@@ -4,6 +4,7 @@ A trainer hands reports to a ``Reporter``; under ``torchrun`` that prints them, 
 the job's supervisor, and the service stores them as events.
 """
 
+from enum import StrEnum
 from typing import Annotated, Literal, Protocol
 
 from pydantic import Field, TypeAdapter
@@ -30,6 +31,10 @@ class StepReport(Config):
     communication_bytes: int = Field(description="Payload bytes of this step's collectives on one rank.")
     model_flops_per_second: float = Field(description="Model FLOPs a second over the whole gang.")
     eta_seconds: float = Field(description="Expected seconds to the last step, evaluations and saves left out.")
+    data_seconds: float = Field(0.0, description="Part of step_seconds spent waiting for the batch.")
+    held_seconds: float = Field(
+        0.0, description="How long the loop stood still for checkpoints and copies since the step before."
+    )
 
     @property
     def exposed_communication_share(self) -> float:
@@ -66,7 +71,76 @@ class StartReport(Config):
     step: int = Field(description="Steps already done.")
     world_size: int
     parameters: int
-    resumed_from: str | None = Field(description="URL of the checkpoint; null when training starts from scratch.")
+    resumed_from: str | None = Field(
+        description="URL of the checkpoint, or memory; null when training starts from scratch."
+    )
+
+
+class Cause(StrEnum):
+    """Why a gang stopped or changed its shape."""
+
+    WORKER_LOST = "WORKER_LOST"
+    NODE_LOST = "NODE_LOST"
+    HANG = "HANG"
+    DIVERGENCE = "DIVERGENCE"
+    ERROR = "ERROR"
+    NODE_DRAINED = "NODE_DRAINED"
+    NODE_JOINED = "NODE_JOINED"
+    ROOM_NEEDED = "ROOM_NEEDED"
+    LIMITS_CHANGED = "LIMITS_CHANGED"
+    WORKER_BACK = "WORKER_BACK"
+    PAUSED = "PAUSED"
+
+
+PLANNED_CAUSES = frozenset(
+    {Cause.NODE_DRAINED, Cause.NODE_JOINED, Cause.ROOM_NEEDED, Cause.LIMITS_CHANGED, Cause.WORKER_BACK, Cause.PAUSED}
+)
+
+
+class InterruptionReport(Config):
+    """A gang stops between two steps, for a fault or a change. Training goes on after the ``RestartReport``."""
+
+    kind: Literal["interruption"] = "interruption"
+    cause: Cause
+    message: str
+    step: int = Field(description="Steps done by then.")
+
+
+class ShapeReport(Config):
+    """The gang has been formed, anew or in another shape."""
+
+    kind: Literal["shape"] = "shape"
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    nodes: list[str] = Field(description="The node of each rank.")
+
+
+class RestartReport(Config):
+    """Training goes on after an interruption; comes before the report of the first step."""
+
+    kind: Literal["restart"] = "restart"
+    cause: Cause
+    message: str
+    step: int = Field(description="Steps done when training stopped.")
+    resumed_step: int = Field(description="Steps done where training went on; the steps between are computed again.")
+    recovered_from: Literal["memory", "storage", "start"]
+    seconds: float = Field(description="From the fault, or from the end of the last step, to the first step's end.")
+    waiting_seconds: float = Field(description="Part of it spent waiting for resources.")
+    parts: dict[str, float] = Field(
+        description="Seconds of it: detect, stop, place, start, load and first_step, one after the other."
+    )
+
+
+class FaultReport(Config):
+    """Something about a rank or a step that people should know."""
+
+    kind: Literal["fault"] = "fault"
+    what: Literal["hang", "slow_rank", "divergence"]
+    step: int
+    rank: int | None = None
+    share: float | None = Field(None, description="Of a slow rank: the part of the step in which it computed.")
+    message: str
 
 
 class LogLine(Config):
@@ -78,7 +152,17 @@ class LogLine(Config):
     message: str
 
 
-Report = StepReport | EvaluationReport | CheckpointReport | StartReport | LogLine
+Report = (
+    StepReport
+    | EvaluationReport
+    | CheckpointReport
+    | StartReport
+    | InterruptionReport
+    | ShapeReport
+    | RestartReport
+    | FaultReport
+    | LogLine
+)
 
 report_adapter: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="kind")])
 

@@ -23,7 +23,7 @@ def run_gang(name: str, spec: JobSpec, supervisor: Any) -> None:
     Raises:
         ray.train.v2.api.exceptions.TrainingFailedError: The run failed and may not restart again.
     """
-    failures = FailureConfig(max_failures=spec.max_restarts)
+    failures = FailureConfig(max_failures=spec.fault_tolerance.max_restarts)
     # The trainer keeps its own checkpoints, so Ray Train stores nothing of weight here.
     with tempfile.TemporaryDirectory(prefix="boost-run-") as folder:
         _Trainer(

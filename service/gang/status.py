@@ -5,17 +5,35 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from boost_core.config import JobSpec
-from boost_core.config.reports import Report
+from boost_core.config import Drill, JobSpec, Shape
+from boost_core.config.reports import Cause, Report
 
 
 class GangPhase(StrEnum):
     """Where a gang is in its life."""
 
-    STARTING = "STARTING"  # placement group or workers are not all up yet
+    STARTING = "STARTING"  # workers are not all up yet
+    WAITING = "WAITING"  # what it needs at least is not to be had
     TRAINING = "TRAINING"
+    RECOVERING = "RECOVERING"  # between two steps, after a fault or for a change of shape
+    PAUSED = "PAUSED"  # as ordered; its state is in the checkpoint folder
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What the scheduler wants of a gang, told again with every poll. A gang does with less when it loses nodes.
+
+    Attributes:
+        target: The shape to take when workers can be had for it; ``None`` to pause.
+        allowed: The shapes that it may take meanwhile, none larger than the target's number of ranks.
+        cause: Why the target is what it is, for the record if the gang has to change.
+    """
+
+    target: Shape | None
+    allowed: tuple[Shape, ...]
+    cause: Cause
 
 
 @dataclass(frozen=True)
@@ -37,6 +55,7 @@ class GangStatus:
     phase: GangPhase
     message: str
     reports: list[GangReport]
+    shape: Shape | None = None  # that it trains at, or trained at last
 
 
 @dataclass(frozen=True)
@@ -46,6 +65,8 @@ class NodeCapacity:
     node_id: str
     total: dict[str, float]
     free: dict[str, float] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    draining: bool = False  # it will go away: nothing new is placed there
 
 
 class Gangs(Protocol):
@@ -63,11 +84,14 @@ class Gangs(Protocol):
     def alive(self) -> set[tuple[str, int]]:
         """Job id and attempt of every gang that has not been ended."""
 
-    def launch(self, job_id: str, attempt: int, spec: JobSpec) -> None:
+    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders) -> None:
         """Start a gang. ``spec.checkpoint.url`` is set. Launching the same attempt twice starts one gang."""
 
-    def poll(self, job_id: str, attempt: int, after_sequence: int) -> GangStatus | None:
-        """The gang's status with reports after ``after_sequence``; ``None`` if there is no such gang."""
+    def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
+        """Give orders; the gang's status with reports after ``after_sequence``; ``None`` if there is no such gang."""
+
+    def drill(self, job_id: str, attempt: int, drill: Drill) -> None:
+        """Bring a fault about in a gang; harmless if there is none."""
 
     def end(self, job_id: str, attempt: int) -> None:
-        """End all of a gang's processes and free its placement group; harmless if there is none."""
+        """End all of a gang's processes and free its placement groups; harmless if there is none."""

@@ -71,13 +71,14 @@ class Reconciler:
             self._gangs.end(job.id, job.attempt)
 
     def _lost(self, job: JobRecord) -> None:
-        restarts_left = job.spec.max_restarts + 1 - job.attempt
+        restarts_left = job.spec.fault_tolerance.max_restarts + 1 - job.attempt
         if restarts_left > 0:
             message = f"gang {job.attempt} is gone; the job waits for a new one, {restarts_left} restarts are left"
             self._store.change(job.id, Reason.GANG_LOST, message)
         else:
             message = (
-                f"gang {job.attempt} is gone, and max_restarts = {job.spec.max_restarts} allows no other; "
+                f"gang {job.attempt} is gone, and max_restarts = {job.spec.fault_tolerance.max_restarts} allows no "
+                "other; "
                 f"submit the job again with checkpoint.resume_from: {job.checkpoint_url}"
             )
             self._store.change(job.id, Reason.RESTARTS_EXHAUSTED, message)

@@ -142,7 +142,7 @@ BAD = [
     (changed("checkpoint.url", "gopher://x"), "checkpoint.url", "file:// or s3://"),
     (changed("checkpoint.every_steps", "often"), "checkpoint.every_steps", "not 'often'"),
     (changed("resources.gpus_per_worker", 2), "resources.gpus_per_worker", "0 or 1, not 2"),
-    (changed("max_restarts", -1), "max_restarts", "not -1"),
+    (changed("fault_tolerance", {"max_restarts": -1}), "fault_tolerance.max_restarts", "not -1"),
     ([], "body", "must be a JSON object"),
     ("job", "body", "must be a JSON object"),
     (None, "body", "must be a JSON object"),

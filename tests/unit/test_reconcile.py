@@ -167,7 +167,7 @@ def test_cancelled_between_reading_and_acting(service: Service) -> None:
 
 
 def test_lost_gangs_come_again_until_restarts_are_exhausted(service: Service) -> None:
-    job = service.started(max_restarts=1)
+    job = service.started(fault_tolerance={"max_restarts": 1})
     service.gangs.gangs.clear()
     service.tick()  # sees the loss, and starts the next gang at once
     job = service.store.get(job.id)

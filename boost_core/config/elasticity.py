@@ -1,0 +1,69 @@
+"""Which shapes a gang may take while its job runs."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from boost_core.config.base import Config
+from boost_core.config.parallelism import ParallelismConfig
+
+Size = Annotated[int, Field(ge=1, le=1024)]
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """How many ranks a gang has along each dimension.
+
+    Attributes:
+        tensor: Tensor parallel ranks: a group of so many shares a node.
+        pipeline: Pipeline parallel ranks: so many groups make a replica.
+        data: Data parallel ranks: so many replicas make the gang.
+    """
+
+    tensor: int
+    pipeline: int
+    data: int
+
+    @classmethod
+    def of(cls, parallelism: ParallelismConfig) -> "Shape":
+        """That of a configuration."""
+        return cls(parallelism.tensor_parallel_size, parallelism.pipeline_parallel_size, parallelism.data_parallel_size)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def layout(self) -> tuple[int, int]:
+        """(Tensor, pipeline) parallel sizes, which stay the same while replicas come and go."""
+        return self.tensor, self.pipeline
+
+    def __str__(self) -> str:
+        return f"tp {self.tensor} × pp {self.pipeline} × dp {self.data}"
+
+
+class DataParallelRange(Config):
+    """The fewest and the most replicas."""
+
+    min: int = Field(1, ge=1, le=65_536)
+    max: int = Field(ge=1, le=65_536)
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> "DataParallelRange":
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}; exchange them, or raise max")
+        return self
+
+
+class ElasticityConfig(Config):
+    """What the service may do to a gang when nodes and other jobs come and go. The global batch stays what it is."""
+
+    data_parallel_size: DataParallelRange
+    layouts: tuple[tuple[Size, Size], ...] | None = Field(
+        None,
+        min_length=1,
+        max_length=16,
+        description="Allowed pairs [tensor_parallel_size, pipeline_parallel_size]; default: parallelism's own.",
+    )

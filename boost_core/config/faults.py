@@ -1,0 +1,36 @@
+"""What a job does about faults."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from boost_core.config.base import Config
+
+
+class FaultToleranceConfig(Config):
+    """How often to restart, how to tell that something is wrong, and what to do then."""
+
+    max_restarts: int = Field(
+        3, ge=0, le=1000, description="Restarts after faults within restart_window_seconds before the job fails."
+    )
+    restart_window_seconds: float = Field(3600, gt=0, le=30 * 86_400)
+    memory_copy_every_steps: int | None = Field(
+        10,
+        ge=1,
+        description="Every so many steps each rank's state is kept in memory, its own and that of a rank elsewhere, "
+        "to recover from without the store; null: never.",
+    )
+    hang_factor: float = Field(20, ge=2, description="A gang hangs when a step takes this many times the median step,")
+    hang_seconds: float = Field(120, ge=1, description="and this long at least.")
+    slow_rank_factor: float = Field(
+        1.5, gt=1, description="A rank is reported as slow when it computes this many times as long as the median rank."
+    )
+    on_divergence: Literal["stop", "skip", "roll_back"] = Field(
+        "stop",
+        description="When a step's loss or gradient is not finite, or the loss jumps: fail the job; leave out the "
+        "update; or go back to the newest copy of the state and leave out the batches since.",
+    )
+    loss_jump: float | None = Field(
+        None, gt=0, description="Nats above the median of the last 32 steps' losses that count as divergence."
+    )
+    max_divergences: int = Field(10, ge=1, description="Divergences within 100 steps before the job fails after all.")
