@@ -1,4 +1,7 @@
-"""Checkpoints written behind the training loop, which is held only while the state is copied to the host."""
+"""Copies in peers' memory and checkpoints, made behind the training loop.
+
+The loop is held only while the state is copied to the host.
+"""
 
 import logging
 import threading
@@ -11,6 +14,8 @@ import torch.distributed as dist
 
 from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder, Manifest
+from boost_core.checkpoint.memory import Shelf, Snapshot
+from boost_core.checkpoint.peers import PeerCopies
 from boost_core.checkpoint.shards import SaveFailed, on_first_rank, save_chunks
 from boost_core.config.checkpoint import CheckpointConfig
 
@@ -23,12 +28,12 @@ Checksums = dict[str, int]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a checkpoint.
+    """What became of a copy of the state.
 
     Attributes:
         step: Its step.
-        manifest: Its manifest; ``None`` if it could not be written.
-        failure: Why not.
+        manifest: Its manifest in the store; ``None`` if it was to be kept in memory alone, or could not be written.
+        failure: Why it could not be written.
         seconds: How long it took.
     """
 
@@ -39,49 +44,80 @@ class Outcome:
 
 
 class Saver:
-    """Writes one checkpoint at a time, and removes old ones. All ranks do the same with theirs.
+    """Keeps or writes one copy of the state at a time, and removes old ones. All ranks do the same with theirs.
 
     A store that is away is tried again for half a minute.
 
     Args:
         folder: The job's checkpoints.
         keep: What is kept of them.
+        shelf: For snapshots in memory.
+        holder_of: Which rank keeps the copy of each rank's snapshots; empty if none does.
+        before_save: Called on the first rank before each try to write; what it raises counts as the store's refusal.
     """
 
-    def __init__(self, folder: CheckpointFolder, keep: CheckpointConfig) -> None:
-        self._folder, self._keep = folder, keep
+    def __init__(
+        self, folder: CheckpointFolder, keep: CheckpointConfig, shelf: Shelf, holder_of: Sequence[int],
+        before_save: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._folder, self._keep, self._before_save = folder, keep, before_save
         # Of its own, because the training loop's collectives go on meanwhile.
         self._ranks = dist.new_group(backend="gloo")
-        self._writing: threading.Thread | None = None
-        self._outcome: Outcome | None = None
+        self._peers = PeerCopies(shelf, holder_of, self._ranks) if holder_of else None
+        self._thread: threading.Thread | None = None
+        self._outcome: Outcome | Exception | None = None
 
-    def start(self, step: int, chunks: Sequence[Chunk], commit: Callable[[Checksums], Manifest]) -> None:
-        """Start to write; the one before has been collected.
+    def start(
+        self,
+        step: int,
+        chunks: Sequence[Chunk],
+        snapshot: Snapshot | None,
+        commit: Callable[[Checksums], Manifest] | None,
+    ) -> None:
+        """Start with a copy; the one before has been collected.
 
         Args:
-            step: The checkpoint's step.
-            chunks: What this rank writes; not to be changed before the outcome is there.
-            commit: Commits what was written, on the first rank.
+            step: Its step.
+            chunks: The copy of what this rank keeps; not to be changed before the outcome is there.
+            snapshot: The same, if it is to be kept in memory, too; not to be changed as long as it is on the shelf.
+            commit: Commits what was written, on the first rank; ``None`` to write nothing.
         """
-        if self._writing is not None:
-            raise AssertionError("a checkpoint is being written")
+        if self._thread is not None:
+            raise AssertionError("a copy is being written")
         # A daemon, so that a process that has failed does not wait for a store.
-        self._writing = threading.Thread(target=self._run, args=(step, chunks, commit), name="saver", daemon=True)
-        self._writing.start()
+        work = partial(self._run, step, chunks, snapshot, commit)
+        self._thread = threading.Thread(target=work, name="saver", daemon=True)
+        self._thread.start()
 
     def outcome(self, wait: bool) -> Outcome | None:
-        """What became of the checkpoint that was started, once; ``None`` if there is none, or it is not known yet."""
-        if self._writing is None or (self._writing.is_alive() and not wait):
+        """What became of the copy that was started, once; ``None`` if there is none, or it is not known yet.
+
+        Raises:
+            Exception: What the ranks' exchange has failed with, as when one of them is gone.
+        """
+        if self._thread is None or (self._thread.is_alive() and not wait):
             return None
-        self._writing.join()
-        outcome, self._writing, self._outcome = self._outcome, None, None
-        if outcome is None:
-            raise AssertionError("the saver's thread has failed; its error is in the log")
+        self._thread.join()
+        outcome, self._thread, self._outcome = self._outcome, None, None
+        if isinstance(outcome, Exception):
+            raise outcome
         return outcome
 
-    def _run(self, step: int, chunks: Sequence[Chunk], commit: Callable[[Checksums], Manifest]) -> None:
+    def _run(
+        self,
+        step: int,
+        chunks: Sequence[Chunk],
+        snapshot: Snapshot | None,
+        commit: Callable[[Checksums], Manifest] | None,
+    ) -> None:
         started = time.perf_counter()
-        manifest, failure = self._written(step, chunks, commit)
+        try:
+            if self._peers and snapshot:
+                self._peers.exchange(snapshot)
+            manifest, failure = self._written(step, chunks, commit) if commit else (None, "")
+        except Exception as error:  # for the loop, which collects the outcome
+            self._outcome = error
+            return
         self._outcome = Outcome(step, manifest, failure, time.perf_counter() - started)
         if manifest is not None and dist.get_rank() == 0:
             self._prune()
@@ -98,6 +134,7 @@ class Saver:
         failure = ""
         for pause in (*RETRY_SECONDS, None):
             try:
+                on_first_rank(self._before_save, self._ranks)
                 checksums = save_chunks(self._folder, step, chunks, self._ranks)
                 return on_first_rank(partial(commit, checksums), self._ranks), ""
             except SaveFailed as reason:

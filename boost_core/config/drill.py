@@ -11,10 +11,10 @@ class Drill(Config):
     """One fault, once."""
 
     kind: Literal["kill_rank", "hang_rank", "drop_node", "delay_rank", "fill_store"] = Field(
-        description="kill_rank: the rank's process is killed; hang_rank: it is stopped and never goes on; drop_node: all "
-        "of the job's processes on the rank's node are killed at once and the job stays off that node for a while; "
-        "delay_rank: the rank is late at each of some steps, as behind a slow link; fill_store: writes of checkpoints "
-        "fail for a while, as in a full store."
+        description="kill_rank: the rank's process is killed. hang_rank: it is stopped and never goes on. drop_node: "
+        "all of the job's processes on the rank's node are killed at once, and the job stays off that node for a "
+        "while. delay_rank: the rank is late at each of some steps, as behind a slow link. fill_store: checkpoints "
+        "cannot be written for a while, as in a full store.",
     )
     rank: int = Field(0, ge=0, description="The rank it happens to; of drop_node, any rank on the node.")
     at_step: int | None = Field(None, ge=0, description="When so many steps are done; null: at once.")

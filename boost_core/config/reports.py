@@ -71,6 +71,7 @@ class StartReport(Config):
     step: int = Field(description="Steps already done.")
     world_size: int
     parameters: int
+    load_seconds: float = Field(0.0, description="How long the state took to load.")
     resumed_from: str | None = Field(
         description="URL of the checkpoint, or memory; null when training starts from scratch."
     )

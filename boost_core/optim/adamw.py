@@ -54,10 +54,3 @@ class MasterWeightAdamW:
         """What this rank keeps of each weight's state."""
         for group in self.groups:
             yield from group.pieces()
-
-    def copied(self) -> list[Piece]:
-        """The same in the host's memory, as it is now; the next copy takes its place."""
-        pieces = [piece for group in self.groups for piece in group.copied()]
-        if self.groups[0].master.is_cuda:
-            torch.cuda.current_stream().synchronize()
-        return pieces

@@ -8,7 +8,7 @@ until it is sent, and each replica adds up what it gets.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 
@@ -110,7 +110,6 @@ class Group:
         self.master = torch.cat([full[own] for own in self._own]) if self.sharded else full
         self.own_gradient = torch.zeros_like(self.master) if self._gradient is None or self.sharded else self._gradient
         self.first_moment, self.second_moment = torch.zeros_like(self.master), torch.zeros_like(self.master)
-        self._copies: list[torch.Tensor] | None = None
         self.own_weight = None
         if compute_type != precise:
             self.own_weight = self.master.to(compute_type) if self.sharded else self._weight
@@ -220,18 +219,6 @@ class Group:
                 for quantity, flat in flats.items():
                     tensor = flat[begin : begin + prod(box.sizes)].view(box.sizes)
                     yield Piece(box.name, quantity, self._layout.shapes[box.name], box.offsets, tensor)
-
-    def copied(self) -> list[Piece]:
-        """The same in the host's memory, as it is now; the next copy takes its place."""
-        pieces = list(self.pieces())
-        if self._copies is None:
-            # Each in memory of its own: of a view torch's checkpoint would make one more copy to write it.
-            self._copies = [
-                torch.empty_like(piece.tensor, device="cpu", pin_memory=piece.tensor.is_cuda) for piece in pieces
-            ]
-        for piece, copy in zip(pieces, self._copies, strict=True):
-            copy.copy_(piece.tensor, non_blocking=True)
-        return [replace(piece, tensor=copy) for piece, copy in zip(pieces, self._copies, strict=True)]
 
 
 def _buckets(length: int, parts: int, largest: int | None) -> list[slice]:

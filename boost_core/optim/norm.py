@@ -8,12 +8,18 @@ from boost_core.optim.group import Group
 from boost_core.parallel.ranks import Ranks
 
 
-def global_norm(groups: Sequence[Group], ranks: Ranks) -> torch.Tensor:
-    """Norm of the reduced gradients of the whole model: one float64 element, the same on all ranks.
+def global_norm(
+    groups: Sequence[Group], ranks: Ranks, notices: Sequence[bool | torch.Tensor] = ()
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Norm of the reduced gradients of the whole model, and which notices any rank has given.
 
     Args:
         groups: This rank's.
         ranks: The groups that it is in. What several of them have whole, or keep all of, counts on the first.
+        notices: What all ranks are to know, which costs no collective of its own here.
+
+    Returns:
+        The norm, one float64 element, and for each notice the number of ranks that gave it; the same on all ranks.
     """
     squares = [
         group.squares()
@@ -24,7 +30,9 @@ def global_norm(groups: Sequence[Group], ranks: Ranks) -> torch.Tensor:
     ]
     # A rank may have nothing to count.
     total = sum(squares, torch.zeros((), dtype=torch.float64, device=groups[0].own_gradient.device))
-    return ranks.gang.all_reduce_(total, "gradient norm").sqrt()
+    given = [total, *(torch.as_tensor(notice, dtype=total.dtype, device=total.device) for notice in notices)]
+    square, *heard = ranks.gang.all_reduce_(torch.stack(given), "gradient norm").unbind()
+    return square.sqrt(), heard
 
 
 def clip_factor(norm: torch.Tensor, clip_norm: float) -> torch.Tensor:

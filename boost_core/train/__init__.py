@@ -1,5 +1,7 @@
 """The trainer: state, step and loop."""
 
+from boost_core.checkpoint.memory import Region, Shelf, StateLost
 from boost_core.train.loop import train
+from boost_core.train.membership import Membership, Outcome, StepTimes
 
-__all__ = ["train"]
+__all__ = ["Membership", "Outcome", "Region", "Shelf", "StateLost", "StepTimes", "train"]

@@ -2,7 +2,18 @@
 
 from pathlib import Path
 
-from boost_core.config.reports import CheckpointReport, EvaluationReport, LogLine, Report, StartReport, StepReport
+from boost_core.config.reports import (
+    CheckpointReport,
+    EvaluationReport,
+    FaultReport,
+    InterruptionReport,
+    LogLine,
+    Report,
+    RestartReport,
+    ShapeReport,
+    StartReport,
+    StepReport,
+)
 
 
 class ConsoleReporter:
@@ -37,5 +48,16 @@ def _line(report: Report) -> str:
             return f"held-out loss {report.loss:.4f} (unigram entropy {report.unigram_entropy:.4f})"
         case CheckpointReport():
             return f"saved {report.url} ({report.bytes / 2**20:.1f} MiB in {report.commit_seconds:.2f} s)"
+        case InterruptionReport():
+            return f"training stops after step {report.step}: {report.message}"
+        case RestartReport():
+            return (
+                f"goes on from step {report.resumed_step}, from {report.recovered_from}, after {report.seconds:.1f} s"
+            )
+        case ShapeReport():
+            sizes = report.tensor_parallel_size, report.pipeline_parallel_size, report.data_parallel_size
+            return "tp {} × pp {} × dp {}".format(*sizes)
+        case FaultReport():
+            return f"{report.what}: {report.message}"
         case LogLine():
             return f"rank {report.rank} {report.level}: {report.message}"

@@ -1,13 +1,15 @@
 """Everything that a rank holds while it trains, and how it is saved and resumed."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
 from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder, Manifest
+from boost_core.checkpoint.memory import Fetch, load_from_memory
 from boost_core.checkpoint.shards import load_chunks
 from boost_core.config import JobSpec
 from boost_core.models.build import build
@@ -17,7 +19,6 @@ from boost_core.nn.attention import Rotation
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.build import COMPUTE_TYPES, make_optimizer
 from boost_core.optim.gradients import Gradients
-from boost_core.optim.group import Piece
 from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.ledger import CommunicationLedger
@@ -25,6 +26,7 @@ from boost_core.parallel.mesh import ParallelMesh
 from boost_core.parallel.pipeline import Pipeline
 from boost_core.parallel.ranks import Ranks
 from boost_core.parallel.shard import WeightMaker, make_weights, split_axes
+from boost_core.plan.snapshots import MemoryState
 from boost_core.plan.stages import cut
 
 
@@ -107,26 +109,29 @@ class TrainState:
         self.optimizer.round_masters()
         self.step, self.samples = manifest.step, manifest.samples
 
+    def load_from_memory(self, memory: MemoryState[Any], fetch: Fetch) -> None:
+        """Continue from a state in the memory of processes, whatever layout made it. All ranks call it.
+
+        Raises:
+            StateLost: A part of it is no longer where it was; on all ranks.
+        """
+        load_from_memory(memory, fetch, self.chunks())
+        self.optimizer.round_masters()
+        self.step, self.samples = memory.step, memory.samples
+
     def chunks(self) -> list[Chunk]:
         """What this rank keeps, as parts of whole tensors: what a checkpoint holds does not depend on the layout."""
-        return self._as_chunks(self.optimizer.pieces())
-
-    def copied_chunks(self) -> list[Chunk]:
-        """The same in the host's memory, as it is now; the next copy takes its place."""
-        return self._as_chunks(self.optimizer.copied())
-
-    def manifest_writer(self, folder: CheckpointFolder) -> Callable[[dict[str, int]], Manifest]:
-        """Commits a checkpoint of the present step, whatever the step is by then; takes the files' checksums."""
-        return partial(folder.commit_written, self.spec, self.spec.parallelism, self.step, self.samples)
-
-    def _as_chunks(self, pieces: Iterable[Piece]) -> list[Chunk]:
         return [
             Chunk.of_shard(
                 f"{piece.name}.{piece.quantity}", piece.shape, piece.offsets, piece.tensor, self.axes[piece.name],
                 self.ranks.tensor.rank, self.ranks.tensor.size,
             )
-            for piece in pieces
+            for piece in self.optimizer.pieces()
         ]  # fmt: skip
+
+    def manifest_writer(self, folder: CheckpointFolder) -> Callable[[dict[str, int]], Manifest]:
+        """Commits a checkpoint of the present step, whatever the step is by then; takes the files' checksums."""
+        return partial(folder.commit_written, self.spec, self.spec.parallelism, self.step, self.samples)
 
 
 def _pipeline(

@@ -1,5 +1,8 @@
 """One optimizer step: micro-batches forward and backward, gradients over replicas, clipping, update."""
 
+import math
+import sys
+import time
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +16,19 @@ from boost_core.train.state import TrainState
 
 
 @dataclass(frozen=True)
+class Requests:
+    """What is asked of the loop after a step, the same on all ranks once they have made it.
+
+    Attributes:
+        halt: To stop.
+        store: To write a checkpoint before that.
+    """
+
+    halt: bool = False
+    store: bool = False
+
+
+@dataclass(frozen=True)
 class StepResult:
     """Figures of one step, the same on all ranks.
 
@@ -20,17 +36,34 @@ class StepResult:
         loss: Mean cross entropy of the global batch, nats a token.
         gradient_norm: Global norm before clipping.
         learning_rate: What the update used.
+        diverged: Whether the loss or the norm is not finite, or the loss is above its limit. There was no update then.
+        requests: What any rank asks for after this step.
+        data_seconds: How long this rank waited for its sequences.
     """
 
     loss: float
     gradient_norm: float
     learning_rate: float
+    diverged: bool
+    requests: Requests
+    data_seconds: float
 
 
-def training_step(state: TrainState, sampler: Sampler) -> StepResult:
-    """Consume one global batch and update the weights."""
+def training_step(
+    state: TrainState, sampler: Sampler, loss_limit: float = sys.float_info.max, requests: Requests = Requests()
+) -> StepResult:
+    """Consume one global batch and update the weights.
+
+    Args:
+        state: What is updated.
+        sampler: Gives the batch.
+        loss_limit: A loss above it counts as divergence.
+        requests: What this rank asks of all.
+    """
     replicas, size = state.ranks.data, state.spec.training.global_batch_size
+    started = time.perf_counter()
     sequences = sampler.sequences(*replica_share(state.samples, size, replicas.rank, replicas.size))
+    data_seconds = time.perf_counter() - started
     batch = _batch(state, sequences)
     # The mean over the global batch is the sum of the replicas' parts of it, and so are the gradients.
     weight_N = batch.counts / _tokens_of_all(state, batch)
@@ -40,7 +73,7 @@ def training_step(state: TrainState, sampler: Sampler) -> StepResult:
     else:
         loss = state.pipeline.train(batch.tokens, batch.targets, weight_N, batch.documents)
     with record_function("optimizer"):  # a name for it in profiles
-        return _update(state, loss)
+        return _update(state, loss, loss_limit, requests, data_seconds)
 
 
 def _tokens_of_all(state: TrainState, batch: Batch) -> float | torch.Tensor:
@@ -61,8 +94,8 @@ def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tens
     return loss
 
 
-def _update(state: TrainState, loss: torch.Tensor) -> StepResult:
-    """Update the weights with the gradients of the step."""
+def _update(state: TrainState, loss: torch.Tensor, limit: float, requests: Requests, data_seconds: float) -> StepResult:
+    """Update the weights with the gradients of the step, unless it has diverged."""
     spec, optimizer, ranks = state.spec, state.optimizer, state.ranks
     state.gradients.finish()
     for along in (ranks.pipeline, ranks.data):
@@ -73,12 +106,16 @@ def _update(state: TrainState, loss: torch.Tensor) -> StepResult:
             ranks.tensor.all_reduce_(group.own_gradient, "latent weights")
         if group.kind.tied:
             ranks.ends.all_reduce_(group.own_gradient, "tied embedding")
-    norm = global_norm(optimizer.groups, ranks)
+    jumps = ~(loss <= limit)  # so does NaN
+    norm, heard = global_norm(optimizer.groups, ranks, (jumps, requests.halt, requests.store))
+    loss_value, norm_value, jumped, halt, store = torch.stack([loss, norm, *heard]).tolist()
+    diverged = jumped > 0 or not math.isfinite(norm_value)
     state.step += 1
     state.samples += spec.training.global_batch_size
     rate = learning_rate(state.step, spec.training.steps, spec.optimizer)
-    optimizer.step(clip_factor(norm, spec.optimizer.clip_norm), rate, state.step)
-    return StepResult(loss.item(), norm.item(), rate)
+    if not diverged:
+        optimizer.step(clip_factor(norm, spec.optimizer.clip_norm), rate, state.step)
+    return StepResult(loss_value, norm_value, rate, diverged, Requests(halt > 0, store > 0), data_seconds)
 
 
 def losses(state: TrainState, sequences: Sequences) -> tuple[torch.Tensor | None, torch.Tensor]:

@@ -9,19 +9,14 @@ import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util import list_named_actors
 
-from boost_core.config import JobSpec
-from service.gang.status import GangPhase, GangStatus, NodeCapacity
+from boost_core.config import Drill, JobSpec
+from service.gang.ray_private import draining_nodes, free_resources, node_table
+from service.gang.status import GangPhase, GangStatus, NodeCapacity, Orders
 from service.gang.supervisor import Supervisor
 
 NAMESPACE = "boost"
 POLL_TIMEOUT_SECONDS = 1.0
 OBJECT_STORE_BYTES = 128 * 2**20  # gangs pass small messages; no tensor goes through Ray
-
-# For the supervisor's process, from which Ray Train hands them on.
-RUN_ENVIRONMENT = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how soon a lost worker or the last step is seen
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths of a job stay what they are
-}
 
 
 class RayGangs:
@@ -66,11 +61,16 @@ class RayGangs:
 
     def nodes(self) -> list[NodeCapacity]:
         """The alive nodes of the cluster."""
-        state: Any = ray._private.state.state  # what is free on each node is not in the public API
-        free = state.available_resources_per_node()
+        free, draining = free_resources(), draining_nodes()
         return [
-            NodeCapacity(node["NodeID"], total=node["Resources"], free=free.get(node["NodeID"], {}))
-            for node in state.node_table()
+            NodeCapacity(
+                node["NodeID"],
+                total=node["Resources"],
+                free=free.get(node["NodeID"], {}),
+                labels=node.get("Labels", {}),
+                draining=node["NodeID"] in draining,
+            )
+            for node in node_table()
             if node["Alive"]
         ]
 
@@ -79,32 +79,36 @@ class RayGangs:
         names = [name.rpartition("-") for name in list_named_actors()]
         return {(job_id, int(attempt)) for job_id, _, attempt in names}
 
-    def launch(self, job_id: str, attempt: int, spec: JobSpec) -> None:
+    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders) -> None:
         """Start a gang; launching the same attempt twice starts one."""
-        name = _name(job_id, attempt)
         ray.remote(Supervisor).options(
-            name=name,
+            name=_name(job_id, attempt),
             get_if_exists=True,
             lifetime="detached",
             num_cpus=0,
-            runtime_env={"env_vars": RUN_ENVIRONMENT},
-        ).remote(name, spec)
+        ).remote(spec, orders)
 
-    def poll(self, job_id: str, attempt: int, after_sequence: int) -> GangStatus | None:
-        """The gang's status; ``None`` if there is no such gang. Takes a second at most."""
+    def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
+        """Give orders; the gang's status, or ``None`` if there is no such gang. Takes a second at most."""
         supervisor = _find(job_id, attempt)
         if supervisor is None:
             return None
         try:
-            status: GangStatus = ray.get(supervisor.poll.remote(after_sequence), timeout=POLL_TIMEOUT_SECONDS)
+            status: GangStatus = ray.get(supervisor.poll.remote(after_sequence, orders), timeout=POLL_TIMEOUT_SECONDS)
         except (GetTimeoutError, ActorUnavailableError):
             return GangStatus(GangPhase.STARTING, "waits for the gang's supervisor to answer", [])
         except RayActorError:
             return None
         return status
 
+    def drill(self, job_id: str, attempt: int, drill: Drill) -> None:
+        """Bring a fault about in a gang; harmless if there is none."""
+        supervisor = _find(job_id, attempt)
+        if supervisor is not None:
+            supervisor.drill.remote(drill)
+
     def end(self, job_id: str, attempt: int) -> None:
-        """End all of a gang's processes and free its placement group; harmless if there is none.
+        """End all of a gang's processes and free its placement groups; harmless if there is none.
 
         Ray ends what the supervisor owns, which is everything.
         """

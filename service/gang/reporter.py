@@ -1,16 +1,40 @@
-"""How a worker's reports reach its supervisor."""
+"""How a rank's reports and beats reach its supervisor."""
 
 import logging
 import threading
+import time
 from collections import deque
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import ray
 
 from boost_core.config.reports import LogLine, Report
+from service.gang.watch import Beat
 
 BACKLOG = 10_000  # reports; more than that wait only when the supervisor is stuck, and then the oldest go first
+BEAT_SECONDS = 0.2  # between messages that carry nothing else
+ALIVE_SECONDS = 1.0  # after which a message goes out even if nothing has happened
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a process says to its supervisor.
+
+    Attributes:
+        member: Number of the process.
+        rank: Its rank; ``None`` before its first gang.
+        generation: Number of its gang.
+        reports: Reports with their times, in order.
+        beat: Its newest step, if it is new.
+    """
+
+    member: int
+    rank: int | None
+    generation: int
+    reports: list[tuple[datetime, Report]]
+    beat: Beat | None
 
 
 class SupervisorReporter:
@@ -18,19 +42,35 @@ class SupervisorReporter:
 
     Args:
         supervisor: Handle of the gang's ``Supervisor`` actor.
+        member: Number of this process.
     """
 
-    def __init__(self, supervisor: Any) -> None:
-        self._supervisor = supervisor
+    def __init__(self, supervisor: Any, member: int) -> None:
+        self._supervisor, self._member = supervisor, member
+        self._rank: int | None = None
+        self._generation = 0
         self._waiting: deque[tuple[datetime, Report]] = deque(maxlen=BACKLOG)
+        self._beat: Beat | None = None
         self._sending = False
+        self._sent = 0.0
         self._changed = threading.Condition()
         threading.Thread(target=self._send_forever, name="reports", daemon=True).start()
+
+    def begin(self, rank: int, generation: int) -> None:
+        """Speak as a rank of a gang from now on; what was said before has been flushed."""
+        with self._changed:
+            self._rank, self._generation, self._beat = rank, generation, None
 
     def report(self, report: Report) -> None:
         """Take one report; it is sent as soon as the ones before it have arrived."""
         with self._changed:
             self._waiting.append((datetime.now(UTC), report))
+            self._changed.notify_all()
+
+    def beat(self, beat: Beat) -> None:
+        """Take note of a step; of several within a moment the last one is sent."""
+        with self._changed:
+            self._beat = beat
             self._changed.notify_all()
 
     def flush(self, timeout_seconds: float) -> None:
@@ -41,16 +81,21 @@ class SupervisorReporter:
     def _send_forever(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
-                batch = list(self._waiting)
+                self._changed.wait_for(self._due, ALIVE_SECONDS)
+                message = Message(self._member, self._rank, self._generation, list(self._waiting), self._beat)
                 self._waiting.clear()
-                self._sending = True
+                self._beat, self._sending = None, True
             try:
-                ray.get(self._supervisor.push.remote(batch))
+                ray.get(self._supervisor.push.remote(message))
             finally:  # a supervisor that is gone takes its workers with it; this thread need not outlive it
                 with self._changed:
-                    self._sending = False
+                    self._sending, self._sent = False, time.monotonic()
                     self._changed.notify_all()
+
+    def _due(self) -> bool:
+        if self._waiting:
+            return True
+        return self._beat is not None and time.monotonic() >= self._sent + BEAT_SECONDS
 
 
 class LogReports(logging.Handler):

@@ -12,6 +12,8 @@ import torch
 
 from boost_core.checkpoint import saver as saver_module
 from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.host_copies import HostCopies
+from boost_core.checkpoint.memory import Shelf
 from boost_core.checkpoint.saver import Saver
 from boost_core.checkpoint.shards import SaveFailed
 from boost_core.config import JobSpec
@@ -40,8 +42,8 @@ def step_and_save(spec: JobSpec) -> tuple[Whole, float]:
     for _ in range(2):
         training_step(state, sampler)
     folder = CheckpointFolder(spec.checkpoint.url)
-    saver = Saver(folder, spec.checkpoint)
-    saver.start(state.step, state.copied_chunks(), state.manifest_writer(folder))
+    saver = Saver(folder, spec.checkpoint, Shelf(), (), lambda: None)
+    saver.start(state.step, HostCopies(1).take(state.chunks()), None, state.manifest_writer(folder))
     saved = whole_tensors(state)
     following = training_step(state, sampler).loss  # what is written is what was copied
     assert saver.outcome(wait=True).manifest.step == 2

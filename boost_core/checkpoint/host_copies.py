@@ -1,0 +1,33 @@
+"""Copies of a rank's state in the host's memory."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from boost_core.checkpoint.chunks import Chunk
+
+
+class HostCopies:
+    """Makes copies that take turns in some places, so that one stays as it is while the next is made.
+
+    Args:
+        places: How many; each is as large as the rank's state.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._places: list[list[torch.Tensor]] = [[] for _ in range(places)]
+        self._turn = 0
+
+    def take(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """Copies of chunks, the same ones every time, in the place whose turn it is."""
+        place = self._places[self._turn]
+        self._turn = (self._turn + 1) % len(self._places)
+        if not place:
+            # Each in memory of its own: of a view torch's checkpoint would make one more copy to write it.
+            place += [torch.empty_like(chunk.tensor, device="cpu", pin_memory=chunk.tensor.is_cuda) for chunk in chunks]
+        for chunk, copy in zip(chunks, place, strict=True):
+            copy.copy_(chunk.tensor, non_blocking=True)
+        if chunks[0].tensor.is_cuda:
+            torch.cuda.current_stream().synchronize()
+        return [replace(chunk, tensor=copy) for chunk, copy in zip(chunks, place, strict=True)]

@@ -1,0 +1,66 @@
+"""Copies of each rank's snapshots in the memory of another rank."""
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from boost_core.checkpoint.memory import Shelf, Snapshot
+from boost_core.plan.snapshots import Box
+
+
+class PeerCopies:
+    """Sends this rank's snapshots to the rank that keeps them, and keeps those of another.
+
+    Args:
+        shelf: This process's.
+        holder_of: Which rank keeps the copy of each rank's.
+        ranks: A gloo group of all ranks.
+    """
+
+    def __init__(self, shelf: Shelf, holder_of: Sequence[int], ranks: dist.ProcessGroup) -> None:
+        self._shelf, self._ranks = shelf, ranks
+        self._rank = dist.get_rank()
+        self._to, self._of = holder_of[self._rank], list(holder_of).index(self._rank)
+        self._boxes: tuple[Box, ...] | None = None  # of the one that we keep; they stay the same
+
+    def exchange(self, snapshot: Snapshot) -> None:
+        """Put a snapshot on the shelf, and its copy on the peer's; all ranks call it with theirs of the same step.
+
+        When it returns, every rank's is in two places, and all older ones are forgotten.
+        """
+        self._shelf.put(snapshot)
+        if self._to != self._rank:
+            self._shelf.put(self._swapped(snapshot))
+        dist.barrier(self._ranks)
+        self._shelf.keep_only(snapshot.contents.key.generation, snapshot.contents.key.step)
+
+    def _swapped(self, mine: Snapshot) -> Snapshot:
+        if self._boxes is None:
+            self._boxes = self._swap_boxes(mine.contents.boxes)
+        sending = [dist.isend(tensor, group=self._ranks, group_dst=self._to) for tensor in mine.tensors]
+        theirs = tuple(torch.empty(box.sizes, dtype=getattr(torch, box.dtype)) for box in self._boxes)
+        for tensor in theirs:
+            dist.recv(tensor, group=self._ranks, group_src=self._of)
+        for work in sending:
+            if work is not None:
+                work.wait()
+        contents = replace(mine.contents, key=replace(mine.contents.key, rank=self._of), boxes=self._boxes)
+        return Snapshot(contents, theirs)
+
+    def _swap_boxes(self, mine: tuple[Box, ...]) -> tuple[Box, ...]:
+        message = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
+        length, theirs = torch.tensor([len(message)]), torch.zeros(1, dtype=torch.int64)
+        received = self._swap(length, theirs)
+        received = self._swap(message, torch.empty(int(received.item()), dtype=torch.uint8))
+        boxes: tuple[Box, ...] = pickle.loads(received.numpy().tobytes())  # a rank of the same gang has sent it
+        return boxes
+
+    def _swap(self, mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+        sending = dist.isend(mine, group=self._ranks, group_dst=self._to)
+        dist.recv(theirs, group=self._ranks, group_src=self._of)
+        if sending is not None:
+            sending.wait()
+        return theirs

@@ -1,0 +1,115 @@
+"""Which state can be recovered from the memory of processes, and which rank keeps the copy of which.
+
+A *snapshot* is one rank's part of the state after a step. A step can be loaded when every rank's snapshot of it is
+still somewhere.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Sizes = tuple[int, ...]
+Holder = TypeVar("Holder")
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """What a snapshot is of.
+
+    Attributes:
+        generation: Number of the gang, counted over the job's life.
+        step: Optimizer steps done.
+        rank: The rank in that gang.
+    """
+
+    generation: int
+    step: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box of a whole tensor.
+
+    Attributes:
+        name: The tensor's.
+        shape: Its shape.
+        offsets: Where the box begins in it.
+        sizes: How large the box is.
+        dtype: Its type by torch's name.
+    """
+
+    name: str
+    shape: Sizes
+    offsets: Sizes
+    sizes: Sizes
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a snapshot holds.
+
+    Attributes:
+        key: What it is of.
+        ranks: Ranks of that gang.
+        samples: Samples consumed by then, which is the data cursor.
+        boxes: What the rank kept of the state.
+    """
+
+    key: Key
+    ranks: int
+    samples: int
+    boxes: tuple[Box, ...]
+
+
+@dataclass(frozen=True)
+class MemoryState(Generic[Holder]):
+    """A job's whole state at a step, in the memory of several processes.
+
+    Attributes:
+        step: Optimizer steps done.
+        samples: Samples consumed by then.
+        parts: The snapshots, one a rank of the gang that made them.
+        holders: Who has each.
+    """
+
+    step: int
+    samples: int
+    parts: tuple[Contents, ...]
+    holders: Mapping[Key, Holder]
+
+
+def newest_whole_state(shelves: Iterable[tuple[Holder, Sequence[Contents]]]) -> MemoryState[Holder] | None:
+    """The newest state of which every rank's snapshot is with one of the holders; ``None`` if there is none.
+
+    Args:
+        shelves: What each holder has.
+    """
+    found: dict[tuple[int, int], dict[int, tuple[Contents, Holder]]] = defaultdict(dict)
+    for holder, shelf in shelves:
+        for contents in shelf:
+            found[contents.key.step, contents.key.generation].setdefault(contents.key.rank, (contents, holder))
+    whole = [place for place, ranks in found.items() if len(ranks) == next(iter(ranks.values()))[0].ranks]
+    if not whole:
+        return None
+    ranks = found[max(whole)]
+    parts = tuple(contents for _, (contents, _) in sorted(ranks.items()))
+    holders = {contents.key: holder for contents, holder in ranks.values()}
+    return MemoryState(parts[0].key.step, parts[0].samples, parts, holders)
+
+
+def copy_holders(nodes: Sequence[str]) -> list[int]:
+    """Which rank keeps the copy of each rank's snapshots: one of another node, where that is possible for all.
+
+    Each keeps one. No rank keeps its own, except where it is alone.
+
+    Args:
+        nodes: The node of each rank.
+    """
+    order = sorted(range(len(nodes)), key=lambda rank: (nodes[rank], rank))
+    most = max((nodes.count(node) for node in set(nodes)), default=0)
+    shift = most if most < len(nodes) else 1
+    holder_of = {rank: order[(place + shift) % len(order)] for place, rank in enumerate(order)}
+    return [holder_of[rank] for rank in range(len(nodes))]

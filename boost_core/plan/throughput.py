@@ -1,0 +1,148 @@
+"""How long an optimizer step of a job would take at a shape, to tell shapes apart before any of them runs.
+
+A step is (m + idle) micro-batches of the slowest pipeline rank, and then the exchange of gradients and weights:
+
+* arithmetic: the model's FLOPs of its stages' blocks, over the tensor parallel ranks;
+* tensor parallel exchanges: ``plan.communication``'s elements over the link inside the node;
+* idle, in micro-batches: p − 1 under 1f1b; half of that where a rank has two stages; a third of that half where weight
+  gradients fill it (arXiv 2104.04473, 2401.10241);
+* data parallel: gradients in fp32 and, under ZeRO, the gathering of weights, over the fabric between nodes.
+
+Nothing is taken to be hidden behind anything else, and sends between stages are left out. Only the ranking of a job's
+shapes is meant to be right; the seconds are not.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from boost_core.config.elasticity import Shape
+from boost_core.config.job import JobSpec, ResourcesConfig
+from boost_core.config.model import ModelConfig
+from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.training import TrainingConfig
+from boost_core.plan.communication import block_backward, block_forward
+from boost_core.plan.flops import block_flops_per_token, head_flops_per_token
+from boost_core.plan.interconnect import INTERCONNECTS, Interconnect
+from boost_core.plan.parameters import parameter_count
+from boost_core.plan.stages import Stage, cut
+
+# What a step reaches of the nominal rate of dense bf16 products: an assumption, and the same for all shapes.
+EFFICIENCY = 0.4
+# Forward and backward are three parts of arithmetic; what is recomputed comes on top.
+_RECOMPUTED = {"none": 0.0, "latent": 0.5 / 3, "full": 1 / 3}
+_IDLE_SHARE = {"1f1b": 1.0, "interleaved_1f1b": 1 / 2, "zero_bubble": 1 / 6}
+_GRADIENT_BYTES = 4
+_BYTES = {"fp32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What ranks run on.
+
+    Attributes:
+        flops_per_second: Of one rank.
+        block_seconds: A block takes this long for a micro-batch however small it is: its kernels must be launched.
+        tensor_link: Between ranks of a node.
+        fabric_link: Between nodes.
+        description: What it stands for and where its figures are from.
+    """
+
+    flops_per_second: float
+    block_seconds: float
+    tensor_link: Interconnect
+    fabric_link: Interconnect
+    description: str
+
+
+def _gpu(teraflops: float, tensor_link: str, source: str) -> Machine:
+    """A GPU by its nominal rate of dense bf16 products."""
+    description = f"{teraflops:g} TFLOP/s of dense bf16 ({source}) at {EFFICIENCY:.0%}; 0.5 ms a block, assumed"
+    fabric = INTERCONNECTS["fabric-200g"]
+    return Machine(EFFICIENCY * teraflops * 1e12, 5e-4, INTERCONNECTS[tensor_link], fabric, description)
+
+
+# 5 ms for 256 KiB and 62 ms for 32 MiB among four processes on two cores: six steps of 0.76 ms, and 0.88 GB/s.
+_LOOPBACK = Interconnect(0.0, 7.6e-4, 8.8e8, "gloo over loopback, measured among four processes")
+
+# A CPU's figures are of one core.
+CPU = Machine(2e10, 2e-3, _LOOPBACK, _LOOPBACK, "20 GFLOP/s a core and 2 ms a block, both assumed")
+
+MACHINES = {
+    "A100": _gpu(312, "nvlink-a100", "NVIDIA A100 data sheet"),
+    "H100": _gpu(989, "nvlink-h200", "NVIDIA H100 SXM data sheet"),
+    "H200": _gpu(989, "nvlink-h200", "NVIDIA H200 data sheet"),
+}
+_UNKNOWN_GPU = "A100"
+
+
+def machine_for(resources: ResourcesConfig) -> Machine:
+    """The machine that a job's workers run on, as far as the job says.
+
+    A GPU of another kind, or of none in particular, is taken for an A100: kinds differ less in how they rank shapes
+    than a GPU does from a CPU.
+    """
+    if resources.gpus_per_worker:
+        return MACHINES.get(resources.accelerator_type or _UNKNOWN_GPU, MACHINES[_UNKNOWN_GPU])
+    return replace(CPU, flops_per_second=CPU.flops_per_second * resources.cpus_per_worker)
+
+
+def step_seconds(spec: JobSpec, shape: Shape, machine: Machine | None = None) -> float:
+    """Predicted seconds of one optimizer step.
+
+    Args:
+        spec: The job.
+        shape: One of ``spec.shapes()``.
+        machine: What it runs on; by default what ``machine_for`` says.
+    """
+    machine = machine or machine_for(spec.resources)
+    job = spec.at(shape)
+    parallelism, training = job.parallelism, job.training
+    micro_batch = _micro_batch_seconds(job.model, parallelism, training, machine)
+    idle = (shape.pipeline - 1) * _IDLE_SHARE[parallelism.pipeline_schedule]
+    return (training.micro_batches(shape.data) + idle) * micro_batch + _reduction_seconds(job, machine.fabric_link)
+
+
+def _micro_batch_seconds(
+    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, machine: Machine
+) -> float:
+    """What the slowest pipeline rank takes for a micro-batch, forward and backward."""
+    tokens = training.micro_batch_size * training.sequence_length
+    rate = parallelism.tensor_parallel_size * machine.flops_per_second
+    more = 1 + _RECOMPUTED[parallelism.recompute]
+    block = max(tokens * block_flops_per_token(model, training.sequence_length) * more / rate, machine.block_seconds)
+    block += _exchange_seconds(model, parallelism, tokens * _BYTES[training.precision], machine.tensor_link)
+    head = tokens * head_flops_per_token(model) / rate
+    return max(
+        sum(len(stage.layers) * block + stage.last * head for stage in stages)
+        for stages in _stages_of_ranks(model, parallelism, training.sequence_length)
+    )
+
+
+def _stages_of_ranks(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> list[list[Stage]]:
+    ranks: dict[int, list[Stage]] = defaultdict(list)
+    for stage in cut(model, parallelism, sequence_length):
+        ranks[stage.index % parallelism.pipeline_parallel_size].append(stage)
+    return list(ranks.values())
+
+
+def _exchange_seconds(
+    model: ModelConfig, parallelism: ParallelismConfig, token_bytes: int, link: Interconnect
+) -> float:
+    """One block's tensor parallel exchanges of a micro-batch; ``token_bytes`` are of one element of each token."""
+    forward, backward = block_forward(model, parallelism), block_backward(model, parallelism)
+    sent = [forward, backward, *([forward] if parallelism.recompute == "full" else [])]
+    calls = sum(part.all_reduces for part in sent)
+    elements = sum(part.elements + part.statistic_elements for part in sent)
+    return link.seconds("all_reduce", parallelism.tensor_parallel_size, elements * token_bytes, calls)
+
+
+def _reduction_seconds(job: JobSpec, link: Interconnect) -> float:
+    """The exchange of gradients between replicas, and of the weights that each of them has updated."""
+    parallelism, training = job.parallelism, job.training
+    replicas = parallelism.data_parallel_size
+    weights = parameter_count(job.model) / (parallelism.tensor_parallel_size * parallelism.pipeline_parallel_size)
+    if parallelism.zero_stage == 0:
+        return link.seconds("all_reduce", replicas, weights * _GRADIENT_BYTES)
+    rounds = training.micro_batches(replicas) if parallelism.zero_stage == 2 else 1
+    reduce = link.seconds("reduce_scatter", replicas, weights * _GRADIENT_BYTES * rounds, rounds)
+    return reduce + link.seconds("all_gather", replicas, weights / replicas * _BYTES[training.precision])

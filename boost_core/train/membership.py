@@ -1,0 +1,68 @@
+"""What a rank of an elastic gang is given besides its job, and what its training comes to."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from boost_core.checkpoint.memory import Fetch, Shelf
+from boost_core.plan.snapshots import Key, MemoryState
+
+
+class Outcome(StrEnum):
+    """How a rank's training ended, if it did not fail."""
+
+    FINISHED = "FINISHED"  # the job's last step is done
+    HALTED = "HALTED"  # as asked; the state is on the shelves of all ranks
+    STORED = "STORED"  # the same, and in the checkpoint folder
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """A step as one rank saw it.
+
+    Attributes:
+        step: Steps done, this one included.
+        seconds: How long it took, from the end of the step before.
+        busy_seconds: The part of it that was not spent waiting for other ranks.
+    """
+
+    step: int
+    seconds: float
+    busy_seconds: float
+
+
+def _nothing(_: StepTimes) -> None:
+    pass
+
+
+def _nowhere(_holder: Any, key: Key, _regions: Any) -> Any:
+    raise LookupError(f"{key} is nowhere to be fetched from")
+
+
+@dataclass
+class Membership:
+    """A rank's place in an elastic gang; the defaults are those of one that stands alone.
+
+    Attributes:
+        generation: Number of the gang, counted over the job's life.
+        shelf: This process's snapshots, which outlive the gang.
+        holder_of: Which rank keeps the copy of each rank's snapshots; empty to make none.
+        recovery: The state to continue from, in memory; ``None`` to look for a checkpoint.
+        fetch: Gets parts of a snapshot from its holder.
+        halt: Set it to stop after a step; all ranks then stop after the same one.
+        store: Set it before, to have a checkpoint written then.
+        after_step: Told of each step on every rank, before the next.
+        before_save: Called before a checkpoint is written; what it raises is taken for the store's refusal.
+    """
+
+    generation: int = 1
+    shelf: Shelf = field(default_factory=Shelf)
+    holder_of: Sequence[int] = ()
+    recovery: MemoryState[Any] | None = None
+    fetch: Fetch = _nowhere
+    halt: threading.Event = field(default_factory=threading.Event)
+    store: threading.Event = field(default_factory=threading.Event)
+    after_step: Callable[[StepTimes], None] = _nothing
+    before_save: Callable[[], None] = lambda: None

@@ -1,0 +1,152 @@
+"""Copies of a running job's state: in memory, and in the checkpoint folder."""
+
+import logging
+import time
+from collections import deque
+
+import torch.distributed as dist
+
+from boost_core.checkpoint.chunks import Chunk
+from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.host_copies import HostCopies
+from boost_core.checkpoint.memory import Snapshot
+from boost_core.checkpoint.saver import Outcome, Saver
+from boost_core.checkpoint.shards import SaveFailed
+from boost_core.config.reports import CheckpointReport, Reporter
+from boost_core.plan.snapshots import Key
+from boost_core.train.membership import Membership
+from boost_core.train.resume import newest_checkpoint
+from boost_core.train.state import TrainState
+
+logger = logging.getLogger(__name__)
+
+
+class Saving:
+    """Makes one rank's copies, behind the loop, and goes back to them.
+
+    Args:
+        state: What is copied.
+        folder: The job's checkpoints.
+        membership: Gives the shelf, and which rank keeps whose copies.
+        reporter: Told of checkpoints; ``None`` on all ranks but the first.
+    """
+
+    def __init__(
+        self, state: TrainState, folder: CheckpointFolder, membership: Membership, reporter: Reporter | None
+    ) -> None:
+        self._state, self._folder, self._membership, self._reporter = state, folder, membership, reporter
+        self._every = state.spec.fault_tolerance.memory_copy_every_steps if membership.holder_of else None
+        self._places = 2 if self._every else 1
+        self._copies = HostCopies(self._places)
+        self._made: deque[tuple[Key, list[Chunk]]] = deque()  # those that are still as they were, the newest last
+        holder_of = membership.holder_of if self._every else ()
+        self._saver = Saver(folder, state.spec.checkpoint, membership.shelf, holder_of, membership.before_save)
+        self._copy_seconds, self._held_seconds = 0.0, 0.0
+
+    def after_step(self) -> None:
+        """Make what copies are due."""
+        spec, step = self._state.spec, self._state.step
+        to_store = step == spec.training.steps or step % spec.checkpoint.every_steps == 0
+        to_memory = self._every is not None and step % self._every == 0
+        if to_store or to_memory:
+            self._copy(to_memory, to_store)
+
+    def save_now(self) -> None:
+        """Write a checkpoint, and wait until it is there.
+
+        Raises:
+            SaveFailed: It cannot be written.
+        """
+        self._copy(to_memory=False, to_store=True)
+        outcome = self._saver.outcome(wait=True)
+        assert outcome is not None
+        if outcome.failure:
+            raise SaveFailed(f"{self._folder.step_url(outcome.step)} cannot be written: {outcome.failure}")
+        self._report(outcome)
+
+    def put_on_shelf(self) -> None:
+        """Leave the state, as it is now, in this process's memory, for the gang that comes next."""
+        self.collect(wait=True)
+        key, chunks = self._copied()
+        self._membership.shelf.put(self._as_snapshot(key, chunks))
+
+    def go_back(self) -> str | None:
+        """Take weights and step back to the newest copy; the data goes on.
+
+        Returns:
+            ``memory`` or ``storage``; ``None`` if there is no copy.
+        """
+        self.collect(wait=True)
+        state, samples = self._state, self._state.samples
+        if self._made:
+            key, copies = self._made[-1]
+            for chunk, copy in zip(state.chunks(), copies, strict=True):
+                chunk.tensor.copy_(copy.tensor)
+            state.optimizer.round_masters()
+            state.step = key.step
+            return "memory"
+        source = newest_checkpoint(self._folder, None)
+        if source is None:
+            return None
+        state.load(*source)
+        state.samples = samples
+        return "storage"
+
+    def held_seconds(self) -> float:
+        """How long the loop has stood still for copies since this was asked last."""
+        held, self._held_seconds = self._held_seconds, 0.0
+        return held
+
+    def collect(self, wait: bool = False) -> None:
+        """Report the checkpoint that was being written, once it is committed.
+
+        Args:
+            wait: Whether to wait for it.
+
+        Raises:
+            SaveFailed: It is the job's last and could not be written.
+        """
+        outcome = self._saver.outcome(wait)
+        if outcome is not None:
+            self._report(outcome)
+
+    def _copy(self, to_memory: bool, to_store: bool) -> None:
+        """Copy the state and have it kept while training goes on; waits for the copy before it."""
+        started = time.perf_counter()
+        self.collect(wait=True)
+        key, chunks = self._copied()
+        snapshot = self._as_snapshot(key, chunks) if to_memory else None
+        commit = self._state.manifest_writer(self._folder) if to_store else None
+        self._saver.start(self._state.step, chunks, snapshot, commit)
+        self._copy_seconds = time.perf_counter() - started
+        self._held_seconds += self._copy_seconds
+
+    def _copied(self) -> tuple[Key, list[Chunk]]:
+        # The copy takes the place of the oldest, which must not be found on the shelf from now on.
+        while len(self._made) >= self._places:
+            self._membership.shelf.forget(self._made.popleft()[0])
+        key = Key(self._membership.generation, self._state.step, dist.get_rank())
+        self._made.append((key, self._copies.take(self._state.chunks())))
+        return self._made[-1]
+
+    def _as_snapshot(self, key: Key, chunks: list[Chunk]) -> Snapshot:
+        return Snapshot.of(key, dist.get_world_size(), self._state.samples, chunks)
+
+    def _report(self, outcome: Outcome) -> None:
+        url, failure = self._folder.step_url(outcome.step), outcome.failure
+        if failure and outcome.step == self._state.spec.training.steps:
+            raise SaveFailed(f"the last checkpoint, {url}, cannot be written: {failure}")
+        if dist.get_rank() > 0:
+            return
+        if failure:
+            logger.warning("%s cannot be written: %s; training goes on without it", url, failure)
+        elif outcome.manifest is not None and self._reporter:
+            self._reporter.report(
+                CheckpointReport(
+                    step=outcome.step,
+                    url=url,
+                    bytes=outcome.manifest.bytes,
+                    seconds=self._copy_seconds,
+                    commit_seconds=outcome.seconds,
+                )
+            )

@@ -1,0 +1,123 @@
+"""What a rank's process is told when a gang is formed, and what it says at the end. Plain data, free of torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from boost_core.config import JobSpec
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process is.
+
+    Attributes:
+        node: Ray's id of its node.
+        address: The node's address.
+        accelerators: The GPUs that it may use.
+        pid: Its process id.
+        host: Its host's name.
+    """
+
+    node: str
+    address: str
+    accelerators: tuple[str, ...]
+    pid: int
+    host: str
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the ranks of a gang meet: torch's key-value store, in the process of rank 0."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that has snapshots: its number, and its actor's handle."""
+
+    member: int
+    actor: Any
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A rank of a gang.
+
+    Attributes:
+        generation: Number of the gang, counted over the job's life.
+        spec: The job at the gang's shape.
+        rank: This rank.
+        meeting: Where the ranks meet.
+        holder_of: Which rank keeps the copy of each rank's snapshots.
+    """
+
+    generation: int
+    spec: JobSpec
+    rank: int
+    meeting: Meeting
+    holder_of: tuple[int, ...]
+
+
+class End(StrEnum):
+    """How a rank's training ended."""
+
+    FINISHED = "FINISHED"
+    HALTED = "HALTED"
+    STORED = "STORED"  # halted, with its state in the checkpoint folder
+    LASTING = "LASTING"  # failed, and would again
+    CONNECTION = "CONNECTION"  # failed because another rank is gone
+    STATE_LOST = "STATE_LOST"  # could not load what was in memory
+    FAILED = "FAILED"
+
+
+FAILURES = frozenset({End.LASTING, End.CONNECTION, End.STATE_LOST, End.FAILED})
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """The end of a rank's training.
+
+    Attributes:
+        how: In a word.
+        message: Why, for people, if it failed.
+        reusable: Whether the process can be a rank again.
+    """
+
+    how: End
+    message: str = ""
+    reusable: bool = True
+
+
+class MisplacedRanks(RuntimeError):
+    """Processes are not where the gang's order of ranks needs them."""
+
+
+def ordered(places: Sequence[Place], tensor: int) -> list[int]:
+    """Numbers of a replica's processes in the order of their ranks: groups in turn, within one by GPU, then by process.
+
+    Args:
+        places: Where each is, tensor parallel group after group.
+        tensor: Size of a group.
+
+    Raises:
+        MisplacedRanks: A group is not on one node.
+    """
+    order: list[int] = []
+    for begin in range(0, len(places), tensor):
+        group = range(begin, begin + tensor)
+        nodes = sorted({places[number].node for number in group})
+        if len(nodes) > 1:
+            raise MisplacedRanks(
+                f"the tensor parallel group of ranks {begin} to {begin + tensor - 1} lies on nodes {', '.join(nodes)}; "
+                "its placement group should have kept it on one"
+            )
+        order += sorted(group, key=lambda number: (_numeric(places[number].accelerators), places[number].pid))
+    return order
+
+
+def _numeric(accelerators: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
+    return tuple(sorted((int(each) if each.isdigit() else 0, each) for each in accelerators))

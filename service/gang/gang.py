@@ -1,0 +1,463 @@
+"""A gang's life: executes the moves that ``moves`` decides on, from the first process to the last step."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from boost_core.config import Drill, JobSpec, Shape
+from boost_core.config.reports import Cause, FaultReport
+from boost_core.plan.snapshots import MemoryState, copy_holders, newest_whole_state
+from service.gang.assignment import FAILURES, Assignment, End, Holder, MisplacedRanks, RankEnd
+from service.gang.cluster_view import ClusterView
+from service.gang.moves import Form, Halt, Keep, Move, Pause, ReplicaView, View, next_move, population
+from service.gang.record import GangRecord
+from service.gang.replica import CannotStart, Member, Replica
+from service.gang.reporter import Message
+from service.gang.resources import gang_in_words, worker_resources
+from service.gang.status import GangPhase, Orders
+from service.gang.watch import GangWatch, RestartLimit
+
+logger = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.05
+ANSWER_SECONDS = 5.0  # for a process to say what it has
+STOP_SECONDS = 5.0  # for ranks to stop by themselves once the gang is broken
+SILENT_SECONDS = 10.0  # without a word, after which a process is asked whether it is there
+SAVE_AGAIN_SECONDS = 30.0  # after a pause that failed because the store was away
+
+
+class GangFailed(Exception):
+    """The job cannot go on."""
+
+
+@dataclass
+class Formation:
+    """The gang that trains.
+
+    Attributes:
+        generation: Its number.
+        replicas: Those that it consists of.
+        members: Its processes by rank.
+        ends: What each rank's training will have come to.
+        watch: Watches its steps.
+        halting: What it has been told to halt for.
+    """
+
+    generation: int
+    replicas: list[int]
+    members: list[Member]
+    ends: dict[Any, int]
+    watch: GangWatch
+    halting: Halt | None = None
+
+
+class Gang:
+    """Runs in a thread of its own; orders, messages and drills come from others.
+
+    Args:
+        spec: The job.
+        orders: The first orders.
+        record: Takes what happens.
+        supervisor: Handle of the ``Supervisor`` actor, for the processes.
+    """
+
+    def __init__(self, spec: JobSpec, orders: Orders, record: GangRecord, supervisor: Any) -> None:
+        self._spec, self._orders, self._record, self._supervisor = spec, orders, record, supervisor
+        self._cluster = ClusterView()
+        self._limit = RestartLimit(spec.fault_tolerance)
+        self._replicas: dict[int, Replica] = {}
+        self._formation: Formation | None = None
+        self._generation = 0
+        self._shape: Shape | None = None
+        self._most = 0
+        self._stored = False
+        self._no_pause_before = 0.0
+        self._memory_is_lost = False
+        self._heard: dict[int, float] = {}  # when each process was heard last
+        self._lock = threading.Lock()  # around what the actor's methods touch
+        self._drills: list[Drill] = []
+
+    def order(self, orders: Orders) -> None:
+        """Take new orders."""
+        with self._lock:
+            if orders.target != self._orders.target:
+                self._most = 0
+            self._orders = orders
+
+    def drill(self, drill: Drill) -> None:
+        """Take a drill."""
+        with self._lock:
+            self._drills.append(drill)
+
+    def hear(self, message: Message) -> None:
+        """Take a process's message."""
+        now = time.monotonic()
+        with self._lock:
+            self._heard[message.member] = now
+            formation = self._formation
+            if formation is None or message.generation != formation.generation or message.rank is None:
+                return
+            if message.beat:
+                formation.watch.beat(message.rank, message.beat, now)
+            elif message.reports:
+                formation.watch.progress(now)
+        self._record.take(message.reports)
+
+    def run(self) -> None:
+        """Train the job to its end, or until it is paused or fails; gives the record its final status."""
+        try:
+            while not self._tick():
+                time.sleep(TICK_SECONDS)
+        except GangFailed as failure:
+            self._finish(GangPhase.FAILED, str(failure))
+        except Exception as error:
+            logger.exception("the gang's loop has failed")
+            self._finish(GangPhase.FAILED, f"the gang's supervisor failed: {type(error).__name__}: {error}")
+
+    def _tick(self) -> bool:
+        """One round; whether it was the last."""
+        self._cluster.look()
+        self._populate()
+        self._start_drills()
+        if self._formation is None:
+            return self._execute(next_move(self._view()))
+        if self._is_over(self._formation):
+            return True
+        if self._formation is not None:
+            self._look_after(self._formation)
+        if self._formation is not None and self._formation.halting is None:
+            return self._execute(next_move(self._view()))
+        return False
+
+    def _view(self) -> View:
+        with self._lock:
+            orders = self._orders
+        if orders.target is None and time.monotonic() < self._no_pause_before and self._shape:
+            orders = Orders(self._shape, (), orders.cause)
+        formation = self._formation
+        return View(
+            orders=orders,
+            replicas=[
+                ReplicaView(
+                    replica.number,
+                    replica.layout,
+                    replica.placed,
+                    self._ready(replica),
+                    self._cluster.leaving(replica.nodes()),
+                    self._cluster.urgent(replica.nodes()),
+                )
+                for replica in self._replicas.values()
+            ],
+            members=formation.replicas if formation else (),
+            settled=formation is not None and self._record.started,
+            shape=self._shape,
+            stored=formation is None and self._stored,
+            most=self._most,
+        )
+
+    def _ready(self, replica: Replica) -> bool:
+        try:
+            return replica.ready()
+        except CannotStart as error:
+            raise GangFailed(str(error)) from error
+
+    def _populate(self) -> None:
+        view = self._view()
+        wanted = population(view)
+        avoid = self._cluster.unusable()
+        # What avoids other nodes than are to be avoided by now might wait for ever.
+        stale = [number for number, replica in self._replicas.items() if not replica.placed and replica.avoid != avoid]
+        for number in {*wanted.give_up, *stale}:
+            self._replicas.pop(number).give_up()
+        for _ in range(wanted.start):
+            assert view.orders.target is not None
+            replica = Replica(self._spec.at(view.orders.target), avoid, self._supervisor)
+            self._replicas[replica.number] = replica
+
+    def _execute(self, move: Move) -> bool:
+        match move:
+            case Form():
+                self._form(move)
+            case Halt():
+                self._halt(move)
+            case Pause():
+                self._finish(GangPhase.PAUSED, f"paused after step {self._record.step}")
+                return True
+            case Keep(waiting=waiting):
+                if self._formation is None:
+                    self._await(waiting)
+        return False
+
+    def _await(self, waiting: bool) -> None:
+        if waiting:
+            self._record.waited(TICK_SECONDS)
+        smallest = min((*self._orders.allowed, *filter(None, [self._orders.target])), default=self._shape)
+        if smallest is not None:
+            gang = gang_in_words(smallest.world_size, worker_resources(self._spec))
+            message = f"waits for {gang}" if waiting else f"starting {gang}"
+            started = GangPhase.STARTING if self._shape is None else GangPhase.RECOVERING
+            self._record.say(GangPhase.WAITING if waiting else started, message)
+
+    # Forming
+
+    def _form(self, move: Form) -> None:
+        """Make a gang of some replicas and have it train."""
+        self._record.reached("place")
+        try:
+            members = [member for number in move.members for member in self._replicas[number].in_order()]
+            meeting = ray.get(members[0].call("meeting"), timeout=ANSWER_SECONDS)
+        except MisplacedRanks as error:
+            raise GangFailed(str(error)) from error
+        except RayError as error:
+            message = f"a worker was lost while the gang was formed: {type(error).__name__}"
+            self._broken(Cause.WORKER_LOST, message, time.monotonic())
+            return
+        self._generation += 1
+        nodes = [member.where.node for member in members if member.where is not None]
+        spec, recovery = self._spec.at(move.shape), ray.put(self._recovery())
+        copies = copy_holders(nodes) if spec.fault_tolerance.memory_copy_every_steps and len(nodes) > 1 else []
+        watch = GangWatch(spec.fault_tolerance, time.monotonic())
+        formation = Formation(self._generation, list(move.members), members, {}, watch)
+        with self._lock:
+            self._formation = formation
+        self._shape, self._stored = move.shape, False
+        self._most = max(self._most, move.shape.data)
+        self._record.formed(move.shape, nodes)
+        self._memory_is_lost = False
+        for rank, member in enumerate(members):
+            assignment = Assignment(self._generation, spec, rank, meeting, tuple(copies))
+            formation.ends[member.call("train", assignment, recovery)] = rank
+
+    def _recovery(self) -> MemoryState[Holder] | None:
+        """The newest state that is in memory, unless the store has a newer one."""
+        if self._memory_is_lost:
+            return None
+        asked = {
+            member.call("contents"): member.holder
+            for replica in self._replicas.values()
+            for member in replica.members
+            if member.where is not None
+        }
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
+        shelves = [(asked[answer], contents) for answer in answered if (contents := _result(answer)) is not None]
+        state = newest_whole_state(shelves)
+        return state if state is not None and state.step >= self._record.stored_step else None
+
+    # While it trains
+
+    def _look_after(self, formation: Formation) -> None:
+        """Report slow ranks; break up a gang that hangs, or of which a process is silent and does not answer."""
+        now = time.monotonic()
+        with self._lock:
+            hanging, slow = formation.watch.hangs(now), formation.watch.newly_slow()
+            silent = [
+                member for member in formation.members if now - self._heard.get(member.number, now) > SILENT_SECONDS
+            ]
+        for rank in slow:
+            message = (
+                f"rank {rank.rank} computes {rank.times:.1f} times as long as the median rank, "
+                f"{rank.share:.0%} of the step; the others wait for it"
+            )
+            self._record.add(
+                FaultReport(what="slow_rank", step=self._record.step, rank=rank.rank, share=rank.share, message=message)
+            )
+        if hanging is not None:
+            message = f"no step for {hanging:.0f} s; the stacks of all ranks are in the log"
+            self._record.add(FaultReport(what="hang", step=self._record.step, message=message))
+            self._broken(Cause.HANG, message, now, mute=self._dump_stacks(formation))
+        elif silent and (mute := self._mute(silent)):
+            gone = self._cluster.gone({member.where.node for member in mute if member.where is not None})
+            message = f"{len(mute)} workers have been silent for {SILENT_SECONDS:.0f} s and do not answer"
+            self._broken(Cause.NODE_LOST if gone else Cause.WORKER_LOST, message, now, mute)
+
+    def _mute(self, members: Sequence[Member]) -> list[Member]:
+        """Those of some processes that do not answer."""
+        asked = {member.call("place"): member for member in members}
+        if not asked:
+            return []
+        ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
+        return [member for answer, member in asked.items() if _result(answer) is None]
+
+    def _dump_stacks(self, formation: Formation) -> list[Member]:
+        """Put the stacks of all ranks into the log; the processes that do not answer."""
+        asked = [member.call("stacks") for member in formation.members]
+        ray.wait(asked, num_returns=len(asked), timeout=ANSWER_SECONDS)
+        stacks = [_result(answer) for answer in asked]
+        for rank, text in enumerate(stacks):
+            self._record.log("ERROR", text or "the process does not answer", rank)
+        return [member for member, text in zip(formation.members, stacks, strict=True) if text is None]
+
+    def _halt(self, halt: Halt) -> None:
+        """Have the gang stop after a step."""
+        formation = self._formation
+        assert formation is not None
+        formation.halting = halt
+        for member in formation.members:
+            member.call("halt", halt.store)
+
+    def _is_over(self, formation: Formation) -> bool:
+        """See to ranks whose training has ended; whether the job has, too."""
+        over, _ = ray.wait(list(formation.ends), num_returns=len(formation.ends), timeout=0)
+        if not over:
+            return False
+        ends = {formation.ends[end]: _result(end) for end in over}
+        if any(end is None or end.how in FAILURES for end in ends.values()):
+            self._fell(formation)
+            return False
+        if len(over) < len(formation.ends):
+            return False
+        if all(end is not None and end.how is End.FINISHED for end in ends.values()):
+            self._finish(GangPhase.SUCCEEDED, f"trained {self._spec.training.steps} steps")
+            return True
+        self._halted(formation, stored=all(end is not None and end.how is End.STORED for end in ends.values()))
+        return False
+
+    def _halted(self, formation: Formation, stored: bool) -> None:
+        halting = formation.halting
+        assert halting is not None
+        self._record.interrupted(halting.cause, _IN_WORDS[halting.cause], self._record.last_sign)
+        self._record.reached("stop")
+        with self._lock:
+            self._formation = None
+        self._stored = stored
+        if halting.store and not stored:
+            self._no_pause_before = time.monotonic() + SAVE_AGAIN_SECONDS
+
+    # Faults
+
+    def _fell(self, formation: Formation) -> None:
+        """A rank has failed or is gone: find out which, and what for."""
+        detected = time.monotonic()
+        ends = self._stopped(formation)
+        lasting = [end for end in ends.values() if end is not None and end.how is End.LASTING]
+        if lasting:
+            raise GangFailed(lasting[0].message)
+        self._memory_is_lost = any(end is not None and end.how is End.STATE_LOST for end in ends.values())
+        lost = [rank for rank, end in ends.items() if end is None]
+        places = [formation.members[rank].where for rank in lost]
+        gone = self._cluster.gone({place.node for place in places if place is not None})
+        ranks = ", ".join(map(str, lost))
+        if gone:
+            names = ", ".join(sorted(node[:12] for node in gone))
+            cause, message = Cause.NODE_LOST, f"node {names} was lost, and with it rank {ranks}"
+        elif lost:
+            cause = Cause.WORKER_LOST
+            message = f"rank {ranks} was lost: its process was killed, crashed, or ran out of memory"
+        else:
+            # A rank that has lost its connection is not to blame, if another says something else.
+            rank, blamed = min(ends.items(), key=lambda item: item[1] is None or item[1].how is End.CONNECTION)
+            cause, message = Cause.ERROR, f"rank {rank}: {blamed.message if blamed else 'is gone'}"
+        self._broken(cause, message, detected)
+
+    def _stopped(self, formation: Formation) -> dict[int, RankEnd | None]:
+        """What each rank's training came to; those that do not stop by themselves are killed. ``None``: it is gone."""
+        ray.wait(list(formation.ends), num_returns=len(formation.ends), timeout=STOP_SECONDS)
+        ends: dict[int, RankEnd | None] = {}
+        for answer, rank in formation.ends.items():
+            ends[rank] = _result(answer)
+            if ends[rank] is None:
+                formation.members[rank].kill()
+        return ends
+
+    def _broken(self, cause: Cause, message: str, detected: float, mute: Sequence[Member] = ()) -> None:
+        """Take note of a fault, and make what is left of the gang fit to be formed again.
+
+        Args:
+            cause: What it was.
+            message: The same for people.
+            detected: When it was seen, on the monotonic clock.
+            mute: Processes that do not answer.
+        """
+        self._record.interrupted(cause, message, detected)
+        self._record.log("WARNING", f"{message}; the gang is formed anew")
+        for member in mute:
+            member.kill_from_outside()  # which the others then notice, and stop
+        formation, unfit = self._formation, {member.number for member in mute}
+        if formation is not None:
+            ends = self._stopped(formation)
+            unfit |= {formation.members[rank].number for rank, end in ends.items() if end is None or not end.reusable}
+        with self._lock:
+            self._formation = None
+        self._mend(unfit)
+        self._record.reached("stop")
+        if self._limit.exceeded(time.monotonic()):
+            policy = self._spec.fault_tolerance
+            raise GangFailed(
+                f"{policy.max_restarts + 1} faults within {policy.restart_window_seconds:g} s are more than "
+                f"fault_tolerance.max_restarts = {policy.max_restarts} allows; the last one: {message}"
+            )
+
+    def _mend(self, unfit: set[int]) -> None:
+        """Give up the replicas on nodes that are gone, and replace processes that are unfit or do not answer."""
+        gone = self._cluster.gone({node for replica in self._replicas.values() for node in replica.nodes()})
+        for number, replica in list(self._replicas.items()):
+            if replica.nodes() & gone:
+                self._replicas.pop(number).give_up()
+        up = [member for replica in self._replicas.values() for member in replica.members if member.where is not None]
+        unfit |= {member.number for member in self._mute([member for member in up if member.number not in unfit])}
+        for replica in self._replicas.values():
+            for member in [member for member in replica.members if member.number in unfit]:
+                member.kill()
+                replica.start_again(member)
+
+    def _start_drills(self) -> None:
+        """Hand drills on to the processes that they are for."""
+        formation = self._formation
+        if formation is None or not self._record.started:
+            return
+        with self._lock:
+            drills, self._drills = self._drills, []
+        for drill in drills:
+            if drill.rank >= len(formation.members):
+                self._record.log("WARNING", f"no drill: there is no rank {drill.rank} of {len(formation.members)}")
+            elif drill.kind == "drop_node":
+                self._drop_node(formation, drill)
+            else:
+                # The store is written to by all, and asked first by rank 0.
+                rank = 0 if drill.kind == "fill_store" else drill.rank
+                formation.members[rank].call("drill", drill)
+
+    def _drop_node(self, formation: Formation, drill: Drill) -> None:
+        where = formation.members[drill.rank].where
+        if where is None:
+            return
+        if drill.at_step is not None and self._record.step < drill.at_step:
+            self.drill(drill)
+            return
+        self._cluster.shun(where.node, drill.seconds)
+        for replica in self._replicas.values():
+            for member in replica.members:
+                if member.where is not None and member.where.node == where.node:
+                    member.kill()
+
+    def _finish(self, phase: GangPhase, message: str) -> None:
+        for replica in self._replicas.values():
+            replica.give_up()
+        self._replicas.clear()
+        self._record.say(phase, message)
+
+
+_IN_WORDS = {
+    Cause.NODE_DRAINED: "a node will go away",
+    Cause.NODE_JOINED: "there is room for more workers",
+    Cause.ROOM_NEEDED: "a job of higher priority needs room",
+    Cause.LIMITS_CHANGED: "the job's limits were changed",
+    Cause.WORKER_BACK: "lost workers have been replaced",
+    Cause.PAUSED: "the job is to be paused",
+}
+
+
+def _result(answer: Any) -> Any:
+    """What a call to a process came to; ``None`` if it has not answered yet, or never will."""
+    if not ray.wait([answer], timeout=0)[0]:
+        return None
+    try:
+        return ray.get(answer)
+    except RayError:
+        return None

@@ -1,0 +1,172 @@
+"""What a gang does next. Pure: what there is in, one move out; the supervisor's loop executes it.
+
+A gang consists of replicas, each a placement group with a process a rank. Processes are kept while gangs come and go:
+to change its shape a gang *halts* between two steps, which leaves its state in their memory, and *forms* again from
+those replicas that are ready.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from boost_core.config import Shape
+from boost_core.config.reports import Cause
+from service.gang.status import Orders
+
+
+@dataclass(frozen=True)
+class ReplicaView:
+    """A replica as the moves see it.
+
+    Attributes:
+        number: Its number; later ones have higher.
+        layout: Its (tensor, pipeline) parallel sizes.
+        placed: Whether its placement group has its resources.
+        ready: Whether all its processes are up.
+        leaving: Whether one of its nodes will go away.
+        urgent: Whether that is soon.
+    """
+
+    number: int
+    layout: tuple[int, int]
+    placed: bool
+    ready: bool
+    leaving: bool
+    urgent: bool = False
+
+
+@dataclass(frozen=True)
+class View:
+    """All that decides.
+
+    Attributes:
+        orders: The scheduler's.
+        replicas: All that there are, by number.
+        members: Numbers of those that train, or are about to; empty between gangs.
+        settled: Whether the gang that trains has loaded its state, so that nothing else needs to be kept of it.
+        shape: That of the newest gang; ``None`` before the first.
+        stored: Between gangs: whether the newest state is in the checkpoint folder.
+        most: The most replicas that a gang has had under these orders.
+    """
+
+    orders: Orders
+    replicas: Sequence[ReplicaView]
+    members: Sequence[int]
+    settled: bool
+    shape: Shape | None
+    stored: bool
+    most: int
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Nothing is to be done. ``waiting`` says what for, between gangs."""
+
+    waiting: bool = False
+
+
+@dataclass(frozen=True)
+class Halt:
+    """The gang stops after its step; ``store``: once it has written a checkpoint."""
+
+    cause: Cause
+    store: bool = False
+
+
+@dataclass(frozen=True)
+class Form:
+    """These replicas become the gang."""
+
+    members: tuple[int, ...]
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Pause:
+    """All ends, as ordered."""
+
+
+Move = Keep | Halt | Form | Pause
+
+
+@dataclass(frozen=True)
+class Population:
+    """Replicas to start, and numbers of those to give up."""
+
+    start: int
+    give_up: tuple[int, ...]
+
+
+def next_move(view: View) -> Move:
+    """What to do now."""
+    return _of_gang(view, view.shape) if view.members and view.shape else _between(view)
+
+
+def _of_gang(view: View, shape: Shape) -> Move:
+    target, cause = view.orders.target, view.orders.cause
+    if target is None:
+        return Halt(Cause.PAUSED, store=True)
+    if target.layout != shape.layout:
+        return Halt(cause, store=True)
+    reachable = _reachable(view)
+    leaving = [replica for replica in view.replicas if replica.leaving and replica.number in view.members]
+    if leaving and reachable is not None:
+        return Halt(Cause.NODE_DRAINED)
+    if any(replica.urgent for replica in leaving):
+        return Halt(Cause.NODE_DRAINED, store=True)  # nothing is left that could keep the state
+    if reachable is None or reachable.data == shape.data:
+        return Keep()
+    if reachable.data < shape.data:
+        return Halt(cause)
+    return Halt(Cause.WORKER_BACK if reachable.data <= view.most else cause) if view.settled else Keep()
+
+
+def _between(view: View) -> Move:
+    if view.orders.target is None:
+        return Pause()
+    reachable = _reachable(view)
+    if reachable is None:
+        return Keep(waiting=not any(replica.placed for replica in _usable(view)))
+    if view.shape is None and _more_to_come(view) and reachable != view.orders.target:
+        return Keep()  # the first gang need not be formed in haste
+    ready = [replica.number for replica in _usable(view) if replica.ready]
+    return Form(tuple(ready[: reachable.data]), reachable)
+
+
+def _more_to_come(view: View) -> bool:
+    return any(replica.placed and not replica.ready for replica in _usable(view))
+
+
+def _usable(view: View) -> list[ReplicaView]:
+    target = view.orders.target
+    return [replica for replica in view.replicas if target and replica.layout == target.layout and not replica.leaving]
+
+
+def _reachable(view: View) -> Shape | None:
+    """The largest shape that the ready replicas can take."""
+    target, ready = view.orders.target, sum(replica.ready for replica in _usable(view))
+    if target is None:
+        return None
+    shapes = [
+        shape
+        for shape in {*view.orders.allowed, target}
+        if shape.layout == target.layout and shape.data <= min(ready, target.data)
+    ]
+    return max(shapes, default=None)
+
+
+def population(view: View) -> Population:
+    """Which replicas to start and to give up, so that there are as many as ordered."""
+    target = view.orders.target
+    if target is None:
+        return Population(0, ())
+    usable = _usable(view)
+    # The gang's own come first, then what is up already, then the older ones.
+    ranked = sorted(usable, key=lambda each: (each.number not in view.members, not each.ready, each.number))
+    surplus = {replica.number for replica in ranked[target.data :]}
+    unfit = {replica.number for replica in view.replicas} - {replica.number for replica in usable}
+    # Until a gang has loaded the state, any replica may hold a part of it.
+    if view.settled or view.stored:
+        given_up = (surplus | unfit) - set(view.members)
+    else:
+        given_up = {replica.number for replica in view.replicas if replica.number in surplus and not replica.ready}
+    return Population(max(0, target.data - len(usable)), tuple(sorted(given_up)))

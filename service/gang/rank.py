@@ -1,0 +1,204 @@
+"""The process in which a rank lives. It outlives its gang: torch, the GPU's context and compiled kernels stay warm.
+
+Imports torch; the API's process never imports this.
+"""
+
+import gc
+import logging
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore  # where type checkers find what torch.distributed exports
+
+from boost_core.config import Drill
+from boost_core.plan.snapshots import Contents, Key, MemoryState
+from boost_core.train import Membership, Region, Shelf, StepTimes, train
+from service.gang.assignment import Assignment, End, Holder, Meeting, Place, RankEnd
+from service.gang.drills import Drills
+from service.gang.failures import end_of
+from service.gang.reporter import LogReports, SupervisorReporter
+from service.gang.watch import Beat
+
+MEETING_TIMEOUT = timedelta(seconds=60)
+FLUSH_TIMEOUT_SECONDS = 10.0
+SAVER_GRACE_SECONDS = 2.0
+FETCH_BYTES = 32 * 2**20  # at a time; a node's object store may be small
+
+logger = logging.getLogger("boost_core")
+
+
+class RankProcess:
+    """One process of a replica. Its methods other than ``train`` return at once, and are called while that runs.
+
+    Args:
+        member: The process's number among all of the gang's, by which the supervisor knows it.
+        supervisor: Handle of the gang's ``Supervisor`` actor.
+    """
+
+    def __init__(self, member: int, supervisor: Any) -> None:
+        self._reporter = SupervisorReporter(supervisor, member)
+        self._shelf = Shelf()
+        self._drills = Drills()
+        self._membership: Membership | None = None
+        self._store: TCPStore | None = None
+        self._member = member
+
+    def place(self) -> Place:
+        """Where this process is; answers when it is up."""
+        context = ray.get_runtime_context()
+        gpus = tuple(str(each) for each in context.get_accelerator_ids().get("GPU", ()))
+        return Place(context.get_node_id(), _address(), gpus, os.getpid(), socket.gethostname())
+
+    def meeting(self) -> Meeting:
+        """Open the place where the ranks of the next gang meet, of which this process is rank 0."""
+        address = _address()
+        self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=MEETING_TIMEOUT)
+        return Meeting(address, self._store.port)
+
+    def train(self, assignment: Assignment, recovery: MemoryState[Holder] | None) -> RankEnd:
+        """Train as a rank of a gang until the job's last step, or until the gang halts or breaks.
+
+        Args:
+            assignment: The rank.
+            recovery: The state to continue from, in memory; ``None`` to look for a checkpoint.
+        """
+        spec, rank = assignment.spec, assignment.rank
+        torch.set_num_threads(max(1, int(spec.resources.cpus_per_worker)))
+        self._membership = self._joined(assignment, recovery)
+        self._reporter.begin(rank, assignment.generation)
+        handler = LogReports(self._reporter, rank)
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+        try:
+            return self._trained(assignment, self._membership)
+        finally:
+            logger.removeHandler(handler)
+            self._membership, self._store = None, None
+            self._reporter.flush(FLUSH_TIMEOUT_SECONDS)
+
+    def _trained(self, assignment: Assignment, membership: Membership) -> RankEnd:
+        spec, rank = assignment.spec, assignment.rank
+        try:
+            self._meet(assignment)
+            logger.info(
+                "rank %d of %d is up (host %s, pid %d)", rank, dist.get_world_size(), socket.gethostname(), os.getpid()
+            )
+            return RankEnd(End(train(spec, self._reporter, membership)))
+        except Exception as error:
+            end = end_of(error)
+            if end.how is End.CONNECTION:  # not its fault, and all ranks say the same
+                logger.warning("rank %d stops: it %s", rank, end.message)
+            else:
+                logger.exception("rank %d stops", rank)
+            # What the frames hold keeps connections open, by whose end the other ranks notice.
+            traceback.clear_frames(error.__traceback__)
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            gc.collect()  # the model goes before the next one comes
+        return replace(end, reusable=_saver_has_ended())
+
+    def _meet(self, assignment: Assignment) -> None:
+        spec, meeting = assignment.spec, assignment.meeting
+        store = self._store if assignment.rank == 0 else None
+        if store is None:
+            store = TCPStore(meeting.address, meeting.port, timeout=MEETING_TIMEOUT)
+        on_gpu = spec.resources.gpus_per_worker > 0
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=store,
+            rank=assignment.rank,
+            world_size=spec.parallelism.world_size,
+            device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
+        )
+
+    def _joined(self, assignment: Assignment, recovery: MemoryState[Holder] | None) -> Membership:
+        membership = Membership(
+            generation=assignment.generation,
+            shelf=self._shelf,
+            holder_of=assignment.holder_of,
+            recovery=recovery,
+            fetch=self._fetch,
+            before_save=self._drills.before_save,
+        )
+
+        def after_step(times: StepTimes) -> None:
+            self._reporter.beat(Beat(times.step, times.seconds, times.busy_seconds))
+            self._drills.after_step(times.step)
+
+        membership.after_step = after_step
+        return membership
+
+    def halt(self, store: bool) -> None:
+        """Have the gang stop after a step; ``store``: once it has written a checkpoint."""
+        membership = self._membership
+        if membership is None:
+            return
+        if store:
+            membership.store.set()
+        membership.halt.set()
+
+    def contents(self) -> list[Contents]:
+        """What of the state is in this process's memory."""
+        return self._shelf.contents()
+
+    def read(self, key: Key, regions: Sequence[Region]) -> list[np.ndarray[Any, Any]]:
+        """Parts of a snapshot that is in this process's memory."""
+        return [np.ascontiguousarray(part.numpy()) for part in self._shelf.read(key, regions)]
+
+    def _fetch(self, holder: Holder, key: Key, regions: Sequence[Region]) -> list[torch.Tensor]:
+        if holder.member == self._member:
+            return self._shelf.read(key, regions)
+        parts: list[torch.Tensor] = []
+        for some in _in_portions(regions):
+            parts += [torch.from_numpy(part.copy()) for part in ray.get(holder.actor.call.remote("read", key, some))]
+        return parts
+
+    def stacks(self) -> str:
+        """What each thread of this process is doing."""
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        return "\n".join(
+            f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+            for ident, frame in sys._current_frames().items()
+        )
+
+    def drill(self, drill: Drill) -> None:
+        """Bring a fault about in this process."""
+        self._drills.add(drill)
+
+
+def _address() -> str:
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
+
+
+def _saver_has_ended() -> bool:
+    """Whether no thread of the trainer's is left that would get into the way of the next gang."""
+    savers = [thread for thread in threading.enumerate() if thread.name == "saver"]
+    for saver in savers:
+        saver.join(SAVER_GRACE_SECONDS)
+    return not any(saver.is_alive() for saver in savers)
+
+
+def _in_portions(regions: Sequence[Region]) -> list[list[Region]]:
+    portions: list[list[Region]] = [[]]
+    room = FETCH_BYTES
+    for region in regions:
+        size = 8 * int(np.prod(region.lengths))  # at most: the state is fp32, or fp64 in tests
+        if portions[-1] and size > room:
+            portions.append([])
+            room = FETCH_BYTES
+        portions[-1].append(region)
+        room -= size
+    return portions

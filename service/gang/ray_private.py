@@ -1,0 +1,39 @@
+"""The one place that leans on what Ray does not promise to keep. Its contract is tested against the pinned version."""
+
+import time
+from typing import Any
+
+import ray
+from ray._private import state
+from ray.core.generated import autoscaler_pb2
+
+_cluster: Any = state.state
+
+
+def node_table() -> list[dict[str, Any]]:
+    """All nodes that there have been: ``NodeID``, ``Alive``, ``Resources``, ``Labels`` and their raylets' address."""
+    nodes: list[dict[str, Any]] = _cluster.node_table()
+    return nodes
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """What is not taken, by node; nodes that have just joined may be missing."""
+    free: dict[str, dict[str, float]] = _cluster.available_resources_per_node()
+    return free
+
+
+def draining_nodes() -> dict[str, float | None]:
+    """The nodes that will go away, and when, in seconds since 1970; ``None`` where nobody has said."""
+    draining: dict[str, int] = _cluster.get_draining_nodes()
+    return {node: deadline / 1000 if deadline > 0 else None for node, deadline in draining.items()}
+
+
+def drain(node_id: str, why: str, seconds: float) -> bool:
+    """Give notice that a node will go away in so many seconds; whether its raylet agrees."""
+    runtime: Any = ray
+    reasons: Any = autoscaler_pb2
+    preemption = reasons.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    client = runtime._raylet.GcsClient(address=runtime.get_runtime_context().gcs_address)
+    deadline = int((time.time() + seconds) * 1000)
+    accepted, _ = client.drain_node(node_id, preemption, why, deadline)
+    return bool(accepted)

@@ -1,0 +1,185 @@
+"""What a gang's supervisor knows of the job's life: its reports until they are read, and the restart under way."""
+
+import threading
+import time
+from collections import deque
+from datetime import UTC, datetime
+from itertools import count, islice
+from typing import Literal
+
+from boost_core.config import Shape
+from boost_core.config.reports import (
+    Cause,
+    CheckpointReport,
+    InterruptionReport,
+    LogLine,
+    Report,
+    RestartReport,
+    ShapeReport,
+    StartReport,
+    StepReport,
+)
+from service.gang.status import GangPhase, GangReport, GangStatus
+
+REPORTS_A_POLL = 1000
+UNREAD_REPORTS = 100_000  # some 100 MB; the oldest go first when nobody reads for long
+
+
+class Interruption:
+    """From a gang's last step to the next gang's first, told part by part.
+
+    Args:
+        cause: Why.
+        message: The same for people.
+        step: Steps done.
+        since: When the last sign of the gang was seen, on the monotonic clock.
+    """
+
+    def __init__(self, cause: Cause, message: str, step: int, since: float) -> None:
+        self.cause, self.message, self.step = cause, message, step
+        self._began = self._mark = since
+        self._parts: dict[str, float] = {}
+        self._waited = 0.0
+
+    def reached(self, part: str, now: float) -> None:
+        """A part has come to its end; told again, it goes on from where it was."""
+        self._parts[part] = self._parts.get(part, 0.0) + now - self._mark
+        self._mark = now
+
+    def waited(self, seconds: float) -> None:
+        """So much of it was spent without the resources that the smallest gang needs."""
+        self._waited += seconds
+
+    def report(self, resumed: StartReport, now: float) -> RestartReport:
+        """All of it, at the end of the first step."""
+        self.reached("first_step", now)
+        source: Literal["memory", "storage", "start"] = "start"
+        if resumed.resumed_from is not None:
+            source = "memory" if resumed.resumed_from == "memory" else "storage"
+        return RestartReport(
+            cause=self.cause,
+            message=self.message,
+            step=self.step,
+            resumed_step=resumed.step,
+            recovered_from=source,
+            seconds=now - self._began,
+            waiting_seconds=min(self._waited, now - self._began),
+            parts=self._parts,
+        )
+
+
+class GangRecord:
+    """Keeps reports in order until they are read, and adds to the ranks' what only the supervisor knows."""
+
+    def __init__(self) -> None:
+        self._phase, self._message = GangPhase.STARTING, "starts"
+        self._shape: Shape | None = None
+        self._reports: deque[GangReport] = deque(maxlen=UNREAD_REPORTS)
+        self._sequence = count(1)
+        self._lock = threading.RLock()  # between the actor's methods and the thread of the loop
+        self._interruption: Interruption | None = None
+        self._start: StartReport | None = None
+        self.step = 0
+        self.stored_step = -1  # of the newest checkpoint
+        self.last_sign = time.monotonic()
+
+    @property
+    def started(self) -> bool:
+        """Whether the gang that was formed last has its state."""
+        return self._start is not None
+
+    def take(self, reports: list[tuple[datetime, Report]]) -> None:
+        """Take reports of a rank of the present gang."""
+        with self._lock:
+            if any(not isinstance(report, LogLine) for _, report in reports):
+                self.last_sign = time.monotonic()
+            for moment, report in reports:
+                self._heard(moment, report)
+                self._keep(moment, report)
+
+    def _heard(self, moment: datetime, report: Report) -> None:
+        match report:
+            case StartReport():
+                self._start = report
+                self.step = report.step
+                if self._interruption:
+                    self._interruption.reached("start", time.monotonic() - report.load_seconds)
+                    self._interruption.reached("load", time.monotonic())
+                self.say(GangPhase.TRAINING, f"{self._shape}: {report.world_size} workers are training")
+            case StepReport():
+                self.step = report.step
+                if self._interruption and self._start:
+                    restart = self._interruption.report(self._start, time.monotonic())
+                    self._interruption = None
+                    self._keep(moment, restart)
+            case CheckpointReport():
+                self.stored_step = max(self.stored_step, report.step)
+
+    def formed(self, shape: Shape, nodes: list[str]) -> None:
+        """A gang has been formed, and is told to train."""
+        with self._lock:
+            self._shape, self._start = shape, None
+            self._keep(
+                datetime.now(UTC),
+                ShapeReport(
+                    tensor_parallel_size=shape.tensor,
+                    pipeline_parallel_size=shape.pipeline,
+                    data_parallel_size=shape.data,
+                    nodes=nodes,
+                ),
+            )
+            if self._phase is GangPhase.STARTING:
+                self._message = f"{shape}: {shape.world_size} workers are loading the data and the model"
+
+    def interrupted(self, cause: Cause, message: str, detected: float) -> None:
+        """The gang stops. Of several causes before the next step the first one counts.
+
+        Args:
+            cause: Why.
+            message: The same for people.
+            detected: When that was known, on the monotonic clock.
+        """
+        with self._lock:
+            if self._interruption is None and self._start is not None:
+                self._interruption = Interruption(cause, message, self.step, min(self.last_sign, detected))
+                self._interruption.reached("detect", detected)
+                self._keep(datetime.now(UTC), InterruptionReport(cause=cause, message=message, step=self.step))
+            self.say(GangPhase.RECOVERING, message)
+
+    def reached(self, part: str) -> None:
+        """A part of the interruption, if there is one, has come to its end."""
+        with self._lock:
+            if self._interruption:
+                self._interruption.reached(part, time.monotonic())
+
+    def waited(self, seconds: float) -> None:
+        """The gang cannot be formed for want of resources, for so much longer."""
+        with self._lock:
+            if self._interruption:
+                self._interruption.waited(seconds)
+
+    def say(self, phase: GangPhase, message: str) -> None:
+        """Set the status."""
+        with self._lock:
+            self._phase, self._message = phase, message
+
+    def log(self, level: str, message: str, rank: int = 0) -> None:
+        """Add a line to the job's log."""
+        self.add(LogLine(rank=rank, level=level, message=message))
+
+    def add(self, report: Report) -> None:
+        """Add a report of the supervisor's own."""
+        with self._lock:
+            self._keep(datetime.now(UTC), report)
+
+    def status(self, after_sequence: int) -> GangStatus:
+        """The status with reports after ``after_sequence``; those up to it are forgotten."""
+        with self._lock:
+            while self._reports and self._reports[0].sequence <= after_sequence:
+                self._reports.popleft()
+            more = len(self._reports) > REPORTS_A_POLL
+            phase = GangPhase.TRAINING if more else self._phase
+            return GangStatus(phase, self._message, list(islice(self._reports, REPORTS_A_POLL)), self._shape)
+
+    def _keep(self, moment: datetime, report: Report) -> None:
+        self._reports.append(GangReport(next(self._sequence), moment, report))

@@ -1,0 +1,218 @@
+"""Replicas on Ray: a placement group with a bundle a tensor parallel group, and a process a rank in it."""
+
+import os
+import signal
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from boost_core.config import JobSpec
+from service.gang.assignment import Holder, Place, ordered
+from service.gang.resources import worker_resources
+
+CALLS_AT_ONCE = 8  # of a process: training, and what is asked of it meanwhile
+MOST_FAILED_STARTS = 3  # in a row
+
+_numbers = count(1)  # of replicas and processes, over all of a gang's life
+
+
+class CannotStart(RuntimeError):
+    """The processes of a replica end again and again before they are up."""
+
+
+class RankActor:
+    """Loads what a rank needs in a process of its own, so that its supervisor need not import torch.
+
+    Args:
+        arguments: Those of ``service.gang.rank.RankProcess``.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        from service.gang.rank import RankProcess
+
+        self._process = RankProcess(*arguments)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of it."""
+        return getattr(self._process, method)(*arguments)
+
+
+class Member:
+    """One process of a replica.
+
+    Args:
+        spec: The job.
+        group: The replica's placement group.
+        bundle: The bundle in which the process is.
+        supervisor: Handle of the ``Supervisor`` actor.
+
+    Attributes:
+        number: Its number among all processes of the gang.
+        where: Where it is; ``None`` until it is up.
+    """
+
+    def __init__(self, spec: JobSpec, group: PlacementGroup, bundle: int, supervisor: Any) -> None:
+        self.number = next(_numbers)
+        resources = worker_resources(spec)
+        self._actor: Any = (
+            ray.remote(RankActor)
+            .options(
+                num_cpus=resources["CPU"],
+                num_gpus=resources.get("GPU", 0),
+                max_concurrency=CALLS_AT_ONCE,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+            )
+            .remote(self.number, supervisor)
+        )
+        self._placing = self.call("place")
+        self.where: Place | None = None
+
+    @property
+    def holder(self) -> Holder:
+        """The process as one that has snapshots."""
+        return Holder(self.number, self._actor)
+
+    def call(self, method: str, *arguments: Any) -> ray.ObjectRef[Any]:
+        """Call a method of the process's ``RankProcess``; its result comes later."""
+        result: ray.ObjectRef[Any] = self._actor.call.remote(method, *arguments)
+        return result
+
+    def is_up(self) -> bool:
+        """Whether the process answers.
+
+        Raises:
+            RayActorError: It has ended.
+        """
+        if self.where is None and ray.wait([self._placing], timeout=0)[0]:
+            self.where = ray.get(self._placing)
+        return self.where is not None
+
+    def kill(self) -> None:
+        """End the process at once."""
+        ray.kill(self._actor)
+
+    def kill_from_outside(self) -> None:
+        """The same for a process that may not hear: Ray asks the process itself, and one that is stopped never does."""
+        self.kill()
+        if self.where is not None:
+            there = NodeAffinitySchedulingStrategy(self.where.node, soft=False)
+            _kill_process.options(scheduling_strategy=there).remote(self.where.pid)
+
+
+def node_selector(spec: JobSpec, avoid: Collection[str]) -> dict[str, str]:
+    """What a node must have, or must not be, as Ray's labels say it."""
+    selector = dict(spec.resources.node_labels)
+    if spec.resources.accelerator_type:
+        selector["ray.io/accelerator-type"] = spec.resources.accelerator_type
+    if avoid:
+        selector["ray.io/node-id"] = f"!in({','.join(sorted(avoid))})"
+    return selector
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def _kill_process(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+class Replica:
+    """The processes of one data parallel rank, tensor parallel group after group.
+
+    Args:
+        spec: The job; its parallelism has the replica's layout.
+        avoid: Nodes not to be placed on.
+        supervisor: Handle of the ``Supervisor`` actor.
+
+    Attributes:
+        number: Its number.
+        layout: Its (tensor, pipeline) parallel sizes.
+        avoid: As given.
+    """
+
+    def __init__(self, spec: JobSpec, avoid: Collection[str], supervisor: Any) -> None:
+        self._spec, self._supervisor = spec, supervisor
+        self.avoid = frozenset(avoid)
+        self.number = next(_numbers)
+        self.layout = (spec.parallelism.tensor_parallel_size, spec.parallelism.pipeline_parallel_size)
+        tensor, pipeline = self.layout
+        bundle = {name: amount * tensor for name, amount in worker_resources(spec).items()}
+        selector = node_selector(spec, avoid)
+        self._group = placement_group(
+            [bundle] * pipeline,
+            strategy=spec.resources.placement,
+            bundle_label_selector=[selector] * pipeline if selector else None,
+        )
+        self._placing = self._group.ready()
+        self._placed = False
+        self._members: list[Member] = []
+        self._failed_starts = 0
+
+    @property
+    def placed(self) -> bool:
+        """Whether its resources are reserved; its processes are started then."""
+        if not self._placed and ray.wait([self._placing], timeout=0)[0]:
+            self._placed = True
+            tensor, pipeline = self.layout
+            self._members = [self._started(bundle) for bundle in range(pipeline) for _ in range(tensor)]
+        return self._placed
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """Its processes, tensor parallel group after group; empty until it is placed."""
+        return self._members
+
+    def ready(self) -> bool:
+        """Whether all its processes are up. One that has ended while it started is started again.
+
+        Raises:
+            CannotStart: That happens again and again.
+        """
+        up = [self._is_up(place) for place in range(len(self._members))] if self.placed else [False]
+        return all(up)
+
+    def _is_up(self, place: int) -> bool:
+        try:
+            up = self._members[place].is_up()
+        except RayActorError as error:
+            self._failed_starts += 1
+            if self._failed_starts >= MOST_FAILED_STARTS:
+                raise CannotStart(f"a worker ended {self._failed_starts} times while it started: {error}") from error
+            self.start_again(self._members[place])
+            return False
+        if up:
+            self._failed_starts = 0
+        return up
+
+    def start_again(self, member: Member) -> None:
+        """Put a new process into the place of one that has ended, on the same resources."""
+        place = self._members.index(member)
+        self._members[place] = self._started(place // self.layout[0])
+
+    def in_order(self) -> list[Member]:
+        """Its processes in the order of their ranks.
+
+        Raises:
+            MisplacedRanks: A tensor parallel group is not on one node.
+        """
+        places = [member.where for member in self._members if member.where is not None]
+        return [self._members[number] for number in ordered(places, self.layout[0])]
+
+    def nodes(self) -> set[str]:
+        """The nodes on which its processes are, as far as they are up."""
+        return {member.where.node for member in self._members if member.where is not None}
+
+    def give_up(self) -> None:
+        """End its processes and free its resources."""
+        for member in self._members:
+            member.kill()
+        with suppress(RayError):  # a cluster that is going down frees it by itself
+            remove_placement_group(self._group)
+
+    def _started(self, bundle: int) -> Member:
+        return Member(self._spec, self._group, bundle, self._supervisor)

@@ -1,0 +1,115 @@
+"""Telling from the beats of ranks that a gang hangs, that a rank is slow, or that it restarts too often. Pure."""
+
+import statistics
+from collections import defaultdict, deque
+from dataclasses import dataclass
+
+from boost_core.config import FaultToleranceConfig
+
+_WINDOW = 10  # steps
+_FIRST_STEP = 5  # so many times as long as a later step may take: kernels are compiled, the state is loaded
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The newest step of a rank.
+
+    Attributes:
+        step: Steps done.
+        seconds: How long the step took.
+        busy_seconds: The part of it that was not spent waiting for other ranks.
+    """
+
+    step: int
+    seconds: float
+    busy_seconds: float
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank that the others wait for.
+
+    Attributes:
+        rank: Which.
+        share: The part of the step in which it computed.
+        times: So many times as long as the median rank.
+    """
+
+    rank: int
+    share: float
+    times: float
+
+
+class GangWatch:
+    """Watches one gang.
+
+    Args:
+        config: What counts as a hang and as slow.
+        now: When it was formed, in seconds of any clock that the other times are of.
+    """
+
+    def __init__(self, config: FaultToleranceConfig, now: float) -> None:
+        self._config = config
+        self._progress, self._step = now, 0
+        self._seconds: deque[float] = deque(maxlen=_WINDOW)
+        self._busy: dict[int, deque[Beat]] = defaultdict(lambda: deque(maxlen=_WINDOW))
+        self._slow: set[int] = set()
+
+    def progress(self, now: float) -> None:
+        """The gang has done something besides a step."""
+        self._progress = max(self._progress, now)
+
+    def beat(self, rank: int, beat: Beat, now: float) -> None:
+        """A rank has done a step."""
+        self._busy[rank].append(beat)
+        if beat.step > self._step:
+            self._step = beat.step
+            self._seconds.append(beat.seconds)
+            self.progress(now)
+
+    def hangs(self, now: float) -> float | None:
+        """For how long nothing has happened, if that is too long."""
+        if self._seconds:
+            limit = max(self._config.hang_seconds, self._config.hang_factor * statistics.median(self._seconds))
+        else:
+            limit = self._config.hang_seconds * _FIRST_STEP
+        silent = now - self._progress
+        return silent if silent > limit else None
+
+    def newly_slow(self) -> list[SlowRank]:
+        """Ranks that have become slow, each told once until it is fast again."""
+        busy = {
+            rank: statistics.median(beat.busy_seconds for beat in beats)
+            for rank, beats in self._busy.items()
+            if len(beats) == _WINDOW
+        }
+        if len(busy) < 2:
+            return []
+        usual = statistics.median_low(busy.values())
+        slow = {rank for rank, seconds in busy.items() if seconds > self._config.slow_rank_factor * usual}
+        fresh, self._slow = slow - self._slow, slow
+        return [
+            SlowRank(
+                rank, busy[rank] / statistics.median(beat.seconds for beat in self._busy[rank]), busy[rank] / usual
+            )
+            for rank in sorted(fresh)
+        ]
+
+
+class RestartLimit:
+    """Counts restarts in a window of time.
+
+    Args:
+        config: How many there may be in which time.
+    """
+
+    def __init__(self, config: FaultToleranceConfig) -> None:
+        self._config = config
+        self._times: deque[float] = deque()
+
+    def exceeded(self, now: float) -> bool:
+        """Take a fault; whether it is one too many."""
+        self._times.append(now)
+        while self._times[0] < now - self._config.restart_window_seconds:
+            self._times.popleft()
+        return len(self._times) > self._config.max_restarts
