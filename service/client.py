@@ -11,8 +11,9 @@ import httpx
 from httpx_sse import connect_sse
 from pydantic import BaseModel, ValidationError
 
-from boost_core.config import JobSpec
+from boost_core.config import Drill, JobSpec
 from service.jobs.model import JobEvent, JobPage, JobRecord
+from service.jobs.patch import JobPatch
 from service.jobs.states import JobState
 from service.problems import FieldError, Problem
 
@@ -83,8 +84,7 @@ class Client:
 
     def submit(self, spec: JobSpec | dict[str, Any]) -> JobRecord:
         """Submit a job; a mapping is checked by the service."""
-        body = spec.model_dump(mode="json") if isinstance(spec, JobSpec) else spec
-        return self._call("POST", "/v1/jobs", JobRecord, json=body)
+        return self._call("POST", "/v1/jobs", JobRecord, json=_plain(spec))
 
     def list(self, states: Collection[JobState] = (), limit: int = 100, cursor: str | None = None) -> JobPage:
         """One page of jobs, the newest first; ``cursor`` is the ``next_cursor`` of the page before."""
@@ -98,6 +98,22 @@ class Client:
     def cancel(self, job_id: str) -> JobRecord:
         """Ask for a job to be cancelled."""
         return self._call("DELETE", _path(job_id), JobRecord)
+
+    def pause(self, job_id: str) -> JobRecord:
+        """Ask for a job to be paused."""
+        return self._call("POST", f"{_path(job_id)}/pause", JobRecord)
+
+    def resume(self, job_id: str) -> JobRecord:
+        """Put a paused job in the queue again."""
+        return self._call("POST", f"{_path(job_id)}/resume", JobRecord)
+
+    def patch(self, job_id: str, changes: JobPatch | dict[str, Any]) -> JobRecord:
+        """Change a job's name, priority or limits of replicas; a mapping is checked by the service."""
+        return self._call("PATCH", _path(job_id), JobRecord, json=_plain(changes))
+
+    def drill(self, job_id: str, drill: Drill | dict[str, Any]) -> JobRecord:
+        """Have a fault brought about in a job; a mapping is checked by the service."""
+        return self._call("POST", f"{_path(job_id)}/drills", JobRecord, json=_plain(drill))
 
     def events(self, job_id: str, after: int = 0, follow: bool = True) -> Iterator[JobEvent]:
         """A job's events with ids above ``after``, in order and each once; a lost connection is made again.
@@ -145,6 +161,10 @@ class Client:
             return answer.model_validate_json(response.content)
         except ValidationError as error:
             raise ApiError(HTTPStatus.BAD_GATEWAY, f"{response.url} is not a BOOST service: {error}", []) from error
+
+
+def _plain(body: BaseModel | dict[str, Any]) -> dict[str, Any]:
+    return body.model_dump(mode="json") if isinstance(body, BaseModel) else body
 
 
 def _path(job_id: str) -> str:

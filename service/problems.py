@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, Field
 
@@ -31,9 +31,14 @@ class Problem(BaseModel):
     errors: list[FieldError] = Field([], description="The fields at fault, when there are any.")
 
 
-def job_errors(errors: Iterable[Mapping[str, Any]]) -> list[FieldError]:
-    """What pydantic's ``ValidationError.errors()`` lists for a job spec, with a remedy for each field."""
-    return [_job_error(tuple(error["loc"]), error) for error in errors]
+def job_errors(errors: Iterable[Mapping[str, Any]], model: type[BaseModel] = JobSpec) -> list[FieldError]:
+    """What pydantic's ``ValidationError.errors()`` lists, with a remedy for each field.
+
+    Args:
+        errors: The list.
+        model: What was to be read.
+    """
+    return [_model_error(tuple(error["loc"]), error, model) for error in errors]
 
 
 def field_error(path: tuple[str | int, ...], error: Mapping[str, Any]) -> FieldError:
@@ -42,27 +47,40 @@ def field_error(path: tuple[str | int, ...], error: Mapping[str, Any]) -> FieldE
     return FieldError(field=_dotted(path), message=_message(error, value), value=value)
 
 
-def _job_error(path: tuple[str | int, ...], error: Mapping[str, Any]) -> FieldError:
+def _model_error(path: tuple[str | int, ...], error: Mapping[str, Any], model: type[BaseModel]) -> FieldError:
     if not path:
-        message = "must be a JSON object with at least name, model and training (Content-Type: application/json)"
-        return FieldError(field="body", message=message)
+        return FieldError(
+            field="body", message=f"must be a JSON object{_at_least(model)} (Content-Type: application/json)"
+        )
     problem = field_error(path, error)
     if error["type"] != "extra_forbidden":
         return problem
-    return problem.model_copy(update={"message": _unknown_field(path)})
+    return problem.model_copy(update={"message": _unknown_field(path, model)})
 
 
-def _unknown_field(path: tuple[str | int, ...]) -> str:
-    known = _fields_at(path[:-1])
+def _at_least(model: type[BaseModel]) -> str:
+    required = [name for name, field in model.model_fields.items() if field.is_required()]
+    return f" with at least {', '.join(required)}" if required else ""
+
+
+def _unknown_field(path: tuple[str | int, ...], model: type[BaseModel]) -> str:
+    known = list(_section_at(path[:-1], model).model_fields)
     close = difflib.get_close_matches(str(path[-1]), known, n=1)
     return f"there is no such field; {f'did you mean {close[0]}?' if close else 'known here: ' + ', '.join(known)}"
 
 
-def _fields_at(path: tuple[str | int, ...]) -> list[str]:
-    section: Any = JobSpec
+def _section_at(path: tuple[str | int, ...], model: type[BaseModel]) -> type[BaseModel]:
     for name in path:
-        section = section.model_fields[name].annotation
-    return list(section.model_fields)
+        field = model.model_fields.get(str(name))  # there is none for an index
+        model = (field and _section_in(field.annotation)) or model
+    return model
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """The model in a type such as ``Model``, ``Model | None`` or ``tuple[Model, ...]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_section_in, get_args(annotation))), None)
 
 
 def _message(error: Mapping[str, Any], value: object) -> str:

@@ -9,14 +9,15 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from service.api.requests import MOST_BODY_BYTES
-from service.jobs.store import AlreadyFinished, JobNotFound
+from service.jobs.store import JobNotFound
+from service.jobs.writes import AlreadyFinished, WrongState
 from service.problems import FieldError, Problem, field_error, job_errors
 
 MEDIA_TYPE = "application/problem+json"
 
 
 class InvalidJob(ValueError):
-    """A job that is well-formed and legal but cannot be run; names the fields at fault."""
+    """What was asked for is well-formed but cannot be had of this job; names the fields at fault."""
 
     def __init__(self, errors: list[FieldError]) -> None:
         super().__init__("; ".join(f"{error.field}: {error.message}" for error in errors))
@@ -33,6 +34,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(InvalidJob, _invalid_job)
     app.add_exception_handler(JobNotFound, _job_not_found)
     app.add_exception_handler(AlreadyFinished, _already_finished)
+    app.add_exception_handler(WrongState, _wrong_state)
     app.add_exception_handler(NotReady, _not_ready)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
@@ -74,7 +76,7 @@ def _answer(
 
 async def _invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    fields = [found for entry in error.errors() for found in _request_errors(entry)]
+    fields = [found for entry in error.errors() for found in _request_errors(request, entry)]
     return _refused(request, "invalid-request", fields)
 
 
@@ -88,12 +90,13 @@ def _refused(request: Request, kind: str, fields: Sequence[FieldError]) -> Respo
     return _answer(request, HTTPStatus.UNPROCESSABLE_ENTITY, kind, detail, errors=fields)
 
 
-def _request_errors(entry: Mapping[str, Any]) -> list[FieldError]:
+def _request_errors(request: Request, entry: Mapping[str, Any]) -> list[FieldError]:
     place, *path = entry["loc"]
     if entry["type"] == "json_invalid":
         return [FieldError(field="body", message=f"is not JSON: {entry['ctx']['error']} at character {path[0]}")]
     if place == "body":
-        return job_errors([{**entry, "loc": tuple(path)}])
+        expected = request.scope["route"].body_field.field_info.annotation
+        return job_errors([{**entry, "loc": tuple(path)}], expected)
     return [field_error(tuple(path), entry)]
 
 
@@ -103,6 +106,10 @@ async def _job_not_found(request: Request, error: Exception) -> Response:
 
 async def _already_finished(request: Request, error: Exception) -> Response:
     return _answer(request, HTTPStatus.CONFLICT, "job-already-finished", str(error))
+
+
+async def _wrong_state(request: Request, error: Exception) -> Response:
+    return _answer(request, HTTPStatus.CONFLICT, "wrong-state", str(error))
 
 
 async def _not_ready(request: Request, error: Exception) -> Response:

@@ -1,26 +1,34 @@
 """A job's events as lines for people."""
 
+from typing import Any
+
 from boost_core.config.reports import (
     CheckpointReport,
     EvaluationReport,
+    FaultReport,
+    InterruptionReport,
     LogLine,
     Report,
+    RestartReport,
+    ShapeReport,
     StartReport,
     StepReport,
     report_adapter,
 )
 from service.jobs.model import JobEvent
 
+_OF_THE_SERVICE = frozenset({"state", "patch", "drill"})  # kinds of events that are no report of the trainer
+
 
 def report_of(event: JobEvent) -> Report | None:
-    """The trainer's report in an event; ``None`` for a change of state."""
-    return None if event.kind == "state" else report_adapter.validate_python(event.data)
+    """The trainer's report in an event; ``None`` for what the service says."""
+    return None if event.kind in _OF_THE_SERVICE else report_adapter.validate_python(event.data)
 
 
 def line_of(event: JobEvent) -> str:
     """One line that says what happened, with the local time."""
     report = report_of(event)
-    text = f"{event.data['state']}: {event.data['message']}" if report is None else _line(report)
+    text = _service_line(event) if report is None else _line(report)
     return f"{event.time.astimezone():%H:%M:%S}  {text}"
 
 
@@ -35,6 +43,41 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def shape_in_words(shape: ShapeReport) -> str:
+    """The sizes of a gang and how many nodes it is on."""
+    sizes = f"tp {shape.tensor_parallel_size} × pp {shape.pipeline_parallel_size} × dp {shape.data_parallel_size}"
+    return f"{sizes}, {len(shape.nodes)} worker(s) on {len(set(shape.nodes))} node(s)"
+
+
+def restart_in_words(restart: RestartReport) -> str:
+    """Why training was interrupted, whence it went on, and what that cost."""
+    again = restart.step - restart.resumed_step
+    return (
+        f"{restart.cause} at step {restart.step}: back from {restart.recovered_from} at step {restart.resumed_step}; "
+        f"cost {again} step(s) and {restart.seconds:.1f} s, {restart.waiting_seconds:.1f} s of it waiting for resources"
+    )
+
+
+def _service_line(event: JobEvent) -> str:
+    data = event.data
+    match event.kind:
+        case "patch":
+            return "changed: " + ", ".join(
+                f"{field} from {_value(change['from'])} to {_value(change['to'])}" for field, change in data.items()
+            )
+        case "drill":
+            when = "at once" if data["at_step"] is None else f"when {data['at_step']} steps are done"
+            return f"drill asked for: {data['kind']}, rank {data['rank']}, {when}"
+        case _:
+            return f"{data['state']}: {data['message']}"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value['min']}–{value['max']}" if isinstance(value, dict) else str(value)
 
 
 def _line(report: Report) -> str:
@@ -55,5 +98,13 @@ def _line(report: Report) -> str:
                 f"training starts {origin} at step {report.step}: "
                 f"{report.parameters:,} parameters on {report.world_size} worker(s)"
             )
+        case ShapeReport():
+            return f"the gang is {shape_in_words(report)}"
+        case InterruptionReport():
+            return f"step {report.step}  interrupted by {report.cause}: {report.message}"
+        case RestartReport():
+            return f"step {report.resumed_step}  goes on after {restart_in_words(report)}"
+        case FaultReport():
+            return f"step {report.step}  {report.what.replace('_', ' ')}: {report.message}"
         case LogLine():
             return f"rank {report.rank} {report.level}: {report.message}"

@@ -1,8 +1,7 @@
-"""``boost``: serve, submit, look, follow, cancel."""
+"""``boost``: serve, submit, look, follow, change, cancel."""
 
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +10,13 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from service.cli import checkpoints
+from service.cli import change, checkpoints
 from service.cli.demo import run_demo
-from service.cli.failures import BadInput, ExitStatus, ReadableErrors, read_foreign_config, read_job, read_settings
+from service.cli.facts import age, facts, loss, step
+from service.cli.failures import ExitStatus, ReadableErrors, read_foreign_config, read_job, read_settings
 from service.cli.follow import follow
-from service.cli.lines import duration, line_of, numbers_of
+from service.cli.lines import line_of
+from service.cli.options import AsJson, Follow, JobId, Url, open_client
 from service.client import Client
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
@@ -25,11 +26,6 @@ app = typer.Typer(
 )
 
 app.add_typer(checkpoints.app, name="ckpt")
-
-JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id; `boost ls` lists them.")]
-Url = Annotated[str | None, typer.Option(help="Where the service is; else BOOST_URL, else this machine.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has come to its end.")]
 
 
 @app.command()
@@ -89,7 +85,7 @@ def submit(
     url: Url = None,
 ) -> None:
     """Submit a job."""
-    with _client(url) as client:
+    with open_client(url) as client:
         record = client.submit(read_job(job))
         if not as_json:
             _print(f"submitted {record.id}")
@@ -106,7 +102,7 @@ def submit(
 @app.command("ls")
 def list_jobs(as_json: AsJson = False, url: Url = None) -> None:
     """List the newest jobs."""
-    with _client(url) as client:
+    with open_client(url) as client:
         page = client.list()
     if as_json:
         _print(page.model_dump_json(indent=2))
@@ -115,7 +111,7 @@ def list_jobs(as_json: AsJson = False, url: Url = None) -> None:
     for column in table.columns[:-1]:
         column.no_wrap = True
     for job in page.jobs:
-        table.add_row(job.id, job.name, job.state, _step(job), _loss(job), _age(job), job.message)
+        table.add_row(job.id, job.name, job.state, step(job), loss(job), age(job), job.message)
     _console().print(table, markup=False)
     if page.next_cursor:
         _print(f"(the newest {len(page.jobs)}; older ones: GET /v1/jobs?cursor={page.next_cursor})")
@@ -124,19 +120,19 @@ def list_jobs(as_json: AsJson = False, url: Url = None) -> None:
 @app.command()
 def show(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
     """Show one job."""
-    with _client(url) as client:
+    with open_client(url) as client:
         job = client.get(job_id)
     if as_json:
         _print(job.model_dump_json(indent=2))
         return
-    for name, value in _facts(job).items():
+    for name, value in facts(job):
         _print(f"{name:<12}{value}")
 
 
 @app.command()
 def logs(job_id: JobId, follow_it: Follow = False, url: Url = None) -> None:
     """Print what happened to a job."""
-    with _client(url) as client:
+    with open_client(url) as client:
         if not follow_it:
             for event in client.events(job_id, follow=False):
                 _print(line_of(event))
@@ -149,23 +145,19 @@ def logs(job_id: JobId, follow_it: Follow = False, url: Url = None) -> None:
 @app.command()
 def cancel(job_id: JobId, url: Url = None) -> None:
     """Cancel a job."""
-    with _client(url) as client:
+    with open_client(url) as client:
         record = client.cancel(job_id)
     _print(f"{record.id} is {record.state}" if record.finished else f"{record.id} will be cancelled within seconds")
+
+
+for command in (change.pause, change.resume, change.patch, change.drill):
+    app.command()(command)
 
 
 @app.command()
 def demo() -> None:
     """Start a service, train the example job on it, and show what came of it."""
     raise typer.Exit(run_demo(read_settings(), Console(highlight=False)))
-
-
-def _client(url: str | None) -> Client:
-    address = url or read_settings().url
-    try:
-        return Client(address)
-    except ValueError as error:
-        raise BadInput(str(error)) from error
 
 
 def _follow(client: Client, job_id: str, console: Console) -> JobRecord:
@@ -175,38 +167,6 @@ def _follow(client: Client, job_id: str, console: Console) -> JobRecord:
         console.print(f"stopped following; the job goes on. Look again: boost logs {job_id} -f", soft_wrap=True)
         console.print(f"cancel it: boost cancel {job_id}", soft_wrap=True)
         raise typer.Exit(ExitStatus.INTERRUPTED) from None
-
-
-def _facts(job: JobRecord) -> dict[str, str]:
-    facts = {
-        "id": job.id,
-        "name": job.name,
-        "state": f"{job.state} ({job.reason})",
-        "message": job.message,
-        "submitted": f"{job.submitted_at.astimezone():%Y-%m-%d %H:%M:%S} ({_age(job)} ago)",
-        "attempts": str(job.attempt),
-        "workers": str(job.spec.parallelism.world_size),
-        "step": _step(job),
-    }
-    if job.progress:
-        facts["newest step"] = numbers_of(job.progress)
-    if job.evaluation:
-        entropy = job.evaluation.unigram_entropy
-        facts["held out"] = f"loss {job.evaluation.loss:.4f} at step {job.evaluation.step}, unigram {entropy:.4f}"
-    facts["checkpoint"] = job.checkpoint.url if job.checkpoint else f"none yet; goes to {job.checkpoint_url}"
-    return facts
-
-
-def _step(job: JobRecord) -> str:
-    return f"{job.progress.step if job.progress else 0}/{job.spec.training.steps}"
-
-
-def _loss(job: JobRecord) -> str:
-    return f"{job.progress.loss:.4f}" if job.progress else "-"
-
-
-def _age(job: JobRecord) -> str:
-    return duration((datetime.now(UTC) - job.submitted_at).total_seconds())
 
 
 def _console() -> Console:

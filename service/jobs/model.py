@@ -5,9 +5,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from boost_core.config import JobSpec
-from boost_core.config.reports import CheckpointReport, EvaluationReport, StepReport
+from boost_core.config import Drill, JobSpec, Shape
+from boost_core.config.reports import Cause, CheckpointReport, EvaluationReport, RestartReport, ShapeReport, StepReport
+from service.jobs.goodput import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
+
+
+class RestartRecord(RestartReport):
+    """One time that training went on after an interruption."""
+
+    time: datetime = Field(description="When the first step after it was done.")
 
 
 class JobRecord(BaseModel):
@@ -23,6 +30,7 @@ class JobRecord(BaseModel):
     message: str = Field(description="The same for people: what happened, or what the job waits for.")
     attempt: int = Field(description="Gangs started for this job so far.")
     cancel_requested: bool
+    pause_requested: bool = Field(False, description="Whether the job's user wants it to be PAUSED.")
     checkpoint_url: str = Field(description="Folder of this job's checkpoints.")
     submitted_at: datetime
     started_at: datetime | None = Field(description="When the first gang began to train.")
@@ -30,12 +38,33 @@ class JobRecord(BaseModel):
     progress: StepReport | None = Field(description="The newest step.")
     evaluation: EvaluationReport | None = Field(description="The newest evaluation.")
     checkpoint: CheckpointReport | None = Field(description="The newest committed checkpoint.")
+    shape: ShapeReport | None = Field(None, description="The newest gang's, as it was last formed.")
+    drills: list[Drill] = Field([], description="Faults asked for that the gang has not been told of yet.")
+    restarts: list[RestartRecord] = Field([], description="The newest 50, in order.")
+    restart_counts: dict[Cause, int] = Field({}, description="How often training went on after each cause, in all.")
+    goodput: Goodput = Field(
+        default_factory=lambda given: Goodput.begin(given["submitted_at"]), description="What its time went into."
+    )
     version: int = Field(description="Goes up with every write.")
 
     @property
     def finished(self) -> bool:
         """Whether the job has come to its end."""
         return self.state in TERMINAL_STATES
+
+    @property
+    def has_gang(self) -> bool:
+        """Whether the newest gang runs, or was about to be started."""
+        starting = self.state is JobState.SCHEDULING and self.reason is Reason.GANG_STARTING
+        return starting or self.state is JobState.RUNNING
+
+    @property
+    def present_shape(self) -> Shape:
+        """The newest gang's shape; that of the spec before there was one."""
+        if self.shape is None:
+            return Shape.of(self.spec.parallelism)
+        sizes = self.shape.tensor_parallel_size, self.shape.pipeline_parallel_size, self.shape.data_parallel_size
+        return Shape(*sizes)
 
 
 class JobPage(BaseModel):
@@ -52,8 +81,12 @@ class JobEvent(BaseModel):
 
     id: int
     job_id: str
-    kind: Literal["state", "started", "progress", "evaluation", "checkpoint", "log"]
+    kind: Literal[
+        "state", "started", "progress", "evaluation", "checkpoint", "shape", "interruption", "restart", "fault", "log",
+        "patch", "drill",
+    ]  # fmt: skip
     time: datetime
     data: dict[str, Any] = Field(
-        description="For kind=state: state, reason, message. Else the trainer's report, see boost_core.config.reports."
+        description="For kind=state: state, reason, message; for patch: each changed field's from and to; for drill: "
+        "what was asked for. Else the trainer's report, see boost_core.config.reports."
     )

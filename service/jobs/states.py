@@ -9,6 +9,7 @@ class JobState(StrEnum):
     QUEUED = "QUEUED"
     SCHEDULING = "SCHEDULING"
     RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
@@ -22,7 +23,11 @@ class Reason(StrEnum):
     WAITING_FOR_RESOURCES = "WAITING_FOR_RESOURCES"
     GANG_STARTING = "GANG_STARTING"
     GANG_STARTED = "GANG_STARTED"
+    GANG_RECOVERING = "GANG_RECOVERING"
     GANG_LOST = "GANG_LOST"
+    PAUSED_BY_USER = "PAUSED_BY_USER"
+    PAUSED_FOR_PRIORITY = "PAUSED_FOR_PRIORITY"
+    RESUMED_BY_USER = "RESUMED_BY_USER"
     TRAINING_FINISHED = "TRAINING_FINISHED"
     TRAINING_FAILED = "TRAINING_FAILED"
     RESTARTS_EXHAUSTED = "RESTARTS_EXHAUSTED"
@@ -35,6 +40,7 @@ TERMINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCE
 TRANSITIONS: dict[JobState, dict[Reason, JobState]] = {
     JobState.QUEUED: {
         Reason.HEAD_OF_QUEUE: JobState.SCHEDULING,
+        Reason.PAUSED_BY_USER: JobState.PAUSED,
         Reason.CANCELLED_BY_USER: JobState.CANCELLED,
     },
     JobState.SCHEDULING: {
@@ -42,15 +48,24 @@ TRANSITIONS: dict[JobState, dict[Reason, JobState]] = {
         Reason.GANG_STARTING: JobState.SCHEDULING,
         Reason.GANG_STARTED: JobState.RUNNING,
         Reason.GANG_LOST: JobState.QUEUED,
+        Reason.PAUSED_BY_USER: JobState.PAUSED,
         Reason.TRAINING_FAILED: JobState.FAILED,
         Reason.RESTARTS_EXHAUSTED: JobState.FAILED,
         Reason.CANCELLED_BY_USER: JobState.CANCELLED,
     },
     JobState.RUNNING: {
+        Reason.GANG_RECOVERING: JobState.RUNNING,
+        Reason.GANG_STARTED: JobState.RUNNING,
+        Reason.PAUSED_BY_USER: JobState.PAUSED,
+        Reason.PAUSED_FOR_PRIORITY: JobState.QUEUED,
         Reason.TRAINING_FINISHED: JobState.SUCCEEDED,
         Reason.TRAINING_FAILED: JobState.FAILED,
         Reason.RESTARTS_EXHAUSTED: JobState.FAILED,
         Reason.GANG_LOST: JobState.QUEUED,
+        Reason.CANCELLED_BY_USER: JobState.CANCELLED,
+    },
+    JobState.PAUSED: {
+        Reason.RESUMED_BY_USER: JobState.QUEUED,
         Reason.CANCELLED_BY_USER: JobState.CANCELLED,
     },
     JobState.SUCCEEDED: {},

@@ -1,28 +1,27 @@
 """The store: the one place that reads and writes job records and their events."""
 
-import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic_core import to_json
 from sqlalchemy import CursorResult, func, select, update
 from sqlalchemy.orm import Session
 
-from boost_core.config import JobSpec
+from boost_core.config import Drill, JobSpec
 from boost_core.config.reports import Report
+from service.jobs import writes
 from service.jobs.database import open_engine
+from service.jobs.goodput import Goodput
 from service.jobs.ids import new_job_id
 from service.jobs.model import JobEvent, JobRecord
-from service.jobs.states import TERMINAL_STATES, JobState, Reason, next_state
+from service.jobs.patch import JobPatch
+from service.jobs.states import TERMINAL_STATES, JobState, Reason
 from service.jobs.tables import EventRow, JobRow
+from service.jobs.writes import Write
 
 ACTIVE_STATES = frozenset(JobState) - TERMINAL_STATES
 
 _LOST_RACES = 100
-_REPEATED = frozenset({Reason.WAITING_FOR_RESOURCES, Reason.GANG_STARTING})  # said anew every round
-_NEWEST = frozenset({"progress", "evaluation", "checkpoint"})  # kinds whose newest report is a column of the job
 
 
 class JobNotFound(LookupError):
@@ -31,22 +30,6 @@ class JobNotFound(LookupError):
     def __init__(self, job_id: str) -> None:
         super().__init__(f"there is no job {job_id!r}; list the jobs to see their ids")
         self.job_id = job_id
-
-
-class AlreadyFinished(ValueError):
-    """The job has come to its end and can no longer be cancelled."""
-
-    def __init__(self, record: JobRecord) -> None:
-        super().__init__(f"job {record.id} has already {record.state} and cannot be cancelled")
-        self.record = record
-
-
-@dataclass(frozen=True)
-class _Write:
-    """New values for columns of a job and the events stored with them."""
-
-    values: dict[str, Any]
-    events: Sequence[EventRow] = ()
 
 
 class JobStore:
@@ -83,11 +66,12 @@ class JobStore:
             message="waits for its turn",
             checkpoint_url=f"{(spec.checkpoint.url or checkpoint_root).rstrip('/')}/{job_id}",
             submitted_at=now,
+            goodput=Goodput.begin(now).model_dump(mode="json"),
         )
         with Session(self._engine) as session, session.begin():
             session.add(job)
             session.flush()
-            session.add(_state_event(job_id, 0, now, JobState.QUEUED, Reason.SUBMITTED, job.message))
+            session.add(writes.state_event(job_id, 0, now, JobState.QUEUED, Reason.SUBMITTED, job.message))
             return _record(job)
 
     def get(self, job_id: str) -> JobRecord:
@@ -146,8 +130,8 @@ class JobStore:
             IllegalTransition: The reason leads nowhere from the job's state.
         """
 
-        def plan(_session: Session, record: JobRecord) -> _Write | None:
-            return _plan_change(record, reason, message, record.attempt if attempt is None else attempt)
+        def plan(record: JobRecord) -> Write | None:
+            return writes.changed(record, reason, message, record.attempt if attempt is None else attempt)
 
         return self._write(job_id, plan)
 
@@ -160,7 +144,63 @@ class JobStore:
             JobNotFound: There is no such job.
             AlreadyFinished: The job has SUCCEEDED or FAILED.
         """
-        return self._write(job_id, _plan_cancel)
+        return self._write(job_id, writes.cancelled)
+
+    def request_pause(self, job_id: str) -> JobRecord:
+        """Ask for a job to be paused; one that has no gang is PAUSED at once.
+
+        Pausing a job again changes nothing.
+
+        Raises:
+            JobNotFound: There is no such job.
+            AlreadyFinished: The job has come to its end.
+        """
+        return self._write(job_id, writes.paused)
+
+    def resume(self, job_id: str) -> JobRecord:
+        """Put a paused job in the queue again; one that was not paused yet as it was asked for goes on.
+
+        Raises:
+            JobNotFound: There is no such job.
+            AlreadyFinished: The job has come to its end.
+            WrongState: The job is not paused, and nobody has asked for that.
+        """
+        return self._write(job_id, writes.resumed)
+
+    def patch(self, job_id: str, changes: JobPatch) -> JobRecord:
+        """Change what the user said about a job, and store an event with what is different.
+
+        Raises:
+            JobNotFound: There is no such job.
+            AlreadyFinished: The job has come to its end.
+            pydantic.ValidationError: The changed job is not legal; names the fields of the spec.
+        """
+        return self._write(job_id, lambda record: writes.patched(record, changes))
+
+    def request_drill(self, job_id: str, drill: Drill) -> JobRecord:
+        """Ask for a fault in a job, and store an event with it; ``take_drills`` hands it on.
+
+        Raises:
+            JobNotFound: There is no such job.
+            WrongState: The job is not RUNNING.
+            pydantic.ValidationError: The gang has no such rank.
+        """
+        return self._write(job_id, lambda record: writes.drilled(record, drill))
+
+    def take_drills(self, job_id: str) -> Sequence[Drill]:
+        """The faults asked for since the last call, each told once.
+
+        Raises:
+            JobNotFound: There is no such job.
+        """
+        taken: list[Drill] = []
+
+        def plan(record: JobRecord) -> Write | None:
+            taken[:] = record.drills
+            return Write({"drills": []}) if taken else None
+
+        self._write(job_id, plan)
+        return taken
 
     def append_reports(self, job_id: str, attempt: int, reports: Sequence[tuple[int, datetime, Report]]) -> JobRecord:
         """Store a gang's reports as events, each exactly once, and the newest ones with the job.
@@ -176,20 +216,14 @@ class JobStore:
             JobNotFound: There is no such job.
         """
 
-        def plan(session: Session, record: JobRecord) -> _Write | None:
+        def plan(session: Session, record: JobRecord) -> Write | None:
             stored = _last_sequence(session, job_id, attempt)
             fresh = {number: (time, report) for number, time, report in reports if number > stored}
             if not fresh or attempt < record.attempt:
                 return None
-            events = [
-                EventRow(
-                    job_id=job_id, attempt=attempt, sequence=number, kind=report.kind, time=time, data=_plain(report)
-                )
-                for number, (time, report) in fresh.items()
-            ]
-            return _Write({event.kind: event.data for event in events if event.kind in _NEWEST}, events)
+            return writes.reported(record, attempt, fresh)
 
-        return self._write(job_id, plan)
+        return self._write_with(job_id, plan)
 
     def last_sequence(self, job_id: str, attempt: int) -> int:
         """Sequence number of the newest stored report of a gang; 0 if there is none."""
@@ -204,7 +238,10 @@ class JobStore:
         with Session(self._engine) as session:
             return [JobEvent.model_validate(event, from_attributes=True) for event in session.scalars(query)]
 
-    def _write(self, job_id: str, plan: Callable[[Session, JobRecord], _Write | None]) -> JobRecord:
+    def _write(self, job_id: str, plan: Callable[[JobRecord], Write | None]) -> JobRecord:
+        return self._write_with(job_id, lambda _session, record: plan(record))
+
+    def _write_with(self, job_id: str, plan: Callable[[Session, JobRecord], Write | None]) -> JobRecord:
         """Do what ``plan`` says of the newest record, in one transaction; plan anew when another was faster."""
         for _ in range(_LOST_RACES):
             with Session(self._engine) as session, session.begin():
@@ -217,31 +254,6 @@ class JobStore:
                     session.add_all(write.events)
                     return _load(session, job_id)
         raise RuntimeError(f"{_LOST_RACES} writes to job {job_id} lost the race against other writers")
-
-
-def _plan_change(record: JobRecord, reason: Reason, message: str, attempt: int) -> _Write | None:
-    state = next_state(record.state, reason)
-    unchanged = (record.state, record.reason, record.message, record.attempt) == (state, reason, message, attempt)
-    if reason in _REPEATED and unchanged:
-        return None
-    now = datetime.now(UTC)
-    values: dict[str, Any] = {"state": state, "reason": reason, "message": message, "attempt": attempt}
-    if state is JobState.RUNNING and record.started_at is None:
-        values["started_at"] = now
-    if state in TERMINAL_STATES:
-        values["finished_at"] = now
-    return _Write(values, [_state_event(record.id, attempt, now, state, reason, message)])
-
-
-def _plan_cancel(_session: Session, record: JobRecord) -> _Write | None:
-    if record.state in (JobState.SUCCEEDED, JobState.FAILED):
-        raise AlreadyFinished(record)
-    if record.finished:
-        return None
-    if record.state is JobState.QUEUED:
-        write = _plan_change(record, Reason.CANCELLED_BY_USER, "cancelled while it was queued", record.attempt)
-        return write and _Write(write.values | {"cancel_requested": True}, write.events)
-    return None if record.cancel_requested else _Write({"cancel_requested": True})
 
 
 def _update(session: Session, record: JobRecord, values: dict[str, Any]) -> bool:
@@ -266,14 +278,3 @@ def _record(job: JobRow) -> JobRecord:
 def _last_sequence(session: Session, job_id: str, attempt: int) -> int:
     query = select(func.max(EventRow.sequence)).where(EventRow.job_id == job_id, EventRow.attempt == attempt)
     return session.scalar(query) or 0
-
-
-def _state_event(job_id: str, attempt: int, time: datetime, state: JobState, reason: Reason, message: str) -> EventRow:
-    data = {"state": state, "reason": reason, "message": message}
-    return EventRow(job_id=job_id, attempt=attempt, kind="state", time=time, data=data)
-
-
-def _plain(report: Report) -> dict[str, Any]:
-    """A report as JSON. Numbers that JSON lacks become strings such as ``"NaN"``, which read back as numbers."""
-    plain: dict[str, Any] = json.loads(to_json(report.model_dump(), inf_nan_mode="strings"))
-    return plain

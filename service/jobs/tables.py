@@ -40,6 +40,7 @@ class JobRow(Table):
     message: Mapped[str] = mapped_column(Text)
     attempt: Mapped[int] = mapped_column(default=0)
     cancel_requested: Mapped[bool] = mapped_column(default=False)
+    pause_requested: Mapped[bool] = mapped_column(default=False)
     checkpoint_url: Mapped[str] = mapped_column(Text)
     submitted_at: Mapped[datetime] = mapped_column(UtcDateTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
@@ -47,11 +48,16 @@ class JobRow(Table):
     progress: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     evaluation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     checkpoint: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    shape: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    drills: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
+    restarts: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
+    restart_counts: Mapped[dict[str, int]] = mapped_column(JSON, default=dict)
+    goodput: Mapped[dict[str, Any]] = mapped_column(JSON)
     version: Mapped[int] = mapped_column(default=1)
 
 
 class EventRow(Table):
-    """An event; ``sequence`` numbers a gang's reports and is null for changes of state."""
+    """An event; ``sequence`` numbers a gang's reports and is null for what came from elsewhere."""
 
     __tablename__ = "events"
     __table_args__ = (

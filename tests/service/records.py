@@ -4,7 +4,19 @@ from datetime import UTC, datetime
 from typing import Any
 
 from boost_core.config import JobSpec
-from boost_core.config.reports import CheckpointReport, EvaluationReport, LogLine, Report, StartReport, StepReport
+from boost_core.config.reports import (
+    Cause,
+    CheckpointReport,
+    EvaluationReport,
+    FaultReport,
+    InterruptionReport,
+    LogLine,
+    Report,
+    RestartReport,
+    ShapeReport,
+    StartReport,
+    StepReport,
+)
 from service.jobs.model import JobRecord
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
@@ -42,6 +54,27 @@ def a_checkpoint(step: int = 10) -> CheckpointReport:
 
 def a_start(step: int = 0) -> StartReport:
     return StartReport(step=step, world_size=2, parameters=123_456, resumed_from=None)
+
+
+def a_shape(data: int = 1) -> ShapeReport:
+    nodes = ["node-a", "node-b"] * data
+    return ShapeReport(tensor_parallel_size=2, pipeline_parallel_size=1, data_parallel_size=data, nodes=nodes)
+
+
+def an_interruption(step: int = 3, cause: Cause = Cause.WORKER_LOST) -> InterruptionReport:
+    return InterruptionReport(cause=cause, message="rank 1 was killed by signal 9", step=step)
+
+
+def a_restart(step: int = 3, cause: Cause = Cause.WORKER_LOST, **changes: Any) -> RestartReport:
+    numbers = {
+        "message": "rank 1 was killed by signal 9", "resumed_step": step - 1, "recovered_from": "memory",
+        "seconds": 4.0, "waiting_seconds": 1.0, "parts": {"detect": 0.5, "place": 3.0, "first_step": 0.5},
+    }  # fmt: skip
+    return RestartReport(cause=cause, step=step, **numbers | changes)
+
+
+def a_fault(step: int = 3) -> FaultReport:
+    return FaultReport(what="slow_rank", step=step, rank=1, share=0.75, message="rank 1 computes 75% of the step")
 
 
 def a_log_line(message: str) -> LogLine:

@@ -13,14 +13,28 @@ import pytest
 from httpx_sse import ServerSentEvent, connect_sse
 from prometheus_client.parser import text_string_to_metric_families
 
+from boost_core.config import Drill
 from service.api.requests import MOST_BODY_BYTES
 from service.client import ApiError, Client, ServiceUnreachable
 from service.jobs.database import migrate
+from service.jobs.patch import JobPatch
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from service.settings import Settings
 from tests.service.conftest import RunningApi
-from tests.service.records import GOOD, a_log_line, a_spec, a_step, finish, numbered, run_to_the_end, start
+from tests.service.records import (
+    GOOD,
+    a_log_line,
+    a_restart,
+    a_shape,
+    a_spec,
+    a_step,
+    an_interruption,
+    finish,
+    numbered,
+    run_to_the_end,
+    start,
+)
 
 
 @pytest.fixture
@@ -90,6 +104,73 @@ def test_a_finished_job_cannot_be_cancelled(http: httpx.Client, store: JobStore)
     assert "already SUCCEEDED" in problem_of(http.delete(f"/v1/jobs/{job.id}"), 409)["detail"]
 
 
+def test_pause_and_resume(http: httpx.Client, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    paths = [f"/v1/jobs/{job.id}/{what}" for what in ("pause", "resume")]
+    assert "only a paused job" in problem_of(http.post(paths[1]), 409)["detail"]
+    for path, state in zip(paths, ("PAUSED", "QUEUED"), strict=True):
+        answer = http.post(path)
+        assert (answer.status_code, answer.json()["state"]) == (202, state)
+    start(store, job.id)
+    assert http.post(paths[0]).json()["pause_requested"] is True
+    assert http.post(paths[1]).json()["pause_requested"] is False
+    finish(store, job.id)
+    for path in paths:
+        assert problem_of(http.post(path), 409)["type"] == "urn:boost:problem:job-already-finished"
+
+
+def test_a_patch_changes_what_it_names(http: httpx.Client, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    answer = http.patch(f"/v1/jobs/{job.id}", json={"priority": 3, "data_parallel_size": {"max": 4}})
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == store.get(job.id).model_dump(mode="json")
+    assert answer.json()["spec"]["priority"] == 3
+    assert answer.json()["spec"]["elasticity"]["data_parallel_size"] == {"min": 1, "max": 4}
+    finish(store, start(store, job.id).id)
+    assert "cannot be changed" in problem_of(http.patch(f"/v1/jobs/{job.id}", json={}), 409)["detail"]
+
+
+BAD_PATCHES = [
+    ({"priority": 2000}, "priority", "less than or equal to 1000, not 2000"),
+    ({"priority": "high"}, "priority", "not 'high'"),
+    ({"prioritty": 2}, "prioritty", "did you mean priority?"),
+    ({"steps": 2}, "steps", "known here: name, priority, data_parallel_size"),
+    ({"data_parallel_size": {"most": 2}}, "data_parallel_size.most", "known here: min, max"),
+    ({"data_parallel_size": {"max": 0}}, "elasticity.data_parallel_size.max", "not 0"),
+    ({"data_parallel_size": {"min": 9}}, "elasticity.data_parallel_size", "min 9 is above max 1"),
+    ([], "body", "must be a JSON object (Content-Type: application/json)"),
+]
+
+
+@pytest.mark.parametrize(("changes", "field", "message"), BAD_PATCHES, ids=[message for _, _, message in BAD_PATCHES])
+def test_a_bad_patch_is_refused_with_its_field_and_the_remedy(
+    http: httpx.Client, store: JobStore, changes: object, field: str, message: str
+) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    problem = problem_of(http.patch(f"/v1/jobs/{job.id}", json=changes), 422)
+    assert any(error["field"] == field and message in error["message"] for error in problem["errors"]), problem
+    assert store.get(job.id) == job
+
+
+def test_drills(http: httpx.Client, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    path, drill = f"/v1/jobs/{job.id}/drills", {"kind": "kill_rank", "rank": 1}
+    assert "needs a job that is RUNNING" in problem_of(http.post(path, json=drill), 409)["detail"]
+    start(store, job.id)
+    answer = http.post(path, json=drill)
+    assert answer.status_code == 202
+    assert [asked["rank"] for asked in answer.json()["drills"]] == [1]
+    problem = problem_of(http.post(path, json=drill | {"rank": 2}), 422)
+    assert [(error["field"], error["value"]) for error in problem["errors"]] == [("rank", 2)]
+    assert problem_of(http.post(path, json=drill | {"rnk": 2}), 422)["errors"][0]["message"].endswith(
+        "did you mean rank?"
+    )
+    assert "kind" in problem_of(http.post(path, json={"kind": "flood"}), 422)["detail"]
+    assert "with at least kind" in problem_of(http.post(path), 422)["detail"]
+    problem_of(http.post("/v1/jobs/job-0/drills", json=drill), 404)
+    problem_of(http.patch("/v1/jobs/job-0", json={"priority": 1}), 404)
+
+
 def test_jobs_are_listed_by_state_and_page(http: httpx.Client, store: JobStore) -> None:
     ids = [store.create(a_spec(), "/checkpoints").id for _ in range(3)]
     start(store, ids[1])
@@ -143,7 +224,16 @@ BAD = [
     (changed("checkpoint.every_steps", "often"), "checkpoint.every_steps", "not 'often'"),
     (changed("resources.gpus_per_worker", 2), "resources.gpus_per_worker", "0 or 1, not 2"),
     (changed("fault_tolerance", {"max_restarts": -1}), "fault_tolerance.max_restarts", "not -1"),
-    ([], "body", "must be a JSON object"),
+    (changed("elasticity", {"data_parallel_size": {"min": 2}}), "elasticity.data_parallel_size.max", "is missing"),
+    (changed("elasticity", {"data_parallel": {}}), "elasticity.data_parallel", "did you mean data_parallel_size?"),
+    (
+        changed("elasticity.data_parallel_size", {"max": 2, "mn": 1}),
+        "elasticity.data_parallel_size.mn",
+        "did you mean min?",
+    ),
+    (changed("data.source.path", "x"), "data.source.path", "did you mean paths?"),
+    (changed("data.mixture", [{"kind": "text", "weigth": 1}]), "data.mixture[0].weigth", "did you mean weight?"),
+    ([], "body", "must be a JSON object with at least name, model, training"),
     ("job", "body", "must be a JSON object"),
     (None, "body", "must be a JSON object"),
 ]
@@ -208,6 +298,8 @@ def test_a_bad_query_is_refused(refusing: httpx.Client, query: str, field: str) 
     [
         ("GET", "/v1/jobs/job-0", 404),
         ("DELETE", "/v1/jobs/job-0", 404),
+        ("POST", "/v1/jobs/job-0/pause", 404),
+        ("POST", "/v1/jobs/job-0/resume", 404),
         ("GET", "/v1/jobs/job-0/events", 404),
         ("GET", "/v1/nothing", 404),
         ("PUT", "/v1/jobs", 405),
@@ -242,6 +334,9 @@ def test_openapi_documents_problems(refusing: httpx.Client) -> None:
     openapi = refusing.get("/openapi.json").json()
     answers = openapi["paths"]["/v1/jobs"]["post"]["responses"]
     assert set(answers) == {"201", "413", "422"}
+    job = openapi["paths"]["/v1/jobs/{job_id}"]
+    assert set(job["delete"]["responses"]) == {"202", "404", "409", "422"}
+    assert set(job["patch"]["responses"]) == {"200", "404", "409", "413", "422"}
     problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     assert answers["422"]["content"] == problem
     assert openapi["paths"]["/v1/jobs/{job_id}/events"]["get"]["responses"]["404"]["content"] == problem
@@ -347,6 +442,11 @@ def samples(http: httpx.Client) -> dict[tuple[str, str], float]:
     return {(s.name, s.labels.get("state") or s.labels.get("job_id", "")): s.value for s in found}
 
 
+def labelled(http: httpx.Client, name: str, label: str) -> dict[str, float]:
+    families = text_string_to_metric_families(http.get("/metrics").text)
+    return {s.labels[label]: s.value for family in families for s in family.samples if s.name == name}
+
+
 def test_metrics_follow_a_job(http: httpx.Client, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     assert samples(http)["boost_jobs", "QUEUED"] == 1
@@ -370,11 +470,29 @@ def test_metrics_follow_a_job(http: httpx.Client, store: JobStore) -> None:
     assert found["boost_jobs", "RUNNING"] == 0
 
 
+def test_metrics_of_shape_restarts_and_goodput(http: httpx.Client, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    start(store, job.id)
+    assert ("boost_job_data_parallel_size", job.id) not in samples(http)
+    store.append_reports(job.id, 1, numbered(a_shape(2), a_step(1), an_interruption(), a_restart(), a_step(1)))
+    found = samples(http)
+    sizes = [found[f"boost_job_{name}_parallel_size", job.id] for name in ("tensor", "pipeline", "data")]
+    assert (sizes, found["boost_job_workers", job.id]) == ([2, 1, 2], 4)
+    assert labelled(http, "boost_job_restarts", "cause") == {"WORKER_LOST": 1}
+    goodput = labelled(http, "boost_job_goodput_seconds", "kind")
+    assert goodput.keys() == {"productive", "recomputed", "checkpoint", "restart", "waiting", "data_stall", "compile"}
+    store.change(job.id, Reason.PAUSED_BY_USER, "its state is saved")
+    assert samples(http)["boost_job_workers", job.id] == 0
+    before = labelled(http, "boost_job_goodput_seconds", "kind")["waiting"]
+    time.sleep(0.01)
+    assert labelled(http, "boost_job_goodput_seconds", "kind")["waiting"] >= before + 0.01, "time goes on"
+
+
 def test_every_metric_has_a_help_text(http: httpx.Client, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     start(store, job.id)
     families = list(text_string_to_metric_families(http.get("/metrics").text))
-    assert len(families) == 16
+    assert len(families) == 21
     assert all(family.documentation and family.type == "gauge" for family in families)
     newer = http.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert newer.headers["content-type"].startswith("application/openmetrics-text")
@@ -390,6 +508,12 @@ def test_the_client_submits_and_looks(client: Client, store: JobStore) -> None:
     assert client.get(first.id) == first == store.get(first.id)
     assert client.list(limit=1).jobs == [second]
     assert client.list(states=["RUNNING"]).jobs == []
+    assert client.pause(first.id).state == "PAUSED"
+    assert client.resume(first.id).state == "QUEUED"
+    assert client.patch(first.id, JobPatch(priority=2)).spec.priority == 2
+    assert client.patch(first.id, {"name": "renamed"}).name == "renamed"
+    with pytest.raises(ApiError, match="a drill needs a job that is RUNNING"):
+        client.drill(first.id, Drill(kind="kill_rank"))
     assert client.cancel(first.id).finished
     with pytest.raises(ApiError, match="rank: 129 is above") as caught:
         client.submit(changed("model.rank", 129))

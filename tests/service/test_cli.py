@@ -3,18 +3,33 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from boost_core.config import Drill
 from service.cli.lines import duration
 from service.cli.main import app
+from service.jobs.patch import JobPatch
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from tests.service.conftest import RunningApi
-from tests.service.records import GOOD, a_spec, a_step, finish, numbered, run_to_the_end, start
+from tests.service.records import (
+    GOOD,
+    a_fault,
+    a_restart,
+    a_shape,
+    a_spec,
+    a_step,
+    an_interruption,
+    finish,
+    numbered,
+    run_to_the_end,
+    start,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,7 +99,19 @@ def test_a_job_file_that_is_not_there(boost) -> None:
     assert "/nowhere/job.yaml" in result.stderr
 
 
-@pytest.mark.parametrize("arguments", [("ls",), ("show", "job-0"), ("logs", "job-0"), ("cancel", "job-0")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ls",),
+        ("show", "job-0"),
+        ("logs", "job-0"),
+        ("cancel", "job-0"),
+        ("pause", "job-0"),
+        ("resume", "job-0"),
+        ("patch", "job-0", "--priority", "1"),
+        ("drill", "kill_rank", "job-0"),
+    ],
+)
 def test_an_unreachable_service(unused_url: str, arguments: tuple[str, ...]) -> None:
     result = CliRunner().invoke(app, [*arguments, "--url", unused_url])
     assert result.exit_code == 3, result.output
@@ -101,7 +128,7 @@ def test_bad_addresses_and_settings() -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", ["show", "logs", "cancel"])
+@pytest.mark.parametrize("command", ["show", "logs", "cancel", "pause", "resume"])
 def test_an_unknown_job(boost, command: str) -> None:
     result = boost(command, "job-0")
     assert result.exit_code == 1
@@ -131,6 +158,53 @@ def test_show(boost, store: JobStore) -> None:
     assert json.loads(boost("show", job.id, "--json").stdout) == store.get(job.id).model_dump(mode="json")
 
 
+def test_show_tells_shape_restarts_and_time(boost, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    assert "shape       tp 2 × pp 1 × dp 1; not formed yet\nrestarts    0\n" in boost("show", job.id).stdout
+    start(store, job.id)
+    now = datetime.now(UTC)
+    step = a_step(3, step_seconds=10.0)
+    reports = [a_shape(2), step, an_interruption(), a_restart(waiting_seconds=2.0), step]
+    store.append_reports(
+        job.id, 1, [(number, now + timedelta(seconds=20 * number), report) for number, report in enumerate(reports, 1)]
+    )
+    store.request_pause(job.id)
+    shown = boost("show", job.id).stdout
+    for fact in (
+        "state       RUNNING (GANG_STARTED), to be paused",
+        "shape       tp 2 × pp 1 × dp 2, 4 worker(s) on 2 node(s): node-a, node-b",
+        "restarts    1 (1 WORKER_LOST)",
+        "  WORKER_LOST at step 3: back from memory at step 2; cost 1 step(s) and 4.0 s, 2.0 s of it waiting",
+    ):
+        assert fact in shown, shown
+    (goodput,) = [line for line in shown.splitlines() if line.startswith("goodput")]
+    assert goodput == "goodput     58% restart, 30% recomputed, 10% productive, 2% waiting, of 1:40"
+    store.request_cancel(job.id)
+    assert "to be cancelled" in boost("show", job.id).stdout
+
+
+def test_logs_print_what_befell_a_gang(boost, store: JobStore) -> None:
+    job = store.create(a_spec(training={"steps": 10, "micro_batch_size": 4}), "/checkpoints")
+    start(store, job.id)
+    store.append_reports(job.id, 1, numbered(a_shape(2), an_interruption(), a_restart(), a_fault()))
+    store.patch(job.id, JobPatch.model_validate({"priority": 2, "data_parallel_size": {"max": 4}}))
+    store.patch(job.id, JobPatch.model_validate({"data_parallel_size": {"min": 2}}))
+    store.request_drill(job.id, Drill(kind="kill_rank", rank=1))
+    store.request_drill(job.id, Drill(kind="drop_node", at_step=7))
+    lines = [line.split("  ", 1)[1] for line in boost("logs", job.id).stdout.splitlines()]
+    assert lines[4:] == [
+        "the gang is tp 2 × pp 1 × dp 2, 4 worker(s) on 2 node(s)",
+        "step 3  interrupted by WORKER_LOST: rank 1 was killed by signal 9",
+        "step 2  goes on after WORKER_LOST at step 3: back from memory at step 2; cost 1 step(s) and 4.0 s, "
+        "1.0 s of it waiting for resources",
+        "step 3  slow rank: rank 1 computes 75% of the step",
+        "changed: priority from 0 to 2, data_parallel_size from none to 1–4",
+        "changed: data_parallel_size from 1–4 to 2–4",
+        "drill asked for: kill_rank, rank 1, at once",
+        "drill asked for: drop_node, rank 0, when 7 steps are done",
+    ]
+
+
 def test_logs_print_a_line_for_every_event(boost, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     run_to_the_end(store, job.id)
@@ -153,6 +227,39 @@ def test_cancel(boost, store: JobStore) -> None:
     assert "will be cancelled within seconds" in boost("cancel", running.id).stdout
     refused = boost("cancel", done.id)
     assert (refused.exit_code, "already SUCCEEDED" in refused.stderr) == (1, True)
+
+
+def test_pause_and_resume(boost, store: JobStore) -> None:
+    queued, running = (store.create(a_spec(), "/checkpoints") for _ in range(2))
+    start(store, running.id)
+    assert boost("pause", queued.id).stdout == f"{queued.id} is PAUSED\n"
+    assert boost("resume", queued.id).stdout == f"{queued.id} is QUEUED: waits for its turn\n"
+    assert boost("pause", running.id).stdout == f"{running.id} will be paused after its step\n"
+    assert boost("resume", running.id).stdout == f"{running.id} is RUNNING: 2 workers train\n"
+    refused = boost("resume", running.id)
+    assert (refused.exit_code, "only a paused job can be resumed" in refused.stderr) == (1, True)
+
+
+def test_patch(boost, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    assert boost("patch", job.id, "--priority", "-2").stdout == f"{job.id} is tiny, of priority -2, with 1 replica(s)\n"
+    changed = boost("patch", job.id, "--name", "other", "--min-replicas", "1", "--max-replicas", "8")
+    assert changed.stdout == f"{job.id} is other, of priority -2, with 1 to 8 replica(s)\n"
+    refused = boost("patch", job.id, "--min-replicas", "9")
+    assert (refused.exit_code, "min 9 is above max 8" in refused.stderr) == (2, True)
+    nothing = boost("patch", job.id)
+    assert (nothing.exit_code, "give --name, --priority" in nothing.stderr) == (2, True)
+
+
+def test_drill(boost, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    assert boost("drill", "kill_rank", job.id).exit_code == 1
+    start(store, job.id)
+    asked = boost("drill", "delay_rank", job.id, "--rank", "1", "--at-step", "4", "--steps", "2", "--seconds", "0.5")
+    assert asked.stdout.startswith(f"{job.id} will have its delay_rank"), asked.output
+    assert store.take_drills(job.id) == [Drill(kind="delay_rank", rank=1, at_step=4, steps=2, seconds=0.5)]
+    refused = boost("drill", "flood", job.id)
+    assert (refused.exit_code, "kind: should be 'kill_rank', 'hang_rank'" in refused.stderr) == (2, True)
 
 
 def test_following_ends_with_the_job(api: RunningApi, store: JobStore) -> None:

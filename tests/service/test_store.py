@@ -1,25 +1,37 @@
+import json
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
+from pydantic import ValidationError
 from sqlalchemy import text
 
+from boost_core.config import DataParallelRange, Drill, Shape
+from boost_core.config.reports import Cause
 from service.jobs.database import migrate, open_engine
 from service.jobs.ids import new_job_id
+from service.jobs.patch import JobPatch
 from service.jobs.states import IllegalTransition, JobState, Reason
-from service.jobs.store import AlreadyFinished, JobNotFound, JobStore
+from service.jobs.store import JobNotFound, JobStore
 from service.jobs.tables import Table
+from service.jobs.writes import AlreadyFinished, WrongState
 from tests.service.records import (
     a_checkpoint,
+    a_fault,
     a_log_line,
+    a_restart,
+    a_shape,
     a_spec,
     a_start,
     a_step,
     an_evaluation,
+    an_interruption,
     finish,
     numbered,
     run_to_the_end,
@@ -58,13 +70,38 @@ def test_migration_makes_the_tables_that_the_code_expects(tmp_path: Path) -> Non
     migrate(url)
     with open_engine(url).connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
-        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["0001"]
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["0002"]
 
 
 def test_migration_keeps_what_is_there(store: JobStore, database_url: str) -> None:
     job = store.create(a_spec(), ROOT)
     migrate(database_url)
     assert store.get(job.id) == job
+
+
+def test_migration_of_older_jobs(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/boost.db"
+    config = Config()
+    config.set_main_option("script_location", "service.jobs:migrations")
+    old_spec = a_spec().model_dump(mode="json", exclude={"fault_tolerance"}) | {"max_restarts": 7}
+    values = {
+        "name": "old", "spec": json.dumps(old_spec), "reason": "SUBMITTED", "message": "", "attempt": 1,
+        "cancel_requested": False, "checkpoint_url": "/c", "submitted_at": "2020-01-01 00:00:00", "version": 1,
+    }  # fmt: skip
+    with open_engine(url).begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        for job_id, state, progress in (("job-1", "RUNNING", a_step(7).model_dump_json()), ("job-2", "FAILED", None)):
+            row = values | {"id": job_id, "state": state, "progress": progress}
+            names = ", ".join(row)
+            connection.execute(text(f"INSERT INTO jobs ({names}) VALUES (:{names.replace(', ', ', :')})"), row)
+    before = datetime.now(UTC)
+    migrate(url)
+    running, failed = JobStore(url).get("job-1"), JobStore(url).get("job-2")
+    assert running.spec == a_spec(fault_tolerance={"max_restarts": 7})
+    assert (running.goodput.phase, running.goodput.highest_step, failed.goodput.phase) == ("stepping", 7, "ended")
+    assert running.goodput.since >= before, "what came before was not booked"
+    assert (running.drills, running.restarts, running.restart_counts, running.pause_requested) == ([], [], {}, False)
 
 
 def test_sqlite_is_set_up_for_several_threads(database_url: str) -> None:
@@ -156,6 +193,11 @@ def test_unknown_jobs(store: JobStore) -> None:
         lambda: store.get("job-0"),
         lambda: store.change("job-0", Reason.HEAD_OF_QUEUE, ""),
         lambda: store.request_cancel("job-0"),
+        lambda: store.request_pause("job-0"),
+        lambda: store.resume("job-0"),
+        lambda: store.patch("job-0", JobPatch()),
+        lambda: store.request_drill("job-0", Drill(kind="kill_rank")),
+        lambda: store.take_drills("job-0"),
         lambda: store.append_reports("job-0", 1, numbered(a_step(1))),
     ):
         with pytest.raises(JobNotFound, match="no job 'job-0'"):
@@ -193,6 +235,121 @@ def test_a_finished_job_cannot_be_cancelled(store: JobStore) -> None:
     run_to_the_end(store, job.id)
     with pytest.raises(AlreadyFinished, match="already SUCCEEDED"):
         store.request_cancel(job.id)
+
+
+def test_cancelling_a_paused_job_ends_it(store: JobStore) -> None:
+    job = store.create(a_spec(), ROOT)
+    store.request_pause(job.id)
+    assert store.request_cancel(job.id).state == "CANCELLED"
+
+
+def test_a_job_without_a_gang_is_paused_at_once(store: JobStore) -> None:
+    queued, waiting = store.create(a_spec(), ROOT), store.create(a_spec(), ROOT)
+    store.change(waiting.id, Reason.HEAD_OF_QUEUE, "is next")
+    store.change(waiting.id, Reason.WAITING_FOR_RESOURCES, "needs 2 CPUs")
+    for job in (queued, waiting):
+        paused = store.request_pause(job.id)
+        assert (paused.state, paused.reason, paused.pause_requested) == ("PAUSED", "PAUSED_BY_USER", True)
+        assert store.request_pause(job.id) == paused
+        assert paused in store.active()
+        resumed = store.resume(job.id)
+        assert (resumed.state, resumed.reason, resumed.pause_requested) == ("QUEUED", "RESUMED_BY_USER", False)
+
+
+def test_pausing_a_gang_asks_for_it_once(store: JobStore) -> None:
+    job = store.create(a_spec(), ROOT)
+    store.change(job.id, Reason.HEAD_OF_QUEUE, "is next")
+    starting = store.change(job.id, Reason.GANG_STARTING, "2 workers start", attempt=1)
+    asked = store.request_pause(job.id)
+    assert asked == starting.model_copy(update={"pause_requested": True, "version": starting.version + 1})
+    assert store.request_pause(job.id) == asked
+    assert store.resume(job.id).pause_requested is False
+    store.change(job.id, Reason.GANG_STARTED, "2 workers train")
+    store.request_pause(job.id)
+    paused = store.change(job.id, Reason.PAUSED_BY_USER, "its state is saved")
+    assert (paused.state, paused.has_gang) == ("PAUSED", False)
+    assert store.resume(job.id).state == "QUEUED"
+
+
+def test_what_cannot_be_paused_or_resumed(store: JobStore) -> None:
+    job = store.create(a_spec(), ROOT)
+    with pytest.raises(WrongState, match=r"is QUEUED \(SUBMITTED\); only a paused job can be resumed"):
+        store.resume(job.id)
+    run_to_the_end(store, job.id)
+    for call, verb in ((store.request_pause, "paused"), (store.resume, "resumed")):
+        with pytest.raises(AlreadyFinished, match=f"has already SUCCEEDED and cannot be {verb}"):
+            call(job.id)
+
+
+def test_a_patch_changes_the_spec_and_says_how(store: JobStore) -> None:
+    job = store.create(a_spec(training={"steps": 10, "micro_batch_size": 4}), ROOT)
+    limits = {"data_parallel_size": {"max": 3}}
+    changed = store.patch(job.id, JobPatch.model_validate({"name": "other", "priority": 5} | limits))
+    assert (changed.name, changed.spec.name, changed.spec.priority) == ("other", "other", 5)
+    assert changed.spec.elasticity is not None
+    assert changed.spec.elasticity.data_parallel_size == DataParallelRange(min=1, max=3)
+    assert store.events(job.id)[-1].data == {
+        "name": {"from": "tiny", "to": "other"},
+        "priority": {"from": 0, "to": 5},
+        "data_parallel_size": {"from": None, "to": {"min": 1, "max": 3}},
+    }
+    assert store.patch(job.id, JobPatch(name="other", priority=5)) == changed, "it is like that already"
+    assert store.patch(job.id, JobPatch()) == changed
+    again = store.patch(job.id, JobPatch.model_validate({"data_parallel_size": {"min": 2}}))
+    assert again.spec.elasticity is not None
+    assert again.spec.elasticity.data_parallel_size == DataParallelRange(min=2, max=3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "message"),
+    [
+        ({"priority": 1001}, ("priority",), "less than or equal to 1000"),
+        ({"name": "-"}, ("name",), "pattern"),
+        ({"data_parallel_size": {"min": 2}}, ("elasticity", "data_parallel_size"), "min 2 is above max 1"),
+        ({"data_parallel_size": {"min": 5, "max": 7}}, ("elasticity", "data_parallel_size"), "legal with no number"),
+    ],
+)
+def test_a_patch_that_makes_the_job_illegal_changes_nothing(
+    store: JobStore, changes: dict, field: tuple[str, ...], message: str
+) -> None:
+    job = store.create(a_spec(), ROOT)
+    with pytest.raises(ValidationError, match=message) as caught:
+        store.patch(job.id, JobPatch.model_validate(changes))
+    assert caught.value.errors()[0]["loc"] == field
+    assert store.get(job.id) == job
+
+
+def test_a_finished_job_cannot_be_changed(store: JobStore) -> None:
+    job = store.create(a_spec(), ROOT)
+    run_to_the_end(store, job.id)
+    with pytest.raises(AlreadyFinished, match="cannot be changed"):
+        store.patch(job.id, JobPatch(priority=1))
+
+
+def test_drills_are_told_once(store: JobStore) -> None:
+    job = store.create(a_spec(), ROOT)
+    start(store, job.id)
+    drills = [Drill(kind="kill_rank", rank=1, at_step=5), Drill(kind="fill_store")]
+    for drill in drills:
+        store.request_drill(job.id, drill)
+    assert store.get(job.id).drills == drills
+    assert store.take_drills(job.id) == drills
+    assert store.take_drills(job.id) == []
+    events = [event.data for event in store.events(job.id) if event.kind == "drill"]
+    assert events == [drill.model_dump() for drill in drills]
+
+
+def test_a_drill_needs_a_running_job_and_one_of_its_ranks(store: JobStore) -> None:
+    job = store.create(a_spec(), ROOT)
+    with pytest.raises(WrongState, match="a drill needs a job that is RUNNING"):
+        store.request_drill(job.id, Drill(kind="kill_rank"))
+    start(store, job.id)
+    with pytest.raises(ValidationError, match="2 is no rank of a gang of tp 2 × pp 1 × dp 1; use 0 to 1"):
+        store.request_drill(job.id, Drill(kind="kill_rank", rank=2))
+    store.append_reports(job.id, 1, numbered(a_shape(data=2)))
+    assert store.get(job.id).present_shape == Shape(2, 1, 2)
+    store.request_drill(job.id, Drill(kind="kill_rank", rank=3))
+    assert store.change(job.id, Reason.GANG_LOST, "a node went away").drills == [], "they were for that gang"
 
 
 def test_racing_changes_are_each_decided_on_the_newest_record(store: JobStore) -> None:
@@ -238,6 +395,51 @@ def test_reports_become_events_and_the_newest_numbers(store: JobStore) -> None:
     assert {event.time for event in events} == {time}
     assert store.last_sequence(job.id, 1) == 6
     assert store.last_sequence(job.id, 2) == 0
+
+
+def test_shapes_and_restarts_are_kept_with_the_job(store: JobStore) -> None:
+    job = store.create(a_spec(), ROOT)
+    start(store, job.id)
+    reports = [a_shape(), a_step(3), an_interruption(), a_shape(2), a_restart(), a_step(3), a_fault()]
+    record = store.append_reports(job.id, 1, numbered(*reports))
+    assert record.shape == a_shape(2)
+    (restart,) = record.restarts
+    assert restart.model_dump(exclude={"time"}) == a_restart().model_dump()
+    kinds = [event.kind for event in store.events(job.id) if event.kind != "state"]
+    assert kinds == ["shape", "progress", "interruption", "shape", "restart", "progress", "fault"]
+    assert restart.time == next(event.time for event in store.events(job.id) if event.kind == "restart")
+    many = [a_restart(step, Cause.HANG) for step in range(10, 70)]
+    record = store.append_reports(job.id, 1, numbered(*many, first=8))
+    assert [restart.step for restart in record.restarts] == list(range(20, 70))
+    assert record.restart_counts == {Cause.WORKER_LOST: 1, Cause.HANG: 60}
+    assert record == store.get(job.id)
+
+
+def test_all_time_is_booked(store: JobStore) -> None:
+    job = store.create(a_spec(), ROOT)
+    assert (job.goodput.since, job.goodput.booked_until) == (job.submitted_at, job.submitted_at)
+    started = start(store, job.id).goodput
+    assert started.total == started.booked_until - job.submitted_at
+    assert started.waiting > 0
+    now = datetime.now(UTC)
+    times = [now + timedelta(seconds=seconds) for seconds in (1, 2, 3, 9)]
+    reports = [a_step(1), a_step(2), an_interruption(), a_restart(seconds=6.0)]
+    record = store.append_reports(job.id, 1, list(zip((1, 2, 3, 4), times, reports, strict=True)))
+    assert (record.goodput.productive, record.goodput.recomputed, record.goodput.waiting > 1) == (1.5, 1.0, True)
+    assert record.goodput.total == record.goodput.booked_until - job.submitted_at
+    ended = store.change(job.id, Reason.TRAINING_FAILED, "it diverges")
+    assert ended.goodput.phase == "ended"
+    assert store.append_reports(job.id, 1, numbered(a_step(3), first=5)).goodput == ended.goodput
+
+
+def test_a_gang_that_goes_on_for_the_same_reason_writes_nothing(store: JobStore) -> None:
+    job = store.create(a_spec(), ROOT)
+    start(store, job.id)
+    recovering = store.change(job.id, Reason.GANG_RECOVERING, "rank 1 died")
+    assert recovering.state == "RUNNING"
+    assert store.change(job.id, Reason.GANG_RECOVERING, "rank 1 died") == recovering
+    trains = store.change(job.id, Reason.GANG_STARTED, "2 workers train")
+    assert store.change(job.id, Reason.GANG_STARTED, "2 workers train") == trains
 
 
 def test_a_report_is_stored_exactly_once(store: JobStore) -> None:

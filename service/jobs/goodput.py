@@ -1,0 +1,89 @@
+"""What a job's seconds went into. ``service.jobs.ledger`` books them."""
+
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_A_SECOND = 1_000_000  # microseconds; sums are of whole numbers, so that nothing is lost to rounding
+
+
+class Kind(StrEnum):
+    """What a second can go into; each is a field of ``Goodput``."""
+
+    PRODUCTIVE = "productive"
+    RECOMPUTED = "recomputed"
+    CHECKPOINT = "checkpoint"
+    RESTART = "restart"
+    WAITING = "waiting"
+    DATA_STALL = "data_stall"
+    COMPILE = "compile"
+
+
+class Phase(StrEnum):
+    """What a job does, as far as its time goes."""
+
+    WAITING = "waiting"  # in the queue, for resources, or paused
+    STARTING = "starting"  # until the first step
+    STEPPING = "stepping"
+    CLOSING = "closing"  # after the last step
+    INTERRUPTED = "interrupted"
+    ENDED = "ended"
+
+
+class FirstStep(BaseModel):
+    """What was booked of the first step after a start, until the second tells how much of it was compilation."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: Kind
+    seconds: float
+
+
+class Goodput(BaseModel):
+    """Seconds of each kind, which add up to the time from ``since`` to ``booked_until``, and how far booking is."""
+
+    model_config = ConfigDict(frozen=True)
+
+    productive: float = Field(0.0, description="Seconds in steps and evaluations.")
+    recomputed: float = Field(0.0, description="Seconds in steps done before, and in those that a fault cut short.")
+    checkpoint: float = Field(0.0, description="Seconds that the loop stood still for checkpoints and copies.")
+    restart: float = Field(0.0, description="Seconds to start, and to start again after an interruption.")
+    waiting: float = Field(0.0, description="Seconds in the queue, waiting for resources, or paused.")
+    data_stall: float = Field(0.0, description="Seconds in which steps waited for their batch.")
+    compile: float = Field(0.0, description="Seconds by which first steps after a start outlasted second ones.")
+    since: datetime = Field(description="When the job was submitted; later for jobs older than this ledger.")
+    booked_until: datetime = Field(description="What came later is not booked yet.")
+    phase: Phase = Phase.WAITING
+    highest_step: int = Field(0, description="The most steps that were done.")
+    first_step: FirstStep | None = Field(None, description="The newest step, if it is the first after a start.")
+    cut_short: float = Field(0.0, description="Seconds of recomputed right before the newest interruption.")
+
+    @classmethod
+    def begin(cls, time: datetime) -> "Goodput":
+        """That of a job submitted at ``time``."""
+        return cls(since=time, booked_until=time)
+
+    @property
+    def seconds(self) -> dict[Kind, float]:
+        """Seconds of each kind, zeros included."""
+        return {kind: getattr(self, kind) for kind in Kind}
+
+    @property
+    def total(self) -> timedelta:
+        """All that is booked: exactly ``booked_until - since``."""
+        return timedelta(microseconds=sum(map(microseconds, self.seconds.values())))
+
+    def plus(self, amounts: dict[Kind, int]) -> dict[str, float]:
+        """What the kinds come to with some microseconds more each."""
+        return {kind: in_seconds(microseconds(getattr(self, kind)) + more) for kind, more in amounts.items()}
+
+
+def microseconds(seconds: float) -> int:
+    """The same as a whole number of microseconds."""
+    return round(seconds * _A_SECOND)
+
+
+def in_seconds(microseconds: int) -> float:
+    """The same in seconds."""
+    return microseconds / _A_SECOND

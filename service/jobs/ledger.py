@@ -1,0 +1,169 @@
+"""Booking a job's time. Pure: what is booked and what happened in, what is booked then out.
+
+Time is booked when it is known what it went into, and once: a step when it is done, the way back from an interruption
+with the first step after it. A clock that goes backwards books nothing.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from boost_core.config.reports import (
+    PLANNED_CAUSES,
+    CheckpointReport,
+    EvaluationReport,
+    InterruptionReport,
+    Report,
+    RestartReport,
+    ShapeReport,
+    StepReport,
+)
+from service.jobs.goodput import FirstStep, Goodput, Kind, Phase, in_seconds, microseconds
+from service.jobs.states import Reason
+
+_MICROSECOND = timedelta(microseconds=1)
+
+# What a change of state makes of a job's time. The trainer's reports tell of a gang that recovers.
+_PHASES = {
+    Reason.SUBMITTED: Phase.WAITING,
+    Reason.HEAD_OF_QUEUE: Phase.WAITING,
+    Reason.WAITING_FOR_RESOURCES: Phase.WAITING,
+    Reason.GANG_LOST: Phase.WAITING,
+    Reason.PAUSED_BY_USER: Phase.WAITING,
+    Reason.PAUSED_FOR_PRIORITY: Phase.WAITING,
+    Reason.RESUMED_BY_USER: Phase.WAITING,
+    Reason.GANG_STARTING: Phase.STARTING,
+    Reason.GANG_STARTED: Phase.STARTING,
+    Reason.TRAINING_FINISHED: Phase.ENDED,
+    Reason.TRAINING_FAILED: Phase.ENDED,
+    Reason.RESTARTS_EXHAUSTED: Phase.ENDED,
+    Reason.CANCELLED_BY_USER: Phase.ENDED,
+}
+_IDLE = {Phase.WAITING: Kind.WAITING, Phase.STARTING: Kind.RESTART, Phase.INTERRUPTED: Kind.RESTART}
+_IN_STEPS = frozenset({Phase.STEPPING, Phase.CLOSING})
+# Why the time after a step may end in good order; all else cuts a step short.
+_AFTER_STEPS = {
+    Reason.TRAINING_FINISHED: Kind.PRODUCTIVE,
+    Reason.PAUSED_BY_USER: Kind.RESTART,
+    Reason.PAUSED_FOR_PRIORITY: Kind.RESTART,
+}
+
+
+def book(goodput: Goodput, time: datetime, what: Report | Reason) -> Goodput:
+    """Book what is known now.
+
+    Args:
+        goodput: What is booked so far.
+        time: When it happened.
+        what: A report of the trainer, or why the job's state changed.
+    """
+    if goodput.phase is Phase.ENDED:
+        return goodput
+    match what:
+        case Reason():
+            return _change(goodput, time, what)
+        case StepReport():
+            return _step(goodput, time, what)
+        case InterruptionReport():
+            return _interruption(goodput, time, what)
+        case RestartReport() if goodput.phase is Phase.INTERRUPTED:
+            return _restart(goodput, time, what)
+        case ShapeReport() if goodput.phase is Phase.WAITING:
+            return _all(goodput, time, Kind.WAITING, phase=Phase.STARTING)
+        case EvaluationReport() if goodput.phase in _IN_STEPS:
+            return _all(goodput, time, Kind.PRODUCTIVE)
+        case CheckpointReport() if goodput.phase is Phase.CLOSING:
+            return _all(goodput, time, Kind.CHECKPOINT)
+        case _:
+            return goodput
+
+
+def as_of(goodput: Goodput, now: datetime) -> Goodput:
+    """What would be booked if what goes on ended now; a step that is under way is not."""
+    kind = _IDLE.get(goodput.phase)
+    return _all(goodput, now, kind) if kind else goodput
+
+
+def _change(goodput: Goodput, time: datetime, reason: Reason) -> Goodput:
+    phase = _PHASES.get(reason, goodput.phase)
+    # Reports come before the change of state that they cause, so a gang that starts may be past that already.
+    if phase is goodput.phase or (phase is Phase.STARTING and goodput.phase is not Phase.WAITING):
+        return goodput
+    kind = _IDLE.get(goodput.phase) or _AFTER_STEPS.get(reason, Kind.RECOMPUTED)
+    return _all(goodput, time, kind, phase=phase, first_step=None)
+
+
+def _step(goodput: Goodput, time: datetime, report: StepReport) -> Goodput:
+    kind = Kind.PRODUCTIVE if report.step > goodput.highest_step else Kind.RECOMPUTED
+    state = {
+        "phase": Phase.STEPPING if report.step < report.steps else Phase.CLOSING,
+        "highest_step": max(goodput.highest_step, report.step),
+    }
+    length = _length(goodput, time)
+    standing = [(Kind.DATA_STALL, report.data_seconds), (Kind.CHECKPOINT, report.held_seconds)]
+    if goodput.phase in _IN_STEPS:
+        settled = _without_compilation(goodput, report)
+        return _booked(settled, time, _split(length, standing, kind), **state, first_step=None)
+    computing = report.step_seconds - report.data_seconds
+    amounts = _split(length, [*standing, (kind, computing)], _IDLE[goodput.phase])
+    first = FirstStep(kind=kind, seconds=in_seconds(amounts[kind]))
+    return _booked(goodput, time, amounts, **state, first_step=first)
+
+
+def _without_compilation(goodput: Goodput, second: StepReport) -> Goodput:
+    """Book what the first step after a start took longer than the second as compilation."""
+    first = goodput.first_step
+    if first is None:
+        return goodput
+    took = microseconds(first.seconds)
+    excess = took - _clamped(second.step_seconds - second.data_seconds, took)
+    return goodput.model_copy(update=goodput.plus({first.kind: -excess, Kind.COMPILE: excess}))
+
+
+def _interruption(goodput: Goodput, time: datetime, report: InterruptionReport) -> Goodput:
+    if goodput.phase is Phase.INTERRUPTED:  # again, on the way back
+        return goodput
+    # A planned change comes after a whole step; a fault cuts one short, which is lost.
+    after_step = Kind.RESTART if report.cause in PLANNED_CAUSES else Kind.RECOMPUTED
+    kind = _IDLE.get(goodput.phase, after_step)
+    lost = in_seconds(_length(goodput, time)) if kind is Kind.RECOMPUTED else 0.0
+    return _all(goodput, time, kind, phase=Phase.INTERRUPTED, first_step=None, cut_short=lost)
+
+
+def _restart(goodput: Goodput, time: datetime, report: RestartReport) -> Goodput:
+    """Book the way back up to the beginning of the first step, whose own report comes next."""
+    length = _length(goodput, time)
+    first = _clamped(report.parts.get("first_step", 0.0), length)
+    amounts = _split(length - first, [(Kind.WAITING, report.waiting_seconds)], Kind.RESTART)
+    # The fault may have come before it was noticed: that time was no lost work, but part of the restart.
+    unnoticed = max(0, _clamped(report.seconds, length + microseconds(goodput.cut_short)) - length)
+    amounts = {**amounts, Kind.RESTART: amounts[Kind.RESTART] + unnoticed, Kind.RECOMPUTED: -unnoticed}
+    return _booked(goodput, time - first * _MICROSECOND, amounts, phase=Phase.STARTING, cut_short=0.0)
+
+
+def _all(goodput: Goodput, time: datetime, kind: Kind, **state: Any) -> Goodput:
+    return _booked(goodput, time, {kind: _length(goodput, time)}, **state)
+
+
+def _booked(goodput: Goodput, time: datetime, amounts: dict[Kind, int], **state: Any) -> Goodput:
+    until = max(goodput.booked_until, time)
+    return goodput.model_copy(update={**goodput.plus(amounts), **state, "booked_until": until})
+
+
+def _length(goodput: Goodput, time: datetime) -> int:
+    """Microseconds that are not booked yet."""
+    return max(timedelta(0), time - goodput.booked_until) // _MICROSECOND
+
+
+def _split(length: int, wanted: Sequence[tuple[Kind, float]], rest: Kind) -> dict[Kind, int]:
+    """Share out microseconds: to each kind its seconds as long as there are any, and what is left to the last."""
+    amounts = {}
+    for kind, seconds in wanted:
+        amounts[kind] = _clamped(seconds, length)
+        length -= amounts[kind]
+    return {**amounts, rest: amounts.get(rest, 0) + length}
+
+
+def _clamped(seconds: float, most: int) -> int:
+    """Microseconds from 0 to ``most``; a trainer may also send infinities and what is no number."""
+    return microseconds(min(max(0.0, seconds), in_seconds(most)))

@@ -1,0 +1,207 @@
+"""What is written to a job and why: pure functions from its newest record to new values and events."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic_core import to_json
+
+from boost_core.config import Drill
+from boost_core.config.base import FieldProblem, raise_problems
+from boost_core.config.reports import Report, RestartReport
+from service.jobs.ledger import book
+from service.jobs.model import JobRecord, RestartRecord
+from service.jobs.patch import JobPatch, apply
+from service.jobs.states import TERMINAL_STATES, JobState, Reason, next_state
+from service.jobs.tables import EventRow
+
+_REPEATED = frozenset(  # said anew every round
+    {Reason.WAITING_FOR_RESOURCES, Reason.GANG_STARTING, Reason.GANG_STARTED, Reason.GANG_RECOVERING}
+)
+_NEWEST = frozenset({"progress", "evaluation", "checkpoint", "shape"})  # whose newest report is a column of the job
+_KEPT_RESTARTS = 50
+
+
+class AlreadyFinished(ValueError):
+    """The job has come to its end, and nothing about it can be changed."""
+
+    def __init__(self, record: JobRecord, verb: str) -> None:
+        super().__init__(f"job {record.id} has already {record.state} and cannot be {verb}")
+        self.record = record
+
+
+class WrongState(ValueError):
+    """What is asked for does not go with the state that the job is in."""
+
+    def __init__(self, record: JobRecord, remedy: str) -> None:
+        super().__init__(f"job {record.id} is {record.state} ({record.reason}); {remedy}")
+        self.record = record
+
+
+@dataclass(frozen=True)
+class Write:
+    """New values for columns of a job and the events stored with them."""
+
+    values: dict[str, Any]
+    events: Sequence[EventRow] = ()
+
+
+def state_event(job_id: str, attempt: int, time: datetime, state: JobState, reason: Reason, message: str) -> EventRow:
+    """The event of a change of state."""
+    data = {"state": state, "reason": reason, "message": message}
+    return EventRow(job_id=job_id, attempt=attempt, kind="state", time=time, data=data)
+
+
+def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Write | None:
+    """Take a job to the state that a reason leads to; ``None`` when that says nothing new.
+
+    Raises:
+        IllegalTransition: The reason leads nowhere from the job's state.
+    """
+    state = next_state(record.state, reason)
+    unchanged = (record.state, record.reason, record.message, record.attempt) == (state, reason, message, attempt)
+    if reason in _REPEATED and unchanged:
+        return None
+    now = datetime.now(UTC)
+    values: dict[str, Any] = {"state": state, "reason": reason, "message": message, "attempt": attempt}
+    values["goodput"] = book(record.goodput, now, reason).model_dump(mode="json")
+    if state is not JobState.RUNNING:
+        values["drills"] = []  # they were for the gang that trained when they were asked for
+    elif record.started_at is None:
+        values["started_at"] = now
+    if state in TERMINAL_STATES:
+        values["finished_at"] = now
+    return Write(values, [state_event(record.id, attempt, now, state, reason, message)])
+
+
+def cancelled(record: JobRecord) -> Write | None:
+    """Ask for a job to be cancelled, or cancel it where no gang has to be ended first.
+
+    Raises:
+        AlreadyFinished: The job has SUCCEEDED or FAILED.
+    """
+    if record.state in (JobState.SUCCEEDED, JobState.FAILED):
+        raise AlreadyFinished(record, "cancelled")
+    if record.finished:
+        return None
+    requested = {"cancel_requested": True}
+    if record.state in (JobState.QUEUED, JobState.PAUSED):
+        return _at_once(record, Reason.CANCELLED_BY_USER, f"cancelled while it was {record.state.lower()}", requested)
+    return None if record.cancel_requested else Write(requested)
+
+
+def paused(record: JobRecord) -> Write | None:
+    """Ask for a job to be paused, or pause it where no gang has to be ended first.
+
+    Raises:
+        AlreadyFinished: The job has come to its end.
+    """
+    if record.finished:
+        raise AlreadyFinished(record, "paused")
+    if record.state is JobState.PAUSED:
+        return None
+    requested = {"pause_requested": True}
+    if not record.has_gang:
+        return _at_once(record, Reason.PAUSED_BY_USER, "paused by its user", requested)
+    return None if record.pause_requested else Write(requested)
+
+
+def resumed(record: JobRecord) -> Write | None:
+    """Put a paused job in the queue again, or take back that it be paused.
+
+    Raises:
+        AlreadyFinished: The job has come to its end.
+        WrongState: It is not paused, and nobody has asked for that.
+    """
+    if record.finished:
+        raise AlreadyFinished(record, "resumed")
+    taken_back = {"pause_requested": False}
+    if record.state is JobState.PAUSED:
+        return _at_once(record, Reason.RESUMED_BY_USER, "waits for its turn", taken_back)
+    if not record.pause_requested:
+        raise WrongState(record, "only a paused job can be resumed")
+    return Write(taken_back)
+
+
+def patched(record: JobRecord, changes: JobPatch) -> Write | None:
+    """Change a job's spec; ``None`` when it is like that already.
+
+    Raises:
+        AlreadyFinished: The job has come to its end.
+        pydantic.ValidationError: The changed job is not legal; names the fields of the spec.
+    """
+    if record.finished:
+        raise AlreadyFinished(record, "changed")
+    spec, differences = apply(changes, record.spec)
+    if not differences:
+        return None
+    values = {"spec": spec.model_dump(mode="json"), "name": spec.name}
+    return Write(values, [_event(record, "patch", differences)])
+
+
+def drilled(record: JobRecord, drill: Drill) -> Write:
+    """Have a fault brought about in a job.
+
+    Raises:
+        WrongState: The job is not RUNNING.
+        pydantic.ValidationError: The gang has no such rank.
+    """
+    if record.state is not JobState.RUNNING:
+        raise WrongState(record, "a drill needs a job that is RUNNING")
+    shape = record.present_shape
+    if drill.rank >= shape.world_size:
+        message = f"{drill.rank} is no rank of a gang of {shape}; use 0 to {shape.world_size - 1}"
+        raise_problems("Drill", [FieldProblem(("rank",), drill.rank, message)])
+    waiting = [waiting.model_dump() for waiting in record.drills]
+    return Write({"drills": [*waiting, drill.model_dump()]}, [_event(record, "drill", drill.model_dump())])
+
+
+def reported(record: JobRecord, attempt: int, reports: Mapping[int, tuple[datetime, Report]]) -> Write:
+    """Keep a gang's reports as events, and what they say with the job.
+
+    Args:
+        record: The job.
+        attempt: Number of the gang.
+        reports: Time and report by sequence number, in order.
+    """
+    events = [
+        EventRow(job_id=record.id, attempt=attempt, sequence=number, kind=report.kind, time=time, data=_plain(report))
+        for number, (time, report) in reports.items()
+    ]
+    goodput = record.goodput
+    for time, report in reports.values():
+        goodput = book(goodput, time, report)
+    newest = {event.kind: event.data for event in events if event.kind in _NEWEST}
+    return Write({**newest, **_restarts(record, reports), "goodput": goodput.model_dump(mode="json")}, events)
+
+
+def _restarts(record: JobRecord, reports: Mapping[int, tuple[datetime, Report]]) -> dict[str, Any]:
+    fresh = [
+        RestartRecord(time=time, **report.model_dump())
+        for time, report in reports.values()
+        if isinstance(report, RestartReport)
+    ]
+    if not fresh:
+        return {}
+    counts = dict(record.restart_counts)
+    for restart in fresh:
+        counts[restart.cause] = counts.get(restart.cause, 0) + 1
+    kept = [*record.restarts, *fresh][-_KEPT_RESTARTS:]
+    return {"restarts": [_plain(restart) for restart in kept], "restart_counts": counts}
+
+
+def _at_once(record: JobRecord, reason: Reason, message: str, values: dict[str, Any]) -> Write | None:
+    write = changed(record, reason, message, record.attempt)
+    return write and Write(write.values | values, write.events)
+
+
+def _event(record: JobRecord, kind: str, data: dict[str, Any]) -> EventRow:
+    return EventRow(job_id=record.id, attempt=record.attempt, kind=kind, time=datetime.now(UTC), data=data)
+
+
+def _plain(report: Report) -> dict[str, Any]:
+    """A report as JSON. Numbers that JSON lacks become strings such as ``"NaN"``, which read back as numbers."""
+    plain: dict[str, Any] = json.loads(to_json(report.model_dump(), inf_nan_mode="strings"))
+    return plain
