@@ -10,6 +10,7 @@ from service.api.server import ApiServer
 from service.gang.ray_gangs import RayGangs
 from service.jobs.database import migrate
 from service.jobs.store import JobStore
+from service.scheduler.actions import ResizePolicy
 from service.scheduler.loop import ReconcileLoop
 from service.scheduler.reconcile import Reconciler
 from service.settings import Settings
@@ -33,7 +34,8 @@ def run(settings: Settings) -> None:
 
 def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:
     gangs = RayGangs(settings.ray_address, settings.cpus)
-    loop = ReconcileLoop(gangs, Reconciler(store, gangs), settings.reconcile_seconds)
+    policy = ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds)
+    loop = ReconcileLoop(gangs, Reconciler(store, gangs, policy), settings.reconcile_seconds)
     server = ApiServer(create_app(store, settings, loop.problem), settings.host, settings.port)
     # uvicorn stops at either signal and then raises it again: as a KeyboardInterrupt both leave through the door.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

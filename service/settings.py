@@ -30,6 +30,10 @@ class Settings(BaseSettings):
     ray_address: str | None = Field(None, description="Ray cluster to run gangs on; none: an embedded one.")
     cpus: int | None = Field(None, ge=1, description="CPUs that the embedded Ray offers; none: all of the machine's.")
     reconcile_seconds: float = Field(0.5, gt=0, description="Seconds between two rounds of the scheduler.")
+    grow_cooldown_seconds: float = Field(
+        30.0, ge=0, description="A gang grows no sooner than so long after its shape has changed,"
+    )
+    grow_settle_seconds: float = Field(5.0, ge=0, description="and when there has been room for so long.")
     url: str = Field(
         default_factory=lambda given: f"http://{given.get('host')}:{given.get('port')}",
         description="Where the command line finds the service.",

@@ -8,8 +8,8 @@ A step is (m + idle) micro-batches of the slowest pipeline rank, and then the ex
   gradients fill it (arXiv 2104.04473, 2401.10241);
 * data parallel: gradients in fp32 and, under ZeRO, the gathering of weights, over the fabric between nodes.
 
-Nothing is taken to be hidden behind anything else, and sends between stages are left out. Only the ranking of a job's
-shapes is meant to be right; the seconds are not.
+Nothing is taken to be hidden behind anything else, and sends between stages are left out; memory is not looked at.
+Only the ranking of a job's shapes is meant to be right; the seconds are not.
 """
 
 from collections import defaultdict

@@ -5,19 +5,24 @@ its next pass finds what to do: a gang that the record does not know is ended, o
 """
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from boost_core.config import JobSpec
+from boost_core.config import JobSpec, Shape
+from boost_core.config.reports import Cause
 from service.gang.status import GangPhase, Gangs, GangStatus
 from service.jobs.model import JobRecord
 from service.jobs.states import IllegalTransition, JobState, Reason
 from service.jobs.store import JobNotFound, JobStore
-from service.scheduler.decisions import Admit, Launch, Wait, decide, has_gang
+from service.scheduler.actions import Action, Admit, Launch, Pause, Resize, ResizePolicy, RoomSeen, Wait
+from service.scheduler.decisions import decide
+from service.scheduler.memory import GangMemory
 
 logger = logging.getLogger(__name__)
 
 _ENDS = {GangPhase.SUCCEEDED: Reason.TRAINING_FINISHED, GangPhase.FAILED: Reason.TRAINING_FAILED}
+_BEFORE_TRAINING = frozenset({GangPhase.STARTING, GangPhase.WAITING, GangPhase.RECOVERING})
 
 
 class Reconciler:
@@ -26,10 +31,19 @@ class Reconciler:
     Args:
         store: The record.
         gangs: A connected cluster.
+        policy: When gangs may grow.
+        clock: Tells seconds.
     """
 
-    def __init__(self, store: JobStore, gangs: Gangs) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        gangs: Gangs,
+        policy: ResizePolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store, self._gangs = store, gangs
+        self._policy, self._memory = policy or ResizePolicy(), GangMemory(clock)
 
     def tick(self) -> None:
         """Do one pass. What goes wrong with one job is logged and does not keep the others waiting.
@@ -43,31 +57,48 @@ class Reconciler:
         for job_id, attempt in self._gangs.alive():
             with _apart(job_id):
                 self._end_if_forgotten(job_id, attempt)
-        for action in decide(self._store.active(), self._gangs.nodes()):
+        actions = self._decide()
+        self._memory.saw_room({action.job.id for action in actions if isinstance(action, RoomSeen)})
+        for action in actions:
             with _apart(action.job.id):
                 self._act(action)
 
+    def _decide(self) -> list[Action]:
+        jobs = self._store.active()
+        with_gang = [job for job in jobs if job.has_gang]
+        self._memory.forget_others({job.id for job in with_gang})
+        gangs = self._memory.gangs(with_gang)
+        return decide(jobs, self._gangs.nodes(), gangs, self._memory.room_seconds(), self._policy)
+
     def _follow(self, job: JobRecord) -> None:
         if job.cancel_requested:
-            if has_gang(job):
+            if job.has_gang:
                 self._gangs.end(job.id, job.attempt)
             self._store.change(job.id, Reason.CANCELLED_BY_USER, "cancelled by its user")
-        elif has_gang(job):
-            status = self._gangs.poll(job.id, job.attempt, self._store.last_sequence(job.id, job.attempt))
-            if status is None:
-                self._lost(job)
-            else:
-                self._record(job, status)
+        elif job.has_gang:
+            self._follow_gang(job)
+        elif job.pause_requested and job.state is not JobState.PAUSED:
+            self._store.change(job.id, Reason.PAUSED_BY_USER, "paused before it had a gang")
+
+    def _follow_gang(self, job: JobRecord) -> None:
+        if job.drills:
+            for drill in self._store.take_drills(job.id):
+                self._gangs.drill(job.id, job.attempt, drill)
+        stored = self._store.last_sequence(job.id, job.attempt)
+        status = self._gangs.poll(job.id, job.attempt, stored, self._memory.orders(job))
+        if status is None:
+            self._lost(job)
+        else:
+            self._memory.saw(job, status)
+            self._record(job, status)
 
     def _record(self, job: JobRecord, status: GangStatus) -> None:
         reports = [(report.sequence, report.time, report.report) for report in status.reports]
         self._store.append_reports(job.id, job.attempt, reports)
-        if job.state is JobState.SCHEDULING and status.phase is GangPhase.STARTING:
-            self._store.change(job.id, Reason.GANG_STARTING, status.message)
-        if job.state is JobState.SCHEDULING and status.phase in (GangPhase.TRAINING, GangPhase.SUCCEEDED):
-            self._store.change(job.id, Reason.GANG_STARTED, status.message)
-        if status.phase in _ENDS:
-            self._store.change(job.id, _ENDS[status.phase], status.message)
+        if reason := _progress(job, status):
+            self._store.change(job.id, reason, status.message)
+        if reason := _end(job, status):
+            self._store.change(job.id, reason, status.message)
             self._gangs.end(job.id, job.attempt)
 
     def _lost(self, job: JobRecord) -> None:
@@ -89,20 +120,50 @@ class Reconciler:
             job = self._store.get(job_id)
         except JobNotFound:  # of another service on the same cluster
             return
-        if not (has_gang(job) and job.attempt == attempt):
+        if not (job.has_gang and job.attempt == attempt):
             self._gangs.end(job_id, attempt)
 
-    def _act(self, action: Admit | Launch | Wait) -> None:
+    def _act(self, action: Action) -> None:
         job = action.job
         match action:
             case Admit():
                 self._store.change(job.id, Reason.HEAD_OF_QUEUE, "is next to be placed")
             case Wait(message=message):
                 self._store.change(job.id, Reason.WAITING_FOR_RESOURCES, message)
-            case Launch(message=message):
-                attempt = job.attempt + 1
-                self._store.change(job.id, Reason.GANG_STARTING, message, attempt=attempt)
-                self._gangs.launch(job.id, attempt, _with_checkpoint_folder(job))
+            case Launch(shape=shape, message=message):
+                self._launch(job, shape, message)
+            case Resize(shape=shape, cause=cause, message=message):
+                logger.info("%s: %s", job.id, message)
+                self._memory.order(job.id, shape, cause)
+            case Pause(message=message):
+                logger.info("%s: %s", job.id, message)
+                self._memory.order(job.id, None, Cause.ROOM_NEEDED)
+
+    def _launch(self, job: JobRecord, shape: Shape, message: str) -> None:
+        attempt = job.attempt + 1
+        self._store.change(job.id, Reason.GANG_STARTING, message, attempt=attempt)
+        self._gangs.launch(job.id, attempt, _with_checkpoint_folder(job), self._memory.start(job, attempt, shape))
+
+
+def _progress(job: JobRecord, status: GangStatus) -> Reason | None:
+    """What there is to say of a gang that goes on, each thing once."""
+    trains = status.phase in (GangPhase.TRAINING, GangPhase.SUCCEEDED)
+    if job.state is JobState.SCHEDULING:
+        if trains or (status.phase is GangPhase.PAUSED and not job.pause_requested):
+            return Reason.GANG_STARTED
+        return Reason.GANG_STARTING if status.phase in _BEFORE_TRAINING else None
+    if trains:
+        return Reason.GANG_STARTED if job.reason is Reason.GANG_RECOVERING else None
+    said = job.reason is Reason.GANG_RECOVERING and job.message == status.message
+    held_up = status.phase in (GangPhase.WAITING, GangPhase.RECOVERING)
+    return Reason.GANG_RECOVERING if held_up and not said else None
+
+
+def _end(job: JobRecord, status: GangStatus) -> Reason | None:
+    """The change that a gang's last phase brings, if it is the last."""
+    if status.phase is GangPhase.PAUSED:
+        return Reason.PAUSED_BY_USER if job.pause_requested else Reason.PAUSED_FOR_PRIORITY
+    return _ENDS.get(status.phase)
 
 
 def _with_checkpoint_folder(job: JobRecord) -> JobSpec:

@@ -1,17 +1,20 @@
 """The reconciler against the real store, with a cluster that does as it is told and dies when it is told."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from boost_core.config import JobSpec
-from boost_core.config.reports import LogLine
-from service.gang.status import GangPhase, GangReport, GangStatus, NodeCapacity
+from boost_core.config import Drill, JobSpec, Shape
+from boost_core.config.reports import Cause, LogLine, ShapeReport
+from service.gang.status import GangPhase, GangReport, GangStatus, NodeCapacity, Orders
 from service.jobs.database import migrate
 from service.jobs.model import JobRecord
+from service.jobs.patch import JobPatch, ReplicasPatch
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
+from service.scheduler.actions import ResizePolicy
 from service.scheduler.reconcile import Reconciler
 from tests.jobs import tiny_job
 
@@ -27,6 +30,10 @@ class FakeGangs:
         self.gangs: dict[tuple[str, int], GangStatus] = {}
         self.launched: list[tuple[str, int]] = []
         self.specs: list[JobSpec] = []
+        self.orders: dict[str, Orders] = {}  # the newest of each job
+        self.drills: list[tuple[str, int, Drill]] = []
+        self.cpus = [2.0]  # of each node
+        self.free: list[float] | None = None
         self.fail_before: dict[str, BaseException] = {}
         self.fail_after: dict[str, BaseException] = {}
 
@@ -35,37 +42,49 @@ class FakeGangs:
     def close(self) -> None: ...
 
     def nodes(self) -> list[NodeCapacity]:
-        return [NodeCapacity("node", {"CPU": 2.0}, {"CPU": 2.0})]
+        return [
+            NodeCapacity(f"node-{number}", {"CPU": cpus}, {"CPU": free})
+            for number, (cpus, free) in enumerate(zip(self.cpus, self.free or self.cpus, strict=True))
+        ]
 
     def alive(self) -> set[tuple[str, int]]:
         return set(self.gangs)
 
-    def launch(self, job_id: str, attempt: int, spec: JobSpec) -> None:
+    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders) -> None:
         self._maybe(self.fail_before, "launch")
         if (job_id, attempt) not in self.gangs:
             self.gangs[job_id, attempt] = GangStatus(GangPhase.STARTING, "placing", [])
             self.launched.append((job_id, attempt))
             self.specs.append(spec)
+            self.orders[job_id] = orders
         self._maybe(self.fail_after, "launch")
 
-    def poll(self, job_id: str, attempt: int, after_sequence: int) -> GangStatus | None:
+    def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
         self._maybe(self.fail_before, f"poll {job_id}")
         status = self.gangs.get((job_id, attempt))
         if status is None:
             return None
+        self.orders[job_id] = orders
         fresh = [report for report in status.reports if report.sequence > after_sequence]
-        return GangStatus(status.phase, status.message, fresh)
+        return replace(status, reports=fresh)
+
+    def drill(self, job_id: str, attempt: int, drill: Drill) -> None:
+        self.drills.append((job_id, attempt, drill))
 
     def end(self, job_id: str, attempt: int) -> None:
         self._maybe(self.fail_before, "end")
         self.gangs.pop((job_id, attempt), None)
 
-    def now(self, job: JobRecord, phase: GangPhase, message: str = "", logs: int = 0) -> None:
-        reports = [
-            GangReport(number, datetime.now(UTC), LogLine(rank=0, level="INFO", message=f"line {number}"))
+    def now(
+        self, job: JobRecord, phase: GangPhase, message: str = "", logs: int = 0, shape: Shape | None = None
+    ) -> None:
+        told = self.gangs.get((job.id, job.attempt), GangStatus(phase, message, [])).reports
+        shapes = [report for report in told if isinstance(report.report, ShapeReport)]
+        lines = [
+            GangReport(len(shapes) + number, datetime.now(UTC), LogLine(rank=0, level="INFO", message=f"line {number}"))
             for number in range(1, logs + 1)
         ]
-        self.gangs[job.id, job.attempt] = GangStatus(phase, message, reports)
+        self.gangs[job.id, job.attempt] = GangStatus(phase, message, shapes + lines, shape)
 
     def _maybe(self, failures: dict[str, BaseException], method: str) -> None:
         if method in failures:
@@ -77,13 +96,23 @@ class Service:
         url = f"sqlite:///{folder}/jobs.db"
         migrate(url)
         self.store, self.gangs, self.folder = JobStore(url), FakeGangs(), folder
-        self.reconciler = Reconciler(self.store, self.gangs)
+        self.seconds = 0.0
+        self.start_again()
+
+    def start_again(self) -> None:
+        """As a new process would, which remembers nothing."""
+        policy = ResizePolicy(cooldown_seconds=30, settle_seconds=5)
+        self.reconciler = Reconciler(self.store, self.gangs, policy, lambda: self.seconds)
 
     def submit(self, **changes) -> str:
         return self.store.create(tiny_job("corpus", "elsewhere", **changes), str(self.folder / "checkpoints")).id
 
-    def tick(self) -> None:
+    def tick(self, seconds: float = 0.5) -> None:
+        self.seconds += seconds
         self.reconciler.tick()
+
+    def reasons(self, job_id: str) -> list[str]:
+        return [event.data["reason"] for event in self.store.events(job_id) if event.kind == "state"]
 
     def logs(self, job_id: str) -> list[str]:
         return [event.data["message"] for event in self.store.events(job_id) if event.kind == "log"]
@@ -91,11 +120,28 @@ class Service:
     def started(self, **changes) -> JobRecord:
         job_id = self.submit(**changes)
         self.tick()
-        self.gangs.now(self.store.get(job_id), GangPhase.TRAINING, "2 workers are training")
+        self.trains(self.store.get(job_id), self.gangs.orders[job_id].target)
         self.tick()
         job = self.store.get(job_id)
         assert job.state is JobState.RUNNING
         return job
+
+    def trains(self, job: JobRecord, shape: Shape | None) -> None:
+        report = ShapeReport(
+            tensor_parallel_size=shape.tensor, pipeline_parallel_size=shape.pipeline, data_parallel_size=shape.data,
+            nodes=["node-0"] * shape.world_size,
+        )  # fmt: skip
+        reports = [GangReport(self.store.last_sequence(job.id, job.attempt) + 1, datetime.now(UTC), report)]
+        message = f"{shape} trains"
+        self.gangs.gangs[job.id, job.attempt] = GangStatus(GangPhase.TRAINING, message, reports, shape)
+
+
+ELASTIC = {
+    "parallelism": {"tensor_parallel_size": 1},
+    "training": {"global_batch_size": 24},
+    "elasticity": {"data_parallel_size": {"min": 1, "max": 3}},
+}
+ONE, TWO, THREE = (Shape(1, 1, size) for size in (1, 2, 3))
 
 
 @pytest.fixture
@@ -235,3 +281,165 @@ def test_one_job_that_goes_wrong_does_not_stop_the_others(service: Service, capl
     assert service.store.get(good).state is JobState.SUCCEEDED
     assert service.store.get(bad).state is JobState.SCHEDULING
     assert "no route to host" in caplog.text
+
+
+def test_pause_and_resume(service: Service) -> None:
+    job = service.started()
+    service.store.request_pause(job.id)
+    service.tick()
+    assert service.gangs.orders[job.id] == Orders(None, (), Cause.PAUSED)
+    assert service.store.get(job.id).state is JobState.RUNNING
+    service.gangs.now(job, GangPhase.PAUSED, "paused after step 5")
+    service.tick()
+    paused = service.store.get(job.id)
+    assert (paused.state, paused.reason, paused.message) == (
+        JobState.PAUSED, Reason.PAUSED_BY_USER, "paused after step 5",
+    )  # fmt: skip
+    assert not service.gangs.gangs
+    service.tick()
+    assert len(service.gangs.launched) == 1
+    service.store.resume(job.id)
+    service.tick()
+    assert service.gangs.launched == [(job.id, 1), (job.id, 2)]
+    assert service.gangs.orders[job.id].target == Shape(2, 1, 1)
+
+
+def test_a_pause_that_is_taken_back(service: Service) -> None:
+    job = service.started()
+    service.store.request_pause(job.id)
+    service.tick()
+    service.store.resume(job.id)
+    service.tick()
+    assert service.gangs.orders[job.id].target == Shape(2, 1, 1)
+
+
+def test_a_gang_is_paused_while_it_starts(service: Service) -> None:
+    job_id = service.submit()
+    service.tick()
+    service.store.request_pause(job_id)
+    service.tick()
+    assert service.gangs.orders[job_id].target is None
+    service.gangs.now(service.store.get(job_id), GangPhase.PAUSED, "paused before the first step")
+    service.tick()
+    assert service.store.get(job_id).state is JobState.PAUSED
+
+
+def test_a_job_that_waits_is_paused_at_once_and_one_whose_gang_is_lost_meanwhile(service: Service) -> None:
+    job = service.started()
+    waits = service.submit()
+    service.tick()
+    assert service.store.request_pause(waits).state is JobState.PAUSED
+    service.store.request_pause(job.id)
+    service.gangs.gangs.clear()
+    service.tick()
+    service.tick()
+    assert service.store.get(job.id).state is JobState.PAUSED
+    assert service.gangs.launched == [(job.id, 1)]
+
+
+def test_a_higher_priority_pauses_and_what_it_pauses_comes_back(service: Service) -> None:
+    low = service.started()
+    high = service.submit(priority=1)
+    service.tick()
+    assert "makes room" in service.store.get(high).message
+    service.tick()
+    assert service.gangs.orders[low.id] == Orders(None, (), Cause.ROOM_NEEDED)
+    service.gangs.now(low, GangPhase.PAUSED, "paused after step 5")
+    service.tick()
+    assert service.reasons(low.id)[-3:] == ["PAUSED_FOR_PRIORITY", "HEAD_OF_QUEUE", "WAITING_FOR_RESOURCES"]
+    assert service.gangs.launched == [(low.id, 1), (high, 1)]
+    service.gangs.now(service.store.get(high), GangPhase.SUCCEEDED, "trained 8 steps")
+    service.tick()
+    assert service.gangs.launched[-1] == (low.id, 2)
+
+
+def test_a_pause_that_the_service_did_not_live_to_see(service: Service) -> None:
+    job = service.started()
+    service.start_again()
+    service.gangs.now(job, GangPhase.PAUSED, "paused after step 5")
+    service.tick()
+    assert Reason.PAUSED_FOR_PRIORITY in service.reasons(job.id)
+    assert service.gangs.launched == [(job.id, 1), (job.id, 2)]
+
+
+def test_a_gang_that_recovers_says_so_once_for_each_message(service: Service) -> None:
+    job = service.started()
+    before = len(service.reasons(job.id))
+    for phase, message in (
+        (GangPhase.RECOVERING, "worker 1 was lost"), (GangPhase.RECOVERING, "worker 1 was lost"),
+        (GangPhase.WAITING, "waits for 2 CPU"), (GangPhase.STARTING, "does not answer"),
+        (GangPhase.TRAINING, "goes on"), (GangPhase.TRAINING, "goes on"),
+    ):  # fmt: skip
+        service.gangs.now(job, phase, message, shape=Shape(2, 1, 1))
+        service.tick()
+        assert service.store.get(job.id).state is JobState.RUNNING
+    assert service.reasons(job.id)[before:] == ["GANG_RECOVERING", "GANG_RECOVERING", "GANG_STARTED"]
+
+
+def test_a_gang_grows_when_there_has_been_room_for_a_while(service: Service) -> None:
+    service.gangs.free = [2.0]
+    job = service.started(**ELASTIC)
+    assert service.gangs.orders[job.id] == Orders(TWO, (ONE, TWO), Cause.WORKER_BACK)
+    service.gangs.cpus, service.gangs.free = [2.0, 2.0], [0.0, 2.0]
+    service.tick(29)
+    service.tick(4)
+    assert service.gangs.orders[job.id].target == TWO
+    service.tick(5)
+    service.tick()
+    assert service.gangs.orders[job.id] == Orders(THREE, (ONE, TWO, THREE), Cause.NODE_JOINED)
+    service.trains(job, THREE)
+    service.tick()
+    service.tick()
+    assert service.gangs.orders[job.id] == Orders(THREE, (ONE, TWO, THREE), Cause.WORKER_BACK)
+
+
+def test_a_gang_that_lost_a_worker_is_to_come_back(service: Service) -> None:
+    job = service.started(**ELASTIC)
+    service.gangs.free = [0.0]
+    service.trains(job, ONE)
+    service.tick()
+    service.tick()
+    assert service.gangs.orders[job.id].target == TWO
+    service.gangs.cpus = [1.0]  # and now it cannot
+    service.tick()
+    service.tick()
+    assert service.gangs.orders[job.id] == Orders(ONE, (ONE,), Cause.WORKER_BACK)
+
+
+def test_new_limits_are_followed_at_once(service: Service) -> None:
+    service.gangs.cpus = [4.0]
+    job = service.started(**ELASTIC)
+    service.gangs.free = [1.0]
+    service.store.patch(job.id, JobPatch(data_parallel_size=ReplicasPatch(max=2)))
+    service.tick()
+    service.tick()
+    assert service.gangs.orders[job.id] == Orders(TWO, (ONE, TWO), Cause.LIMITS_CHANGED)
+    service.trains(job, TWO)
+    service.gangs.free = [2.0]
+    service.tick()
+    service.store.patch(job.id, JobPatch(data_parallel_size=ReplicasPatch(max=4)))
+    service.tick()
+    service.tick()
+    assert service.gangs.orders[job.id].target == Shape(1, 1, 4)
+    assert service.gangs.orders[job.id].cause is Cause.LIMITS_CHANGED
+
+
+def test_a_new_service_leaves_gangs_as_they_are(service: Service) -> None:
+    job = service.started(**ELASTIC)
+    service.gangs.free = [0.0]
+    starting = service.submit(parallelism={"tensor_parallel_size": 1})
+    service.gangs.cpus, service.gangs.free = [3.0], [1.0]
+    service.tick()
+    service.start_again()
+    service.tick()
+    assert service.gangs.orders[job.id].target == TWO
+    assert service.gangs.orders[starting].target == ONE
+    assert service.gangs.launched == [(job.id, 1), (starting, 1)]
+
+
+def test_drills_are_handed_on_once(service: Service) -> None:
+    job, drill = service.started(), Drill(kind="kill_rank", rank=1)
+    service.store.request_drill(job.id, drill)
+    service.tick()
+    service.tick()
+    assert service.gangs.drills == [(job.id, 1, drill)]

@@ -1,0 +1,118 @@
+"""What the scheduler remembers of gangs from one pass to the next. It is gone with the service."""
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from boost_core.config import ElasticityConfig, Shape
+from boost_core.config.reports import Cause
+from boost_core.plan.resize import fastest
+from service.gang.status import GangPhase, GangStatus, Orders
+from service.jobs.model import JobRecord
+from service.jobs.states import JobState
+from service.scheduler.actions import Gang
+
+
+@dataclass
+class _Entry:
+    """One gang's; ``changed_at`` is when its shape or its target last became another, or it recovered."""
+
+    attempt: int
+    gang: Gang
+    limits: ElasticityConfig | None
+    changed_at: float
+    trained_at: float
+
+
+class GangMemory:
+    """The gangs of all jobs that have one.
+
+    Args:
+        clock: Tells seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._entries: dict[str, _Entry] = {}
+        self._room_since: dict[str, float] = {}
+
+    def start(self, job: JobRecord, attempt: int, target: Shape) -> Orders:
+        """A gang is about to start; what to tell it."""
+        gang, now = Gang(None, target), self._clock()
+        self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now)
+        return gang.orders(job.spec)
+
+    def orders(self, job: JobRecord) -> Orders:
+        """What to tell a job's gang. One that is seen for the first time is to stay as the record has it."""
+        entry = self._entries.get(job.id)
+        if entry is None or entry.attempt != job.attempt:
+            self.start(job, job.attempt, _shape_in_record(job))
+        self._follow_user(job)
+        return self._entries[job.id].gang.orders(job.spec)
+
+    def saw(self, job: JobRecord, status: GangStatus) -> None:
+        """Take note of what a gang says."""
+        entry, now = self._entries[job.id], self._clock()
+        if status.phase is GangPhase.WAITING:
+            self._change(entry, replace(entry.gang, shape=None, waiting=True))
+        elif status.phase is not GangPhase.STARTING:
+            self._change(entry, replace(entry.gang, shape=status.shape, waiting=False))
+        elif job.state is JobState.SCHEDULING:  # a gang that trains only says so when it is slow to answer
+            self._change(entry, replace(entry.gang, waiting=False))
+        if status.phase is GangPhase.RECOVERING:
+            entry.changed_at = now
+        if status.phase is GangPhase.TRAINING:
+            entry.trained_at = now
+
+    def order(self, job_id: str, target: Shape | None, cause: Cause) -> None:
+        """Have a gang told something else from now on."""
+        entry = self._entries[job_id]
+        self._change(entry, replace(entry.gang, target=target, cause=cause))
+
+    def forget_others(self, job_ids: Collection[str]) -> None:
+        """Forget all gangs but those of these jobs."""
+        self._entries = {job_id: entry for job_id, entry in self._entries.items() if job_id in job_ids}
+
+    def gangs(self, jobs: Collection[JobRecord]) -> dict[str, Gang]:
+        """The gangs of some jobs as they are now. New limits of a job are told as new once."""
+        now, gangs = self._clock(), {}
+        for job in jobs:
+            if entry := self._entries.get(job.id):
+                gangs[job.id] = replace(
+                    entry.gang,
+                    unchanged_seconds=now - entry.changed_at,
+                    stalled_seconds=now - entry.trained_at,
+                    limits_changed=entry.limits != job.spec.elasticity,
+                )
+                entry.limits = job.spec.elasticity
+        return gangs
+
+    def room_seconds(self) -> dict[str, float]:
+        """For how long there has been room for jobs, by the decisions so far."""
+        now = self._clock()
+        return {job_id: now - since for job_id, since in self._room_since.items()}
+
+    def saw_room(self, job_ids: Collection[str]) -> None:
+        """Take note of all jobs that there is room for now."""
+        now = self._clock()
+        self._room_since = {job_id: self._room_since.get(job_id, now) for job_id in job_ids}
+
+    def _follow_user(self, job: JobRecord) -> None:
+        """Pause as the job's user asks, and no longer than that."""
+        gang = self._entries[job.id].gang
+        if job.pause_requested:
+            self.order(job.id, None, Cause.PAUSED)
+        elif gang.target is None and gang.cause is Cause.PAUSED:
+            self.order(job.id, gang.shape or _shape_in_record(job), Cause.WORKER_BACK)
+
+    def _change(self, entry: _Entry, gang: Gang) -> None:
+        if (gang.shape, gang.target) != (entry.gang.shape, entry.gang.target):
+            entry.changed_at = self._clock()
+        entry.gang = gang
+
+
+def _shape_in_record(job: JobRecord) -> Shape:
+    shapes, shape = job.spec.shapes(), job.present_shape
+    if shape in shapes or job.state is JobState.RUNNING:
+        return shape
+    return fastest(job.spec, shapes) or shape

@@ -1,0 +1,188 @@
+"""Shapes on nodes, and which is best: tables, and what holds whatever the nodes are."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from boost_core.config import JobSpec, Shape
+from boost_core.plan.resize import best, fastest, fits, legal, own_slots, place, why_not
+from boost_core.plan.throughput import CPU, MACHINES, Machine, machine_for, step_seconds
+from tests.jobs import tiny_job
+
+LAYOUTS = [[1, 1], [2, 1], [1, 2], [4, 1], [2, 2]]
+
+
+def elastic(layouts=None, low: int = 1, high: int = 4, **changes) -> JobSpec:
+    tensor, pipeline = layouts[0] if layouts else (1, 1)
+    return tiny_job(
+        "corpus", "checkpoints",
+        parallelism={"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline},
+        training={"global_batch_size": 32},
+        elasticity={"data_parallel_size": {"min": low, "max": high}, "layouts": layouts},
+        **changes,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "slots", "placement", "expected"),
+    [
+        (Shape(1, 1, 3), [2, 1], "PACK", [2, 1]),
+        (Shape(1, 1, 4), [2, 1], "PACK", None),
+        (Shape(1, 1, 1), [], "PACK", None),
+        # A tensor parallel group is whole on a node.
+        (Shape(2, 1, 2), [3, 3], "PACK", [2, 2]),
+        (Shape(4, 1, 1), [3, 3], "PACK", None),
+        (Shape(2, 2, 1), [3, 3], "PACK", [2, 2]),
+        # So is a replica, if asked for.
+        (Shape(2, 2, 1), [3, 3], "STRICT_PACK", None),
+        (Shape(2, 2, 2), [9, 3], "STRICT_PACK", [8, 0]),
+        (Shape(2, 2, 2), [7, 4], "STRICT_PACK", [4, 4]),
+        # Few nodes, and of these the fullest; or many.
+        (Shape(1, 1, 2), [4, 2, 3], "PACK", [0, 2, 0]),
+        (Shape(1, 1, 5), [4, 2, 3], "PACK", [4, 1, 0]),
+        (Shape(1, 1, 5), [4, 2, 3], "SPREAD", [2, 2, 1]),
+        (Shape(2, 1, 3), [8, 2], "SPREAD", [4, 2]),
+        (Shape(1, 1, 2), [1, 1, 1], "SPREAD", [1, 1, 0]),
+    ],
+)
+def test_places(shape: Shape, slots: list[int], placement: str, expected: list[int] | None) -> None:
+    assert place(shape, slots, placement) == expected
+    assert fits(shape, slots, placement) == (expected is not None)
+
+
+def test_a_gang_fits_where_it_is_and_so_does_what_its_groups_split_into() -> None:
+    assert own_slots(Shape(2, 2, 2)) == [2, 2, 2, 2]
+    assert own_slots(Shape(2, 2, 2), "STRICT_PACK") == [4, 4]
+    assert fits(Shape(1, 1, 8), own_slots(Shape(2, 2, 2)))
+    assert not fits(Shape(4, 1, 1), own_slots(Shape(2, 2, 2)))
+
+
+def test_only_what_a_job_allows_is_tried() -> None:
+    assert legal(elastic([[2, 1]], 1, 4), [8]) == [Shape(2, 1, 1), Shape(2, 1, 2), Shape(2, 1, 4)]  # 3 splits no batch
+    assert legal(elastic([[2, 1]], 2, 4), [3]) == []
+    rigid = tiny_job("corpus", "checkpoints", parallelism={"tensor_parallel_size": 2})
+    assert legal(rigid, [8]) == [Shape(2, 1, 1)]
+
+
+def test_the_best_is_the_fastest_and_the_choice_may_be_narrowed() -> None:
+    spec = elastic(LAYOUTS)
+    assert best(spec, [1]) == Shape(1, 1, 1)
+    assert best(spec, [4]) == min(legal(spec, [4]), key=lambda shape: step_seconds(spec, shape))
+    assert best(spec, [4], [Shape(4, 1, 1), Shape(4, 1, 2)]) == Shape(4, 1, 1)
+    assert best(spec, []) is None
+
+
+def test_of_equally_fast_shapes_the_smaller_then_the_jobs_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("boost_core.plan.resize.step_seconds", lambda *_: 1.0)
+    spec = elastic([[1, 2], [2, 1], [1, 1]])
+    assert fastest(spec, [Shape(1, 2, 2), Shape(1, 1, 1)]) == Shape(1, 1, 1)
+    assert fastest(spec, [Shape(1, 1, 2), Shape(2, 1, 1), Shape(1, 2, 1)]) == Shape(1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "slots", "reason"),
+    [
+        (elastic([[4, 1]]), [2, 1], "tp 4 needs 4 workers on one node; the largest has 2"),
+        (elastic([[4, 1]]), [], "tp 4 needs 4 workers on one node; the largest has 0"),
+        (elastic([[4, 1]], resources={"gpus_per_worker": 1}), [2],
+         "tp 4 needs 4 GPUs on one node; the largest has 2"),
+        (elastic([[4, 1], [2, 1]], 4, 4), [3, 3],
+         "tp 2 × pp 1 × dp 4 needs 8 workers in groups of 2; there is room for 4"),
+        (elastic(None, 4, 4), [3], "tp 1 × pp 1 × dp 4 needs 4 workers; there is room for 3"),
+        (elastic([[2, 2]], resources={"placement": "STRICT_PACK"}), [3, 3],
+         "a replica of tp 2 × pp 2 needs 4 workers on one node; the largest has 3"),
+    ],
+)  # fmt: skip
+def test_reasons(spec: JobSpec, slots: list[int], reason: str) -> None:
+    assert best(spec, slots) is None
+    assert why_not(spec, slots) == reason
+
+
+SPECS = [
+    elastic(LAYOUTS, low, high, resources={"placement": placement, "gpus_per_worker": gpus})
+    for placement in ("PACK", "STRICT_PACK", "SPREAD")
+    for low, high in ((1, 4), (2, 16))
+    for gpus in (0, 1)
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(spec=st.sampled_from(SPECS), slots=st.lists(st.integers(0, 9), max_size=5))
+def test_what_is_chosen_fits_and_nothing_that_fits_is_predicted_faster(spec: JobSpec, slots: list[int]) -> None:
+    placement, choice = spec.resources.placement, best(spec, slots)
+    fitting = [shape for shape in spec.shapes() if place(shape, slots, placement)]
+    assert fitting == legal(spec, slots)
+    assert (choice is None) == (not fitting)
+    if choice:
+        assert choice in fitting
+        assert all(step_seconds(spec, choice) <= step_seconds(spec, other) for other in fitting)
+    for shape in fitting:
+        taken = place(shape, slots, placement)
+        together = shape.tensor * (shape.pipeline if placement == "STRICT_PACK" else 1)
+        assert sum(taken) == shape.world_size
+        assert all(ranks <= slot and ranks % together == 0 for ranks, slot in zip(taken, slots, strict=True))
+
+
+def of_7b(**parallelism) -> JobSpec:
+    return JobSpec.model_validate({
+        "name": "large",
+        "model": {"preset": "7b", "vocab_size": 32_000},
+        "parallelism": parallelism,
+        "training": {"steps": 1, "sequence_length": 4096, "global_batch_size": 64, "micro_batch_size": 1,
+                     "precision": "bf16"},
+        "resources": {"gpus_per_worker": 1, "accelerator_type": "H100"},
+    })  # fmt: skip
+
+
+def seconds(**parallelism) -> float:
+    spec = of_7b(**parallelism)
+    return step_seconds(spec, Shape.of(spec.parallelism))
+
+
+def test_replicas_share_the_micro_batches_and_pay_for_the_exchange() -> None:
+    one, two, four = (seconds(data_parallel_size=size) for size in (1, 2, 4))
+    assert one / 2 < two < one
+    assert two / 2 < four < two
+    # With ZeRO's second stage gradients are sent once a micro-batch.
+    assert seconds(data_parallel_size=4, zero_stage=2) > four
+
+
+def test_a_pipeline_idles_less_with_more_stages_a_rank_and_less_still_when_weight_gradients_fill_it() -> None:
+    plain, interleaved, filled = (
+        seconds(pipeline_parallel_size=8, pipeline_schedule=schedule)
+        for schedule in ("1f1b", "interleaved_1f1b", "zero_bubble")
+    )
+    assert filled < interleaved < plain
+    # 64 micro-batches and 7 that are idle, of at least an eighth of the work.
+    assert plain > seconds() / 8 * 71 / 64 * 0.99
+
+
+def test_btp_scales_further_than_vanilla_and_recomputing_costs() -> None:
+    assert seconds(tensor_parallel_size=4) < seconds(tensor_parallel_size=4, strategy="vanilla")
+    assert seconds(tensor_parallel_size=4) < seconds(tensor_parallel_size=4, recompute="latent")
+    assert seconds(tensor_parallel_size=4, recompute="latent") < seconds(tensor_parallel_size=4, recompute="full")
+
+
+def test_a_small_model_does_not_become_faster_by_cutting_its_kernels() -> None:
+    gpus = tiny_job("corpus", "checkpoints", resources={"gpus_per_worker": 1})
+    assert step_seconds(gpus, Shape(1, 1, 1)) < step_seconds(gpus, Shape(4, 1, 1))
+
+
+def test_the_loopback_is_as_measured() -> None:
+    for payload, milliseconds in ((2**18, 5), (2**25, 62)):
+        assert CPU.tensor_link.seconds("all_reduce", 4, payload) == pytest.approx(milliseconds / 1e3, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("resources", "machine"),
+    [
+        ({"gpus_per_worker": 1, "accelerator_type": "H200"}, MACHINES["H200"]),
+        ({"gpus_per_worker": 1, "accelerator_type": "MI300X"}, MACHINES["A100"]),
+        ({"gpus_per_worker": 1}, MACHINES["A100"]),
+        ({"cpus_per_worker": 4}, replace(CPU, flops_per_second=4 * CPU.flops_per_second)),
+    ],
+)
+def test_machines(resources: dict, machine: Machine) -> None:
+    assert machine_for(elastic(resources=resources).resources) == machine
