@@ -9,7 +9,7 @@ from boost_core.checkpoint.chunks import Chunk
 
 
 class HostCopies:
-    """Makes copies that take turns in some places, so that one stays as it is while the next is made.
+    """Makes copies in some places, so that one stays as it is while others are made.
 
     Args:
         places: How many; each is as large as the rank's state.
@@ -19,10 +19,16 @@ class HostCopies:
         self._places: list[list[torch.Tensor]] = [[] for _ in range(places)]
         self._turn = 0
 
-    def take(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """Copies of chunks, the same ones every time, in the place whose turn it is."""
+    def take(self, chunks: Sequence[Chunk], lasting: bool = False) -> list[Chunk]:
+        """Copies of chunks.
+
+        Args:
+            chunks: The same ones every time.
+            lasting: Whether the next copies go to other places, as long as there are any; else the next one goes here.
+        """
         place = self._places[self._turn]
-        self._turn = (self._turn + 1) % len(self._places)
+        if lasting:
+            self._turn = (self._turn + 1) % len(self._places)
         if not place:
             # Each in memory of its own: of a view torch's checkpoint would make one more copy to write it.
             place += [torch.empty_like(chunk.tensor, device="cpu", pin_memory=chunk.tensor.is_cuda) for chunk in chunks]

@@ -54,16 +54,7 @@ class Snapshot:
     def of(cls, key: Key, ranks: int, samples: int, chunks: Iterable[Chunk]) -> "Snapshot":
         """Chunks on the host as a snapshot; they are not copied."""
         chunks = tuple(chunks)
-        boxes = tuple(
-            Box(
-                chunk.name,
-                chunk.shape,
-                chunk.offsets,
-                tuple(chunk.tensor.shape),
-                str(chunk.tensor.dtype)[len("torch.") :],
-            )
-            for chunk in chunks
-        )
+        boxes = tuple(_box(chunk) for chunk in chunks)
         return cls(Contents(key, ranks, samples, boxes), tuple(chunk.tensor for chunk in chunks))
 
 
@@ -92,11 +83,6 @@ class Shelf:
                 for key, snapshot in self._snapshots.items()
                 if (key.generation, key.step) == (generation, step)
             }
-
-    def forget(self, key: Key) -> None:
-        """Forget a snapshot, if it is here."""
-        with self._lock:
-            self._snapshots.pop(key, None)
 
     def contents(self) -> list[Contents]:
         """What is here."""

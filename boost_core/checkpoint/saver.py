@@ -53,14 +53,16 @@ class Saver:
         keep: What is kept of them.
         shelf: For snapshots in memory.
         holder_of: Which rank keeps the copy of each rank's snapshots; empty if none does.
+        after_copy: Told of each step whose snapshots are in two places.
         before_save: Called on the first rank before each try to write; what it raises counts as the store's refusal.
     """
 
     def __init__(
         self, folder: CheckpointFolder, keep: CheckpointConfig, shelf: Shelf, holder_of: Sequence[int],
-        before_save: Callable[[], None],
+        after_copy: Callable[[int], None], before_save: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._folder, self._keep, self._before_save = folder, keep, before_save
+        self._folder, self._keep = folder, keep
+        self._after_copy, self._before_save = after_copy, before_save
         # Of its own, because the training loop's collectives go on meanwhile.
         self._ranks = dist.new_group(backend="gloo")
         self._peers = PeerCopies(shelf, holder_of, self._ranks) if holder_of else None
@@ -114,6 +116,7 @@ class Saver:
         try:
             if self._peers and snapshot:
                 self._peers.exchange(snapshot)
+                self._after_copy(step)
             manifest, failure = self._written(step, chunks, commit) if commit else (None, "")
         except Exception as error:  # for the loop, which collects the outcome
             self._outcome = error

@@ -21,7 +21,7 @@ class FaultToleranceConfig(Config):
         "to recover from without the store; null: never.",
     )
     hang_factor: float = Field(20, ge=2, description="A gang hangs when a step takes this many times the median step,")
-    hang_seconds: float = Field(120, ge=1, description="and this long at least.")
+    hang_seconds: float = Field(600, ge=1, description="and this long at least.")
     slow_rank_factor: float = Field(
         1.5, gt=1, description="A rank is reported as slow when it computes this many times as long as the median rank."
     )

@@ -63,14 +63,17 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
     state = TrainState.initial(spec, device, end_of_document=corpus.end_of_document)
     run = _Run(state, corpus, membership, reporter if dist.get_rank() == 0 else None)
     run.resume()
+    run.saving.after_resuming()
     while state.step < spec.training.steps:
+        before = state.step
         asked = run.step()
-        last = state.step == spec.training.steps
-        if last or state.step % spec.training.evaluate_every_steps == 0:
+        ahead, last = state.step > before, state.step == spec.training.steps
+        if ahead and (last or state.step % spec.training.evaluate_every_steps == 0):
             run.evaluate()
         if asked.halt and not last:
             return run.halt(asked.store)
-        run.saving.after_step()
+        if ahead:  # else it has gone back to a state that is kept already
+            run.saving.after_step()
     run.saving.collect(wait=True)
     return Outcome.FINISHED
 
@@ -135,8 +138,8 @@ class _Run:
         """
         self.saving.collect()
         state = self._state
+        before, started = state.step, time.perf_counter()
         state.ledger.clear()
-        started = time.perf_counter()
         asked = Requests(self._membership.halt.is_set(), self._membership.store.is_set())
         result = training_step(state, self._sampler, self._watch.limit, asked)
         seconds = time.perf_counter() - started
@@ -145,7 +148,8 @@ class _Run:
             self._diverged(result)
         else:
             self._watch.saw(result.loss)
-        self._report_step(result, seconds)
+        if state.step > before:
+            self._report_step(result, seconds)
         # From step to step, so that what holds a rank up between two of them counts, too.
         ended, since = time.perf_counter(), self._ended or started
         self._membership.after_step(StepTimes(state.step, ended - since, ended - since - waited))
@@ -157,7 +161,7 @@ class _Run:
         self.saving.put_on_shelf()
         if store:
             try:
-                self.saving.save_now()
+                self.saving.store_shelved()
             except SaveFailed as failure:
                 logger.warning("the gang stops without a checkpoint: %s", failure)
             else:

@@ -33,10 +33,6 @@ class StepTimes:
     busy_seconds: float
 
 
-def _nothing(_: StepTimes) -> None:
-    pass
-
-
 def _nowhere(_holder: Any, key: Key, _regions: Any) -> Any:
     raise LookupError(f"{key} is nowhere to be fetched from")
 
@@ -54,6 +50,7 @@ class Membership:
         halt: Set it to stop after a step; all ranks then stop after the same one.
         store: Set it before, to have a checkpoint written then.
         after_step: Told of each step on every rank, before the next.
+        after_copy: Told of each step whose state is in the memory of two ranks for every rank; from a thread.
         before_save: Called before a checkpoint is written; what it raises is taken for the store's refusal.
     """
 
@@ -64,5 +61,6 @@ class Membership:
     fetch: Fetch = _nowhere
     halt: threading.Event = field(default_factory=threading.Event)
     store: threading.Event = field(default_factory=threading.Event)
-    after_step: Callable[[StepTimes], None] = _nothing
+    after_step: Callable[[StepTimes], None] = lambda _: None
+    after_copy: Callable[[int], None] = lambda _: None
     before_save: Callable[[], None] = lambda: None

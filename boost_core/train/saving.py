@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import deque
 
 import torch.distributed as dist
 
@@ -36,12 +35,22 @@ class Saving:
     ) -> None:
         self._state, self._folder, self._membership, self._reporter = state, folder, membership, reporter
         self._every = state.spec.fault_tolerance.memory_copy_every_steps if membership.holder_of else None
-        self._places = 2 if self._every else 1
-        self._copies = HostCopies(self._places)
-        self._made: deque[tuple[Key, list[Chunk]]] = deque()  # those that are still as they were, the newest last
+        # What is on the shelf stays as it is until the next is on all shelves.
+        self._copies = HostCopies(2 if self._every else 1)
+        self._newest: tuple[int, list[Chunk]] | None = None  # step and copies
         holder_of = membership.holder_of if self._every else ()
-        self._saver = Saver(folder, state.spec.checkpoint, membership.shelf, holder_of, membership.before_save)
+        self._saver = Saver(
+            folder, state.spec.checkpoint, membership.shelf, holder_of, membership.after_copy, membership.before_save
+        )
         self._copy_seconds, self._held_seconds = 0.0, 0.0
+
+    def after_resuming(self) -> None:
+        """Have a copy in this gang's memory: those of the gang before it go with its processes."""
+        recovery = self._membership.recovery
+        if self._every and self._state.step > 0:
+            self._copy(to_memory=True, to_store=False)
+        elif recovery is not None:
+            self._membership.shelf.keep_only(recovery.parts[0].key.generation, recovery.step)
 
     def after_step(self) -> None:
         """Make what copies are due."""
@@ -51,24 +60,26 @@ class Saving:
         if to_store or to_memory:
             self._copy(to_memory, to_store)
 
-    def save_now(self) -> None:
-        """Write a checkpoint, and wait until it is there.
+    def put_on_shelf(self) -> None:
+        """Leave the state, as it is now, in this process's memory, for the gang that comes next."""
+        started = time.perf_counter()
+        self.collect(wait=True)
+        self._membership.shelf.put(self._as_snapshot(self._copied(lasting=True)))
+        self._copy_seconds = time.perf_counter() - started
+
+    def store_shelved(self) -> None:
+        """Write what has just been put on the shelf to a checkpoint, and wait until it is there.
 
         Raises:
             SaveFailed: It cannot be written.
         """
-        self._copy(to_memory=False, to_store=True)
+        assert self._newest is not None
+        self._saver.start(*self._newest, None, self._state.manifest_writer(self._folder))
         outcome = self._saver.outcome(wait=True)
         assert outcome is not None
         if outcome.failure:
             raise SaveFailed(f"{self._folder.step_url(outcome.step)} cannot be written: {outcome.failure}")
         self._report(outcome)
-
-    def put_on_shelf(self) -> None:
-        """Leave the state, as it is now, in this process's memory, for the gang that comes next."""
-        self.collect(wait=True)
-        key, chunks = self._copied()
-        self._membership.shelf.put(self._as_snapshot(key, chunks))
 
     def go_back(self) -> str | None:
         """Take weights and step back to the newest copy; the data goes on.
@@ -78,12 +89,12 @@ class Saving:
         """
         self.collect(wait=True)
         state, samples = self._state, self._state.samples
-        if self._made:
-            key, copies = self._made[-1]
+        if self._newest:
+            step, copies = self._newest
             for chunk, copy in zip(state.chunks(), copies, strict=True):
                 chunk.tensor.copy_(copy.tensor)
             state.optimizer.round_masters()
-            state.step = key.step
+            state.step = step
             return "memory"
         source = newest_checkpoint(self._folder, None)
         if source is None:
@@ -114,22 +125,20 @@ class Saving:
         """Copy the state and have it kept while training goes on; waits for the copy before it."""
         started = time.perf_counter()
         self.collect(wait=True)
-        key, chunks = self._copied()
-        snapshot = self._as_snapshot(key, chunks) if to_memory else None
+        chunks = self._copied(lasting=to_memory)
+        snapshot = self._as_snapshot(chunks) if to_memory else None
         commit = self._state.manifest_writer(self._folder) if to_store else None
         self._saver.start(self._state.step, chunks, snapshot, commit)
         self._copy_seconds = time.perf_counter() - started
         self._held_seconds += self._copy_seconds
 
-    def _copied(self) -> tuple[Key, list[Chunk]]:
-        # The copy takes the place of the oldest, which must not be found on the shelf from now on.
-        while len(self._made) >= self._places:
-            self._membership.shelf.forget(self._made.popleft()[0])
-        key = Key(self._membership.generation, self._state.step, dist.get_rank())
-        self._made.append((key, self._copies.take(self._state.chunks())))
-        return self._made[-1]
+    def _copied(self, lasting: bool) -> list[Chunk]:
+        chunks = self._copies.take(self._state.chunks(), lasting)
+        self._newest = self._state.step, chunks
+        return chunks
 
-    def _as_snapshot(self, key: Key, chunks: list[Chunk]) -> Snapshot:
+    def _as_snapshot(self, chunks: list[Chunk]) -> Snapshot:
+        key = Key(self._membership.generation, self._state.step, dist.get_rank())
         return Snapshot.of(key, dist.get_world_size(), self._state.samples, chunks)
 
     def _report(self, outcome: Outcome) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,11 +23,13 @@ from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.mesh import ParallelMesh
-from boost_core.parallel.pipeline import Pipeline
 from boost_core.parallel.ranks import Ranks
 from boost_core.parallel.shard import WeightMaker, make_weights, split_axes
 from boost_core.plan.snapshots import MemoryState
 from boost_core.plan.stages import cut
+
+if TYPE_CHECKING:
+    from boost_core.parallel.pipeline import Pipeline
 
 
 @dataclass
@@ -59,7 +61,7 @@ class TrainState:
     rotation: Rotation
     optimizer: MasterWeightAdamW
     gradients: Gradients
-    pipeline: Pipeline | None
+    pipeline: "Pipeline | None"
     end_of_document: int | None
     step: int = 0
     samples: int = 0
@@ -137,7 +139,10 @@ class TrainState:
 def _pipeline(
     spec: JobSpec, parts: list[StageModule], model: Decoder, ranks: Collectives, mesh: ParallelMesh,
     ledger: CommunicationLedger,
-) -> Pipeline:  # fmt: skip
+) -> "Pipeline":  # fmt: skip
+    # Brings torch's compiler with it: a second of every process's start, and so of a recovery, that most jobs can save.
+    from boost_core.parallel.pipeline import Pipeline
+
     training, parallelism = spec.training, spec.parallelism
     put_off = None
     if parallelism.pipeline_schedule == "zero_bubble" and isinstance(model.strategy, BottleneckTensorParallel):

@@ -18,7 +18,7 @@ class ClusterView:
     def __init__(self) -> None:
         self._looked = 0.0
         self._leaving: dict[str, float] = {}  # when each is to be left at the latest
-        self._dead: set[str] = set()
+        self._silent: set[str] = set()  # dead, but Ray does not know it yet
         self._shunned: dict[str, float] = {}  # until when
 
     def look(self) -> None:
@@ -26,6 +26,7 @@ class ClusterView:
         if time.monotonic() < self._looked + LOOK_SECONDS:
             return
         self._looked = time.monotonic()
+        self._silent &= {entry["NodeID"] for entry in node_table() if entry["Alive"]}
         notices = draining_nodes()
         self._leaving = {node: self._leaving.get(node) or _last_moment(deadline) for node, deadline in notices.items()}
 
@@ -43,9 +44,11 @@ class ClusterView:
 
         A node that is shunned counts as gone.
         """
-        known = {node["NodeID"]: node for node in node_table() if node["NodeID"] in nodes}
-        self._dead |= {node for node, entry in known.items() if not (entry["Alive"] and _answers(entry))}
-        return set(nodes) & (self._dead | self._shunned_now())
+        entries = [entry for entry in node_table() if entry["NodeID"] in nodes]
+        silent = {entry["NodeID"] for entry in entries if entry["Alive"] and not _answers(entry)}
+        self._silent |= silent
+        dead = {entry["NodeID"] for entry in entries if not entry["Alive"]}
+        return set(nodes) & (silent | dead | self._shunned_now())
 
     def shun(self, node: str, seconds: float) -> None:
         """Treat a node as gone for a while."""
@@ -53,7 +56,7 @@ class ClusterView:
 
     def unusable(self) -> set[str]:
         """Nodes on which nothing should be placed."""
-        return self._dead | self._shunned_now() | self._leaving.keys()
+        return self._silent | self._shunned_now() | self._leaving.keys()
 
     def _shunned_now(self) -> set[str]:
         now = time.monotonic()

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.05
 ANSWER_SECONDS = 5.0  # for a process to say what it has
 STOP_SECONDS = 5.0  # for ranks to stop by themselves once the gang is broken
-SILENT_SECONDS = 10.0  # without a word, after which a process is asked whether it is there
-SAVE_AGAIN_SECONDS = 30.0  # after a pause that failed because the store was away
+SILENT_SECONDS = 15.0  # without a word, after which a process is asked whether it is there
+SAVE_AGAIN_SECONDS = 30.0  # after a pause or a change of layout that failed because the store was away
 
 
 class GangFailed(Exception):
@@ -77,7 +77,8 @@ class Gang:
         self._shape: Shape | None = None
         self._most = 0
         self._stored = False
-        self._no_pause_before = 0.0
+        self._no_store_before = 0.0
+        self._waits_since: float | None = None
         self._memory_is_lost = False
         self._heard: dict[int, float] = {}  # when each process was heard last
         self._lock = threading.Lock()  # around what the actor's methods touch
@@ -107,7 +108,7 @@ class Gang:
                 formation.watch.beat(message.rank, message.beat, now)
             elif message.reports:
                 formation.watch.progress(now)
-        self._record.take(message.reports)
+        self._record.take(message.reports, message.kept_step)
 
     def run(self) -> None:
         """Train the job to its end, or until it is paused or fails; gives the record its final status."""
@@ -138,9 +139,10 @@ class Gang:
     def _view(self) -> View:
         with self._lock:
             orders = self._orders
-        if orders.target is None and time.monotonic() < self._no_pause_before and self._shape:
-            orders = Orders(self._shape, (), orders.cause)
-        formation = self._formation
+        target, shape, formation = orders.target, self._shape, self._formation
+        through_store = shape is not None and (target is None or target.layout != shape.layout)
+        if through_store and time.monotonic() < self._no_store_before:
+            orders = Orders(shape, (), orders.cause)  # what it was, from memory
         return View(
             orders=orders,
             replicas=[
@@ -155,7 +157,7 @@ class Gang:
                 for replica in self._replicas.values()
             ],
             members=formation.replicas if formation else (),
-            settled=formation is not None and self._record.started,
+            settled=formation is not None and self._record.settled,
             shape=self._shape,
             stored=formation is None and self._stored,
             most=self._most,
@@ -195,8 +197,10 @@ class Gang:
         return False
 
     def _await(self, waiting: bool) -> None:
+        now = time.monotonic()
         if waiting:
-            self._record.waited(TICK_SECONDS)
+            self._record.waited(now - (self._waits_since or now))
+        self._waits_since = now if waiting else None
         smallest = min((*self._orders.allowed, *filter(None, [self._orders.target])), default=self._shape)
         if smallest is not None:
             gang = gang_in_words(smallest.world_size, worker_resources(self._spec))
@@ -209,6 +213,7 @@ class Gang:
     def _form(self, move: Form) -> None:
         """Make a gang of some replicas and have it train."""
         self._record.reached("place")
+        self._waits_since = None
         try:
             members = [member for number in move.members for member in self._replicas[number].in_order()]
             meeting = ray.get(members[0].call("meeting"), timeout=ANSWER_SECONDS)
@@ -228,7 +233,7 @@ class Gang:
             self._formation = formation
         self._shape, self._stored = move.shape, False
         self._most = max(self._most, move.shape.data)
-        self._record.formed(move.shape, nodes)
+        self._record.formed(move.shape, nodes, makes_copies=bool(copies))
         self._memory_is_lost = False
         for rank, member in enumerate(members):
             assignment = Assignment(self._generation, spec, rank, meeting, tuple(copies))
@@ -321,13 +326,15 @@ class Gang:
     def _halted(self, formation: Formation, stored: bool) -> None:
         halting = formation.halting
         assert halting is not None
-        self._record.interrupted(halting.cause, _IN_WORDS[halting.cause], self._record.last_sign)
+        self._record.interrupted(
+            halting.cause, _IN_WORDS.get(halting.cause, "there is room for fewer workers"), self._record.last_sign
+        )
         self._record.reached("stop")
         with self._lock:
             self._formation = None
         self._stored = stored
         if halting.store and not stored:
-            self._no_pause_before = time.monotonic() + SAVE_AGAIN_SECONDS
+            self._no_store_before = time.monotonic() + SAVE_AGAIN_SECONDS
 
     # Faults
 
@@ -335,11 +342,11 @@ class Gang:
         """A rank has failed or is gone: find out which, and what for."""
         detected = time.monotonic()
         ends = self._stopped(formation)
+        lost = [rank for answer, rank in formation.ends.items() if ends[rank] is None and _has_ended(answer)]
         lasting = [end for end in ends.values() if end is not None and end.how is End.LASTING]
-        if lasting:
+        if lasting and not lost:  # what a lost peer sets off may look like a defect
             raise GangFailed(lasting[0].message)
         self._memory_is_lost = any(end is not None and end.how is End.STATE_LOST for end in ends.values())
-        lost = [rank for rank, end in ends.items() if end is None]
         places = [formation.members[rank].where for rank in lost]
         gone = self._cluster.gone({place.node for place in places if place is not None})
         ranks = ", ".join(map(str, lost))
@@ -352,18 +359,16 @@ class Gang:
         else:
             # A rank that has lost its connection is not to blame, if another says something else.
             rank, blamed = min(ends.items(), key=lambda item: item[1] is None or item[1].how is End.CONNECTION)
-            cause, message = Cause.ERROR, f"rank {rank}: {blamed.message if blamed else 'is gone'}"
+            cause, message = Cause.ERROR, f"rank {rank}: {blamed.message if blamed else 'does not stop'}"
         self._broken(cause, message, detected)
 
     def _stopped(self, formation: Formation) -> dict[int, RankEnd | None]:
-        """What each rank's training came to; those that do not stop by themselves are killed. ``None``: it is gone."""
-        ray.wait(list(formation.ends), num_returns=len(formation.ends), timeout=STOP_SECONDS)
-        ends: dict[int, RankEnd | None] = {}
+        """What each rank's training came to; ``None``: it is gone, or does not stop by itself."""
         for answer, rank in formation.ends.items():
-            ends[rank] = _result(answer)
-            if ends[rank] is None:
-                formation.members[rank].kill()
-        return ends
+            if not _has_ended(answer):
+                formation.members[rank].call("abort")
+        ray.wait(list(formation.ends), num_returns=len(formation.ends), timeout=STOP_SECONDS)
+        return {rank: _result(answer) for answer, rank in formation.ends.items()}
 
     def _broken(self, cause: Cause, message: str, detected: float, mute: Sequence[Member] = ()) -> None:
         """Take note of a fault, and make what is left of the gang fit to be formed again.
@@ -453,9 +458,13 @@ _IN_WORDS = {
 }
 
 
+def _has_ended(answer: Any) -> bool:
+    return bool(ray.wait([answer], timeout=0)[0])
+
+
 def _result(answer: Any) -> Any:
     """What a call to a process came to; ``None`` if it has not answered yet, or never will."""
-    if not ray.wait([answer], timeout=0)[0]:
+    if not _has_ended(answer):
         return None
     try:
         return ray.get(answer)

@@ -164,9 +164,9 @@ def population(view: View) -> Population:
     ranked = sorted(usable, key=lambda each: (each.number not in view.members, not each.ready, each.number))
     surplus = {replica.number for replica in ranked[target.data :]}
     unfit = {replica.number for replica in view.replicas} - {replica.number for replica in usable}
-    # Until a gang has loaded the state, any replica may hold a part of it.
-    if view.settled or view.stored:
-        given_up = (surplus | unfit) - set(view.members)
+    # From the first gang on, until one has loaded the state, any replica may hold a part of it.
+    if view.settled or view.stored or view.shape is None:
+        given_up = surplus | unfit
     else:
         given_up = {replica.number for replica in view.replicas if replica.number in surplus and not replica.ready}
-    return Population(max(0, target.data - len(usable)), tuple(sorted(given_up)))
+    return Population(max(0, target.data - len(usable)), tuple(sorted(given_up - set(view.members))))

@@ -20,6 +20,7 @@ import ray
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore  # where type checkers find what torch.distributed exports
+from torch.distributed.distributed_c10d import _abort_process_group
 
 from boost_core.config import Drill
 from boost_core.plan.snapshots import Contents, Key, MemoryState
@@ -115,6 +116,8 @@ class RankProcess:
         if store is None:
             store = TCPStore(meeting.address, meeting.port, timeout=MEETING_TIMEOUT)
         on_gpu = spec.resources.gpus_per_worker > 0
+        if on_gpu:  # else torch ends the process with its collectives; telling a hang is the supervisor's part
+            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
             store=store,
@@ -130,6 +133,7 @@ class RankProcess:
             holder_of=assignment.holder_of,
             recovery=recovery,
             fetch=self._fetch,
+            after_copy=self._reporter.kept,
             before_save=self._drills.before_save,
         )
 
@@ -148,6 +152,11 @@ class RankProcess:
         if store:
             membership.store.set()
         membership.halt.set()
+
+    def abort(self) -> None:
+        """Have collectives fail that wait for a rank that is gone. Those of gloo do so by themselves."""
+        if self._membership is not None and dist.is_initialized() and dist.get_backend() == "nccl":
+            _abort_process_group()
 
     def contents(self) -> list[Contents]:
         """What of the state is in this process's memory."""

@@ -16,6 +16,7 @@ from service.gang.supervisor import Supervisor
 
 NAMESPACE = "boost"
 POLL_TIMEOUT_SECONDS = 1.0
+ON_THE_HEAD = {"node:__internal_head__": 0.001}  # a supervisor should not go with a node of its gang
 OBJECT_STORE_BYTES = 128 * 2**20  # gangs pass small messages; no tensor goes through Ray
 
 
@@ -86,6 +87,7 @@ class RayGangs:
             get_if_exists=True,
             lifetime="detached",
             num_cpus=0,
+            resources=ON_THE_HEAD,
         ).remote(spec, orders)
 
     def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:

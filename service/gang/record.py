@@ -9,6 +9,7 @@ from typing import Literal
 
 from boost_core.config import Shape
 from boost_core.config.reports import (
+    PLANNED_CAUSES,
     Cause,
     CheckpointReport,
     InterruptionReport,
@@ -40,6 +41,10 @@ class Interruption:
         self._began = self._mark = since
         self._parts: dict[str, float] = {}
         self._waited = 0.0
+
+    def is_overtaken_by(self, cause: Cause) -> bool:
+        """Whether a fault has come into the way of a planned change."""
+        return self.cause in PLANNED_CAUSES and cause not in PLANNED_CAUSES
 
     def reached(self, part: str, now: float) -> None:
         """A part has come to its end; told again, it goes on from where it was."""
@@ -79,6 +84,7 @@ class GangRecord:
         self._lock = threading.RLock()  # between the actor's methods and the thread of the loop
         self._interruption: Interruption | None = None
         self._start: StartReport | None = None
+        self._copy_is_due = False
         self.step = 0
         self.stored_step = -1  # of the newest checkpoint
         self.last_sign = time.monotonic()
@@ -88,9 +94,21 @@ class GangRecord:
         """Whether the gang that was formed last has its state."""
         return self._start is not None
 
-    def take(self, reports: list[tuple[datetime, Report]]) -> None:
-        """Take reports of a rank of the present gang."""
+    @property
+    def settled(self) -> bool:
+        """Whether it needs nothing of the gangs before it any more, should it break."""
+        return self._start is not None and not self._copy_is_due
+
+    def take(self, reports: list[tuple[datetime, Report]], kept_step: int | None) -> None:
+        """Take reports of a rank of the present gang.
+
+        Args:
+            reports: With their times.
+            kept_step: The newest step whose state is in the memory of two processes for each rank.
+        """
         with self._lock:
+            if kept_step is not None:
+                self._copy_is_due = False
             if any(not isinstance(report, LogLine) for _, report in reports):
                 self.last_sign = time.monotonic()
             for moment, report in reports:
@@ -101,6 +119,7 @@ class GangRecord:
         match report:
             case StartReport():
                 self._start = report
+                self._copy_is_due &= report.step > 0  # before the first step there is nothing to lose
                 self.step = report.step
                 if self._interruption:
                     self._interruption.reached("start", time.monotonic() - report.load_seconds)
@@ -115,10 +134,16 @@ class GangRecord:
             case CheckpointReport():
                 self.stored_step = max(self.stored_step, report.step)
 
-    def formed(self, shape: Shape, nodes: list[str]) -> None:
-        """A gang has been formed, and is told to train."""
+    def formed(self, shape: Shape, nodes: list[str], makes_copies: bool) -> None:
+        """A gang has been formed, and is told to train.
+
+        Args:
+            shape: Its shape.
+            nodes: The node of each rank.
+            makes_copies: Whether its ranks keep copies for each other.
+        """
         with self._lock:
-            self._shape, self._start = shape, None
+            self._shape, self._start, self._copy_is_due = shape, None, makes_copies
             self._keep(
                 datetime.now(UTC),
                 ShapeReport(
@@ -132,7 +157,7 @@ class GangRecord:
                 self._message = f"{shape}: {shape.world_size} workers are loading the data and the model"
 
     def interrupted(self, cause: Cause, message: str, detected: float) -> None:
-        """The gang stops. Of several causes before the next step the first one counts.
+        """The gang stops. Of several causes before the next step the first fault counts, or else the first.
 
         Args:
             cause: Why.
@@ -143,7 +168,10 @@ class GangRecord:
             if self._interruption is None and self._start is not None:
                 self._interruption = Interruption(cause, message, self.step, min(self.last_sign, detected))
                 self._interruption.reached("detect", detected)
+                self._start = None  # a step that is heard of only now is none of the next gang's
                 self._keep(datetime.now(UTC), InterruptionReport(cause=cause, message=message, step=self.step))
+            elif self._interruption and self._interruption.is_overtaken_by(cause):
+                self._interruption.cause, self._interruption.message = cause, message
             self.say(GangPhase.RECOVERING, message)
 
     def reached(self, part: str) -> None:

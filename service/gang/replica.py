@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from itertools import count
@@ -17,7 +18,7 @@ from service.gang.assignment import Holder, Place, ordered
 from service.gang.resources import worker_resources
 
 CALLS_AT_ONCE = 8  # of a process: training, and what is asked of it meanwhile
-MOST_FAILED_STARTS = 3  # in a row
+MOST_FAILED_STARTS = 5  # of a process, in a row
 
 _numbers = count(1)  # of replicas and processes, over all of a gang's life
 
@@ -151,7 +152,7 @@ class Replica:
         self._placing = self._group.ready()
         self._placed = False
         self._members: list[Member] = []
-        self._failed_starts = 0
+        self._failed_starts: Counter[int] = Counter()
 
     @property
     def placed(self) -> bool:
@@ -180,13 +181,13 @@ class Replica:
         try:
             up = self._members[place].is_up()
         except RayActorError as error:
-            self._failed_starts += 1
-            if self._failed_starts >= MOST_FAILED_STARTS:
-                raise CannotStart(f"a worker ended {self._failed_starts} times while it started: {error}") from error
+            self._failed_starts[place] += 1
+            if self._failed_starts[place] >= MOST_FAILED_STARTS:
+                raise CannotStart(f"a worker ended {MOST_FAILED_STARTS} times while it started: {error}") from error
             self.start_again(self._members[place])
             return False
         if up:
-            self._failed_starts = 0
+            self._failed_starts[place] = 0
         return up
 
     def start_again(self, member: Member) -> None:

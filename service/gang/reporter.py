@@ -28,6 +28,7 @@ class Message:
         generation: Number of its gang.
         reports: Reports with their times, in order.
         beat: Its newest step, if it is new.
+        kept_step: The newest step that is in memory twice for every rank, if it is new.
     """
 
     member: int
@@ -35,6 +36,7 @@ class Message:
     generation: int
     reports: list[tuple[datetime, Report]]
     beat: Beat | None
+    kept_step: int | None
 
 
 class SupervisorReporter:
@@ -51,6 +53,7 @@ class SupervisorReporter:
         self._generation = 0
         self._waiting: deque[tuple[datetime, Report]] = deque(maxlen=BACKLOG)
         self._beat: Beat | None = None
+        self._kept_step: int | None = None
         self._sending = False
         self._sent = 0.0
         self._changed = threading.Condition()
@@ -59,7 +62,7 @@ class SupervisorReporter:
     def begin(self, rank: int, generation: int) -> None:
         """Speak as a rank of a gang from now on; what was said before has been flushed."""
         with self._changed:
-            self._rank, self._generation, self._beat = rank, generation, None
+            self._rank, self._generation, self._beat, self._kept_step = rank, generation, None, None
 
     def report(self, report: Report) -> None:
         """Take one report; it is sent as soon as the ones before it have arrived."""
@@ -73,6 +76,11 @@ class SupervisorReporter:
             self._beat = beat
             self._changed.notify_all()
 
+    def kept(self, step: int) -> None:
+        """Take note that a step's state is in memory twice for every rank."""
+        with self._changed:
+            self._kept_step = step
+
     def flush(self, timeout_seconds: float) -> None:
         """Wait until all that was reported has arrived, for ``timeout_seconds`` at most."""
         with self._changed:
@@ -82,9 +90,11 @@ class SupervisorReporter:
         while True:
             with self._changed:
                 self._changed.wait_for(self._due, ALIVE_SECONDS)
-                message = Message(self._member, self._rank, self._generation, list(self._waiting), self._beat)
+                message = Message(
+                    self._member, self._rank, self._generation, list(self._waiting), self._beat, self._kept_step
+                )
                 self._waiting.clear()
-                self._beat, self._sending = None, True
+                self._beat, self._kept_step, self._sending = None, None, True
             try:
                 ray.get(self._supervisor.push.remote(message))
             finally:  # a supervisor that is gone takes its workers with it; this thread need not outlive it

@@ -62,10 +62,10 @@ class GangWatch:
     def beat(self, rank: int, beat: Beat, now: float) -> None:
         """A rank has done a step."""
         self._busy[rank].append(beat)
+        self.progress(now)  # also a step that is done again, after a roll back
         if beat.step > self._step:
             self._step = beat.step
             self._seconds.append(beat.seconds)
-            self.progress(now)
 
     def hangs(self, now: float) -> float | None:
         """For how long nothing has happened, if that is too long."""

@@ -230,6 +230,13 @@ class JobStore:
         with Session(self._engine) as session:
             return _last_sequence(session, job_id, attempt)
 
+    def count_changes(self, job_id: str, reason: Reason, since: datetime) -> int:
+        """How often a job's state has changed for a reason since then."""
+        of_reason = (EventRow.kind == "state") & (EventRow.data["reason"].as_string() == reason)
+        query = select(func.count()).where(EventRow.job_id == job_id, EventRow.time >= since, of_reason)
+        with Session(self._engine) as session:
+            return session.scalar(query) or 0
+
     def events(self, job_id: str, after_id: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
         """Events of a job with ids above ``after_id``, in order, at most ``limit``."""
         query = (

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 
 from boost_core.config import JobSpec, Shape
 from boost_core.config.reports import Cause
@@ -102,15 +103,16 @@ class Reconciler:
             self._gangs.end(job.id, job.attempt)
 
     def _lost(self, job: JobRecord) -> None:
-        restarts_left = job.spec.fault_tolerance.max_restarts + 1 - job.attempt
+        policy = job.spec.fault_tolerance
+        since = datetime.now(UTC) - timedelta(seconds=policy.restart_window_seconds)
+        restarts_left = policy.max_restarts - self._store.count_changes(job.id, Reason.GANG_LOST, since)
         if restarts_left > 0:
             message = f"gang {job.attempt} is gone; the job waits for a new one, {restarts_left} restarts are left"
             self._store.change(job.id, Reason.GANG_LOST, message)
         else:
             message = (
-                f"gang {job.attempt} is gone, and max_restarts = {job.spec.fault_tolerance.max_restarts} allows no "
-                "other; "
-                f"submit the job again with checkpoint.resume_from: {job.checkpoint_url}"
+                f"gang {job.attempt} is gone, and fault_tolerance.max_restarts = {policy.max_restarts} allows no "
+                f"other; submit the job again with checkpoint.resume_from: {job.checkpoint_url}"
             )
             self._store.change(job.id, Reason.RESTARTS_EXHAUSTED, message)
 

@@ -51,7 +51,7 @@ def loop_seconds(corpus: str, folder: str) -> dict[str, Any]:
     sampler = Sampler(load_corpus(spec.data, 64), 64, 0)
     checkpoints = CheckpointFolder(folder)
     copies = HostCopies(1)
-    saver = Saver(checkpoints, spec.checkpoint, Shelf(), (), lambda: None)
+    saver = Saver(checkpoints, spec.checkpoint, Shelf(), (), lambda _: None, lambda: None)
     state_bytes = sum(chunk.tensor.nbytes for chunk in state.chunks())
 
     def steps(saves: bool) -> tuple[float, float]:

@@ -68,10 +68,10 @@ def test_each_interruption_has_its_cause_and_planned_ones_lose_no_step(
     lived: tuple[Nodes, Service, Job, Story],
 ) -> None:
     _, _, job, _ = lived
-    restarts = [restart for restart in job.of("restart")]
+    restarts = job.of("restart")
     causes = [restart["cause"] for restart in restarts]
-    for cause in ("WORKER_LOST", "NODE_LOST", "NODE_JOINED", "NODE_DRAINED", "LIMITS_CHANGED"):
-        assert cause in causes, causes
+    # Whether a node that joins replaces one that was lost, or is more room, depends on how soon it comes.
+    assert {"WORKER_LOST", "WORKER_BACK", "NODE_LOST", "NODE_DRAINED", "LIMITS_CHANGED"} <= set(causes), causes
     for restart in restarts:
         assert restart["recovered_from"] == "memory", restart
         lost = restart["step"] - restart["resumed_step"]
@@ -83,7 +83,7 @@ def test_each_interruption_has_its_cause_and_planned_ones_lose_no_step(
 def test_every_second_of_its_life_is_booked(lived: tuple[Nodes, Service, Job, Story]) -> None:
     record = lived[2].record
     assert record.finished_at is not None
-    assert record.goodput.total == pytest.approx((record.finished_at - record.submitted_at).total_seconds(), abs=0.01)
+    assert record.goodput.total == record.finished_at - record.submitted_at
     assert record.goodput.productive > 0
     assert record.goodput.restart > 0
 
@@ -117,5 +117,5 @@ def test_every_loss_is_within_rounding_of_the_uninterrupted_run(ranks: Ranks, st
     so_far = [max(off[: step + 1]) for step in range(count)]
     for step, (loss, bound) in enumerate(zip(story.losses.values(), so_far, strict=True)):
         assert abs(loss - steady[1][step]) <= 2 * bound + 1e-12, (step + 1, loss, steady[1][step], bound)
-    assert so_far[-1] < 0.02
+    assert so_far[-1] < 0.01
     assert any(one != other for one, other in pairwise([steady[1], steady[2], steady[3]]))

@@ -38,7 +38,7 @@ def elastic_job(corpus: Path, replicas: tuple[int, int] = (1, 3), **changes: Any
         "unused",
         **{
             "training": ELASTIC_TRAINING,
-            "optimizer": {"learning_rate": 0.01, "warmup_steps": 20},
+            "optimizer": {"learning_rate": 0.003, "warmup_steps": 20},
             "elasticity": {"data_parallel_size": {"min": replicas[0], "max": replicas[1]}},
             "fault_tolerance": {"memory_copy_every_steps": 5, "max_restarts": 1000},
             "checkpoint": {"url": None, "every_steps": 50, "keep_last": 2},
@@ -172,6 +172,11 @@ class Job:
         return max((report["step"] for report in self.of("progress")), default=0)
 
     @property
+    def sequence(self) -> int:
+        """Steps that have been reported, those that were computed again each time."""
+        return len(self.of("progress"))
+
+    @property
     def replicas(self) -> int:
         """Data parallel size of the newest gang."""
         shapes = self.of("shape")
@@ -198,7 +203,8 @@ class Job:
         lines = [
             event.data for event in self.events[last:] if event.kind == "log" and " is up " in event.data["message"]
         ]
-        return {line["rank"]: psutil.Process(int(line["message"].rpartition("pid ")[2].rstrip(")"))) for line in lines}
+        pids = {line["rank"]: int(line["message"].rpartition("pid ")[2].rstrip(")")) for line in lines}
+        return {rank: psutil.Process(pid) for rank, pid in pids.items() if psutil.pid_exists(pid)}
 
     def losses(self) -> dict[int, float]:
         """The loss of each step; of one that was computed again, the last."""

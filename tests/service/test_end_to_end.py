@@ -124,7 +124,7 @@ def test_a_job_from_post_to_checkpoint(
 def test_cancel_over_http(server: Server, client: Client, submit: Callable[[int], JobRecord]) -> None:
     job = submit(1_000_000)
     until(lambda: progress(client, job) > 5, server)
-    workers = [process for process in server.tree() if "RayTrainWorker" in " ".join(process.cmdline())]
+    workers = [process for process in server.tree() if "RankActor" in " ".join(process.cmdline())]
     assert len(workers) == 2
     client.cancel(job.id)
     _, alive = psutil.wait_procs(workers, timeout=5)

@@ -333,8 +333,8 @@ def test_nodes_are_lost_under_several_gangs() -> None:
 def test_a_gang_does_not_wait_for_ever_for_room_that_is_of_no_use() -> None:
     jobs = [running("a", 1, tensor=4, up_to=2), job("b", 2, *WAITING)]
     for seconds, expected in (
-        (29.0, ["Wait b"]),
-        (30.0, ["Resize a 4x1 NODE_LOST", "Launch b 1x2"]),
+        (59.0, ["Wait b"]),
+        (60.0, ["Resize a 4x1 NODE_LOST", "Launch b 1x2"]),
     ):
         gangs = {"a": trains(1, 4, target=Shape(4, 1, 2), unchanged_seconds=seconds)}
         assert summary(decide(jobs, nodes(4, 4, free=[0, 2]), gangs)) == expected

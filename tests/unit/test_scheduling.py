@@ -19,7 +19,7 @@ from tests.jobs import tiny_job
 from tests.simulated_cluster import Cluster
 
 EVENTS = 200  # for each of ten seeds
-POLICY = ResizePolicy(cooldown_seconds=12, settle_seconds=3)
+POLICY = ResizePolicy(cooldown_seconds=12, settle_seconds=3, patience_seconds=12)
 
 
 def spec(tensor: int, low: int, high: int, **changes) -> JobSpec:

@@ -1,0 +1,378 @@
+"""State in the memory of ranks: halted, lost, moved to other layouts, and the same to the bit."""
+
+import pickle
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from boost_core.checkpoint import saver
+from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.memory import Region, Shelf, Snapshot, StateLost
+from boost_core.config import JobSpec
+from boost_core.config.reports import Report
+from boost_core.plan.snapshots import Contents, Key, MemoryState, copy_holders, newest_whole_state
+from boost_core.train import Membership, Outcome, StepTimes, train
+from boost_core.train.state import TrainState
+from tests.distributed.recording import Recorder, losses, train_and_record
+from tests.distributed.whole import Whole, whole_tensors
+from tests.jobs import tiny_job, write_corpus
+from tests.ranks import Ranks
+
+CPU = torch.device("cpu")
+Layout = tuple[int, int, int, int]  # tensor, pipeline and data parallel ranks, ZeRO stage
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def job(
+    corpus: Path, folder: Path, layout: Layout, kind: str = "cola", every: int | None = 4, **changes: Any
+) -> JobSpec:
+    tensor, pipeline, data, zero = layout
+    return tiny_job(
+        corpus, folder,
+        model={"num_hidden_layers": 4, "family": "svd" if kind == "loro" else "cola"},
+        parallelism={
+            "tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "data_parallel_size": data,
+            "zero_stage": zero,
+        },
+        training={"global_batch_size": 12, "sequence_length": 16},
+        optimizer={"kind": "loro", "loro": {"exact_every_steps": 3}} if kind == "loro" else {},
+        fault_tolerance={"memory_copy_every_steps": every},
+        **{"checkpoint": {"every_steps": 2}} | changes,
+    )  # fmt: skip
+
+
+# What processes have on their shelves, as it travels between them: tensors go by value.
+Shelves = dict[int, list[Snapshot]]
+
+
+def taken(shelf: Shelf) -> list[Snapshot]:
+    """A copy of all that is on a shelf."""
+    return [
+        Snapshot(contents, tuple(part.clone() for part in shelf.read(contents.key, whole_boxes(contents))))
+        for contents in shelf.contents()
+    ]
+
+
+def whole_boxes(contents: Contents) -> list[Region]:
+    return [Region(box.name, box.offsets, (0,) * len(box.sizes), box.sizes) for box in contents.boxes]
+
+
+def without(shelves: Shelves, *lost: int) -> Shelves:
+    return {process: shelf for process, shelf in shelves.items() if process not in lost}
+
+
+def found(shelves: Shelves) -> MemoryState[int] | None:
+    return newest_whole_state((process, [each.contents for each in shelf]) for process, shelf in shelves.items())
+
+
+def fetch_from(shelves: Shelves) -> Callable[[int, Key, Sequence[Region]], list[torch.Tensor]]:
+    living = {process: Shelf() for process in shelves}
+    for process, shelf in shelves.items():
+        for snapshot in shelf:
+            living[process].put(snapshot)
+    return lambda holder, key, regions: living[holder].read(key, regions)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the ranks of a gang are told.
+
+    Attributes:
+        nodes: The node of each; empty to have no copies made.
+        halt: Which rank is asked to halt, and after which step.
+        store: Whether it is asked for a checkpoint, too.
+        shelves: Pickled shelves to recover from.
+        refuse: Whether the store refuses what is written after that step.
+        generation: Number of the gang.
+    """
+
+    nodes: str = ""
+    halt: tuple[int, int] | None = None
+    store: bool = False
+    shelves: bytes | None = None
+    refuse: bool = False
+    generation: int = 1
+
+
+def as_member(spec: JobSpec, told: Told) -> tuple[Outcome, int, list[Report], bytes]:
+    """Train as a rank; how it ended, after which step, what it reported, and its shelf."""
+    recorder, seen = Recorder(), [0]
+    shelves = pickle.loads(told.shelves) if told.shelves else {}
+    membership = Membership(
+        generation=told.generation,
+        holder_of=copy_holders(told.nodes),
+        recovery=found(shelves),
+        fetch=fetch_from(shelves),
+    )
+
+    def after_step(times: StepTimes) -> None:
+        seen[0] = times.step
+        if told.halt == (dist.get_rank(), times.step):
+            if told.store:
+                membership.store.set()
+            membership.halt.set()
+
+    def before_save() -> None:
+        if told.refuse and told.halt and seen[0] > told.halt[1]:
+            raise OSError("the store is full")
+
+    membership.after_step, membership.before_save = after_step, before_save
+    with patch.object(saver, "RETRY_SECONDS", (0.01,)):
+        outcome = train(spec, recorder, membership)
+    return outcome, seen[0], recorder.reports, pickle.dumps(taken(membership.shelf))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a gang came to."""
+
+    outcomes: set[Outcome]
+    steps: set[int]
+    losses: dict[int, float]
+    shelves: Shelves
+
+
+def run(ranks: Ranks, spec: JobSpec, told: Told) -> Ended:
+    ends = ranks.run(spec.parallelism.world_size, as_member, spec, told)
+    outcomes, steps, reports, shelves = zip(*ends, strict=True)
+    return Ended(
+        set(outcomes), set(steps), losses(reports[0]), {rank: pickle.loads(shelf) for rank, shelf in enumerate(shelves)}
+    )
+
+
+def loaded_from_memory(spec: JobSpec, shelves: bytes) -> tuple[Whole, int, int]:
+    """What a gang gets from shelves; its step and samples."""
+    state, living = TrainState.initial(spec, CPU), pickle.loads(shelves)
+    memory = found(living)
+    assert memory is not None
+    state.load_from_memory(memory, fetch_from(living))
+    return whole_tensors(state), state.step, state.samples
+
+
+def loaded_from_store(spec: JobSpec, step: int) -> tuple[Whole, int, int]:
+    """The same from a checkpoint."""
+    state = TrainState.initial(spec, CPU)
+    state.load(CheckpointFolder(spec.checkpoint.url), step)
+    return whole_tensors(state), state.step, state.samples
+
+
+def assert_equal(of_ranks: Iterable[tuple[Whole, int, int]], expected: tuple[Whole, int, int]) -> None:
+    for whole, step, samples in of_ranks:
+        assert (step, samples) == expected[1:]
+        assert whole.keys() == expected[0].keys()
+        assert all(torch.equal(whole[name], tensor) for name, tensor in expected[0].items())
+
+
+@dataclass(frozen=True)
+class Halted:
+    """A gang that halted after step 5, its state on shelves and in the store, and the losses of one that did not."""
+
+    folder: Path
+    ended: Ended
+    uninterrupted: dict[int, float]
+
+
+LAYOUT: Layout = (2, 1, 2, 1)
+
+
+@pytest.fixture(scope="module")
+def halted(ranks: Ranks, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Halted:
+    folder = tmp_path_factory.mktemp("halted")
+    ended = run(ranks, job(corpus, folder, LAYOUT), Told(nodes="aabb", halt=(2, 4), store=True))
+    whole, *_ = ranks.run(4, train_and_record, job(corpus, tmp_path_factory.mktemp("whole"), LAYOUT))
+    return Halted(folder, ended, losses(whole))
+
+
+def test_asked_on_one_rank_all_halt_after_the_same_step(halted: Halted) -> None:
+    assert halted.ended.outcomes == {Outcome.STORED}
+    assert halted.ended.steps == {5}
+    assert CheckpointFolder(str(halted.folder)).steps() == [2, 4, 5]
+
+
+def keys(shelf: Iterable[Snapshot]) -> set[Key]:
+    return {snapshot.contents.key for snapshot in shelf}
+
+
+def test_shelves_hold_the_state_and_the_last_copies(halted: Halted) -> None:
+    of_peer = {0: 2, 1: 3, 2: 0, 3: 1}
+    for rank, shelf in halted.ended.shelves.items():
+        assert keys(shelf) == {Key(1, 5, rank), Key(1, 4, rank), Key(1, 4, of_peer[rank])}
+
+
+@pytest.mark.parametrize("layout", [(2, 1, 1, 0), (2, 1, 3, 1), (1, 1, 2, 0), (2, 2, 1, 0), (1, 1, 2, 2)], ids=str)
+def test_memory_loads_bit_equal_to_the_store_at_any_layout(
+    ranks: Ranks, corpus: Path, halted: Halted, layout: Layout
+) -> None:
+    spec = job(corpus, halted.folder, layout)
+    memory = ranks.run(spec.parallelism.world_size, loaded_from_memory, spec, pickle.dumps(halted.ended.shelves))
+    store, *_ = ranks.run(spec.parallelism.world_size, loaded_from_store, spec, 5)
+    assert store[1:] == (5, 60)
+    assert_equal(memory, store)
+
+
+@pytest.mark.parametrize("lost", [(0,), (1,), (2,), (3,), (0, 1), (2, 3)], ids=str)
+def test_with_any_rank_or_node_lost_the_copies_make_a_whole_state(
+    ranks: Ranks, corpus: Path, halted: Halted, lost: tuple[int, ...]
+) -> None:
+    left = without(halted.ended.shelves, *lost)
+    spec = job(corpus, halted.folder, (2, 1, 1, 0))
+    memory = ranks.run(2, loaded_from_memory, spec, pickle.dumps(left))
+    store, *_ = ranks.run(2, loaded_from_store, spec, 4)
+    assert store[1:] == (4, 48)
+    assert_equal(memory, store)
+
+
+def test_with_both_places_of_a_part_lost_there_is_no_state(halted: Halted) -> None:
+    assert found(without(halted.ended.shelves, 0, 2)) is None
+
+
+def test_halted_and_resumed_from_memory_the_curve_is_the_uninterrupted_runs(
+    ranks: Ranks, corpus: Path, halted: Halted, tmp_path: Path
+) -> None:
+    shelves = pickle.dumps(halted.ended.shelves)
+    resumed = run(ranks, job(corpus, tmp_path, LAYOUT), Told(nodes="abab", shelves=shelves, generation=2))
+    assert resumed.outcomes == {Outcome.FINISHED}
+    assert resumed.losses == {step: loss for step, loss in halted.uninterrupted.items() if step > 5}
+    assert halted.ended.losses | resumed.losses == halted.uninterrupted
+
+
+def test_what_was_loaded_is_in_two_places_again(ranks: Ranks, corpus: Path, halted: Halted, tmp_path: Path) -> None:
+    told = Told(nodes="aab", shelves=pickle.dumps(halted.ended.shelves), halt=(0, 6), generation=2)
+    ended = run(ranks, job(corpus, tmp_path, (1, 1, 3, 1), every=100), told)
+    assert ended.steps == {7}
+    assert keys(ended.shelves[0]) == {Key(2, 7, 0), Key(2, 5, 0), Key(2, 5, 1)}
+    for lost in range(3):
+        state = found(without(ended.shelves, lost))
+        assert state is not None
+        assert {part.key for part in state.parts} == {Key(2, 5, rank) for rank in range(3)}
+
+
+MOVES: dict[str, tuple[str, Layout, str, Layout]] = {  # kind, layout and nodes of the first gang, layout of the second
+    "a pipeline": ("cola", (1, 2, 2, 1), "abab", (2, 1, 1, 0)),
+    "into a pipeline": ("cola", (2, 1, 1, 0), "aa", (1, 2, 2, 1)),
+    "LORO": ("loro", (2, 1, 2, 1), "aabb", (1, 1, 3, 1)),
+    "split gradients": ("cola", (1, 1, 3, 2), "abc", (1, 1, 1, 0)),
+}
+
+
+@pytest.mark.parametrize(("kind", "first", "nodes", "second"), MOVES.values(), ids=MOVES)
+def test_other_kinds_of_state_move_bit_equal(
+    ranks: Ranks, corpus: Path, tmp_path: Path, kind: str, first: Layout, nodes: str, second: Layout
+) -> None:
+    ended = run(ranks, job(corpus, tmp_path, first, kind), Told(nodes=nodes, halt=(0, 4), store=True))
+    spec = job(corpus, tmp_path, second, kind)
+    memory = ranks.run(spec.parallelism.world_size, loaded_from_memory, spec, pickle.dumps(ended.shelves))
+    store, *_ = ranks.run(spec.parallelism.world_size, loaded_from_store, spec, 5)
+    assert_equal(memory, store)
+
+
+def try_to_recover(spec: JobSpec, shelves: bytes, failing_rank: int) -> str:
+    """Train from shelves of which one does not answer one rank."""
+    living = pickle.loads(shelves)
+    fetch = fetch_from(living)
+
+    def fetch_or_fail(holder: int, key: Key, regions: Sequence[Region]) -> list[torch.Tensor]:
+        if dist.get_rank() == failing_rank and holder == 1:
+            raise ConnectionError("process 1 is gone")
+        return fetch(holder, key, regions)
+
+    with pytest.raises(StateLost) as failure:
+        train(spec, Recorder(), Membership(recovery=found(living), fetch=fetch_or_fail))
+    return str(failure.value)
+
+
+def test_when_a_holder_fails_one_rank_all_know_that_the_state_is_lost(
+    ranks: Ranks, corpus: Path, halted: Halted
+) -> None:
+    spec = job(corpus, halted.folder, (2, 1, 1, 0))
+    for message in ranks.run(2, try_to_recover, spec, pickle.dumps(halted.ended.shelves), 1):
+        assert message.startswith("the state of step 5 is no longer in memory: rank 1: ")
+        assert "process 1 is gone" in message
+
+
+def snapshots_while_training(spec: JobSpec, nodes: str, after: int) -> tuple[list[Snapshot], list[Snapshot], set[Key]]:
+    """Own snapshots as they were found ``after`` a step and at the end of the one two later, and all that was there."""
+    membership = Membership(holder_of=copy_holders(nodes))
+    kept: dict[int, list[Snapshot]] = {}
+
+    def after_step(times: StepTimes) -> None:
+        if times.step in (after, after + 2):
+            deadline = time.monotonic() + 30
+            while len(membership.shelf.contents()) < 2:  # the copies are made behind the loop
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            kept[times.step] = taken(membership.shelf)
+
+    membership.after_step = after_step
+    train(spec, Recorder(), membership)
+    return kept[after], kept[after + 2], {snapshot.contents.key for snapshot in kept[after + 2]}
+
+
+def test_copies_stay_as_they_are_while_training_and_saving_go_on(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    spec = job(corpus, tmp_path, (2, 1, 1, 0), checkpoint={"every_steps": 1})
+    for rank, (early, late, there) in enumerate(ranks.run(2, snapshots_while_training, spec, "ab", 5)):
+        assert there == {Key(1, 4, 0), Key(1, 4, 1)}, rank
+        for before, now in zip(early, late, strict=True):
+            assert before.contents == now.contents
+            assert all(torch.equal(*pair) for pair in zip(before.tensors, now.tensors, strict=True))
+    shelves = pickle.dumps({0: early})
+    memory = ranks.run(2, loaded_from_memory, spec, shelves)
+    store, *_ = ranks.run(2, loaded_from_store, spec, 4)
+    assert_equal(memory, store)
+
+
+@pytest.mark.parametrize(("nodes", "every"), [("ab", 4), ("ab", None), ("", 4)], ids=["copies", "null", "no peers"])
+def test_when_the_store_refuses_the_gang_halts_with_its_state_on_the_shelves(
+    ranks: Ranks, corpus: Path, tmp_path: Path, nodes: str, every: int | None
+) -> None:
+    spec = job(corpus, tmp_path, (2, 1, 1, 0), every=every)
+    ended = run(ranks, spec, Told(nodes=nodes, halt=(1, 4), store=True, refuse=True))
+    assert ended.outcomes == {Outcome.HALTED}
+    assert CheckpointFolder(str(tmp_path)).steps() == [2, 4]
+    state = found(ended.shelves)
+    assert state is not None
+    assert state.step == 5
+    again = run(ranks, spec, Told(shelves=pickle.dumps(ended.shelves), halt=(1, 6), store=True, generation=2))
+    assert again.outcomes == {Outcome.STORED}
+    assert CheckpointFolder(str(tmp_path)).steps() == [2, 4, 6, 7]
+
+
+def test_asked_to_halt_during_the_last_step_a_gang_finishes(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    ended = run(ranks, job(corpus, tmp_path, (2, 1, 1, 0)), Told(halt=(0, 7), store=True))
+    assert ended.outcomes == {Outcome.FINISHED}
+    assert CheckpointFolder(str(tmp_path)).steps() == [2, 4, 6, 8]
+
+
+def halt_again_and_again(spec: JobSpec, nodes: str) -> list[int]:
+    """How many snapshots a process has after each of some gangs that halt after a step."""
+    shelf, many = Shelf(), []
+    for generation in range(1, 6):
+        on_shelves: list[list[Snapshot]] = [[]] * dist.get_world_size()
+        dist.all_gather_object(on_shelves, taken(shelf))
+        shelves = dict(enumerate(on_shelves))
+        membership = Membership(generation, shelf, copy_holders(nodes), found(shelves), fetch_from(shelves))
+        membership.halt.set()
+        assert train(spec, Recorder(), membership) is Outcome.HALTED
+        many.append(len(shelf.contents()))
+    assert Key(5, 5, dist.get_rank()) in keys(taken(shelf))
+    return many
+
+
+@pytest.mark.parametrize(("nodes", "most"), [("", 2), ("ab", 3)], ids=["no copies", "copies"])
+def test_a_shelf_does_not_grow_from_gang_to_gang(
+    ranks: Ranks, corpus: Path, tmp_path: Path, nodes: str, most: int
+) -> None:
+    """It has what is new and what was loaded, and the copy of what another has loaded."""
+    for many in ranks.run(2, halt_again_and_again, job(corpus, tmp_path, (1, 1, 2, 0), every=100), nodes):
+        assert many == [1, most, most, most, most]

@@ -1,0 +1,104 @@
+"""What the gang leans on and Ray does not promise, on the version that is pinned."""
+
+import os
+import signal
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from service.gang.cluster_view import ClusterView
+from service.gang.ray_private import draining_nodes, free_resources, node_table
+from tests.elastic.world import Nodes
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    nodes = Nodes(3)
+    yield nodes
+    nodes.close()
+
+
+def within(seconds: float, condition: Callable[[], object]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def workers() -> list[str]:
+    return [node["NodeID"] for node in node_table() if node["Alive"] and node["Resources"].get("CPU")]
+
+
+def test_ray_is_pinned_to_the_version_that_is_tested() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (pin,) = [each for each in project["dependencies"] if each.startswith("ray")]
+    assert pin.endswith(f"=={version('ray')}")
+
+
+def test_the_node_table_tells_resources_labels_and_addresses(nodes: Nodes) -> None:
+    assert len(workers()) == 3
+    for node in node_table():
+        assert node["Labels"]["ray.io/node-id"] == node["NodeID"]
+        assert node["NodeManagerAddress"]
+        assert int(node["NodeManagerPort"])
+
+
+def test_free_resources_are_by_node_and_shrink_as_they_are_taken(nodes: Nodes) -> None:
+    group = placement_group([{"CPU": 2}])
+    ray.get(group.ready())
+    assert within(5, lambda: sorted(free_resources()[node].get("CPU", 0) for node in workers()) == [0, 2, 2])
+    remove_placement_group(group)
+    assert within(5, lambda: all(free_resources()[node].get("CPU", 0) == 2 for node in workers()))
+
+
+def test_a_bundle_can_be_kept_off_nodes(nodes: Nodes) -> None:
+    *avoided, only = workers()
+    group = placement_group([{"CPU": 1}], bundle_label_selector=[{"ray.io/node-id": f"!in({','.join(avoided)})"}])
+    ray.get(group.ready(), timeout=10)
+    assert within(5, lambda: free_resources()[only].get("CPU", 0) == 1)
+    remove_placement_group(group)
+
+
+def test_the_head_can_be_asked_for(nodes: Nodes) -> None:
+    where = ray.remote(lambda: ray.get_runtime_context().get_node_id())
+    node = ray.get(where.options(num_cpus=0, resources={"node:__internal_head__": 0.001}).remote())
+    assert node not in workers()
+
+
+def test_killing_a_stopped_process_through_ray_alone_does_not_end_it(nodes: Nodes) -> None:
+    class Sleeper:
+        def pid(self) -> int:
+            return os.getpid()
+
+    actor = ray.remote(Sleeper).options(num_cpus=0).remote()
+    pid = ray.get(actor.pid.remote())
+    os.kill(pid, signal.SIGSTOP)
+    ray.kill(actor)
+    time.sleep(1)
+    os.kill(pid, 0)  # it is still there: why the gang kills such processes from outside
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_notice_is_seen_and_a_lost_node_is_known_before_ray_knows(nodes: Nodes) -> None:
+    noticed, lost, _ = workers()
+    view = ClusterView()
+    nodes.drain(noticed, seconds=300)
+    assert within(5, lambda: noticed in draining_nodes())
+    assert draining_nodes()[noticed] == pytest.approx(time.time() + 300, abs=10)
+    view.look()
+    assert view.leaving([noticed])
+    assert not view.urgent([noticed])
+    assert not view.leaving([lost])
+    assert view.gone([noticed, lost]) == set()
+    nodes.remove(lost)
+    assert view.gone([noticed, lost]) == {lost}
+    assert lost in workers()
+    assert view.unusable() == {noticed, lost}
