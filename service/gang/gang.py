@@ -78,6 +78,7 @@ class Gang:
         self._most = 0
         self._stored = False
         self._no_store_before = 0.0
+        self._orders_of_layout = orders  # the newest that ask for the layout that the gang has
         self._waits_since: float | None = None
         self._memory_is_lost = False
         self._heard: dict[int, float] = {}  # when each process was heard last
@@ -136,15 +137,24 @@ class Gang:
             return self._execute(next_move(self._view()))
         return False
 
-    def _view(self) -> View:
+    def _orders_now(self) -> Orders:
+        """The scheduler's; or those before them, as long as what they ask for has to go through the store and cannot."""
         with self._lock:
             orders = self._orders
-        target, shape, formation = orders.target, self._shape, self._formation
-        through_store = shape is not None and (target is None or target.layout != shape.layout)
-        if through_store and time.monotonic() < self._no_store_before:
-            orders = Orders(shape, (), orders.cause)  # what it was, from memory
+        target, shape = orders.target, self._shape
+        if shape is None or (target is not None and target.layout == shape.layout):
+            self._orders_of_layout = orders
+            return orders
+        # What is in memory alone comes to the store by a gang that writes it, if there are processes for one.
+        only_in_memory = self._formation is None and not self._stored and self._record.step > 0
+        can_form = any(replica.layout == shape.layout and replica.placed for replica in self._replicas.values())
+        refused = time.monotonic() < self._no_store_before
+        return self._orders_of_layout if refused or (only_in_memory and can_form) else orders
+
+    def _view(self) -> View:
+        formation = self._formation
         return View(
-            orders=orders,
+            orders=self._orders_now(),
             replicas=[
                 ReplicaView(
                     replica.number,
