@@ -5,13 +5,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import ray
 from ray.util.state import list_actors
 
-from boost_core.config import JobSpec, Shape
+from boost_core.config import Drill, JobSpec, Shape
 from boost_core.config.reports import Cause, Report
 from service.gang.ray_gangs import RayGangs
 from service.gang.status import GangPhase, GangStatus, Orders
@@ -155,6 +156,62 @@ def test_the_message_of_a_failure_is_its_root_cause(start: Callable[..., Gang]) 
     )
     assert any("Traceback" in line.message for line in gang.of("log"))
     assert not gang.of("interruption")
+
+
+def test_drills_bring_about_what_they_say(gangs: RayGangs, start: Callable[..., Gang]) -> None:
+    gang = start(
+        training=ENDLESS, checkpoint={"every_steps": 10},
+        fault_tolerance={"memory_copy_every_steps": 5, "hang_seconds": 3, "max_restarts": 9},
+    )  # fmt: skip
+    gang.until(trained(20))
+
+    def drill(**how: Any) -> None:
+        gangs.drill(gang.job_id, 1, Drill(**how))
+
+    drill(kind="delay_rank", rank=1, steps=60, seconds=0.1)
+    gang.until(lambda gang: gang.of("fault"))
+    (slow,) = gang.of("fault")
+    assert (slow.what, slow.rank) == ("slow_rank", 1)
+    assert slow.share > 0.5
+    drill(kind="fill_store", seconds=3)
+    gang.until(lambda gang: any("the store is full, by a drill" in line.message for line in gang.of("log")))
+    step = gang.of("progress")[-1].step + 30
+    drill(kind="kill_rank", rank=1, at_step=step)
+    gang.until(lambda gang: gang.of("restart"))
+    assert step - 1 <= gang.of("restart")[0].step <= step + 1
+    gang.until(trained(step + 10))
+    drill(kind="hang_rank", rank=0)
+    gang.until(lambda gang: len(gang.of("restart")) == 2)
+    killed, hung = gang.of("restart")
+    assert (killed.cause, hung.cause) == (Cause.WORKER_LOST, Cause.HANG)
+    assert (killed.recovered_from, hung.recovered_from) == ("memory", "memory")
+    assert any("training_step" in line.message and line.rank == 1 for line in gang.of("log") if line.level == "ERROR")
+
+
+def test_a_job_that_fails_again_and_again_ends_with_the_cause(gangs: RayGangs, start: Callable[..., Gang]) -> None:
+    gang = start(training=ENDLESS, fault_tolerance={"max_restarts": 1})
+    for steps in (5, 30):
+        gang.until(trained(steps))
+        gangs.drill(gang.job_id, 1, Drill(kind="kill_rank", rank=1))
+        gang.until(lambda gang, steps=steps: len(gang.of("interruption")) == (1 if steps == 5 else 2))
+    gang.until(ended)
+    assert gang.status.phase is GangPhase.FAILED
+    assert gang.status.message == (
+        "2 faults within 3600 s are more than fault_tolerance.max_restarts = 1 allows; the last one: rank 1 was lost: "
+        "its process was killed, crashed, or ran out of memory"
+    )
+
+
+def test_another_layout_goes_through_the_store_and_loses_no_step(start: Callable[..., Gang]) -> None:
+    gang = start(training=ENDLESS, elasticity={"data_parallel_size": {"max": 2}, "layouts": [[2, 1], [1, 1]]})
+    gang.until(trained(10))
+    gang.orders = Orders(Shape(1, 1, 2), (Shape(1, 1, 1), Shape(1, 1, 2)), Cause.LIMITS_CHANGED)
+    gang.until(lambda gang: gang.of("restart"))
+    (restart,) = gang.of("restart")
+    assert (restart.recovered_from, restart.resumed_step) == ("storage", restart.step)
+    assert gang.status.shape == Shape(1, 1, 2)
+    steps = [report.step for report in gang.of("progress")]
+    assert steps == list(range(1, steps[-1] + 1))
 
 
 def test_what_does_not_fit_waits_with_a_message(gangs: RayGangs) -> None:

@@ -1,0 +1,26 @@
+import pytest
+from torch.distributed import DistNetworkError
+
+from boost_core.train import StateLost
+from service.gang.assignment import End, RankEnd
+from service.gang.failures import end_of
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (ValueError("give a path"), RankEnd(End.LASTING, "give a path")),
+        (FloatingPointError("the loss is nan"), RankEnd(End.LASTING, "the loss is nan")),
+        (KeyError("rank"), RankEnd(End.LASTING, "KeyError: 'rank'")),
+        (StateLost("gone"), RankEnd(End.STATE_LOST, "gone")),
+        (
+            RuntimeError("[pair.cc] Connection closed by peer"),
+            RankEnd(End.CONNECTION, "lost its connection to another rank: [pair.cc] Connection closed by peer"),
+        ),
+        (DistNetworkError("timed out"), RankEnd(End.CONNECTION, "lost its connection to another rank: timed out")),
+        (OSError("disk"), RankEnd(End.FAILED, "OSError: disk")),
+        (RuntimeError("CUDA out of memory"), RankEnd(End.FAILED, "RuntimeError: CUDA out of memory")),
+    ],
+)
+def test_an_error_says_whether_it_would_come_again(error: Exception, end: RankEnd) -> None:
+    assert end_of(error) == end
