@@ -32,7 +32,6 @@ import ray.train
 from ray.cluster_utils import Cluster
 from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchTrainer
-from ray.util.state import list_actors
 
 from boost_core.config import JobSpec, Shape
 from boost_core.config.reports import (
@@ -56,7 +55,6 @@ BUSY_SECONDS = 5.0  # in which to see what other work there is
 STEADY_STEPS = 30  # before the fault: several checkpoints and copies
 TENSOR, NODE_CPUS = 2, 2
 EVERY_STEPS = 10  # a checkpoint, and a copy in memory
-MOST_LAUNCHES = 20
 NEVER = float("inf")
 PARTS = ("detect", "stop", "place", "start", "load", "first_step")
 
@@ -125,7 +123,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Victim:
-    """What a fault hits: a process, or the node with this id."""
+    """What a fault hits: a process, or the node that it is on."""
 
     pid: int
     node: str
@@ -157,6 +155,7 @@ class SimulatedNodes:
 
     def close(self) -> None:
         """End all of it."""
+        ray.shutdown()  # where a start has failed half-way
         self._cluster.shutdown()
         while Path(self._folder).exists():  # the last of Ray's processes may be about to write
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -204,8 +203,8 @@ class Training(ABC):
         """Whether all ranks have trained for a while."""
 
     @abstractmethod
-    def victim(self) -> Victim | None:
-        """The last rank and a node to lose, if there is one that takes nothing but ranks with it."""
+    def victim(self) -> Victim:
+        """The last rank."""
 
     @abstractmethod
     def recovery(self, since: float) -> Recovery | None:
@@ -220,24 +219,17 @@ class Ours(Training):
     """A gang of ours, polled as the scheduler does."""
 
     def __init__(self, address: str, spec: JobSpec, scenario: Scenario, _folder: Path) -> None:
-        self._spec, self._scenario, self._attempt = spec, scenario, 0
-        shapes = [shape for shape in spec.shapes() if shape.data <= scenario.replicas]
+        self._scenario = scenario
+        self._reports: list[GangReport] = []
+        self._sequence = 0
+        shapes = spec.shapes()
         self._orders = Orders(shapes[-1], tuple(shapes), Cause.LIMITS_CHANGED)
         self._gangs = RayGangs(address, None)
         self._gangs.connect()
-        self._launch()
-
-    def _launch(self) -> None:
-        """Start the gang, anew if there is one; its checkpoints stay."""
-        if self._attempt:
-            self._gangs.end("recovery", self._attempt)
-        self._attempt += 1
-        self._reports: list[GangReport] = []
-        self._sequence = 0
-        self._gangs.launch("recovery", self._attempt, self._spec, self._orders)
+        self._gangs.launch("recovery", 1, spec, self._orders)
 
     def look(self) -> None:
-        status = self._gangs.poll("recovery", self._attempt, self._sequence, self._orders)
+        status = self._gangs.poll("recovery", 1, self._sequence, self._orders)
         if status is None or status.phase is GangPhase.FAILED:
             raise RunEnded(f"the gang has ended: {status.message if status else 'its supervisor is gone'}")
         self._reports += status.reports
@@ -255,27 +247,10 @@ class Ours(Training):
         _, start = starts[-1]
         return bool(start.world_size == self._scenario.ranks and steps[-1][1].step >= start.step + STEADY_STEPS)
 
-    def victim(self) -> Victim | None:
-        for _ in range(MOST_LAUNCHES):
-            if not self.until(self.steady, PATIENCE_SECONDS):
-                return None
-            nodes = self._of(ShapeReport)[-1][1].nodes
-            fit = [node for node in reversed(nodes) if node not in self._node_of_supervisor()]
-            if fit or self._scenario.kind == "worker":
-                return Victim(self._last_pid(), fit[0] if fit else "")
-            logger.info("the supervisor is on the gang's only node; once more")
-            self._launch()
-        return None
-
-    def _node_of_supervisor(self) -> list[str]:
-        address = ray.get_runtime_context().gcs_address
-        found = list_actors(address, filters=[("class_name", "=", "Supervisor"), ("state", "=", "ALIVE")])
-        return [str(actor.node_id) for actor in found]
-
-    def _last_pid(self) -> int:
-        rank = self._scenario.ranks - 1
-        lines = [line.message for _, line in self._of(LogLine) if line.rank == rank and " is up " in line.message]
-        return int(lines[-1].rpartition("pid ")[2].rstrip(")"))
+    def victim(self) -> Victim:
+        lines = [line.message for _, line in self._of(LogLine) if line.rank == self._scenario.ranks - 1]
+        pid = [line.rpartition("pid ")[2].rstrip(")") for line in lines if " is up " in line][-1]
+        return Victim(int(pid), self._of(ShapeReport)[-1][1].nodes[-1])
 
     def recovery(self, since: float) -> Recovery | None:
         restarts = [each for each in self._of(RestartReport, since) if each[1].cause not in PLANNED_CAUSES]
@@ -303,7 +278,7 @@ class Ours(Training):
         return next(restart.seconds for moment, restart in self._of(RestartReport) if moment == ended)
 
     def close(self) -> None:
-        self._gangs.end("recovery", self._attempt)
+        self._gangs.end("recovery", 1)
         self._gangs.close()
 
 
@@ -408,9 +383,7 @@ class Stock(Training):
             starts[-1]["world_size"] == self._scenario.ranks and steps[-1]["step"] >= starts[-1]["step"] + STEADY_STEPS
         )
 
-    def victim(self) -> Victim | None:
-        if not self.until(self.steady, PATIENCE_SECONDS):
-            return None
+    def victim(self) -> Victim:
         last = [note for note in self._of("entered") if note["rank"] == self._scenario.ranks - 1][-1]
         return Victim(last["pid"], last["node"])
 
@@ -480,9 +453,9 @@ def measure(system: str, scenario: Scenario, pause_seconds: float) -> Recovery:
         spec = job(write_corpus(folder / "corpus"), folder / "checkpoints", scenario.replicas)
         training = SYSTEMS[system](nodes.address, spec, scenario, folder)
         try:
-            victim = training.victim()
-            if victim is None:
+            if not training.until(training.steady, PATIENCE_SECONDS):
                 return Recovery(NEVER, problem=f"did not train within {PATIENCE_SECONDS:.0f} s of its start")
+            victim = training.victim()
             time.sleep(pause_seconds)
             since = time.time()
             if scenario.kind == "worker":
@@ -590,8 +563,8 @@ trainer refuses odd ones. With a spare node it is held to one replica, too, or i
 
 The parts of ours are from the restart's report, with *detect* from the fault on. Stock's are as seen from outside:
 *detect* ends when its callback hears of the fault, *stop* when the last old process is gone, *place* when the last
-rank has entered its function (with the process group made), *start* when it begins to load. The last rank is killed,
-or a node that has neither our supervisor nor Ray Train's controller, which is on the driver's node."""
+rank has entered its function (with the process group made), *start* when it begins to load. The last rank is killed, or
+its node removed; our supervisor and Ray Train's controller are both on the head, which stays."""
 
 
 def main() -> None:

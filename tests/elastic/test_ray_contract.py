@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from service.gang.cluster_view import ClusterView
 from service.gang.ray_private import draining_nodes, free_resources, node_table
@@ -33,13 +34,18 @@ def within(seconds: float, condition: Callable[[], object]) -> bool:
     return True
 
 
+class Sleeper:
+    def pid(self) -> int:
+        return os.getpid()
+
+
 def workers() -> list[str]:
     return [node["NodeID"] for node in node_table() if node["Alive"] and node["Resources"].get("CPU")]
 
 
 def test_ray_is_pinned_to_the_version_that_is_tested() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    (pin,) = [each for each in project["dependencies"] if each.startswith("ray")]
+    (pin,) = [each for each in project["optional-dependencies"]["service"] if each.startswith("ray[")]
     assert pin.endswith(f"=={version('ray')}")
 
 
@@ -74,10 +80,6 @@ def test_the_head_can_be_asked_for(nodes: Nodes) -> None:
 
 
 def test_killing_a_stopped_process_through_ray_alone_does_not_end_it(nodes: Nodes) -> None:
-    class Sleeper:
-        def pid(self) -> int:
-            return os.getpid()
-
     actor = ray.remote(Sleeper).options(num_cpus=0).remote()
     pid = ray.get(actor.pid.remote())
     os.kill(pid, signal.SIGSTOP)
@@ -90,6 +92,10 @@ def test_killing_a_stopped_process_through_ray_alone_does_not_end_it(nodes: Node
 def test_a_notice_is_seen_and_a_lost_node_is_known_before_ray_knows(nodes: Nodes) -> None:
     noticed, lost, _ = workers()
     view = ClusterView()
+    # A node on which nothing runs goes away at once.
+    there = NodeAffinitySchedulingStrategy(noticed, soft=False)
+    resident = ray.remote(Sleeper).options(num_cpus=1, scheduling_strategy=there).remote()
+    ray.get(resident.pid.remote())
     nodes.drain(noticed, seconds=300)
     assert within(5, lambda: noticed in draining_nodes())
     assert draining_nodes()[noticed] == pytest.approx(time.time() + 300, abs=10)

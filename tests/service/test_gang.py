@@ -129,7 +129,7 @@ def test_end_frees_everything(gangs: RayGangs, start: Callable[..., Gang]) -> No
 
 
 def test_a_killed_worker_is_replaced(start: Callable[..., Gang]) -> None:
-    gang = start(training={"steps": 60})
+    gang = start(training={"steps": 60}, checkpoint={"every_steps": 50})
     gang.until(trained(20))
     os.kill(gang.pids()[1], signal.SIGKILL)
     gang.until(ended)
@@ -206,10 +206,9 @@ def test_another_layout_goes_through_the_store_and_loses_no_step(start: Callable
     gang = start(training=ENDLESS, elasticity={"data_parallel_size": {"max": 2}, "layouts": [[2, 1], [1, 1]]})
     gang.until(trained(10))
     gang.orders = Orders(Shape(1, 1, 2), (Shape(1, 1, 1), Shape(1, 1, 2)), Cause.LIMITS_CHANGED)
-    gang.until(lambda gang: gang.of("restart"))
-    (restart,) = gang.of("restart")
+    gang.until(lambda gang: gang.of("restart") and gang.status.shape == Shape(1, 1, 2))
+    restart = gang.of("restart")[0]
     assert (restart.recovered_from, restart.resumed_step) == ("storage", restart.step)
-    assert gang.status.shape == Shape(1, 1, 2)
     steps = [report.step for report in gang.of("progress")]
     assert steps == list(range(1, steps[-1] + 1))
 
