@@ -138,7 +138,7 @@ class Gang:
         return False
 
     def _orders_now(self) -> Orders:
-        """The scheduler's; or those before them, as long as what they ask for has to go through the store and cannot."""
+        """The scheduler's; or those before, as long as what is asked for has to go through the store and cannot."""
         with self._lock:
             orders = self._orders
         target, shape = orders.target, self._shape
