@@ -30,6 +30,7 @@ import psutil
 import ray
 import ray.train
 from ray.cluster_utils import Cluster
+from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchTrainer
 
@@ -55,6 +56,7 @@ BUSY_SECONDS = 5.0  # in which to see what other work there is
 STEADY_STEPS = 30  # before the fault: several checkpoints and copies
 TENSOR, NODE_CPUS = 2, 2
 EVERY_STEPS = 10  # a checkpoint, and a copy in memory
+MOST_STARTS = 3  # of a cluster
 NEVER = float("inf")
 PARTS = ("detect", "stop", "place", "start", "load", "first_step")
 
@@ -132,14 +134,20 @@ class Victim:
 class SimulatedNodes:
     """A Ray cluster on this machine: a head without CPUs, and nodes of two CPUs."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         self._folder = tempfile.mkdtemp(prefix="recovery-")  # short: Ray puts sockets there
-        head = {
-            "num_cpus": 0, "include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": _free_port(),
-            "temp_dir": self._folder,
-        }  # fmt: skip
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._cluster = Cluster()
+
+    def start(self, count: int) -> None:
+        """Start the head and so many nodes."""
+        self._cluster.add_node(
+            num_cpus=0,
+            include_dashboard=True,
+            dashboard_host="127.0.0.1",
+            dashboard_port=_free_port(),
+            temp_dir=self._folder,
+        )
         for _ in range(count):
             self._cluster.add_node(num_cpus=NODE_CPUS)
 
@@ -164,11 +172,26 @@ class SimulatedNodes:
 
 @contextmanager
 def simulated_nodes(count: int) -> Iterator[SimulatedNodes]:
-    nodes = SimulatedNodes(count)
+    nodes = _started(count)
     try:
         yield nodes
     finally:
         nodes.close()
+
+
+def _started(count: int) -> SimulatedNodes:
+    for left in reversed(range(MOST_STARTS)):
+        nodes = SimulatedNodes()
+        try:
+            nodes.start(count)
+        except (RuntimeError, RayError, TimeoutError):  # now and then Ray's head hangs while it starts
+            nodes.close()
+            if not left:
+                raise
+            logger.exception("a cluster did not start; once more")
+        else:
+            break
+    return nodes
 
 
 def _free_port() -> int:
