@@ -58,7 +58,7 @@ class JobSpec(Config):
     fault_tolerance: FaultToleranceConfig = FaultToleranceConfig()
     queue: ResourceName = Field("default", description="The service's queue that the job waits and runs in.")
     credentials: ResourceName | None = Field(
-        None, description="Name of the secret with which s3:// data and checkpoints are reached; default: the node's own."
+        None, description="Name of the secret that reaches data and checkpoints on s3://; default: the node's own."
     )
     priority: int = Field(0, ge=-1000, le=1000, description="Jobs of a higher priority go first, and may take room.")
 
