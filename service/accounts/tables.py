@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import JSON, BigInteger, Index, Integer, String, Text
+from sqlalchemy import JSON, BigInteger, Float, Index, Integer, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.jobs.tables import Table, UtcDateTime
@@ -14,8 +14,8 @@ class TenantRow(Table):
     __tablename__ = "tenants"
 
     name: Mapped[str] = mapped_column(String(32), primary_key=True)
-    gpus: Mapped[float | None]
-    cpus: Mapped[float | None]
+    gpus: Mapped[float | None] = mapped_column(Float)
+    cpus: Mapped[float | None] = mapped_column(Float)
 
 
 class QueueRow(Table):
@@ -25,8 +25,8 @@ class QueueRow(Table):
 
     name: Mapped[str] = mapped_column(String(63), primary_key=True)
     description: Mapped[str] = mapped_column(Text)
-    gpus: Mapped[float | None]
-    cpus: Mapped[float | None]
+    gpus: Mapped[float | None] = mapped_column(Float)
+    cpus: Mapped[float | None] = mapped_column(Float)
 
 
 class KeyRow(Table):

@@ -73,7 +73,7 @@ def test_migration_makes_the_tables_that_the_code_expects(tmp_path: Path) -> Non
     migrate(url)
     with open_engine(url).connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
-        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["0002"]
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["0003"]
 
 
 def test_migration_keeps_what_is_there(store: JobStore, database_url: str) -> None:
@@ -119,7 +119,7 @@ def test_a_new_job_is_queued(store: JobStore) -> None:
     assert store.get(job.id) == job
     assert (job.state, job.reason, job.attempt, job.version) == ("QUEUED", "SUBMITTED", 0, 1)
     assert job.spec == a_spec()
-    assert job.checkpoint_url == f"file:///checkpoints/{job.id}"
+    assert job.checkpoint_url == f"file:///checkpoints/default/{job.id}"
     assert before <= job.submitted_at <= datetime.now(UTC)
     assert job.submitted_at.utcoffset() == timedelta(0)
     (event,) = store.events(job.id)
