@@ -267,7 +267,7 @@ class Gang:
     # While it trains
 
     def _look_after(self, formation: Formation) -> None:
-        """Report ranks' times and slow ones; break up a gang that hangs, or of which a process is silent and does not answer."""
+        """Report what ranks take; break up a gang that hangs, or of which a process is silent and does not answer."""
         now = time.monotonic()
         with self._lock:
             hanging, slow = formation.watch.hangs(now), formation.watch.newly_slow()
