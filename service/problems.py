@@ -28,6 +28,7 @@ class Problem(BaseModel):
     """Why a request was refused: the body of every answer that is an error."""
 
     type: str = Field(description="Name of the kind of problem; does not change from version to version.")
+    code: str = Field("", description="The last part of type, for programs: job-not-found, for example.")
     title: str = Field(description="The kind of problem, for people.")
     status: int = Field(description="The HTTP status.")
     detail: str = Field(description="What went wrong this time, and what to do.")
