@@ -41,7 +41,7 @@ def run(settings: Settings) -> None:
 
 
 def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:
-    gangs = RayGangs(settings.ray_address, settings.cpus)
+    gangs = RayGangs(settings.ray_address, settings.cpus, settings.secrets_dir)
     policy = ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds)
     leases = Leases(store.engine, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
 

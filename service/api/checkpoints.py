@@ -80,7 +80,9 @@ class JobCheckpoints:
         except Exception as error:
             raise _unavailable(self._job, error) from error
         if step == newest and not self._job.finished:
-            raise CheckpointInUse(f"job {self._job.id} is {self._job.state} and would go on from step {step}; cancel it")
+            raise CheckpointInUse(
+                f"job {self._job.id} is {self._job.state} and would go on from step {step}; cancel it"
+            )
         self._remove(step)
 
     def _remove(self, step: int) -> None:

@@ -96,7 +96,9 @@ def last_sequence(session: Session, job_id: str, attempt: int) -> int:
 def count_by(session: Session, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
     """How many jobs there are by a column's value, and by state."""
     counts: dict[str, dict[str, int]] = defaultdict(dict)
-    for value, state, number in session.execute(select(column, JobRow.state, func.count()).group_by(column, JobRow.state)):
+    for value, state, number in session.execute(
+        select(column, JobRow.state, func.count()).group_by(column, JobRow.state)
+    ):
         counts[value][state] = number
     return counts
 
