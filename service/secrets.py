@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 
 import fsspec
 
-from boost_core.config.urls import StorageOptions
-from service.redaction import SHORTEST, keep_quiet_about
+from service.redaction import SHORTEST, keep_quiet_about, redact
+
+__all__ = ["Secret", "SecretReference", "UnusableSecret", "load", "redact", "storage_options", "use_everywhere"]
 
 REQUIRED = ("access_key_id", "secret_access_key")
 OPTIONAL = ("session_token", "endpoint_url", "region")
@@ -35,7 +36,7 @@ _OF_THE_NODE = {
 }
 
 
-class SecretUnusable(ValueError):
+class UnusableSecret(ValueError):
     """A secret is not there, or not as it should be. The message is for the job's user and tells nothing of it."""
 
 
@@ -49,7 +50,7 @@ class SecretReference:
         name: Its name.
 
     Raises:
-        SecretUnusable: A name could lead out of the folder.
+        UnusableSecret: A name could lead out of the folder.
     """
 
     folder: str
@@ -59,7 +60,7 @@ class SecretReference:
     def __post_init__(self) -> None:
         for what, name, pattern in (("a tenant", self.tenant, _TENANT), ("credentials", self.name, _NAME)):
             if not pattern.fullmatch(name):
-                raise SecretUnusable(f"the name of {what} is not of the form {pattern.pattern}; correct it")
+                raise UnusableSecret(f"the name of {what} is not of the form {pattern.pattern}; correct it")
 
     def __str__(self) -> str:
         return f"the secret {self.name!r} of tenant {self.tenant!r}"
@@ -78,7 +79,7 @@ class Secret:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a secret stays in its process; pass the SecretReference on")
 
-    def storage_options(self) -> StorageOptions:
+    def storage_options(self) -> dict[str, Any]:
         """The same by s3fs's names. What may be set for the whole process and would mix with it is set, too."""
         options: dict[str, Any] = {
             "anon": False,
@@ -97,11 +98,11 @@ def load(reference: SecretReference) -> Secret:
     """Read a secret as it is now; ``service.redaction.redact`` takes it out of text from then on.
 
     Raises:
-        SecretUnusable: A file is missing, cannot be read, or does not hold one value.
+        UnusableSecret: A file is missing, cannot be read, or does not hold one value.
     """
     folder = Path(reference.folder) / reference.tenant / reference.name
     if not folder.is_dir():
-        raise SecretUnusable(
+        raise UnusableSecret(
             f"tenant {reference.tenant!r} has no secret {reference.name!r}; correct credentials, or ask the operator "
             "of the service to add it"
         )
@@ -109,6 +110,20 @@ def load(reference: SecretReference) -> Secret:
     values = {name: _value(folder / name, reference) for name in (*REQUIRED, *present)}
     keep_quiet_about(value for name, value in values.items() if name in _CONFIDENTIAL)
     return Secret(**values)
+
+
+def storage_options(secrets: Path, tenant: str, name: str | None) -> dict[str, Any] | None:
+    """What a look-up for one of several tenants reaches ``s3://`` with; ``None`` for the process's own means.
+
+    Args:
+        secrets: The folder of all secrets.
+        tenant: Whose job it is.
+        name: What the job's spec says as ``credentials``.
+
+    Raises:
+        UnusableSecret: It is not there, or not as it should be.
+    """
+    return None if name is None else load(SecretReference(str(secrets), tenant, name)).storage_options()
 
 
 def use_everywhere(secret: Secret) -> None:
@@ -120,13 +135,13 @@ def _value(path: Path, reference: SecretReference) -> str:
     try:
         value = path.read_bytes().decode("ascii").strip()
     except FileNotFoundError:
-        raise SecretUnusable(f"{reference} has no file {path.name}; {_REMEDY}") from None
+        raise UnusableSecret(f"{reference} has no file {path.name}; {_REMEDY}") from None
     except OSError as error:
-        raise SecretUnusable(f"{path.name} of {reference} cannot be read: {error.strerror}; {_REMEDY}") from None
+        raise UnusableSecret(f"{path.name} of {reference} cannot be read: {error.strerror}; {_REMEDY}") from None
     except UnicodeDecodeError:  # from None, because it has what was read
-        raise SecretUnusable(f"{path.name} of {reference} holds more than ASCII text; {_REMEDY}") from None
+        raise UnusableSecret(f"{path.name} of {reference} holds more than ASCII text; {_REMEDY}") from None
     if not value.isprintable() or " " in value:
-        raise SecretUnusable(f"{path.name} of {reference} holds more than one word; {_REMEDY}")
+        raise UnusableSecret(f"{path.name} of {reference} holds more than one word; {_REMEDY}")
     if len(value) < (SHORTEST if path.name in _CONFIDENTIAL else 1):
-        raise SecretUnusable(f"{path.name} of {reference} is too short to be one; {_REMEDY}")
+        raise UnusableSecret(f"{path.name} of {reference} is too short to be one; {_REMEDY}")
     return value

@@ -33,13 +33,14 @@ class RunningApi:
 
     def __init__(self, store: JobStore, settings: Settings) -> None:
         self.not_ready_because: str | None = None
+        self.settings = settings
         self.app = create_app(store, settings, lambda: self.not_ready_because)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.start()
 
     def start(self) -> None:
-        self.server = ApiServer(self.app, "127.0.0.1", self.port)
+        self.server = ApiServer(self.app, self.settings.model_copy(update={"port": self.port}))
         self.app.state.context.stopping.clear()
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()
@@ -64,7 +65,8 @@ def free_port() -> int:
 
 @pytest.fixture
 def api(store: JobStore, database_url: str, tmp_path: Path) -> Iterator[RunningApi]:
-    running = RunningApi(store, Settings(home=tmp_path / "home", database_url=database_url))
+    """A server without authentication."""
+    running = RunningApi(store, Settings(home=tmp_path / "home", database_url=database_url, auth=False))
     yield running
     running.stop()
 
