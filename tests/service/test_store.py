@@ -1,6 +1,4 @@
 import json
-import threading
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -40,6 +38,7 @@ from tests.service.records import (
     run_to_the_end,
     start,
 )
+from tests.service.together import in_threads
 
 ROOT = "file:///checkpoints/"
 
@@ -47,25 +46,6 @@ ROOT = "file:///checkpoints/"
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest) -> str:
     return request.param
-
-
-def in_threads(count: int, work: Callable[[int], object]) -> list[Exception]:
-    """Do the same in many threads at once; return what was raised."""
-    together, raised = threading.Barrier(count), []
-
-    def run(index: int) -> None:
-        together.wait()
-        try:
-            work(index)
-        except Exception as error:
-            raised.append(error)
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return raised
 
 
 def states(store: JobStore, job_id: str) -> list[str]:
