@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from service.api.requests import MOST_BODY_BYTES
-from service.jobs.store import JobNotFound
+from service.jobs.queries import JobNotFound
 from service.jobs.writes import AlreadyFinished, WrongState
 from service.problems import FieldError, Problem, field_error, job_errors
 

@@ -13,7 +13,7 @@ from boost_core.config.sources import UnfitData, check_data
 from service.api.deps import ContextDep, JobDep
 from service.api.errors import InvalidJob, problem_responses
 from service.api.requests import StrictRoute
-from service.jobs.model import JobPage, JobRecord
+from service.jobs.model import JobFilter, JobPage, JobRecord
 from service.jobs.patch import JobPatch
 from service.jobs.states import JobState
 from service.problems import FieldError, job_errors
@@ -50,7 +50,7 @@ def submit(spec: JobSpec, context: ContextDep, response: Response) -> JobRecord:
 @router.get("", responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
 def list_jobs(query: Annotated[JobQuery, Query()], context: ContextDep) -> JobPage:
     """List jobs, the newest first."""
-    found = context.store.list(query.state or None, query.limit + 1, query.cursor)
+    found = context.store.list(JobFilter(query.state or None), query.limit + 1, query.cursor)
     jobs = list(found[: query.limit])
     return JobPage(jobs=jobs, next_cursor=jobs[-1].id if len(found) > query.limit else None)
 
