@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from boost_core.config.urls import refuse_unknown_scheme
+from boost_core.config.urls import refuse_unserved
 
 
 def _under_home(template: str) -> Any:
@@ -20,11 +20,11 @@ class Settings(BaseSettings):
         pydantic.ValidationError: A variable holds a value of the wrong kind.
     """
 
-    model_config = SettingsConfigDict(env_prefix="BOOST_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="BOOST_", frozen=True, hide_input_in_errors=True)
 
     home: Path = Field(Path("~/.boost"), validate_default=True, description="Folder for what the service keeps.")
     database_url: str = _under_home("sqlite:///{home}/boost.db")
-    checkpoint_root: Annotated[str, AfterValidator(refuse_unknown_scheme)] = _under_home("file://{home}/checkpoints")
+    checkpoint_root: Annotated[str, AfterValidator(refuse_unserved)] = _under_home("file://{home}/checkpoints")
     host: str = Field("127.0.0.1", description="Address that the API listens on.")
     port: int = Field(8900, ge=1, le=65_535)
     ray_address: str | None = Field(None, description="Ray cluster to run gangs on; none: an embedded one.")

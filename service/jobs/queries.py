@@ -1,11 +1,12 @@
 """Reading the record: functions on a session."""
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import Select, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.jobs.model import JobEvent, JobFilter, JobRecord
 from service.jobs.states import TERMINAL_STATES, JobState
@@ -90,6 +91,14 @@ def last_sequence(session: Session, job_id: str, attempt: int) -> int:
     """Sequence number of the newest stored report of a gang; 0 if there is none."""
     query = select(func.max(EventRow.sequence)).where(EventRow.job_id == job_id, EventRow.attempt == attempt)
     return session.scalar(query) or 0
+
+
+def count_by(session: Session, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
+    """How many jobs there are by a column's value, and by state."""
+    counts: dict[str, dict[str, int]] = defaultdict(dict)
+    for value, state, number in session.execute(select(column, JobRow.state, func.count()).group_by(column, JobRow.state)):
+        counts[value][state] = number
+    return counts
 
 
 class ActiveJobs:

@@ -112,6 +112,16 @@ class JobStore:
             session.add(event)
             return queries.record_of(job)
 
+    def known(self, request: Request) -> JobRecord | None:
+        """The job that a request has brought about already; ``None`` if it has not.
+
+        Raises:
+            IdempotencyKeyReused: The request's key came with another one before.
+        """
+        with Session(self.engine) as session:
+            job_id = requests.find(session, request)
+            return queries.load(session, job_id) if job_id else None
+
     def get(self, job_id: str) -> JobRecord:
         """One job.
 
