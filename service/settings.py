@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from boost_core.config.urls import refuse_unserved
@@ -38,8 +38,22 @@ class Settings(BaseSettings):
         default_factory=lambda given: f"http://{given.get('host')}:{given.get('port')}",
         description="Where the command line finds the service.",
     )
+    api_key: SecretStr | None = Field(None, description="The key that the command line signs in with.")
+    config: Path = Field(
+        Path("~/.config/boost/login.json"),
+        validate_default=True,
+        description="File in which the command line keeps where it is signed in.",
+    )
+    retry_seconds: float = Field(
+        3.0, ge=0, description="How long the command line goes on when the service does not answer or is too busy."
+    )
 
-    @field_validator("home")
+    @property
+    def names_service(self) -> bool:
+        """Whether the environment says where the command line finds the service."""
+        return not self.model_fields_set.isdisjoint({"url", "host", "port"})
+
+    @field_validator("home", "config")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         # Gangs work in other folders, so a relative path would mean another place to them.

@@ -108,6 +108,8 @@ def _line(report: Report) -> str:
         case FaultReport():
             return f"step {report.step}  {report.what.replace('_', ' ')}: {report.message}"
         case RankTimesReport():
-            return f"step {report.step}  busy seconds by rank: {', '.join(f'{each:.3g}' for each in report.busy_seconds)}"
+            return (
+                f"step {report.step}  busy seconds by rank: {', '.join(f'{each:.3g}' for each in report.busy_seconds)}"
+            )
         case LogLine():
             return f"rank {report.rank} {report.level}: {report.message}"

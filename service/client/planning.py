@@ -5,13 +5,8 @@ from typing import Any
 
 from boost_core.config import JobSpec
 from service.client.calls import Call, get, operation, path_of, plain
-from service.models.presets import PresetList
+from service.models.plan import Plan, PresetList
 from service.models.versions import Versions
-
-try:
-    from boost_core.plan.report import Plan  # type: ignore[import-untyped]
-except ImportError:
-    from service.models.provisional_plan import Plan
 
 
 class PlanningCalls:
