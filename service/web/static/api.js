@@ -24,7 +24,8 @@ export const session = new EventTarget();
 export async function send(method, path, { query, body, headers = {}, signal } = {}) {
   const url = new URL(path, location.origin);
   for (const [name, value] of Object.entries(query ?? {})) {
-    for (const item of [value].flat()) if (item !== null && item !== undefined && item !== "") url.searchParams.append(name, item);
+    for (const item of [value].flat())
+      if (item !== null && item !== undefined && item !== "") url.searchParams.append(name, item);
   }
   const options = { method, headers: { Accept: "application/json", ...headers }, signal, credentials: "same-origin" };
   if (body !== undefined) {

@@ -12,8 +12,15 @@ export function ask({ title, text, action, danger = false, fields = [], act }) {
     const refusal = h("p", { class: "refusal", role: "alert" });
     const confirm = h("button", { class: danger ? "danger" : "primary", type: "submit" }, action);
     const leave = h("button", { type: "button", autofocus: true, on: { click: () => dialog.close() } }, "Back");
-    const form = h("form", { method: "dialog" }, h("h2", { id: "dialog-title" }, title), text && h("p", {}, text), fields, refusal,
-      h("div", { class: "dialog-actions" }, leave, confirm));
+    const form = h(
+      "form",
+      { method: "dialog" },
+      h("h2", { id: "dialog-title" }, title),
+      text && h("p", {}, text),
+      fields,
+      refusal,
+      h("div", { class: "dialog-actions" }, leave, confirm),
+    );
     const dialog = h("dialog", { "aria-labelledby": "dialog-title" }, form);
     let result = null;
     form.addEventListener("submit", async (event) => {
@@ -23,7 +30,10 @@ export function ask({ title, text, action, danger = false, fields = [], act }) {
         result = await act();
         dialog.close();
       } catch (problem) {
-        refusal.textContent = [problem.message, ...(problem.errors ?? []).map((error) => `${error.field}: ${error.message}`)].join("\n");
+        refusal.textContent = [
+          problem.message,
+          ...(problem.errors ?? []).map((error) => `${error.field}: ${error.message}`),
+        ].join("\n");
         confirm.disabled = false;
       }
     });

@@ -10,11 +10,25 @@ export function jobFilters(changed) {
   const chosen = new URLSearchParams(location.search);
   const states = new Set(chosen.getAll("state"));
   const counts = new Map(STATES.map((state) => [state, h("span", { class: "count" })]));
-  const chips = STATES.map((state) => h("button", {
-    type: "button", class: `chip state-${state.toLowerCase()}`, "aria-pressed": String(states.has(state)),
-    on: { click: (event) => toggle(event.currentTarget, state) },
-  }, state.toLowerCase(), counts.get(state)));
-  const name = h("input", { type: "search", placeholder: "Part of a name", "aria-label": "Part of a name", value: chosen.get("name") ?? "" });
+  const chips = STATES.map((state) =>
+    h(
+      "button",
+      {
+        type: "button",
+        class: `chip state-${state.toLowerCase()}`,
+        "aria-pressed": String(states.has(state)),
+        on: { click: (event) => toggle(event.currentTarget, state) },
+      },
+      state.toLowerCase(),
+      counts.get(state),
+    ),
+  );
+  const name = h("input", {
+    type: "search",
+    placeholder: "Part of a name",
+    "aria-label": "Part of a name",
+    value: chosen.get("name") ?? "",
+  });
   const queue = h("select", { "aria-label": "Queue" }, h("option", { value: "" }, "All queues"));
   let wantedQueue = chosen.get("queue") ?? "";
   let typing = null;
@@ -36,7 +50,8 @@ export function jobFilters(changed) {
 
   function told() {
     const address = new URLSearchParams();
-    for (const [key, value] of Object.entries(query())) for (const item of [value].flat()) if (item) address.append(key, item);
+    for (const [key, value] of Object.entries(query()))
+      for (const item of [value].flat()) if (item) address.append(key, item);
     const text = address.toString();
     history.replaceState(null, "", text ? `/?${text}` : "/");
     changed();
@@ -49,7 +64,12 @@ export function jobFilters(changed) {
   /** Show the queues that there are, and how many jobs are in each state. */
   function update(queues) {
     const names = [...new Set([...queues.map((one) => one.name), wantedQueue].filter(Boolean))];
-    if (names.join() !== Array.from(queue.options, (option) => option.value).slice(1).join()) {
+    if (
+      names.join() !==
+      Array.from(queue.options, (option) => option.value)
+        .slice(1)
+        .join()
+    ) {
       queue.replaceChildren(queue.options[0], ...names.map((one) => h("option", { value: one }, one)));
     }
     queue.value = wantedQueue;
@@ -59,7 +79,11 @@ export function jobFilters(changed) {
     }
   }
 
-  const element = h("form", { class: "filters", role: "search", "aria-label": "Jobs", on: { submit: (event) => event.preventDefault() } },
-    h("div", { class: "chips", role: "group", "aria-label": "State" }, chips), h("div", { class: "fields" }, queue, name));
+  const element = h(
+    "form",
+    { class: "filters", role: "search", "aria-label": "Jobs", on: { submit: (event) => event.preventDefault() } },
+    h("div", { class: "chips", role: "group", "aria-label": "State" }, chips),
+    h("div", { class: "fields" }, queue, name),
+  );
   return { element, query, update };
 }

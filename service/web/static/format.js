@@ -18,9 +18,20 @@ export function whole(value) {
 /** A number in about three figures: 12.3k. */
 export function short(value) {
   if (finite(value) === null) return UNKNOWN;
-  const prefixes = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+  const prefixes = [
+    [1e15, "P"],
+    [1e12, "T"],
+    [1e9, "G"],
+    [1e6, "M"],
+    [1e3, "k"],
+  ];
   const [unit, prefix] = prefixes.find(([size]) => Math.abs(value) >= size) ?? [1, ""];
   return figures(value / unit) + prefix;
+}
+
+/** A number at an axis, in as few figures as tell it apart. */
+export function tick(value) {
+  return Math.abs(value) >= 1000 ? short(value) : small(Number(value.toPrecision(4)));
 }
 
 /** A small number, such as a learning rate. */
@@ -37,7 +48,9 @@ export function loss(value) {
 /** A part of a whole. */
 export function percent(part) {
   if (finite(part) === null) return UNKNOWN;
-  return part > 0 && part < 0.001 ? "<0.1%" : `${(100 * part).toFixed(part < 0.0995 || part > 0.9995 ? 1 : 0).replace(".0", "")}%`;
+  return part > 0 && part < 0.001
+    ? "<0.1%"
+    : `${(100 * part).toFixed(part < 0.0995 || part > 0.9995 ? 1 : 0).replace(".0", "")}%`;
 }
 
 /** Bytes in powers of 1024. */
@@ -56,10 +69,16 @@ export function duration(seconds) {
   if (seconds < 10) return `${seconds.toFixed(1).replace(".0", "")} s`;
   if (seconds < 60) return `${Math.round(seconds)} s`;
   const minutes = Math.round(seconds / 60);
-  if (minutes < 60) return seconds < 600 ? two(Math.floor(seconds / 60), "min", Math.floor(seconds % 60), "s") : `${minutes} min`;
+  if (minutes < 60)
+    return seconds < 600 ? two(Math.floor(seconds / 60), "min", Math.floor(seconds % 60), "s") : `${minutes} min`;
   const hours = Math.floor(minutes / 60);
   if (hours < 24) return two(hours, "h", minutes % 60, "min");
   return two(Math.floor(hours / 24), "d", hours % 24, "h");
+}
+
+/** How long something takes, in its largest unit alone. */
+export function about(seconds) {
+  return duration(seconds).split(" ").slice(0, 2).join(" ");
 }
 
 /** Seconds between two points in time; the second is now if left out. */
@@ -90,9 +109,7 @@ export function words(name) {
 }
 
 function figures(value) {
-  const size = Math.abs(value);
-  if (size >= 100 || Number.isInteger(value)) return value.toFixed(0);
-  return value.toFixed(size >= 10 ? 1 : 2);
+  return Math.abs(value) >= 100 ? value.toFixed(0) : String(Number(value.toPrecision(3)));
 }
 
 function two(large, largeUnit, rest, restUnit) {

@@ -35,7 +35,9 @@ export function goodputBar() {
       parts[index].classList.toggle("none", !spent[kind]);
       parts[index].style.setProperty("flex-grow", spent[kind]);
     });
-    const said = KINDS.filter(([kind]) => spent[kind] > 0).map(([kind, name]) => `${name} ${percent(spent[kind] / total)}`);
+    const said = KINDS.filter(([kind]) => spent[kind] > 0).map(
+      ([kind, name]) => `${name} ${percent(spent[kind] / total)}`,
+    );
     element.setAttribute("aria-label", said.join(", ") || "nothing yet");
     element.title = said.join("\n");
     return { spent, total };
@@ -50,10 +52,22 @@ export function goodputCard() {
   const lead = h("p", { class: "lead" });
   function update(job) {
     const { spent, total } = bar.update(job.goodput);
-    lead.replaceChildren(h("strong", {}, percent(total ? spent.productive / total : 0)), ` of ${duration(total)} productive`);
-    legend.replaceChildren(...KINDS.map(([kind, name, meaning]) => h("li", { title: meaning, class: spent[kind] ? "" : "none" },
-      h("i", { class: `kind-${kind}` }), h("span", {}, name), h("b", {}, duration(spent[kind])),
-      h("small", {}, percent(total ? spent[kind] / total : 0)))));
+    lead.replaceChildren(
+      h("strong", {}, percent(total ? spent.productive / total : 0)),
+      ` of ${duration(total)} productive`,
+    );
+    legend.replaceChildren(
+      ...KINDS.map(([kind, name, meaning]) =>
+        h(
+          "li",
+          { title: meaning, class: spent[kind] ? "" : "none" },
+          h("i", { class: `kind-${kind}` }),
+          h("span", {}, name),
+          h("b", {}, duration(spent[kind])),
+          h("small", {}, percent(total ? spent[kind] / total : 0)),
+        ),
+      ),
+    );
   }
   return { element: card("Where the time went", { id: "goodput" }, lead, bar.element, legend), update };
 }

@@ -2,7 +2,7 @@
 
 import { badge, explanation, FINISHED } from "./badge.js";
 import { h, link, setText, time } from "./dom.js";
-import { duration, loss, percent, seconds, shape, short, UNKNOWN, whole } from "./format.js";
+import { about, duration, loss, percent, seconds, shape, short, UNKNOWN, whole } from "./format.js";
 import { goodputBar } from "./goodput.js";
 import { sparkline } from "./spark.js";
 
@@ -27,13 +27,28 @@ export function jobRow(job) {
     [productive, goodput.element],
     [age],
   ];
-  const element = h("tr", {}, cells.map((content, index) => h(index ? "td" : "th", {
-    "data-label": COLUMNS[index], class: `cell-${index}`, scope: index ? null : "row",
-  }, content)));
+  const element = h(
+    "tr",
+    {},
+    cells.map((content, index) =>
+      h(
+        index ? "td" : "th",
+        {
+          "data-label": COLUMNS[index],
+          class: `cell-${index}`,
+          scope: index ? null : "row",
+        },
+        content,
+      ),
+    ),
+  );
 
   function update(now, course) {
     setText(name, now.name);
-    setText(origin, [now.tenant, now.queue, now.spec.priority && `priority ${now.spec.priority}`].filter(Boolean).join(" · "));
+    setText(
+      origin,
+      [now.tenant, now.queue, now.spec.priority && `priority ${now.spec.priority}`].filter(Boolean).join(" · "),
+    );
     state.update(now);
     setText(why, explanation(now));
     why.title = why.textContent;
@@ -41,7 +56,10 @@ export function jobRow(job) {
     const done = now.progress?.step ?? 0;
     bar.update(done, total);
     setText(steps, `${whole(done)} / ${whole(total)}`);
-    setText(share, now.state === "RUNNING" && now.progress ? `${duration(now.progress.eta_seconds)} left` : percent(done / total));
+    setText(
+      share,
+      now.state === "RUNNING" && now.progress ? `${duration(now.progress.eta_seconds)} left` : percent(done / total),
+    );
     setText(lossNow, now.progress ? loss(now.progress.loss) : UNKNOWN);
     setText(rate, now.progress ? short(now.progress.tokens_per_second) : UNKNOWN);
     curves[0].update(course.map((sample) => sample.loss));
@@ -50,8 +68,12 @@ export function jobRow(job) {
     size.title = "tensor × pipeline × data parallel";
     const { spent, total: all } = goodput.update(now.goodput);
     setText(productive, percent(all ? spent.productive / all : 0));
-    const text = FINISHED.has(now.state) && now.finished_at ? `took ${duration(seconds(now.submitted_at, now.finished_at))}` : "";
-    age.replaceChildren(time(now.submitted_at, duration(seconds(now.submitted_at))), text && h("small", {}, text));
+    age.replaceChildren(
+      time(now.submitted_at, about(seconds(now.submitted_at))),
+      now.finished_at && FINISHED.has(now.state)
+        ? h("small", {}, `took ${about(seconds(now.submitted_at, now.finished_at))}`)
+        : "",
+    );
   }
   return { element, update };
 }
@@ -59,7 +81,11 @@ export function jobRow(job) {
 /** Steps done of all, as a bar. */
 export function progressBar() {
   const fill = h("span");
-  const element = h("div", { class: "progress", role: "progressbar", "aria-label": "Steps done", "aria-valuemin": 0 }, fill);
+  const element = h(
+    "div",
+    { class: "progress", role: "progressbar", "aria-label": "Steps done", "aria-valuemin": 0 },
+    fill,
+  );
   function update(done, total) {
     fill.style.setProperty("width", `${total ? Math.min(100, (100 * done) / total) : 0}%`);
     element.setAttribute("aria-valuemax", total);

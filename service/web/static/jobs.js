@@ -22,20 +22,53 @@ export function showJobs(main) {
 
   const body = h("tbody");
   const empty = h("p", { class: "empty" });
-  const table = h("table", { class: "jobs" },
-    h("thead", {}, h("tr", {}, COLUMNS.map((column, index) => h("th", { scope: "col", class: `cell-${index}` }, column)))), body);
-  const newer = h("button", { type: "button", on: { click: () => turn(() => pages.length > 1 && pages.pop()) } }, "← Newer");
-  const older = h("button", { type: "button", on: { click: () => turn(() => older.next && pages.push(older.next)) } }, "Older →");
+  const table = h(
+    "table",
+    { class: "jobs" },
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        COLUMNS.map((column, index) => h("th", { scope: "col", class: `cell-${index}` }, column)),
+      ),
+    ),
+    body,
+  );
+  const newer = h(
+    "button",
+    { type: "button", on: { click: () => turn(() => pages.length > 1 && pages.pop()) } },
+    "← Newer",
+  );
+  const older = h(
+    "button",
+    { type: "button", on: { click: () => turn(() => older.next && pages.push(older.next)) } },
+    "Older →",
+  );
   const where = h("span", { "aria-live": "polite" });
   const filters = jobFilters(() => turn(() => pages.splice(1)));
   const cluster = clusterPanels();
-  const histories = new Histories((id) => shown.has(id) && rows.get(id)?.update(shown.get(id), histories.of(shown.get(id))));
+  const histories = new Histories(
+    (id) => shown.has(id) && rows.get(id)?.update(shown.get(id), histories.of(shown.get(id))),
+  );
 
-  main.append(h("div", { class: "overview" },
-    h("section", { class: "list", "aria-labelledby": "jobs-title" },
-      h("h1", { id: "jobs-title" }, "Jobs"), filters.element, table, empty,
-      h("nav", { class: "pages", "aria-label": "Pages of jobs" }, newer, where, older)),
-    cluster.element));
+  main.append(
+    h(
+      "div",
+      { class: "overview" },
+      h(
+        "section",
+        { class: "list", "aria-labelledby": "jobs-title" },
+        h("h1", { id: "jobs-title" }, "Jobs"),
+        filters.element,
+        table,
+        empty,
+        h("nav", { class: "pages", "aria-label": "Pages of jobs" }, newer, where, older),
+      ),
+      cluster.element,
+    ),
+  );
 
   const list = every(LIST_SECONDS, async () => {
     const mine = ++asked;

@@ -20,20 +20,38 @@ export async function identify() {
   const place = document.getElementById("identity");
   if (identity.name === NOBODY) return place.replaceChildren();
   const out = h("button", { type: "button", class: "quiet", on: { click: signOut } }, "Sign out");
-  return place.replaceChildren(h("span", { class: "who", title: `May: ${identity.scopes.join(", ")}` },
-    h("strong", {}, identity.name), ` · ${identity.tenant}`), out);
+  return place.replaceChildren(
+    h(
+      "span",
+      { class: "who", title: `May: ${identity.scopes.join(", ")}` },
+      h("strong", {}, identity.name),
+      ` · ${identity.tenant}`,
+    ),
+    out,
+  );
 }
 
 /** Show the form in place of the page; `done` is called with a key that the API has taken. */
 export function showSignIn(main, done) {
   document.title = "Sign in · BOOST";
   document.getElementById("identity").replaceChildren();
-  const input = h("input", { type: "password", name: "key", required: true, autocomplete: "current-password", spellcheck: "false" });
+  const input = h("input", {
+    type: "password",
+    name: "key",
+    required: true,
+    autocomplete: "current-password",
+    spellcheck: "false",
+  });
   const refusal = h("p", { class: "refusal", role: "alert" });
   const submit = h("button", { class: "primary", type: "submit" }, "Sign in");
-  const form = h("form", { class: "card sign-in", "aria-labelledby": "sign-in-title" },
+  const form = h(
+    "form",
+    { class: "card sign-in", "aria-labelledby": "sign-in-title" },
     h("h1", { id: "sign-in-title" }, "Sign in"),
-    field("API key", input, "It begins with boost_. Ask the operator of this service for one."), refusal, submit);
+    field("API key", input, "It begins with boost_. Ask the operator of this service for one."),
+    refusal,
+    submit,
+  );
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     submit.disabled = true;

@@ -11,11 +11,19 @@ const EDGE = 2;
 export function sparkline(label) {
   const path = svg("path", { fill: "none", "vector-effect": "non-scaling-stroke" });
   const title = svg("title");
-  const element = svg("svg", { class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", preserveAspectRatio: "none" }, title, path);
+  const element = svg(
+    "svg",
+    { class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", preserveAspectRatio: "none" },
+    title,
+    path,
+  );
   function update(values) {
     const known = values.filter((value) => finite(value) !== null);
     path.setAttribute("d", known.length > 1 ? line(known) : "");
-    title.textContent = known.length > 1 ? `${label}: from ${known[0].toPrecision(4)} to ${known.at(-1).toPrecision(4)}` : `${label}: none yet`;
+    title.textContent =
+      known.length > 1
+        ? `${label}: from ${known[0].toPrecision(4)} to ${known.at(-1).toPrecision(4)}`
+        : `${label}: none yet`;
   }
   return { element, update };
 }

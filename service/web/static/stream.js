@@ -98,5 +98,7 @@ async function* lines(body) {
 }
 
 function cutOff(failure) {
-  return failure.name === "AbortError" ? failure : Object.assign(new Error("The connection was lost."), { passing: true, status: 0 });
+  return failure.name === "AbortError"
+    ? failure
+    : Object.assign(new Error("The connection was lost."), { passing: true, status: 0 });
 }

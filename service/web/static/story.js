@@ -1,0 +1,31 @@
+// One event in a sentence.
+
+import { bytes, duration, shape, small, whole, words } from "./format.js";
+import { restartText } from "./timelineview.js";
+
+const SENTENCES = {
+  state: (data) => `${data.state}: ${data.message}`,
+  started: (data) =>
+    `${whole(data.world_size)} ranks from step ${whole(data.step)}${data.resumed_from ? `, from ${data.resumed_from}` : ""}`,
+  shape: (data) => `${shape(data)} on ${[...new Set(data.nodes)].join(", ")}`,
+  interruption: (data) => `${words(data.cause)} after step ${whole(data.step)}: ${data.message}`,
+  restart: restartText,
+  fault: (data) => `${words(data.what)} at step ${whole(data.step)}: ${data.message}`,
+  checkpoint: (data) =>
+    `step ${whole(data.step)}, ${bytes(data.bytes)}; the loop stood still for ${duration(data.seconds)}`,
+  evaluation: (data) => `step ${whole(data.step)}: held-out loss ${small(data.loss)}`,
+  drill: (data) => `${words(data.kind)} of rank ${data.rank} was asked for`,
+  patch: (data) =>
+    Object.entries(data)
+      .map(([field, change]) => `${field} from ${value(change?.from)} to ${value(change?.to)}`)
+      .join(", "),
+};
+
+/** What an event says, for people. */
+export function story(event) {
+  return SENTENCES[event.kind]?.(event.data) ?? value(event.data);
+}
+
+function value(anything) {
+  return typeof anything === "string" ? anything : JSON.stringify(anything);
+}
