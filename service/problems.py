@@ -7,9 +7,13 @@ from typing import Any, get_args
 from pydantic import BaseModel, Field
 
 from boost_core.config import JobSpec
+from boost_core.config.urls import UNSHOWN, may_hold_credentials
 
 _LONGEST_VALUE = 200  # characters of a refused value that are shown
 _OUR_OWN_WORDS = frozenset({"illegal_value", "value_error"})  # these messages name the value and the remedy
+# What people put where nothing or a mere name belongs may be the secret itself.
+_UNSHOWN_ERRORS = frozenset({"missing", "extra_forbidden", UNSHOWN})
+_UNSHOWN_FIELDS = frozenset({"credentials"})
 
 
 class FieldError(BaseModel):
@@ -24,6 +28,7 @@ class Problem(BaseModel):
     """Why a request was refused: the body of every answer that is an error."""
 
     type: str = Field(description="Name of the kind of problem; does not change from version to version.")
+    code: str = Field("", description="The last part of type, for programs: job-not-found, for example.")
     title: str = Field(description="The kind of problem, for people.")
     status: int = Field(description="The HTTP status.")
     detail: str = Field(description="What went wrong this time, and what to do.")
@@ -43,7 +48,8 @@ def job_errors(errors: Iterable[Mapping[str, Any]], model: type[BaseModel] = Job
 
 def field_error(path: tuple[str | int, ...], error: Mapping[str, Any]) -> FieldError:
     """One entry of ``ValidationError.errors()`` for the field at ``path``."""
-    value = None if error["type"] == "missing" else _shown(error.get("input"))
+    hidden = error["type"] in _UNSHOWN_ERRORS or bool(_UNSHOWN_FIELDS.intersection(path))
+    value = None if hidden else _shown(error.get("input"))
     return FieldError(field=_dotted(path), message=_message(error, value), value=value)
 
 
@@ -103,6 +109,6 @@ def _shown(value: object) -> str | int | float | bool | None:
         return value
     if isinstance(value, bool | int) and len(str(value)) <= _LONGEST_VALUE:
         return value
-    if isinstance(value, str | float):
+    if isinstance(value, str | float) and not may_hold_credentials(str(value)):
         return str(value)[:_LONGEST_VALUE]
     return None

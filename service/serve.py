@@ -2,6 +2,8 @@
 
 import contextlib
 import logging
+import os
+import secrets
 import signal
 import socket
 
@@ -9,6 +11,7 @@ from service.api.app import create_app
 from service.api.server import ApiServer
 from service.gang.ray_gangs import RayGangs
 from service.jobs.database import migrate
+from service.jobs.leases import Leases
 from service.jobs.store import JobStore
 from service.scheduler.actions import ResizePolicy
 from service.scheduler.loop import ReconcileLoop
@@ -35,7 +38,12 @@ def run(settings: Settings) -> None:
 def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:
     gangs = RayGangs(settings.ray_address, settings.cpus)
     policy = ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds)
-    loop = ReconcileLoop(gangs, Reconciler(store, gangs, policy), settings.reconcile_seconds)
+    leases = Leases(store.engine, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
+
+    def reconciler(record: JobStore) -> Reconciler:
+        return Reconciler(record, gangs, policy)
+
+    loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds)
     server = ApiServer(create_app(store, settings, loop.problem), settings.host, settings.port)
     # uvicorn stops at either signal and then raises it again: as a KeyboardInterrupt both leave through the door.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -7,9 +7,9 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class Config(BaseModel):
-    """An immutable configuration that refuses fields it does not know."""
+    """An immutable configuration that refuses fields it does not know. The text of its errors shows no values."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 @dataclass(frozen=True)
@@ -47,4 +47,4 @@ def raise_problems(title: str, problems: list[FieldProblem]) -> None:
         )
         for problem in problems
     ]
-    raise ValidationError.from_exception_data(title, details)
+    raise ValidationError.from_exception_data(title, details, hide_input=True)

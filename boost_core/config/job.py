@@ -17,6 +17,7 @@ from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.training import OptimizerConfig, TrainingConfig
 
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$")]
+ResourceName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 
 
 class ResourcesConfig(Config):
@@ -55,6 +56,10 @@ class JobSpec(Config):
         None, description="Shapes that the gang may take; default: parallelism's alone."
     )
     fault_tolerance: FaultToleranceConfig = FaultToleranceConfig()
+    queue: ResourceName = Field("default", description="The service's queue that the job waits and runs in.")
+    credentials: ResourceName | None = Field(
+        None, description="Name of the secret that reaches data and checkpoints on s3://; default: the node's own."
+    )
     priority: int = Field(0, ge=-1000, le=1000, description="Jobs of a higher priority go first, and may take room.")
 
     @model_validator(mode="after")

@@ -7,9 +7,11 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from boost_core import __version__
+from service.accounts.quotas import QuotaStore
 from service.api.deps import Context
 from service.api.errors import document_media_type, install_error_handlers
-from service.api.routes import events, health, jobs
+from service.api.following import Follower
+from service.api.routes import changes, checkpoints, events, health, history, jobs, nodes, plans, queues
 from service.jobs.store import JobStore
 from service.settings import Settings
 from service.telemetry.exporter import JobCollector
@@ -35,8 +37,9 @@ def create_app(store: JobStore, settings: Settings, readiness: Callable[[], str 
     app = _Api(title="BOOST Service", version=__version__)
     metrics = CollectorRegistry()
     metrics.register(JobCollector(store))
-    app.state.context = Context(store, settings, readiness, metrics)
+    quotas, follower = QuotaStore(store.engine), Follower(store.versions)
+    app.state.context = Context(store, settings, readiness, metrics, quotas, follower)
     install_error_handlers(app)
-    for routes in (jobs, events, health):
+    for routes in (jobs, changes, events, history, checkpoints, queues, nodes, plans, health):
         app.include_router(routes.router)
     return app

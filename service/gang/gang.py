@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayError
 
 from boost_core.config import Drill, JobSpec, Shape
-from boost_core.config.reports import Cause, FaultReport
+from boost_core.config.reports import Cause, FaultReport, RankTimesReport
 from boost_core.plan.snapshots import MemoryState, copy_holders, newest_whole_state
 from service.gang.assignment import FAILURES, Assignment, End, Holder, MisplacedRanks, RankEnd
 from service.gang.cluster_view import ClusterView
@@ -267,13 +267,16 @@ class Gang:
     # While it trains
 
     def _look_after(self, formation: Formation) -> None:
-        """Report slow ranks; break up a gang that hangs, or of which a process is silent and does not answer."""
+        """Report what ranks take; break up a gang that hangs, or of which a process is silent and does not answer."""
         now = time.monotonic()
         with self._lock:
             hanging, slow = formation.watch.hangs(now), formation.watch.newly_slow()
+            times = formation.watch.rank_times(len(formation.members), now)
             silent = [
                 member for member in formation.members if now - self._heard.get(member.number, now) > SILENT_SECONDS
             ]
+        if times is not None:
+            self._record.add(RankTimesReport(step=self._record.step, busy_seconds=times))
         for rank in slow:
             message = (
                 f"rank {rank.rank} computes {rank.times:.1f} times as long as the median rank, "

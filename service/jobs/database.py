@@ -6,21 +6,30 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy import Engine, create_engine, event, func, make_url, select
+from sqlalchemy.exc import ArgumentError
 
 _BUSY_MILLISECONDS = 30_000
+_CONNECT_SECONDS = 5
+_MIGRATION_LOCK = 0x626F6F7374  # any number, the same in all processes
 
 
 def open_engine(database_url: str) -> Engine:
     """An engine for a database URL of SQLAlchemy; for a SQLite file its folder is made.
 
     Raises:
-        sqlalchemy.exc.ArgumentError: The URL is malformed.
+        sqlalchemy.exc.ArgumentError: The URL is malformed, or of a database that is not served.
         OSError: The folder of a SQLite file cannot be made.
     """
     url = make_url(database_url)
+    if url.get_backend_name() == "postgresql":
+        return create_engine(
+            url.set(drivername="postgresql+psycopg"),
+            pool_pre_ping=True,  # a connection from before the database was restarted is made anew
+            connect_args={"connect_timeout": _CONNECT_SECONDS},
+        )
     if url.get_backend_name() != "sqlite":
-        return create_engine(url, pool_pre_ping=True)
+        raise ArgumentError(f"{url.get_backend_name()!r} is no database that is served; use sqlite or postgresql")
     if url.database:
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(url)
@@ -48,6 +57,8 @@ def migrate(database_url: str) -> None:
     engine = open_engine(database_url)
     try:
         with engine.begin() as connection:
+            if connection.dialect.name == "postgresql":  # of several processes that start, one does it
+                connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     finally:

@@ -49,7 +49,9 @@ class Goodput(BaseModel):
     recomputed: float = Field(0.0, description="Seconds in steps done before, and in those that a fault cut short.")
     checkpoint: float = Field(0.0, description="Seconds that the loop stood still for checkpoints and copies.")
     restart: float = Field(0.0, description="Seconds to start, and to start again after an interruption.")
-    waiting: float = Field(0.0, description="Seconds in the queue, waiting for resources, or paused.")
+    waiting: float = Field(
+        0.0, description="Seconds in the queue, waiting for resources, paused, or ended until retried."
+    )
     data_stall: float = Field(0.0, description="Seconds in which steps waited for their batch.")
     compile: float = Field(0.0, description="Seconds by which first steps after a start outlasted second ones.")
     since: datetime = Field(description="When the job was submitted; later for jobs older than this ledger.")

@@ -32,6 +32,7 @@ _PHASES = {
     Reason.PAUSED_BY_USER: Phase.WAITING,
     Reason.PAUSED_FOR_PRIORITY: Phase.WAITING,
     Reason.RESUMED_BY_USER: Phase.WAITING,
+    Reason.RETRIED_BY_USER: Phase.WAITING,
     Reason.GANG_STARTING: Phase.STARTING,
     Reason.GANG_STARTED: Phase.STARTING,
     Reason.TRAINING_FINISHED: Phase.ENDED,
@@ -41,11 +42,12 @@ _PHASES = {
 }
 _IDLE = {Phase.WAITING: Kind.WAITING, Phase.STARTING: Kind.RESTART, Phase.INTERRUPTED: Kind.RESTART}
 _IN_STEPS = frozenset({Phase.STEPPING, Phase.CLOSING})
-# Why the time after a step may end in good order; all else cuts a step short.
+# What the time went into after a step that nothing cut short, or after the job's end.
 _AFTER_STEPS = {
     Reason.TRAINING_FINISHED: Kind.PRODUCTIVE,
     Reason.PAUSED_BY_USER: Kind.RESTART,
     Reason.PAUSED_FOR_PRIORITY: Kind.RESTART,
+    Reason.RETRIED_BY_USER: Kind.WAITING,
 }
 
 
@@ -57,7 +59,7 @@ def book(goodput: Goodput, time: datetime, what: Report | Reason) -> Goodput:
         time: When it happened.
         what: A report of the trainer, or why the job's state changed.
     """
-    if goodput.phase is Phase.ENDED:
+    if goodput.phase is Phase.ENDED and what is not Reason.RETRIED_BY_USER:
         return goodput
     match what:
         case Reason():

@@ -1,5 +1,8 @@
 """The record of a job and its events, as the API shows them and the scheduler reads them."""
 
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -9,6 +12,10 @@ from boost_core.config import Drill, JobSpec, Shape
 from boost_core.config.reports import Cause, CheckpointReport, EvaluationReport, RestartReport, ShapeReport, StepReport
 from service.jobs.goodput import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
+
+NODES = "nodes"  # the snapshot of the cluster's nodes
+
+_TAG_DIGITS = 16
 
 
 class RestartRecord(RestartReport):
@@ -23,16 +30,22 @@ class JobRecord(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     id: str = Field(description="Sortable by time of submission, for example job-01jd3x…")
+    tenant: str = Field(description="Whose job it is.")
+    submitted_by: str = Field(description="Name of the API key that it was submitted with.")
+    cloned_from: str | None = Field(None, description="The job that it is a copy of.")
+    queue: str = Field(description="Where it waits, and whose quota it draws on.")
     name: str
     spec: JobSpec
     state: JobState
     reason: Reason = Field(description="Why the job is in this state.")
     message: str = Field(description="The same for people: what happened, or what the job waits for.")
+    waiting_for: str | None = Field(None, description="What a QUEUED job waits for.")
     attempt: int = Field(description="Gangs started for this job so far.")
     cancel_requested: bool
     pause_requested: bool = Field(False, description="Whether the job's user wants it to be PAUSED.")
     checkpoint_url: str = Field(description="Folder of this job's checkpoints.")
     submitted_at: datetime
+    queued_at: datetime = Field(description="When it was submitted or last retried: its place in the queue.")
     started_at: datetime | None = Field(description="When the first gang began to train.")
     finished_at: datetime | None
     progress: StepReport | None = Field(description="The newest step.")
@@ -48,6 +61,12 @@ class JobRecord(BaseModel):
     version: int = Field(description="Goes up with every write.")
 
     @property
+    def etag(self) -> str:
+        """HTTP's entity tag of what a user can change: the spec. Progress does not alter it."""
+        digest = hashlib.sha256(self.spec.model_dump_json().encode()).hexdigest()
+        return f'"{digest[:_TAG_DIGITS]}"'
+
+    @property
     def finished(self) -> bool:
         """Whether the job has come to its end."""
         return self.state in TERMINAL_STATES
@@ -59,12 +78,52 @@ class JobRecord(BaseModel):
         return starting or self.state is JobState.RUNNING
 
     @property
+    def held(self) -> dict[str, float]:
+        """What the newest gang holds of the cluster while it runs, by Ray's names of resources."""
+        if not self.has_gang:
+            return {}
+        ranks, each = self.present_shape.world_size, self.spec.resources
+        return {"GPU": ranks * each.gpus_per_worker, "CPU": ranks * each.cpus_per_worker}
+
+    @property
     def present_shape(self) -> Shape:
         """The newest gang's shape; that of the spec before there was one."""
         if self.shape is None:
             return Shape.of(self.spec.parallelism)
         sizes = self.shape.tensor_parallel_size, self.shape.pipeline_parallel_size, self.shape.data_parallel_size
         return Shape(*sizes)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who submits a job.
+
+    Attributes:
+        tenant: Whose job it is.
+        name: Name of the API key.
+    """
+
+    tenant: str = "default"
+    name: str = "anonymous"
+
+
+@dataclass(frozen=True)
+class JobFilter:
+    """Which jobs to list; what is ``None`` does not matter.
+
+    Attributes:
+        states: In one of these.
+        tenant: Of this tenant.
+        queue: Of this queue.
+        name: With this in their name, in whichever case.
+        submitted_by: Submitted with the key of this name.
+    """
+
+    states: Collection[JobState] | None = None
+    tenant: str | None = None
+    queue: str | None = None
+    name: str | None = None
+    submitted_by: str | None = None
 
 
 class JobPage(BaseModel):
@@ -82,8 +141,8 @@ class JobEvent(BaseModel):
     id: int
     job_id: str
     kind: Literal[
-        "state", "started", "progress", "evaluation", "checkpoint", "shape", "interruption", "restart", "fault", "log",
-        "patch", "drill",
+        "state", "started", "progress", "evaluation", "checkpoint", "shape", "interruption", "restart", "fault",
+        "ranks", "log", "patch", "drill",
     ]  # fmt: skip
     time: datetime
     data: dict[str, Any] = Field(

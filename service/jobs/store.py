@@ -1,35 +1,32 @@
 """The store: the one place that reads and writes job records and their events."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
-from sqlalchemy import CursorResult, func, select, update
+from sqlalchemy import ColumnElement, CursorResult, Engine, func, select, true, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from boost_core.config import Drill, JobSpec
 from boost_core.config.reports import Report
-from service.jobs import writes
+from service.jobs import queries, requests, writes
 from service.jobs.database import open_engine
 from service.jobs.goodput import Goodput
 from service.jobs.ids import new_job_id
-from service.jobs.model import JobEvent, JobRecord
+from service.jobs.leases import Lease, LeaseLost
+from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner
 from service.jobs.patch import JobPatch
-from service.jobs.states import TERMINAL_STATES, JobState, Reason
-from service.jobs.tables import EventRow, JobRow
+from service.jobs.queries import ActiveJobs, EventFilter
+from service.jobs.requests import Request
+from service.jobs.states import JobState, Reason
+from service.jobs.tables import EventRow, JobRow, SnapshotRow
 from service.jobs.writes import Write
 
-ACTIVE_STATES = frozenset(JobState) - TERMINAL_STATES
-
 _LOST_RACES = 100
-
-
-class JobNotFound(LookupError):
-    """There is no job with this id."""
-
-    def __init__(self, job_id: str) -> None:
-        super().__init__(f"there is no job {job_id!r}; list the jobs to see their ids")
-        self.job_id = job_id
+_ANYBODY = Owner()
+_ALL_JOBS = JobFilter()
+_ALL_EVENTS = EventFilter()
 
 
 class JobStore:
@@ -39,40 +36,91 @@ class JobStore:
     and done again on the newer record when another writer was faster.
 
     Args:
-        database_url: A URL of SQLAlchemy, for example ``sqlite:////var/lib/boost/boost.db``.
+        database: A URL of SQLAlchemy, for example ``sqlite:////var/lib/boost/boost.db``, or an engine.
+        lease: Write only while this is the newest of its name.
     """
 
-    def __init__(self, database_url: str) -> None:
-        self._engine = open_engine(database_url)
+    def __init__(self, database: str | Engine, lease: Lease | None = None) -> None:
+        self.engine = open_engine(database) if isinstance(database, str) else database
+        self._lease = lease
+        self._active = ActiveJobs()
 
     def close(self) -> None:
         """Close all connections."""
-        self._engine.dispose()
+        self.engine.dispose()
 
-    def create(self, spec: JobSpec, checkpoint_root: str) -> JobRecord:
-        """Store a new job, QUEUED.
+    def under(self, lease: Lease) -> Self:
+        """The same store for one who works under a lease. Its writes raise ``LeaseLost`` when that is gone."""
+        return type(self)(self.engine, lease)
+
+    def create(
+        self,
+        spec: JobSpec,
+        checkpoint_root: str,
+        owner: Owner = _ANYBODY,
+        *,
+        cloned_from: str | None = None,
+        request: Request | None = None,
+    ) -> JobRecord:
+        """Store a new job, QUEUED; the same request again gives the same job.
 
         Args:
             spec: What to train.
-            checkpoint_root: Folder for checkpoints if the spec names none; the job's id is added to either.
+            checkpoint_root: Folder for checkpoints if the spec names none; tenant and job id are added to it, to
+                another one the job's id.
+            owner: Whose it is.
+            cloned_from: The job that it is a copy of.
+            request: What asks for it, if that may come again.
+
+        Raises:
+            IdempotencyKeyReused: The request's key came with another one before.
         """
         job_id, now = new_job_id(), datetime.now(UTC)
+        folder = spec.checkpoint.url or f"{checkpoint_root.rstrip('/')}/{owner.tenant}"
         job = JobRow(
             id=job_id,
+            tenant=owner.tenant,
+            queue=spec.queue,
+            submitted_by=owner.name,
+            cloned_from=cloned_from,
             name=spec.name,
             spec=spec.model_dump(mode="json"),
             state=JobState.QUEUED,
             reason=Reason.SUBMITTED,
             message="waits for its turn",
-            checkpoint_url=f"{(spec.checkpoint.url or checkpoint_root).rstrip('/')}/{job_id}",
+            checkpoint_url=f"{folder.rstrip('/')}/{job_id}",
             submitted_at=now,
+            queued_at=now,
             goodput=Goodput.begin(now).model_dump(mode="json"),
         )
-        with Session(self._engine) as session, session.begin():
+        event = writes.state_event(job_id, 0, now, JobState.QUEUED, Reason.SUBMITTED, job.message)
+        try:
+            return self._insert(job, event, request)
+        except IntegrityError:  # the same request has just been carried out by another process
+            if request is None:
+                raise
+            return self._insert(job, event, request)
+
+    def _insert(self, job: JobRow, event: EventRow, request: Request | None) -> JobRecord:
+        with Session(self.engine, expire_on_commit=False) as session, session.begin():
+            if request is not None:
+                if known := requests.find(session, request):
+                    return queries.load(session, known)
+                session.add(requests.row_of(request, job.id))
             session.add(job)
             session.flush()
-            session.add(writes.state_event(job_id, 0, now, JobState.QUEUED, Reason.SUBMITTED, job.message))
-            return _record(job)
+            session.add(event)
+            return queries.record_of(job)
+
+    def known(self, request: Request) -> JobRecord | None:
+        """The job that a request has brought about already; ``None`` if it has not.
+
+        Raises:
+            IdempotencyKeyReused: The request's key came with another one before.
+        """
+        with Session(self.engine) as session:
+            job_id = requests.find(session, request)
+            return queries.load(session, job_id) if job_id else None
 
     def get(self, job_id: str) -> JobRecord:
         """One job.
@@ -80,37 +128,35 @@ class JobStore:
         Raises:
             JobNotFound: There is none with this id.
         """
-        with Session(self._engine) as session:
-            return _load(session, job_id)
+        with Session(self.engine) as session:
+            return queries.load(session, job_id)
 
-    def list(
-        self, states: Collection[JobState] | None = None, limit: int = 100, cursor: str | None = None
-    ) -> Sequence[JobRecord]:
+    def list(self, wanted: JobFilter = _ALL_JOBS, limit: int = 100, cursor: str | None = None) -> Sequence[JobRecord]:
         """Jobs, the newest first.
 
         Args:
-            states: Only jobs in one of these.
+            wanted: Which.
             limit: At most so many.
             cursor: Only jobs older than the one with this id.
         """
-        query = select(JobRow).order_by(JobRow.id.desc()).limit(limit)
-        if states is not None:
-            query = query.where(JobRow.state.in_(states))
-        if cursor is not None:
-            query = query.where(JobRow.id < cursor)
-        with Session(self._engine) as session:
-            return [_record(job) for job in session.scalars(query)]
+        with Session(self.engine) as session:
+            return [queries.record_of(job) for job in session.scalars(queries.listed(wanted, limit, cursor))]
 
     def active(self) -> Sequence[JobRecord]:
-        """All jobs that have not come to their end, the oldest first."""
-        query = select(JobRow).where(JobRow.state.in_(ACTIVE_STATES)).order_by(JobRow.id)
-        with Session(self._engine) as session:
-            return [_record(job) for job in session.scalars(query)]
+        """All jobs that have not come to their end, in the order of the queue."""
+        with Session(self.engine) as session:
+            return self._active.read(session)
+
+    def versions(self, job_ids: Sequence[str]) -> dict[str, int]:
+        """The versions of some jobs; they grow with every write to a job."""
+        with Session(self.engine) as session:
+            found = session.execute(select(JobRow.id, JobRow.version).where(JobRow.id.in_(job_ids)))
+            return {row.id: row.version for row in found}
 
     def counts(self) -> dict[JobState, int]:
         """How many jobs are in each state; zeros included."""
         query = select(JobRow.state, func.count()).group_by(JobRow.state)
-        with Session(self._engine) as session:
+        with Session(self.engine) as session:
             found = {JobState(state): count for state, count in session.execute(query)}
         return {state: found.get(state, 0) for state in JobState}
 
@@ -167,25 +213,54 @@ class JobStore:
         """
         return self._write(job_id, writes.resumed)
 
-    def patch(self, job_id: str, changes: JobPatch) -> JobRecord:
+    def retry(self, job_id: str) -> JobRecord:
+        """Put a job that has FAILED or was CANCELLED in the queue again.
+
+        Raises:
+            JobNotFound: There is no such job.
+            WrongState: The job has not come to such an end.
+        """
+        return self._write(job_id, writes.retried)
+
+    def patch(self, job_id: str, changes: JobPatch, expected: str | None = None) -> JobRecord:
         """Change what the user said about a job, and store an event with what is different.
+
+        Args:
+            job_id: The job.
+            changes: What is to be different.
+            expected: The entity tag that the job must have, if that matters.
 
         Raises:
             JobNotFound: There is no such job.
             AlreadyFinished: The job has come to its end.
+            Outdated: The job has another tag.
             pydantic.ValidationError: The changed job is not legal; names the fields of the spec.
         """
-        return self._write(job_id, lambda record: writes.patched(record, changes))
+        return self._write(job_id, lambda record: writes.patched(record, changes, expected))
 
-    def request_drill(self, job_id: str, drill: Drill) -> JobRecord:
+    def request_drill(self, job_id: str, drill: Drill, request: Request | None = None) -> JobRecord:
         """Ask for a fault in a job, and store an event with it; ``take_drills`` hands it on.
+
+        Args:
+            job_id: The job.
+            drill: The fault.
+            request: What asks for it, if that may come again; it takes effect once.
 
         Raises:
             JobNotFound: There is no such job.
             WrongState: The job is not RUNNING.
             pydantic.ValidationError: The gang has no such rank.
         """
-        return self._write(job_id, lambda record: writes.drilled(record, drill))
+
+        def plan(session: Session, record: JobRecord) -> Write | None:
+            if request is None:
+                return writes.drilled(record, drill)
+            if requests.find(session, request):
+                return None
+            write = writes.drilled(record, drill)
+            return Write(write.values, [*write.rows, requests.row_of(request, job_id)])
+
+        return self._write_with(job_id, plan)
 
     def take_drills(self, job_id: str) -> Sequence[Drill]:
         """The faults asked for since the last call, each told once.
@@ -217,7 +292,7 @@ class JobStore:
         """
 
         def plan(session: Session, record: JobRecord) -> Write | None:
-            stored = _last_sequence(session, job_id, attempt)
+            stored = queries.last_sequence(session, job_id, attempt)
             fresh = {number: (time, report) for number, time, report in reports if number > stored}
             if not fresh or attempt < record.attempt:
                 return None
@@ -227,23 +302,50 @@ class JobStore:
 
     def last_sequence(self, job_id: str, attempt: int) -> int:
         """Sequence number of the newest stored report of a gang; 0 if there is none."""
-        with Session(self._engine) as session:
-            return _last_sequence(session, job_id, attempt)
+        with Session(self.engine) as session:
+            return queries.last_sequence(session, job_id, attempt)
 
     def count_changes(self, job_id: str, reason: Reason, since: datetime) -> int:
         """How often a job's state has changed for a reason since then."""
         of_reason = (EventRow.kind == "state") & (EventRow.data["reason"].as_string() == reason)
         query = select(func.count()).where(EventRow.job_id == job_id, EventRow.time >= since, of_reason)
-        with Session(self._engine) as session:
+        with Session(self.engine) as session:
             return session.scalar(query) or 0
 
-    def events(self, job_id: str, after_id: int = 0, limit: int = 1000) -> Sequence[JobEvent]:
+    def events(
+        self, job_id: str, after_id: int = 0, limit: int = 1000, wanted: EventFilter = _ALL_EVENTS
+    ) -> Sequence[JobEvent]:
         """Events of a job with ids above ``after_id``, in order, at most ``limit``."""
-        query = (
-            select(EventRow).where(EventRow.job_id == job_id, EventRow.id > after_id).order_by(EventRow.id).limit(limit)
-        )
-        with Session(self._engine) as session:
-            return [JobEvent.model_validate(event, from_attributes=True) for event in session.scalars(query)]
+        with Session(self.engine) as session:
+            return queries.events(session, job_id, after_id, limit, wanted)
+
+    def explain(self, messages: Mapping[str, str]) -> None:
+        """Say what queued jobs wait for. That is no change of a job: its version stays, and there is no event.
+
+        Args:
+            messages: By job.
+        """
+        with self.engine.begin() as connection:
+            for job_id, message in messages.items():
+                queued = (JobRow.id == job_id) & (JobRow.state == JobState.QUEUED)
+                connection.execute(update(JobRow).where(queued, self._permitted()).values(waiting_for=message))
+
+    def keep_snapshot(self, name: str, data: Any) -> None:
+        """Keep what the scheduler sees, for other processes to show."""
+        with Session(self.engine) as session, session.begin():
+            if self._lease is None or session.scalar(select(self._lease.holds())):
+                session.merge(SnapshotRow(name=name, time=datetime.now(UTC), data=data))
+
+    def snapshot(self, name: str) -> tuple[datetime, Any] | None:
+        """What was last kept under a name, and when; ``None`` if nothing was."""
+        with Session(self.engine) as session:
+            row = session.get(SnapshotRow, name)
+            return (row.time, row.data) if row else None
+
+    def forget_old_requests(self) -> None:
+        """Forget requests that nobody will send again."""
+        with Session(self.engine) as session, session.begin():
+            requests.forget_old(session)
 
     def _write(self, job_id: str, plan: Callable[[JobRecord], Write | None]) -> JobRecord:
         return self._write_with(job_id, lambda _session, record: plan(record))
@@ -251,37 +353,29 @@ class JobStore:
     def _write_with(self, job_id: str, plan: Callable[[Session, JobRecord], Write | None]) -> JobRecord:
         """Do what ``plan`` says of the newest record, in one transaction; plan anew when another was faster."""
         for _ in range(_LOST_RACES):
-            with Session(self._engine) as session, session.begin():
-                record = _load(session, job_id)
+            with Session(self.engine) as session, session.begin():
+                record = queries.load(session, job_id)
                 write = plan(session, record)
                 if write is None:
                     return record
                 # The job comes before its events: it is locked then, and their ids grow in the order of commits.
-                if _update(session, record, write.values):
-                    session.add_all(write.events)
-                    return _load(session, job_id)
+                if self._update(session, record, write.values):
+                    session.add_all(write.rows)
+                    return queries.load(session, job_id)
         raise RuntimeError(f"{_LOST_RACES} writes to job {job_id} lost the race against other writers")
 
+    def _update(self, session: Session, record: JobRecord, values: dict[str, Any]) -> bool:
+        """Write to a job unless its version has moved on; say whether it was written.
 
-def _update(session: Session, record: JobRecord, values: dict[str, Any]) -> bool:
-    """Write to a job unless its version has moved on; say whether it was written."""
-    unmoved = (JobRow.id == record.id) & (JobRow.version == record.version)
-    result = session.execute(update(JobRow).where(unmoved).values(**values, version=record.version + 1))
-    assert isinstance(result, CursorResult)
-    return result.rowcount == 1
+        Raises:
+            LeaseLost: Another process does the work now for which this one had a lease.
+        """
+        unmoved = (JobRow.id == record.id) & (JobRow.version == record.version) & self._permitted()
+        result = session.execute(update(JobRow).where(unmoved).values(**values, version=record.version + 1))
+        assert isinstance(result, CursorResult)
+        if result.rowcount == 0 and self._lease and not session.scalar(select(self._lease.holds())):
+            raise LeaseLost(self._lease)
+        return result.rowcount == 1
 
-
-def _load(session: Session, job_id: str) -> JobRecord:
-    job = session.get(JobRow, job_id, populate_existing=True)
-    if job is None:
-        raise JobNotFound(job_id)
-    return _record(job)
-
-
-def _record(job: JobRow) -> JobRecord:
-    return JobRecord.model_validate(job, from_attributes=True)
-
-
-def _last_sequence(session: Session, job_id: str, attempt: int) -> int:
-    query = select(func.max(EventRow.sequence)).where(EventRow.job_id == job_id, EventRow.attempt == attempt)
-    return session.scalar(query) or 0
+    def _permitted(self) -> ColumnElement[bool]:
+        return self._lease.holds() if self._lease else true()

@@ -1,4 +1,4 @@
-"""The tables: jobs, and events in the order in which they were stored."""
+"""The tables of the record: jobs, their events in the order of storing, and what several processes share."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -31,18 +31,25 @@ class JobRow(Table):
     """A job; the columns are the fields of ``service.jobs.model.JobRecord``."""
 
     __tablename__ = "jobs"
+    __table_args__ = (Index("ix_jobs_tenant_id", "tenant", "id"),)
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(32))
+    queue: Mapped[str] = mapped_column(String(63), index=True)
+    submitted_by: Mapped[str] = mapped_column(String(100))
+    cloned_from: Mapped[str | None] = mapped_column(String(32))
     name: Mapped[str] = mapped_column(String(100))
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)
     state: Mapped[str] = mapped_column(String(16), index=True)
     reason: Mapped[str] = mapped_column(String(32))
     message: Mapped[str] = mapped_column(Text)
+    waiting_for: Mapped[str | None] = mapped_column(Text)
     attempt: Mapped[int] = mapped_column(default=0)
     cancel_requested: Mapped[bool] = mapped_column(default=False)
     pause_requested: Mapped[bool] = mapped_column(default=False)
     checkpoint_url: Mapped[str] = mapped_column(Text)
     submitted_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    queued_at: Mapped[datetime] = mapped_column(UtcDateTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     progress: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
@@ -73,3 +80,36 @@ class EventRow(Table):
     kind: Mapped[str] = mapped_column(String(16))
     time: Mapped[datetime] = mapped_column(UtcDateTime)
     data: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+class RequestRow(Table):
+    """A request that was carried out under an Idempotency-Key, and what came of it."""
+
+    __tablename__ = "requests"
+
+    tenant: Mapped[str] = mapped_column(String(32), primary_key=True)
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    resource: Mapped[str] = mapped_column(String(64))
+    time: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
+
+
+class LeaseRow(Table):
+    """Work that one process at a time does. The token grows each time that it changes hands."""
+
+    __tablename__ = "leases"
+
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    holder: Mapped[str] = mapped_column(String(64))
+    token: Mapped[int] = mapped_column(BigInteger)
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class SnapshotRow(Table):
+    """Something that the scheduler sees and that other processes show, such as the cluster's nodes."""
+
+    __tablename__ = "snapshots"
+
+    name: Mapped[str] = mapped_column(String(32), primary_key=True)
+    time: Mapped[datetime] = mapped_column(UtcDateTime)
+    data: Mapped[Any] = mapped_column(JSON)

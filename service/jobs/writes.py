@@ -15,7 +15,7 @@ from service.jobs.ledger import book
 from service.jobs.model import JobRecord, RestartRecord
 from service.jobs.patch import JobPatch, apply
 from service.jobs.states import TERMINAL_STATES, JobState, Reason, next_state
-from service.jobs.tables import EventRow
+from service.jobs.tables import EventRow, Table
 
 _REPEATED = frozenset(  # said anew every round
     {Reason.WAITING_FOR_RESOURCES, Reason.GANG_STARTING, Reason.GANG_STARTED, Reason.GANG_RECOVERING}
@@ -40,12 +40,20 @@ class WrongState(ValueError):
         self.record = record
 
 
+class Outdated(ValueError):
+    """Somebody else has changed the job meanwhile."""
+
+    def __init__(self, record: JobRecord) -> None:
+        super().__init__(f"job {record.id} has been changed since; look at it again, its ETag is {record.etag} now")
+        self.record = record
+
+
 @dataclass(frozen=True)
 class Write:
-    """New values for columns of a job and the events stored with them."""
+    """New values for columns of a job and the rows stored with them."""
 
     values: dict[str, Any]
-    events: Sequence[EventRow] = ()
+    rows: Sequence[Table] = ()
 
 
 def state_event(job_id: str, attempt: int, time: datetime, state: JobState, reason: Reason, message: str) -> EventRow:
@@ -67,6 +75,8 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
     now = datetime.now(UTC)
     values: dict[str, Any] = {"state": state, "reason": reason, "message": message, "attempt": attempt}
     values["goodput"] = book(record.goodput, now, reason).model_dump(mode="json")
+    if state is not JobState.QUEUED:
+        values["waiting_for"] = None
     if state is not JobState.RUNNING:
         values["drills"] = []  # they were for the gang that trained when they were asked for
     elif record.started_at is None:
@@ -125,15 +135,35 @@ def resumed(record: JobRecord) -> Write | None:
     return Write(taken_back)
 
 
-def patched(record: JobRecord, changes: JobPatch) -> Write | None:
+def retried(record: JobRecord) -> Write | None:
+    """Put a job that has failed or was cancelled in the queue again, behind those that are there.
+
+    Raises:
+        WrongState: It has not come to such an end.
+    """
+    if record.state not in (JobState.FAILED, JobState.CANCELLED):
+        raise WrongState(record, "only a job that has FAILED or was CANCELLED can be retried; another can be cloned")
+    fresh = {"cancel_requested": False, "pause_requested": False, "finished_at": None, "queued_at": datetime.now(UTC)}
+    return _at_once(record, Reason.RETRIED_BY_USER, "waits for its turn", fresh)
+
+
+def patched(record: JobRecord, changes: JobPatch, expected: str | None = None) -> Write | None:
     """Change a job's spec; ``None`` when it is like that already.
+
+    Args:
+        record: The job.
+        changes: What is to be different.
+        expected: The entity tag that the job must have, if that matters.
 
     Raises:
         AlreadyFinished: The job has come to its end.
+        Outdated: It has another tag.
         pydantic.ValidationError: The changed job is not legal; names the fields of the spec.
     """
     if record.finished:
         raise AlreadyFinished(record, "changed")
+    if expected is not None and expected != record.etag:
+        raise Outdated(record)
     spec, differences = apply(changes, record.spec)
     if not differences:
         return None
@@ -194,7 +224,7 @@ def _restarts(record: JobRecord, reports: Mapping[int, tuple[datetime, Report]])
 
 def _at_once(record: JobRecord, reason: Reason, message: str, values: dict[str, Any]) -> Write | None:
     write = changed(record, reason, message, record.attempt)
-    return write and Write(write.values | values, write.events)
+    return write and Write(write.values | values, write.rows)
 
 
 def _event(record: JobRecord, kind: str, data: dict[str, Any]) -> EventRow:

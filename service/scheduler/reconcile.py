@@ -13,9 +13,11 @@ from datetime import UTC, datetime, timedelta
 from boost_core.config import JobSpec, Shape
 from boost_core.config.reports import Cause
 from service.gang.status import GangPhase, Gangs, GangStatus
+from service.jobs.leases import LeaseLost
 from service.jobs.model import JobRecord
+from service.jobs.queries import JobNotFound
 from service.jobs.states import IllegalTransition, JobState, Reason
-from service.jobs.store import JobNotFound, JobStore
+from service.jobs.store import JobStore
 from service.scheduler.actions import Action, Admit, Launch, Pause, Resize, ResizePolicy, RoomSeen, Wait
 from service.scheduler.decisions import decide
 from service.scheduler.memory import GangMemory
@@ -50,6 +52,7 @@ class Reconciler:
         """Do one pass. What goes wrong with one job is logged and does not keep the others waiting.
 
         Raises:
+            LeaseLost: Another process schedules now.
             Exception: The record or the cluster cannot be reached.
         """
         for job in self._store.active():
@@ -104,7 +107,7 @@ class Reconciler:
 
     def _lost(self, job: JobRecord) -> None:
         policy = job.spec.fault_tolerance
-        since = datetime.now(UTC) - timedelta(seconds=policy.restart_window_seconds)
+        since = max(job.queued_at, datetime.now(UTC) - timedelta(seconds=policy.restart_window_seconds))
         restarts_left = policy.max_restarts - self._store.count_changes(job.id, Reason.GANG_LOST, since)
         if restarts_left > 0:
             message = f"gang {job.attempt} is gone; the job waits for a new one, {restarts_left} restarts are left"
@@ -177,6 +180,8 @@ def _with_checkpoint_folder(job: JobRecord) -> JobSpec:
 def _apart(job_id: str) -> Iterator[None]:
     try:
         yield
+    except LeaseLost:
+        raise
     except IllegalTransition as overtaken:  # its user cancelled the job meanwhile
         logger.info("%s: %s", job_id, overtaken)
     except Exception:

@@ -90,7 +90,7 @@ def test_submit_show_list_cancel(http: httpx.Client, store: JobStore) -> None:
     assert http.get(created.headers["location"]).json() == record
     assert record["state"] == "QUEUED"
     assert record["spec"]["model"]["hidden_size"] == 128
-    assert record["checkpoint_url"].endswith(f"/home/checkpoints/{record['id']}")
+    assert record["checkpoint_url"].endswith(f"/home/checkpoints/default/{record['id']}")
     assert http.get("/v1/jobs").json() == {"jobs": [record], "next_cursor": None}
     cancelled = http.delete(f"/v1/jobs/{record['id']}")
     assert cancelled.status_code == 202

@@ -150,7 +150,7 @@ def test_ls_shows_jobs_newest_first(boost, store: JobStore) -> None:
 
 def test_show(boost, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
-    assert f"none yet; goes to /checkpoints/{job.id}" in boost("show", job.id).stdout
+    assert f"none yet; goes to /checkpoints/default/{job.id}" in boost("show", job.id).stdout
     run_to_the_end(store, job.id)
     shown = boost("show", job.id).stdout
     for fact in ("SUCCEEDED (TRAINING_FINISHED)", "10/10", "loss 2.5000 at step 10", "file:///checkpoints/step-10"):

@@ -12,13 +12,16 @@ from alembic.migration import MigrationContext
 from pydantic import ValidationError
 from sqlalchemy import text
 
+import service.accounts.tables  # noqa: F401  # its tables are among those expected
 from boost_core.config import DataParallelRange, Drill, Shape
 from boost_core.config.reports import Cause
 from service.jobs.database import migrate, open_engine
 from service.jobs.ids import new_job_id
+from service.jobs.model import JobFilter
 from service.jobs.patch import JobPatch
+from service.jobs.queries import JobNotFound
 from service.jobs.states import IllegalTransition, JobState, Reason
-from service.jobs.store import JobNotFound, JobStore
+from service.jobs.store import JobStore
 from service.jobs.tables import Table
 from service.jobs.writes import AlreadyFinished, WrongState
 from tests.service.records import (
@@ -70,7 +73,7 @@ def test_migration_makes_the_tables_that_the_code_expects(tmp_path: Path) -> Non
     migrate(url)
     with open_engine(url).connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
-        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["0002"]
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["0003"]
 
 
 def test_migration_keeps_what_is_there(store: JobStore, database_url: str) -> None:
@@ -116,7 +119,7 @@ def test_a_new_job_is_queued(store: JobStore) -> None:
     assert store.get(job.id) == job
     assert (job.state, job.reason, job.attempt, job.version) == ("QUEUED", "SUBMITTED", 0, 1)
     assert job.spec == a_spec()
-    assert job.checkpoint_url == f"file:///checkpoints/{job.id}"
+    assert job.checkpoint_url == f"file:///checkpoints/default/{job.id}"
     assert before <= job.submitted_at <= datetime.now(UTC)
     assert job.submitted_at.utcoffset() == timedelta(0)
     (event,) = store.events(job.id)
@@ -143,7 +146,7 @@ def test_jobs_are_listed_newest_first_page_by_page(store: JobStore) -> None:
     assert [job.id for job in store.list()] == ids[::-1]
     first = store.list(limit=2)
     assert [job.id for job in store.list(limit=2, cursor=first[-1].id)] == [ids[2], ids[1]]
-    assert [job.id for job in store.list(states={JobState.RUNNING, JobState.SUCCEEDED})] == [ids[1], ids[0]]
+    assert [job.id for job in store.list(JobFilter({JobState.RUNNING, JobState.SUCCEEDED}))] == [ids[1], ids[0]]
     assert [job.id for job in store.active()] == [ids[0], *ids[2:]]
     assert store.counts() == dict.fromkeys(JobState, 0) | {
         JobState.QUEUED: 3, JobState.RUNNING: 1, JobState.SUCCEEDED: 1,

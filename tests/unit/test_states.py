@@ -25,6 +25,8 @@ LEGAL = {
     ("RUNNING", "CANCELLED_BY_USER"): "CANCELLED",
     ("PAUSED", "RESUMED_BY_USER"): "QUEUED",
     ("PAUSED", "CANCELLED_BY_USER"): "CANCELLED",
+    ("FAILED", "RETRIED_BY_USER"): "QUEUED",
+    ("CANCELLED", "RETRIED_BY_USER"): "QUEUED",
 }
 
 
@@ -40,7 +42,11 @@ def test_every_pair_of_state_and_reason(state: JobState, reason: Reason) -> None
 
 
 def test_the_end_is_the_end() -> None:
-    assert {state for state in JobState if not TRANSITIONS[state]} == TERMINAL_STATES
+    """Only a user brings a job back from there."""
+    for state in TERMINAL_STATES:
+        assert set(TRANSITIONS[state]) <= {Reason.RETRIED_BY_USER}
+    assert not TRANSITIONS[JobState.SUCCEEDED]
+    assert all(TRANSITIONS[state] for state in set(JobState) - TERMINAL_STATES)
 
 
 def test_every_state_can_come_to_its_end_and_be_reached() -> None:

@@ -1,0 +1,45 @@
+"""What a job spec is checked for at the door beyond its own legality."""
+
+from boost_core.config import JobSpec
+from boost_core.config.sources import UnfitData, check_data
+from service.accounts.quotas import QueueNotFound
+from service.api.deps import Context
+from service.api.errors import InvalidJob
+from service.prefixes import prefix_errors
+from service.problems import FieldError
+from service.secrets import UnusableSecret, redact, storage_options
+
+
+def refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
+    """Check that a job could run: its queue, its paths, its secret and its data.
+
+    Raises:
+        InvalidJob: It could not; names the fields at fault.
+    """
+    errors = prefix_errors(spec, context.settings.prefixes(), tenant)
+    if errors:
+        raise InvalidJob(errors)
+    try:
+        context.quotas.refuse_unknown_queue(spec.queue)
+    except QueueNotFound as error:
+        raise InvalidJob([FieldError(field="queue", message=str(error), value=spec.queue)]) from error
+    _refuse_absent_data(spec, _options(spec, context, tenant))
+
+
+def _options(spec: JobSpec, context: Context, tenant: str) -> dict[str, object] | None:
+    if spec.credentials is None:
+        return None
+    try:
+        return storage_options(context.settings.secrets_dir, tenant, spec.credentials)
+    except UnusableSecret as error:
+        raise InvalidJob([FieldError(field="credentials", message=str(error), value=spec.credentials)]) from error
+
+
+def _refuse_absent_data(spec: JobSpec, options: dict[str, object] | None) -> None:
+    try:
+        check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length, options)
+    except UnfitData as error:
+        raise InvalidJob([FieldError(field=error.field, message=redact(str(error)))]) from error
+    except Exception as error:  # the clients of object stores raise types of their own
+        problem = f"cannot be looked up: {error}; check the URL and that the service has credentials for it"
+        raise InvalidJob([FieldError(field="data", message=redact(problem))]) from error

@@ -1,0 +1,134 @@
+"""Reading the record: functions on a session."""
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Select, func, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from service.jobs.model import JobEvent, JobFilter, JobRecord
+from service.jobs.states import TERMINAL_STATES, JobState
+from service.jobs.tables import EventRow, JobRow
+
+ACTIVE_STATES = frozenset(JobState) - TERMINAL_STATES
+
+_CHUNK = 500
+
+
+class JobNotFound(LookupError):
+    """There is no job with this id."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"there is no job {job_id!r}; list the jobs to see their ids")
+        self.job_id = job_id
+
+
+@dataclass(frozen=True)
+class EventFilter:
+    """Which events of a job to read; what is ``None`` does not matter.
+
+    Attributes:
+        kinds: Of one of these kinds.
+        since: Not older than this.
+        rank: Of this rank; of log lines only.
+        levels: Of one of these levels; of log lines only.
+    """
+
+    kinds: Collection[str] | None = None
+    since: datetime | None = None
+    rank: int | None = None
+    levels: Collection[str] | None = None
+
+
+def record_of(job: JobRow) -> JobRecord:
+    """A row as a record."""
+    return JobRecord.model_validate(job, from_attributes=True)
+
+
+def load(session: Session, job_id: str) -> JobRecord:
+    """One job.
+
+    Raises:
+        JobNotFound: There is none with this id.
+    """
+    job = session.get(JobRow, job_id, populate_existing=True)
+    if job is None:
+        raise JobNotFound(job_id)
+    return record_of(job)
+
+
+def listed(wanted: JobFilter, limit: int, cursor: str | None) -> Select[JobRow]:
+    """Jobs, the newest first."""
+    query = select(JobRow).order_by(JobRow.id.desc()).limit(limit)
+    if wanted.states is not None:
+        query = query.where(JobRow.state.in_(wanted.states))
+    for column in ("tenant", "queue", "submitted_by"):
+        if (value := getattr(wanted, column)) is not None:
+            query = query.where(getattr(JobRow, column) == value)
+    if wanted.name is not None:
+        query = query.where(JobRow.name.icontains(wanted.name, autoescape=True))
+    return query if cursor is None else query.where(JobRow.id < cursor)
+
+
+def events(session: Session, job_id: str, after_id: int, limit: int, wanted: EventFilter) -> Sequence[JobEvent]:
+    """Events of a job with ids above ``after_id``, in order, at most ``limit``."""
+    query = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > after_id)
+    if wanted.kinds is not None:
+        query = query.where(EventRow.kind.in_(wanted.kinds))
+    if wanted.since is not None:
+        query = query.where(EventRow.time >= wanted.since)
+    if wanted.rank is not None:
+        query = query.where(EventRow.data["rank"].as_integer() == wanted.rank)
+    if wanted.levels is not None:
+        query = query.where(EventRow.data["level"].as_string().in_(wanted.levels))
+    found = session.scalars(query.order_by(EventRow.id).limit(limit))
+    return [JobEvent.model_validate(event, from_attributes=True) for event in found]
+
+
+def last_sequence(session: Session, job_id: str, attempt: int) -> int:
+    """Sequence number of the newest stored report of a gang; 0 if there is none."""
+    query = select(func.max(EventRow.sequence)).where(EventRow.job_id == job_id, EventRow.attempt == attempt)
+    return session.scalar(query) or 0
+
+
+def count_by(session: Session, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
+    """How many jobs there are by a column's value, and by state."""
+    counts: dict[str, dict[str, int]] = defaultdict(dict)
+    for value, state, number in session.execute(
+        select(column, JobRow.state, func.count()).group_by(column, JobRow.state)
+    ):
+        counts[value][state] = number
+    return counts
+
+
+class ActiveJobs:
+    """The jobs that have not come to their end. Remembers them, because to read a record takes long."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, JobRecord] = {}
+
+    def read(self, session: Session) -> list[JobRecord]:
+        """All of them in the order of the queue."""
+        columns = select(JobRow.id, JobRow.version, JobRow.waiting_for)
+        query = columns.where(JobRow.state.in_(ACTIVE_STATES)).order_by(JobRow.queued_at, JobRow.id)
+        found = session.execute(query).all()
+        fresh = self._fresh(session, [job_id for job_id, version, _ in found if not self._knows(job_id, version)])
+        known = {job_id: fresh.get(job_id) or self._known.get(job_id) for job_id, _, _ in found}
+        self._known = {
+            job_id: job.model_copy(update={"waiting_for": waiting_for})
+            for job_id, _, waiting_for in found
+            if (job := known[job_id])
+        }
+        return [job for job in self._known.values() if not job.finished]
+
+    def _knows(self, job_id: str, version: int) -> bool:
+        return job_id in self._known and self._known[job_id].version == version
+
+    def _fresh(self, session: Session, job_ids: Sequence[str]) -> dict[str, JobRecord]:
+        records: dict[str, JobRecord] = {}
+        for begin in range(0, len(job_ids), _CHUNK):
+            query = select(JobRow).where(JobRow.id.in_(job_ids[begin : begin + _CHUNK]))
+            records |= {job.id: record_of(job) for job in session.scalars(query)}
+        return records

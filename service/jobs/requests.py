@@ -1,0 +1,62 @@
+"""Requests that take effect once, however often they are sent (Idempotency-Key)."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import delete
+from sqlalchemy.orm import Session
+
+from service.jobs.tables import RequestRow
+
+KEPT = timedelta(days=7)
+
+
+class IdempotencyKeyReused(ValueError):
+    """A key came again with another request."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"Idempotency-Key {key!r} was sent with another request before; use a new one for each request"
+        )
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that may come again.
+
+    Attributes:
+        tenant: Whose it is.
+        key: Its Idempotency-Key.
+        fingerprint: Tells its content from that of others.
+    """
+
+    tenant: str
+    key: str
+    fingerprint: str
+
+
+def find(session: Session, request: Request) -> str | None:
+    """What came of the request when it was carried out; ``None`` if it was not.
+
+    Raises:
+        IdempotencyKeyReused: The key belongs to another request.
+    """
+    row = session.get(RequestRow, (request.tenant, request.key))
+    if row is None:
+        return None
+    if row.fingerprint != request.fingerprint:
+        raise IdempotencyKeyReused(request.key)
+    return row.resource
+
+
+def row_of(request: Request, resource: str) -> RequestRow:
+    """What is to be stored together with what the request brings about; fails there if another was faster."""
+    now = datetime.now(UTC)
+    return RequestRow(
+        tenant=request.tenant, key=request.key, fingerprint=request.fingerprint, resource=resource, time=now
+    )
+
+
+def forget_old(session: Session) -> None:
+    """Forget requests that nobody will send again."""
+    session.execute(delete(RequestRow).where(RequestRow.time < datetime.now(UTC) - KEPT))
