@@ -95,6 +95,7 @@ export class Chart {
         { ...axis, size: 56, values: (_, splits) => splits.map((value) => (value === null ? "" : tick(value))) },
       ],
       series: [{ label: "Step", value: (_, step) => whole(step) }, ...this.series.map((one) => this.#line(one))],
+      legend: { markers: { width: 0, fill: (_, index) => this.#stroke(this.series[index - 1]) } },
       bands: this.series.filter((one) => one.band).map((one) => ({ series: one.band, fill: themed("--band") })),
       cursor: {
         sync: { key: "steps" },
@@ -110,7 +111,7 @@ export class Chart {
   }
 
   #line({ label, color, dots, band, hidden }) {
-    const stroke = hidden ? "transparent" : themed(color);
+    const stroke = this.#stroke({ color, hidden });
     const value = (_, number) => (number === null || number === undefined ? "–" : this.format(number));
     const points = dots ? { show: true, size: 7, fill: stroke, stroke } : { show: false };
     return {
@@ -122,6 +123,10 @@ export class Chart {
       paths: dots ? () => null : undefined,
       class: hidden || band ? "unlisted" : undefined,
     };
+  }
+
+  #stroke(one) {
+    return !one || one.hidden ? "transparent" : themed(one.color);
   }
 
   #span(low, high) {

@@ -1,7 +1,7 @@
 // Queues against their limits, and nodes with what runs on them.
 
 import { card, h, link } from "./dom.js";
-import { ago, short, words } from "./format.js";
+import { ago, node as nodeText, short, words } from "./format.js";
 
 const MOST_CELLS = 16;
 
@@ -70,7 +70,7 @@ function nodeItem(node) {
 
 /** The name that people gave a node, else the beginning of its id. */
 function nodeName(node) {
-  return node.labels["ray.io/node-name"] ?? (node.node_id.length > 14 ? node.node_id.slice(0, 12) : node.node_id);
+  return node.labels["ray.io/node-name"] ?? nodeText(node.node_id);
 }
 
 function labels(node) {

@@ -103,6 +103,11 @@ export function shape(sizes) {
   return [sizes.tensor_parallel_size, sizes.pipeline_parallel_size, sizes.data_parallel_size].join(" × ");
 }
 
+/** A node by its id, of which the beginning tells enough. */
+export function node(id) {
+  return id.length > 20 ? id.slice(0, 12) : id;
+}
+
 /** A constant's name as words: GANG_LOST, gang lost. */
 export function words(name) {
   return String(name).toLowerCase().replaceAll("_", " ");

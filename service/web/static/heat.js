@@ -1,7 +1,7 @@
 // How long each rank computed in each step against the median rank: a strip of cells, blue for less, orange for more.
 
 import { card, h, onTheme, setText, themed } from "./dom.js";
-import { duration, whole } from "./format.js";
+import { duration, node, whole } from "./format.js";
 
 const EXTREME = 1.6; // times the median, or one part of it, at which a colour is at its strongest
 const TELLING = 1.15; // a rank that is this far from the median is named
@@ -105,10 +105,11 @@ export function heatCard() {
   function point(column, rank) {
     const row = table[Math.max(0, Math.min(table.length - 1, column))];
     if (!row || row.ratios[rank] === null || row.ratios[rank] === undefined) return setText(readout, "");
-    const where = nodes[rank] ? ` on ${nodes[rank]}` : "";
+    const where = nodes[rank] ? ` on ${node(nodes[rank])}` : "";
     return setText(
       readout,
-      `Rank ${rank}${where}, step ${whole(row.step)}: computed ${duration(row.busy[rank])}, ${row.ratios[rank].toFixed(2)} × the median rank`,
+      `Rank ${rank}${where}, step ${whole(row.step)}: ${duration(row.busy[rank])}, ` +
+        `${row.ratios[rank].toFixed(2)} × the median rank`,
     );
   }
 
@@ -139,7 +140,8 @@ function slowest(table, nodes) {
   const most = Math.max(...means);
   const rank = means.indexOf(most);
   if (most < TELLING) return `All ${means.length} ranks take about as long as each other.`;
-  return `Rank ${rank}${nodes[rank] ? ` on ${nodes[rank]}` : ""} computes ${most.toFixed(2)} times as long as the median rank; the others wait for it.`;
+  const where = nodes[rank] ? ` on ${node(nodes[rank])}` : "";
+  return `Rank ${rank}${where} computes ${most.toFixed(2)} times as long as the median rank; the others wait for it.`;
 }
 
 function rgb(hex) {

@@ -89,7 +89,8 @@ export function showJob(main, id, open) {
         if (TIMELINE_KINDS.includes(event.kind)) events.push(event);
         if (event.kind === "progress") job = { ...job, progress: event.data };
         if (event.kind === "state" || event.kind === "restart" || event.kind === "shape") records.now();
-        if (event.kind === "checkpoint") parts.checkpoints.read(stopped.signal).catch(() => {}); // read again with the next one
+        // A list that cannot be read now is read with the next one.
+        if (event.kind === "checkpoint") parts.checkpoints.read(stopped.signal).catch(() => {});
       },
       read() {
         changed = true;

@@ -10,10 +10,12 @@ export function every(seconds, work) {
   let busy = false;
   let stopped = false;
   let failures = 0;
+  let again = false; // asked for while it was under way
 
   async function turn() {
     clearTimeout(timer);
     timer = null;
+    again ||= busy;
     if (stopped || busy || document.hidden) return;
     busy = true;
     let pause = seconds;
@@ -26,6 +28,8 @@ export function every(seconds, work) {
       pause = pauseAfter(problem, failures, seconds);
     }
     busy = false;
+    if (again && pause !== null) pause = 0;
+    again = false;
     if (!stopped && pause !== null) timer = setTimeout(turn, pause * 1000);
   }
 

@@ -6,7 +6,13 @@ import { whole } from "./format.js";
 import { follow } from "./stream.js";
 
 const MOST_LINES = 2000;
-const LEVELS = ["DEBUG", "INFO", "WARNING", "ERROR"];
+const SEVERE = ["ERROR", "CRITICAL"];
+const LEVELS = {
+  "All levels": [],
+  "INFO and above": ["INFO", "WARNING", ...SEVERE],
+  "Warnings and errors": ["WARNING", ...SEVERE],
+  Errors: SEVERE,
+};
 const SPANS = [
   ["", "From the start"],
   ["86400", "Last day"],
@@ -22,8 +28,7 @@ export function logCard(id, finished) {
   const level = h(
     "select",
     { class: "small", "aria-label": "Level" },
-    h("option", { value: "" }, "All levels"),
-    LEVELS.map((name) => h("option", { value: name }, name)),
+    Object.keys(LEVELS).map((name) => h("option", { value: name }, name)),
   );
   const span = h(
     "select",
@@ -55,7 +60,7 @@ export function logCard(id, finished) {
     const since = span.value && new Date(until - 1000 * Number(span.value)).toISOString();
     stop = follow(
       jobPath(id, "logs"),
-      { rank: rank.value, level: level.value, since, follow: true },
+      { rank: rank.value, level: LEVELS[level.value], since, follow: true },
       { event: take, ended: () => !finished() },
     );
   }

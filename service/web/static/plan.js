@@ -68,7 +68,8 @@ export function planCard() {
       h(
         "p",
         { class: "muted" },
-        `${short(planned.parameters)} parameters, ${short(planned.tokens_per_step)} tokens a step, ${short(planned.flops_per_token)} FLOPs a token.`,
+        `${short(planned.parameters)} parameters, ${short(planned.tokens_per_step)} tokens a step, ` +
+          `${short(planned.flops_per_token)} FLOPs a token.`,
       ),
       h(
         "div",
@@ -106,9 +107,9 @@ function memory(one, largest) {
     h("span", { class: `kind-${kind}`, style: { "flex-grow": one.memory[kind] / largest } }),
   );
   const rest = h("span", { style: { "flex-grow": Math.max(0, 1 - one.memory.total / largest) } });
-  const limit = one.device_memory_bytes
-    ? `${bytes(one.memory.total)} of ${bytes(one.device_memory_bytes)} (${percent(one.memory.total / one.device_memory_bytes)})${one.fits_device ? "" : ", too much"}`
-    : bytes(one.memory.total);
+  const { memory, device_memory_bytes: device } = one;
+  const of = device ? ` of ${bytes(device)} (${percent(memory.total / device)})` : "";
+  const limit = `${bytes(memory.total)}${of}${one.fits_device === false ? ", too much" : ""}`;
   return [
     h("div", { class: "stack", role: "img", "aria-label": said, title: said }, parts, rest),
     h("small", { class: one.fits_device === false ? "too-much" : "" }, limit),

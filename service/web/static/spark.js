@@ -19,6 +19,7 @@ export function sparkline(label) {
   );
   function update(values) {
     const known = values.filter((value) => finite(value) !== null);
+    element.toggleAttribute("hidden", known.length < 2);
     path.setAttribute("d", known.length > 1 ? line(known) : "");
     title.textContent =
       known.length > 1

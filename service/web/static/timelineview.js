@@ -2,7 +2,7 @@
 
 import { card, h, setText } from "./dom.js";
 import { duration, moment, shape as sizes, whole, words } from "./format.js";
-import { story } from "./story.js";
+import { restartText, story } from "./story.js";
 import { ranks, restarts, stretches } from "./timeline.js";
 
 const NAMES = {
@@ -88,10 +88,8 @@ export function timelineCard() {
   function tell(events, restarted) {
     if (listed === events.length) return;
     listed = events.length;
-    setText(
-      count,
-      `What happened (${events.length}${restarted ? `, ${restarted} ${restarted === 1 ? "restart" : "restarts"}` : ""})`,
-    );
+    const again = restarted ? `, ${restarted} ${restarted === 1 ? "restart" : "restarts"}` : "";
+    setText(count, `What happened (${events.length}${again})`);
     list.replaceChildren(
       ...events
         .slice(-MOST_TOLD)
@@ -109,19 +107,6 @@ export function timelineCard() {
   }
 
   return { element, update };
-}
-
-/** What a restart was for and what it has cost. */
-export function restartText(restart) {
-  const lost = restart.step - restart.resumed_step;
-  const parts = Object.entries(restart.parts)
-    .filter(([, length]) => length > 0.05)
-    .map(([name, length]) => `${words(name)} ${duration(length)}`);
-  return [
-    `${words(restart.cause)} after step ${whole(restart.step)}: ${restart.message}.`,
-    `Cost ${duration(restart.seconds)}${parts.length ? ` (${parts.join(", ")})` : ""} and ${lost} ${lost === 1 ? "step" : "steps"} done again,`,
-    `recovered from ${restart.recovered_from}.`,
-  ].join(" ");
 }
 
 function ticks(start, span) {

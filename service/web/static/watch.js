@@ -22,6 +22,7 @@ export function watch(course, { happened, read, finished }) {
   let readAt = -Infinity;
   let wanted = null;
   let begun = false;
+  let stopped = false;
 
   const reading = every(1, async () => {
     const due = stale && performance.now() - readAt > 1000 * Math.max(LEAST_SECONDS, PATIENCE * course.readSeconds);
@@ -29,6 +30,7 @@ export function watch(course, { happened, read, finished }) {
     wanted = course.range;
     stale = false;
     await course.read();
+    if (stopped) return;
     readAt = performance.now();
     read();
     if (!begun) past();
@@ -69,6 +71,7 @@ export function watch(course, { happened, read, finished }) {
       present(jobPath(course.id, "events"));
     },
     stop() {
+      stopped = true;
       reading.stop();
       stopStream();
     },
