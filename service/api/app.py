@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from boost_core import __version__
+from service import web
 from service.accounts.quotas import QuotaStore
 from service.api.deps import Context
 from service.api.errors import document_media_type, install_error_handlers
@@ -42,4 +43,5 @@ def create_app(store: JobStore, settings: Settings, readiness: Callable[[], str 
     install_error_handlers(app)
     for routes in (jobs, changes, events, history, checkpoints, queues, nodes, plans, health):
         app.include_router(routes.router)
+    app.include_router(web.router)
     return app
