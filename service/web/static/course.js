@@ -39,6 +39,11 @@ export class Course {
     this.samples.splice(kept, this.samples.length, { ...data, loss, loss_min: loss, loss_max: loss });
   }
 
+  /** Take an event with the ranks' times. */
+  ranksTimes(data) {
+    this.ranks = [...this.ranks.filter((row) => row.step < data.step), data];
+  }
+
   /** Take an evaluation event. */
   evaluation(data) {
     this.evaluations = [

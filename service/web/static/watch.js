@@ -12,7 +12,7 @@ const OVERLAP_MS = 10_000;
 /**
  * Follow a job.
  *
- * `happened` takes each event of the timeline, and progress and evaluations from when the page was opened; `read` is
+ * `happened` takes each event of the timeline, and progress, evaluations and ranks' times from when the page was opened; `read` is
  * called whenever the course has been read; `finished` says whether the job has ended.
  */
 export function watch(course, { happened, read, finished }) {
@@ -50,7 +50,7 @@ export function watch(course, { happened, read, finished }) {
   function present(path) {
     const newest = course.samples.at(-1)?.time;
     const since = newest && new Date(Date.parse(newest) - OVERLAP_MS).toISOString();
-    const kind = [...TIMELINE_KINDS, "progress", "evaluation"];
+    const kind = [...TIMELINE_KINDS, "progress", "evaluation", "ranks"];
     stopStream = follow(path, { kind, after: lastId, since, follow: true }, { event: take, ended: () => !finished() });
   }
 
@@ -59,6 +59,7 @@ export function watch(course, { happened, read, finished }) {
     lastId = event.id;
     if (event.kind === "progress") course.progress(event.data);
     if (event.kind === "evaluation") course.evaluation(event.data);
+    if (event.kind === "ranks") course.ranksTimes(event.data);
     stale ||= event.kind === "progress" || event.kind === "restart";
     happened(event);
   }
