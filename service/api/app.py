@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from boost_core import __version__
+from service import web
 from service.accounts.audit import AuditLog
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
@@ -87,4 +88,5 @@ def create_app(store: JobStore, settings: Settings, readiness: Callable[[], str 
         health,
     ):
         app.include_router(routes.router)
+    app.include_router(web.router)
     return app
