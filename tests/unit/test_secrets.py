@@ -18,7 +18,7 @@ from service.gang.assignment import End, RankEnd
 from service.gang.failures import end_of
 from service.gang.reporter import LogReports
 from service.redaction import keep_quiet_about, redact, redact_logs
-from service.secrets import SecretReference, UnusableSecret, load, storage_options
+from service.secrets import SecretReference, SecretUnusable, load
 
 FILES = {
     "access_key_id": "AKIA-of-unit-tests",
@@ -42,7 +42,7 @@ def write(folder: Path, **changes: str | bytes | None) -> SecretReference:
 
 def test_a_secret_becomes_s3fs_options(tmp_path: Path) -> None:
     secret = load(write(tmp_path))
-    assert secret.storage_options() == storage_options(tmp_path, "blue", "prod-s3") == {
+    assert secret.storage_options() == {
         "anon": False,
         "key": FILES["access_key_id"],
         "secret": FILES["secret_access_key"],
@@ -50,7 +50,6 @@ def test_a_secret_becomes_s3fs_options(tmp_path: Path) -> None:
         "endpoint_url": FILES["endpoint_url"],
         "client_kwargs": {"region_name": FILES["region"]},
     }  # fmt: skip
-    assert storage_options(tmp_path, "blue", None) is None
 
 
 def test_what_may_be_left_out(tmp_path: Path) -> None:
@@ -84,7 +83,7 @@ BAD = [
 def test_a_bad_secret_is_refused_by_its_file_and_without_its_content(
     tmp_path: Path, changes: dict, message: str
 ) -> None:
-    with pytest.raises(UnusableSecret, match=message) as caught:
+    with pytest.raises(SecretUnusable, match=message) as caught:
         load(write(tmp_path, **changes))
     assert "ask the operator of the service" in str(caught.value)
     assert not [text for text in ("two-words", str(tmp_path), *CONFIDENTIAL) if text in str(caught.value)]
@@ -95,21 +94,21 @@ def test_a_bad_secret_is_refused_by_its_file_and_without_its_content(
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     reference = write(tmp_path, secret_access_key=None)
     (tmp_path / "blue" / "prod-s3" / "secret_access_key").mkdir()
-    with pytest.raises(UnusableSecret, match=r"secret_access_key of .* cannot be read: Is a directory"):
+    with pytest.raises(SecretUnusable, match=r"secret_access_key of .* cannot be read: Is a directory"):
         load(reference)
 
 
 @pytest.mark.parametrize(("tenant", "name"), [("red", "prod-s3"), ("blue", "prod"), ("prod-s3", "blue")])
 def test_a_secret_that_is_not_there(tmp_path: Path, tenant: str, name: str) -> None:
     write(tmp_path)
-    with pytest.raises(UnusableSecret, match=f"tenant '{tenant}' has no secret '{name}'; correct credentials, or ask"):
+    with pytest.raises(SecretUnusable, match=f"tenant '{tenant}' has no secret '{name}'; correct credentials, or ask"):
         load(SecretReference(str(tmp_path), tenant, name))
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "/etc", "a/b", "../red/prod-s3", "A", "-a", "a\n", "a" * 64, "ä"])
 def test_no_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
     for tenant, secret in ((name, "prod-s3"), ("blue", name)):
-        with pytest.raises(UnusableSecret, match="is not of the form"):
+        with pytest.raises(SecretUnusable, match="is not of the form"):
             SecretReference(str(tmp_path), tenant, secret)
 
 
