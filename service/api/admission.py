@@ -9,7 +9,7 @@ from service.api.errors import InvalidJob
 from service.prefixes import prefix_errors
 from service.problems import FieldError
 from service.redaction import redact
-from service.secrets import SecretReference, SecretUnusable, load
+from service.secrets import UnusableSecret, storage_options
 
 
 def refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
@@ -28,21 +28,10 @@ def refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
     _refuse_absent_data(spec, _options(spec, context, tenant))
 
 
-def storage_options(name: str | None, context: Context, tenant: str) -> StorageOptions | None:
-    """What a job's stores are reached with; ``None`` for the service's own means.
-
-    Raises:
-        SecretUnusable: The secret of this name is not there, or not as it should be.
-    """
-    if name is None:
-        return None
-    return load(SecretReference(str(context.settings.secrets_dir), tenant, name)).storage_options()
-
-
 def _options(spec: JobSpec, context: Context, tenant: str) -> StorageOptions | None:
     try:
-        return storage_options(spec.credentials, context, tenant)
-    except SecretUnusable as error:
+        return storage_options(context.settings.secrets_dir, tenant, spec.credentials)
+    except UnusableSecret as error:
         raise InvalidJob([FieldError(field="credentials", message=str(error), value=spec.credentials)]) from error
 
 
