@@ -7,6 +7,7 @@ import secrets
 import signal
 import socket
 
+from service.accounts.quotas import QuotaStore
 from service.api.app import create_app
 from service.api.server import ApiServer
 from service.exposure import UnsafeExposure, check_exposure
@@ -16,6 +17,7 @@ from service.jobs.leases import Leases
 from service.jobs.store import JobStore
 from service.scheduler.actions import ResizePolicy
 from service.scheduler.loop import ReconcileLoop
+from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
 from service.settings import Settings
 
@@ -43,10 +45,11 @@ def run(settings: Settings) -> None:
 def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:
     gangs = RayGangs(settings.ray_address, settings.cpus, settings.secrets_dir)
     policy = ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds)
+    quotas = QuotaStore(store.engine)
     leases = Leases(store.engine, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
 
     def reconciler(record: JobStore) -> Reconciler:
-        return Reconciler(record, gangs, policy)
+        return Reconciler(record, gangs, policy, limits=lambda: Limits(*quotas.limits()))
 
     loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds)
     server = ApiServer(create_app(store, settings, loop.problem), settings)

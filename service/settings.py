@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from boost_core.config.urls import refuse_unserved
@@ -82,6 +82,20 @@ class Settings(BaseSettings):
         ),
         description="Where the command line finds the service.",
     )
+    api_key: SecretStr | None = Field(None, description="The key that the command line signs in with.")
+    config: Path = Field(
+        Path("~/.config/boost/login.json"),
+        validate_default=True,
+        description="File in which the command line keeps where it is signed in.",
+    )
+    retry_seconds: float = Field(
+        3.0, ge=0, description="How long the command line goes on when the service does not answer or is too busy."
+    )
+
+    @property
+    def names_service(self) -> bool:
+        """Whether the environment says where the command line finds the service."""
+        return not self.model_fields_set.isdisjoint({"url", "host", "port"})
 
     @field_validator("trusted_proxies", "cors_origins", mode="before")
     @classmethod
@@ -95,7 +109,7 @@ class Settings(BaseSettings):
             return json.loads(value)
         return cls._listed(value) or None
 
-    @field_validator("home", "secrets_dir")
+    @field_validator("home", "secrets_dir", "config")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         # Gangs work in other folders, so a relative path would mean another place to them.

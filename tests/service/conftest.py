@@ -12,13 +12,33 @@ from service.client import Client
 from service.jobs.database import migrate
 from service.jobs.store import JobStore
 from service.settings import Settings
+from tests.postgres import PostgresServer, postgres_server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
 
 
 @pytest.fixture
-def database_url(tmp_path: Path) -> str:
-    url = f"sqlite:///{tmp_path}/home/boost.db"
-    migrate(url)
-    return url
+def database() -> str:
+    """Which one to test with; a module whose tests are for both has parameters for it."""
+    return "sqlite"
+
+
+@pytest.fixture
+def empty_database_url(database: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if database == "sqlite":
+        return f"sqlite:///{tmp_path}/home/boost.db"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.create_database()
+
+
+@pytest.fixture
+def database_url(empty_database_url: str) -> str:
+    migrate(empty_database_url)
+    return empty_database_url
 
 
 @pytest.fixture

@@ -552,7 +552,10 @@ def test_the_client_overhears_keep_alives(client: Client, store: JobStore, monke
 
 
 def test_the_client_says_what_to_do_when_nothing_answers(unused_url: str) -> None:
-    with Client(unused_url) as client, pytest.raises(ServiceUnreachable, match="is `boost serve` running"):
+    with (
+        Client(unused_url, retry_seconds=0) as client,
+        pytest.raises(ServiceUnreachable, match="is `boost serve` running"),
+    ):
         client.list()
     for address in ("localhost:8900", "http://[::1"):
         with pytest.raises(ValueError, match="no address of a service"):
