@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from boost_core import __version__
+from service import web
 from service.accounts.audit import AuditLog
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
@@ -73,6 +74,6 @@ def create_app(store: JobStore, settings: Settings, readiness: Callable[[], str 
     allow_origins(app, settings.cors_origins)
     for routes in (jobs, changes, events, history, checkpoints, queues, nodes, plans, keys, audit, identity):
         app.include_router(routes.router, responses=GUARDED)
-    for open_routes in (session, health):
+    for open_routes in (session, health, web):
         app.include_router(open_routes.router)
     return app
