@@ -19,12 +19,13 @@ WAITING = (JobState.SCHEDULING, Reason.WAITING_FOR_RESOURCES)
 STARTING = (JobState.SCHEDULING, Reason.GANG_STARTING)
 TRAINING = (JobState.RUNNING, Reason.GANG_STARTED)
 LONG = 1000.0
+SOME_DAY = datetime(2026, 1, 1, tzinfo=UTC)  # of equals who has the lower name came first
 
 
 def job(
     name: str, workers: int, state: JobState = JobState.QUEUED, reason: Reason = Reason.SUBMITTED, *,
     tensor: int = 1, up_to: int | None = None, layouts: list | None = None, priority: int = 0, cpus: float = 1,
-    gpus: int = 0, batches: int | None = None, **resources,
+    gpus: int = 0, batches: int | None = None, tenant: str = "default", queue: str = "default", **resources,
 ) -> JobRecord:  # fmt: skip
     """A job of so many replicas, at least, if there may be up to some more."""
     elasticity = {"data_parallel_size": {"min": workers, "max": up_to}, "layouts": layouts} if up_to else None
@@ -36,9 +37,9 @@ def job(
         elasticity=elasticity, priority=priority,
     )  # fmt: skip
     return JobRecord(
-        id=name, name=name, spec=spec, state=state, reason=reason, message="", attempt=0, cancel_requested=False,
-        checkpoint_url="checkpoints", submitted_at=datetime.now(UTC), started_at=None, finished_at=None, progress=None,
-        evaluation=None, checkpoint=None, version=0,
+        id=name, tenant=tenant, submitted_by="anonymous", queue=queue, name=name, spec=spec, state=state, reason=reason,
+        message="", attempt=0, cancel_requested=False, checkpoint_url="checkpoints", submitted_at=SOME_DAY,
+        queued_at=SOME_DAY, started_at=None, finished_at=None, progress=None, evaluation=None, checkpoint=None, version=0,
     )  # fmt: skip
 
 
