@@ -64,11 +64,12 @@ class _Taken:
     """The set R: how many units those who stay may take in all.
 
     Args:
-        most: Larger numbers are of no interest.
+        spare: So many are not needed; larger numbers are of no interest.
     """
 
-    def __init__(self, most: int) -> None:
-        self._numbers, self._mask = 1, (1 << most + 1) - 1
+    def __init__(self, spare: int) -> None:
+        self._spare, self._mask = spare, (1 << max(0, spare + 1)) - 1
+        self._numbers = 1 & self._mask
 
     def add(self, low: int, high: int) -> None:
         """One more may stay, and takes a number of units from a range."""
@@ -79,9 +80,9 @@ class _Taken:
             width += step
         self._numbers = (self._numbers | shifted) & self._mask
 
-    def any_from(self, number: int) -> bool:
-        """Whether it has a number from this one on."""
-        return self._numbers >> max(0, number) != 0
+    def too_much_with(self, more: int) -> bool:
+        """Whether some units more might be more than are spare where those who stay leave enough."""
+        return more > 0 and self._numbers >> max(0, self._spare - more + 1) != 0
 
 
 class Head:
@@ -105,13 +106,15 @@ class Head:
         self._all_steady = not any(node.draining for node in scene.capacities)
         self._of_others = _held_by_others(scene)
         self._fewest = _fewest_groups(self._demand)
+        units = {size: self._demand.amounts(size) for size in self._fewest}
+        self._surplus = {size: {name: self._surplus_of(unit, name) for name in unit} for size, unit in units.items()}
         self._forget()
 
     def delayed_by(self, job: JobRecord, shape: Shape) -> bool:
         """Whether a gang of another job that starts now might delay this one."""
         self._follow_scene()
         demand = self._scene.demand(job)
-        return any(self._harmed(size, count, demand, shape) for size, count in self._fewest.items())
+        return any(self._harmed(size, demand, shape) for size in self._fewest)
 
     def _forget(self) -> None:
         self._known, self._resized = 0, self._scene.resized
@@ -142,20 +145,15 @@ class Head:
         for (size, deciding), taken in self._taken.items():
             taken.add(*stay.units(self._unit(size, deciding)))
 
-    def _harmed(self, size: int, count: int, demand: Demand, shape: Shape) -> bool:
+    def _harmed(self, size: int, demand: Demand, shape: Shape) -> bool:
         deciding = self._deciding(size, demand.amounts(shape.world_size))
         unit = self._unit(size, deciding)
-        _, most = _units_taken(demand, shape, unit)
-        spare = sum(_units(node.total, unit) for node in self._capacities) - count
-        if most == 0 or spare < 0:  # below 0: it has not this size where it fits
-            return False
-        key = size, deciding
-        if key not in self._taken:
-            self._taken[key] = self._all_taken(unit, spare)
-        return self._taken[key].any_from(spare - most + 1)
+        if (size, deciding) not in self._taken:
+            self._taken[size, deciding] = self._all_taken(size, unit)
+        return self._taken[size, deciding].too_much_with(_units_taken(demand, shape, unit)[1])
 
-    def _all_taken(self, unit: Amounts, most: int) -> _Taken:
-        taken = _Taken(most)
+    def _all_taken(self, size: int, unit: Amounts) -> _Taken:
+        taken = _Taken(sum(_units(node.total, unit) for node in self._capacities) - self._fewest[size])
         for stay in self._stays:
             taken.add(*stay.units(unit))
         if any(self._of_others[name] > ROUNDING for name in unit):
@@ -164,20 +162,16 @@ class Head:
 
     def _deciding(self, size: int, taken: Amounts) -> frozenset[str]:
         """The resources that may be scarce for groups of a size if so much is taken of one node beside all gangs."""
-        unit = self._demand.amounts(size)
-        return frozenset(
-            name for name in unit if self._surplus(unit, name) < self._coming[name] + taken.get(name, 0)
-        )  # fmt: skip
+        surplus = self._surplus[size]
+        return frozenset(name for name in surplus if surplus[name] < self._coming[name] + taken.get(name, 0))
 
-    def _surplus(self, unit: Amounts, name: str) -> float:
+    def _surplus_of(self, unit: Amounts, name: str) -> float:
         """How much of a resource every node has left beyond what its other resources allow to be used."""
         others = {other: amount for other, amount in unit.items() if other != name}
         if not others:
             return -math.inf
-        return min(
-            (node.free.get(name, 0) - unit[name] * units if (units := _units(node.total, others)) else math.inf)
-            for node in self._capacities
-        )
+        allowed = [(node, _units(node.total, others)) for node in self._capacities]
+        return min((node.free.get(name, 0) - unit[name] * units for node, units in allowed if units), default=math.inf)
 
     def _unit(self, size: int, deciding: frozenset[str]) -> Amounts:
         return {name: amount for name, amount in self._demand.amounts(size).items() if name in deciding}
@@ -192,7 +186,9 @@ def _fewest_groups(demand: Demand) -> dict[int, int]:
 
 
 def _units(amounts: Amounts, unit: Amounts) -> int:
-    """For how many units there is room."""
+    """For how many units there is room; none if nothing decides."""
+    if not unit:
+        return 0
     return math.floor(min((amounts.get(name, 0) + ROUNDING) / amount for name, amount in unit.items()))
 
 

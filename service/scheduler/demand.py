@@ -2,12 +2,12 @@
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from boost_core.config import JobSpec, Shape
 from boost_core.plan import resize
 from boost_core.plan.throughput import step_seconds
-from service.gang.resources import worker_resources
+from service.gang.resources import gang_in_words, worker_resources
 
 ACCELERATOR_LABEL = "ray.io/accelerator-type"  # which Ray gives to nodes with GPUs
 
@@ -46,6 +46,15 @@ class Demand:
         self.smallest_group = min(self.groups(shape)[0] for shape in self.shapes)
         self.kind: Kind = (self.labels, tuple(self.each.items()))
         self._seconds: dict[Shape, float] = {}
+
+    @cached_property
+    def in_words(self) -> str:
+        """What the job needs at least, for people."""
+        shape, resources = self.shapes[0], self._spec.resources
+        size, _ = self.groups(shape)
+        words = gang_in_words(shape.world_size, self.each)
+        kind = f" {resources.accelerator_type}" if resources.accelerator_type else ""
+        return f"{words}{kind} in groups of {size}" if size > 1 else f"{words}{kind}"
 
     def amounts(self, ranks: int) -> dict[str, float]:
         """What so many ranks take."""

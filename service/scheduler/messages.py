@@ -3,7 +3,6 @@
 from collections.abc import Collection, Sequence
 
 from boost_core.plan.resize import why_not
-from service.gang.resources import gang_in_words
 from service.jobs.model import JobRecord
 from service.scheduler.placement import Room
 from service.scheduler.quotas import Account
@@ -17,7 +16,7 @@ def never_fits(scene: Scene, job: JobRecord) -> str:
     demand = scene.demand(job)
     has = ", ".join(f"{scene.whole.total(demand, name):g} {name}" for name in demand.each)
     room = sum(scene.whole.slots(demand))
-    message = f"{_needs(scene, job)}; {_where(job, scene)} {has} in all, room for {room}"
+    message = f"needs {scene.demand(job).in_words}; {_where(job, scene)} {has} in all, room for {room}"
     return f"{message}{_scattered(scene, job, scene.whole)}; waits for nodes to join"
 
 
@@ -45,7 +44,7 @@ def short_of_quota(scene: Scene, job: JobRecord, ranks: int, account: Account) -
 def no_room(scene: Scene, job: JobRecord) -> str:
     """It waits for others to make room, or to end."""
     nodes = scene.nodes(job)
-    message = f"{_needs(scene, job)}; {_free(scene, job)}{_scattered(scene, job, scene.room)}"
+    message = f"needs {scene.demand(job).in_words}; {_free(scene, job)}{_scattered(scene, job, scene.room)}"
     if leaving := [other.id for other in scene.leaving() if scene.nodes(other) & nodes]:
         return f"{message}; {_make_room(leaving)}"
     holders = [other.id for other in scene.queue if other.id in scene.gangs and scene.nodes(other) & nodes]
@@ -61,23 +60,12 @@ def held_back(scene: Scene, job: JobRecord, head: JobRecord, fits: bool) -> str:
         head: The one that comes before it, and waits itself.
         fits: Whether it would have room now.
     """
-    message = f"{_needs(scene, job)}; {_free(scene, job)}"
+    message = f"needs {scene.demand(job).in_words}; {_free(scene, job)}"
     if fits:
         return f"{message}; it might delay {head.id}, which comes before it"
     nodes = scene.nodes(job)
     waiting = sum(count for line, count in scene.lines.items() if isinstance(line, int) and line & nodes)
     return f"{message}; {_behind(head, waiting)}"
-
-
-def _needs(scene: Scene, job: JobRecord) -> str:
-    """What a job needs at least."""
-    demand = scene.demand(job)
-    shape = demand.shapes[0]
-    size, _ = demand.groups(shape)
-    words = f"needs {gang_in_words(shape.world_size, demand.each)}"
-    if job.spec.resources.accelerator_type:
-        words += f" {job.spec.resources.accelerator_type}"
-    return f"{words} in groups of {size}" if size > 1 else words
 
 
 def _amount(scene: Scene, job: JobRecord, ranks: int, account: Account) -> str:

@@ -43,6 +43,7 @@ class Room:
         self._slots: dict[Kind, list[int]] = {}
         self._groups: dict[tuple[Kind, int], int] = {}
         self._ranks: dict[Kind, int] = {}
+        self._shown: dict[tuple[Nodes, str], float] = {}
         for demand, ranks in held:
             self.hold(demand, ranks)
 
@@ -110,6 +111,7 @@ class Room:
                 _subtract(left, demand.each, ranks)
         self._slots.clear()
         self._groups.clear()
+        self._shown.clear()
 
     def hold(self, demand: Demand, ranks: int) -> None:
         """Count ranks of a job as taken, wherever they are; below 0: as given back."""
@@ -117,6 +119,7 @@ class Room:
         if nodes := self.nodes_for(demand):
             _subtract(self._held.setdefault(nodes, defaultdict(float)), demand.each, -ranks)
             self._ranks.clear()
+            self._shown.clear()
 
     def copy(self) -> "Room":
         """The same, to try things on."""
@@ -131,8 +134,11 @@ class Room:
     def free(self, demand: Demand, resource: str) -> float:
         """How much of a resource is free on the nodes that a job can use."""
         usable = self.nodes_for(demand)
-        shown = sum(left.get(resource, 0) for number, left in enumerate(self._free) if usable >> number & 1)
-        return max(0.0, min(shown, self._left(usable).get(resource, 0)))
+        key = usable, resource
+        if key not in self._shown:
+            shown = sum(left.get(resource, 0) for number, left in enumerate(self._free) if usable >> number & 1)
+            self._shown[key] = max(0.0, min(shown, self._left(usable).get(resource, 0)))
+        return self._shown[key]
 
     def _groups_of(self, demand: Demand, size: int) -> int:
         key = demand.kind, size

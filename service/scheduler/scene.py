@@ -61,6 +61,7 @@ class Scene:
         self.room_seconds, self.policy = room_seconds, policy
         self.lines: Counter[Nodes | Account] = Counter()
         self._admitted: set[str] = set()
+        self._possible: dict[Demand, list[Shape]] = {}
         self._nodes: dict[tuple[Kind, int], Nodes] = {}
 
     def demand(self, job: JobRecord) -> Demand:
@@ -83,7 +84,9 @@ class Scene:
     def possible(self, job: JobRecord) -> list[Shape]:
         """The shapes of a job that the nodes could take if it were alone."""
         demand = self.demand(job)
-        return [shape for shape in demand.shapes if self.whole.fits(demand, shape)]
+        if demand not in self._possible:
+            self._possible[demand] = [shape for shape in demand.shapes if self.whole.fits(demand, shape)]
+        return self._possible[demand]
 
     def fitting(self, job: JobRecord, room: Room, among: Iterable[Shape] | None = None) -> list[Shape]:
         """The shapes of a job that fit, also in its quotas, beside its present one if it has one.
