@@ -2,12 +2,14 @@
 
 from boost_core.config import JobSpec
 from boost_core.config.sources import UnfitData, check_data
+from boost_core.config.urls import StorageOptions
 from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidJob
 from service.prefixes import prefix_errors
 from service.problems import FieldError
-from service.secrets import UnusableSecret, redact, storage_options
+from service.redaction import redact
+from service.secrets import SecretReference, SecretUnusable, load
 
 
 def refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
@@ -26,16 +28,25 @@ def refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
     _refuse_absent_data(spec, _options(spec, context, tenant))
 
 
-def _options(spec: JobSpec, context: Context, tenant: str) -> dict[str, object] | None:
-    if spec.credentials is None:
+def storage_options(name: str | None, context: Context, tenant: str) -> StorageOptions | None:
+    """What a job's stores are reached with; ``None`` for the service's own means.
+
+    Raises:
+        SecretUnusable: The secret of this name is not there, or not as it should be.
+    """
+    if name is None:
         return None
+    return load(SecretReference(str(context.settings.secrets_dir), tenant, name)).storage_options()
+
+
+def _options(spec: JobSpec, context: Context, tenant: str) -> StorageOptions | None:
     try:
-        return storage_options(context.settings.secrets_dir, tenant, spec.credentials)
-    except UnusableSecret as error:
+        return storage_options(spec.credentials, context, tenant)
+    except SecretUnusable as error:
         raise InvalidJob([FieldError(field="credentials", message=str(error), value=spec.credentials)]) from error
 
 
-def _refuse_absent_data(spec: JobSpec, options: dict[str, object] | None) -> None:
+def _refuse_absent_data(spec: JobSpec, options: StorageOptions | None) -> None:
     try:
         check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length, options)
     except UnfitData as error:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Integer, Select, String, case, cast, func, select
+from sqlalchemy import ColumnElement, Select, case, func, select
 from sqlalchemy.orm import Session
 
 from service.jobs.tables import EventRow
@@ -84,8 +84,7 @@ def _between(job_id: str, kind: str, first: int, last: int) -> tuple[ColumnEleme
 
 
 def _bucket(first: int, width: int) -> ColumnElement[int]:
-    # Written out as numbers, not parameters: PostgreSQL takes the same expression with parameters for another one.
-    return (cast(EventRow.data["step"].as_integer(), Integer) - first).op("/")(width)
+    return (EventRow.data["step"].as_integer() - first) // width
 
 
 def _json_number(name: str) -> ColumnElement[float]:

@@ -141,8 +141,8 @@ class JobEvent(BaseModel):
     id: int
     job_id: str
     kind: Literal[
-        "state", "started", "progress", "evaluation", "checkpoint", "shape", "interruption", "restart", "fault", "ranks", "log",
-        "patch", "drill",
+        "state", "started", "progress", "evaluation", "checkpoint", "shape", "interruption", "restart", "fault",
+        "ranks", "log", "patch", "drill",
     ]  # fmt: skip
     time: datetime
     data: dict[str, Any] = Field(

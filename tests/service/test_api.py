@@ -49,7 +49,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]
     home = tmp_path_factory.mktemp("refusing")
     url = f"sqlite:///{home}/boost.db"
     migrate(url)
-    running = RunningApi(JobStore(url), Settings(home=home, database_url=url))
+    running = RunningApi(JobStore(url), Settings(home=home, database_url=url, auth=False))
     with httpx.Client(base_url=running.url, timeout=10) as opened:
         yield opened
         assert opened.get("/v1/jobs").json()["jobs"] == []

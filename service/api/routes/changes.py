@@ -59,9 +59,7 @@ def retry(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
 
 
 @router.post("/drills", status_code=HTTPStatus.ACCEPTED, responses=_BODY_REFUSED)
-def request_drill(
-    job: JobDep, drill: Drill, _who: Submitter, context: ContextDep, request: IdempotentDep
-) -> JobRecord:
+def request_drill(job: JobDep, drill: Drill, _who: Submitter, context: ContextDep, request: IdempotentDep) -> JobRecord:
     """Bring a fault about in a job that is RUNNING, to see that it gets over it."""
     with _illegal_fields(Drill):
         return context.store.request_drill(job.id, drill, request)

@@ -17,9 +17,7 @@ _LAST_STEP = 10**15
 
 Step = Annotated[int, Path(ge=0, le=_LAST_STEP, description="Steps done when it was written.")]
 
-_LOOKED_AT = problem_responses(
-    HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE
-)
+_LOOKED_AT = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 @router.get("", responses=_LOOKED_AT)

@@ -20,9 +20,7 @@ _LARGEST_ID = 2**63 - 1  # what a database can compare
 _MOST_RANKS = 2**31 - 1
 
 After = Annotated[int, Query(ge=0, le=_LARGEST_ID, description="Start after the event with this id.")]
-LastEventId = Annotated[
-    int | None, Header(ge=0, le=_LARGEST_ID, description="The same; sent by clients that resume.")
-]
+LastEventId = Annotated[int | None, Header(ge=0, le=_LARGEST_ID, description="The same; sent by clients that resume.")]
 Follow = Annotated[bool, Query(description="Go on until the job has come to its end.")]
 
 
