@@ -9,7 +9,7 @@ from service.api.errors import InvalidJob
 from service.prefixes import prefix_errors
 from service.problems import FieldError
 from service.redaction import redact
-from service.secrets import UnusableSecret, storage_options
+from service.secrets import SecretReference, SecretUnusable, load
 
 
 def refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
@@ -25,14 +25,22 @@ def refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
         context.quotas.refuse_unknown_queue(spec.queue)
     except QueueNotFound as error:
         raise InvalidJob([FieldError(field="queue", message=str(error), value=spec.queue)]) from error
-    _refuse_absent_data(spec, _options(spec, context, tenant))
-
-
-def _options(spec: JobSpec, context: Context, tenant: str) -> StorageOptions | None:
     try:
-        return storage_options(context.settings.secrets_dir, tenant, spec.credentials)
-    except UnusableSecret as error:
+        options = storage_options(spec, context, tenant)
+    except SecretUnusable as error:
         raise InvalidJob([FieldError(field="credentials", message=str(error), value=spec.credentials)]) from error
+    _refuse_absent_data(spec, options)
+
+
+def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOptions | None:
+    """What a job's object store is reached with; ``None`` for the service's own means.
+
+    Raises:
+        SecretUnusable: The secret that the job names is not there, or not as it should be.
+    """
+    if spec.credentials is None:
+        return None
+    return load(SecretReference(str(context.settings.secrets_dir), tenant, spec.credentials)).storage_options()
 
 
 def _refuse_absent_data(spec: JobSpec, options: StorageOptions | None) -> None:

@@ -1,12 +1,14 @@
 """The API's way to a job's checkpoints: their folder is looked at, which only the trainer's library knows."""
 
-from boost_core.checkpoint.folder import CheckpointFolder, Manifest, PinnedCheckpoint
+from boost_core.checkpoint import folder as stored
+from boost_core.checkpoint.folder import CheckpointFolder, Manifest
+from service.api.admission import storage_options
 from service.api.deps import Context
 from service.api.errors import CheckpointInUse, CheckpointNotFound, CheckpointPinned, StoreUnavailable
 from service.jobs.model import JobRecord
 from service.models.checkpoints import Checkpoint, CheckpointDetail, CheckpointFile
 from service.redaction import redact
-from service.secrets import UnusableSecret, storage_options
+from service.secrets import SecretUnusable
 
 
 class JobCheckpoints:
@@ -23,7 +25,7 @@ class JobCheckpoints:
     def __init__(self, job: JobRecord, context: Context) -> None:
         self._job = job
         try:
-            options = storage_options(context.settings.secrets_dir, job.tenant, job.spec.credentials)
+            options = storage_options(job.spec, context, job.tenant)
             self._folder = CheckpointFolder(job.checkpoint_url, options)
         except Exception as error:  # the clients of object stores raise types of their own
             raise _unavailable(job, error) from error
@@ -89,14 +91,14 @@ class JobCheckpoints:
     def _remove(self, step: int) -> None:
         try:
             self._folder.remove(step)
-        except PinnedCheckpoint as error:
+        except stored.CheckpointPinned as error:
             raise CheckpointPinned(str(error)) from error
         except Exception as error:
             raise _unavailable(self._job, error) from error
 
 
 def _unavailable(job: JobRecord, error: Exception) -> StoreUnavailable:
-    why = str(error) if isinstance(error, UnusableSecret) else f"{type(error).__name__}: {error}"
+    why = str(error) if isinstance(error, SecretUnusable) else f"{type(error).__name__}: {error}"
     return StoreUnavailable(redact(f"the checkpoints of job {job.id} cannot be reached at {job.checkpoint_url}: {why}"))
 
 
