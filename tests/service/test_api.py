@@ -336,7 +336,7 @@ def test_openapi_documents_problems(refusing: httpx.Client) -> None:
     assert set(answers) == {"201", "413", "422"}
     job = openapi["paths"]["/v1/jobs/{job_id}"]
     assert set(job["delete"]["responses"]) == {"202", "404", "409", "422"}
-    assert set(job["patch"]["responses"]) == {"200", "404", "409", "413", "422"}
+    assert set(job["patch"]["responses"]) == {"200", "404", "409", "412", "413", "422"}
     problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     assert answers["422"]["content"] == problem
     assert openapi["paths"]["/v1/jobs/{job_id}/events"]["get"]["responses"]["404"]["content"] == problem
