@@ -14,7 +14,7 @@ from typing import Literal
 import fsspec
 from pydantic import ValidationError
 
-from boost_core.config.base import Config, in_lines
+from boost_core.config.base import Config
 
 INDEX = "index.json"
 Part = Literal["training", "held_out"]
@@ -79,6 +79,6 @@ def find_index(folder: str) -> TokenIndex | None:
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise ValueError(f"{folder}/{INDEX} is damaged: {in_lines(error)}") from error
+        raise ValueError(f"{folder}/{INDEX} is damaged; make the tokens anew with: boost data tokenize") from error
     except OSError as error:
         raise ValueError(f"cannot read {folder}/{INDEX}: {error}") from error
