@@ -79,7 +79,17 @@ def _service(log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A service in a process of its own, on a free port; stopped on the way out, however that comes."""
     port = _free_port()
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "service.cli.main", "serve", "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "service.cli.main",
+        "serve",
+        "--no-auth",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     with log.open("wb") as output:
         # A session of its own, so that Ctrl-C reaches the service by way of us, and once.
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
