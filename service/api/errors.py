@@ -152,7 +152,7 @@ def _refused(request: Request, code: str, fields: Sequence[FieldError]) -> Respo
 def _request_errors(request: Request, entry: Mapping[str, Any]) -> list[FieldError]:
     place, *path = entry["loc"]
     if entry["type"] == "json_invalid":
-        return [FieldError(field="body", message=f"is not JSON: {entry['ctx']['error']} at character {path[0]}")]
+        return [FieldError(field="body", message=entry["ctx"]["error"])]
     if place == "body":
         expected = request.scope["route"].body_field.field_info.annotation
         return job_errors([{**entry, "loc": tuple(path)}], expected)
