@@ -90,6 +90,7 @@ def _literal_folder(named: str) -> str:
 
 def _place(named: str) -> Place:
     if named.startswith("s3://"):
-        return Place("s3", tuple(named.removeprefix("s3://").strip("/").split("/")))
+        key = named.removeprefix("s3://").strip("/")
+        return Place("s3", tuple(key.split("/")) if key else ())
     real = os.path.realpath(named.removeprefix("file://"))
     return Place("file", tuple(filter(None, real.split("/"))))

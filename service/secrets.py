@@ -16,9 +16,7 @@ from typing import Any, NoReturn
 
 import fsspec
 
-from service.redaction import SHORTEST, keep_quiet_about, redact
-
-__all__ = ["Secret", "SecretReference", "UnusableSecret", "load", "redact", "storage_options", "use_everywhere"]
+from service.redaction import SHORTEST, keep_quiet_about
 
 REQUIRED = ("access_key_id", "secret_access_key")
 OPTIONAL = ("session_token", "endpoint_url", "region")
@@ -36,7 +34,7 @@ _OF_THE_NODE = {
 }
 
 
-class UnusableSecret(ValueError):
+class SecretUnusable(ValueError):
     """A secret is not there, or not as it should be. The message is for the job's user and tells nothing of it."""
 
 
@@ -50,7 +48,7 @@ class SecretReference:
         name: Its name.
 
     Raises:
-        UnusableSecret: A name could lead out of the folder.
+        SecretUnusable: A name could lead out of the folder.
     """
 
     folder: str
@@ -60,7 +58,7 @@ class SecretReference:
     def __post_init__(self) -> None:
         for what, name, pattern in (("a tenant", self.tenant, _TENANT), ("credentials", self.name, _NAME)):
             if not pattern.fullmatch(name):
-                raise UnusableSecret(f"the name of {what} is not of the form {pattern.pattern}; correct it")
+                raise SecretUnusable(f"the name of {what} is not of the form {pattern.pattern}; correct it")
 
     def __str__(self) -> str:
         return f"the secret {self.name!r} of tenant {self.tenant!r}"
@@ -98,11 +96,11 @@ def load(reference: SecretReference) -> Secret:
     """Read a secret as it is now; ``service.redaction.redact`` takes it out of text from then on.
 
     Raises:
-        UnusableSecret: A file is missing, cannot be read, or does not hold one value.
+        SecretUnusable: A file is missing, cannot be read, or does not hold one value.
     """
     folder = Path(reference.folder) / reference.tenant / reference.name
     if not folder.is_dir():
-        raise UnusableSecret(
+        raise SecretUnusable(
             f"tenant {reference.tenant!r} has no secret {reference.name!r}; correct credentials, or ask the operator "
             "of the service to add it"
         )
@@ -110,20 +108,6 @@ def load(reference: SecretReference) -> Secret:
     values = {name: _value(folder / name, reference) for name in (*REQUIRED, *present)}
     keep_quiet_about(value for name, value in values.items() if name in _CONFIDENTIAL)
     return Secret(**values)
-
-
-def storage_options(secrets: Path, tenant: str, name: str | None) -> dict[str, Any] | None:
-    """What a look-up for one of several tenants reaches ``s3://`` with; ``None`` for the process's own means.
-
-    Args:
-        secrets: The folder of all secrets.
-        tenant: Whose job it is.
-        name: What the job's spec says as ``credentials``.
-
-    Raises:
-        UnusableSecret: It is not there, or not as it should be.
-    """
-    return None if name is None else load(SecretReference(str(secrets), tenant, name)).storage_options()
 
 
 def use_everywhere(secret: Secret) -> None:
@@ -135,13 +119,13 @@ def _value(path: Path, reference: SecretReference) -> str:
     try:
         value = path.read_bytes().decode("ascii").strip()
     except FileNotFoundError:
-        raise UnusableSecret(f"{reference} has no file {path.name}; {_REMEDY}") from None
+        raise SecretUnusable(f"{reference} has no file {path.name}; {_REMEDY}") from None
     except OSError as error:
-        raise UnusableSecret(f"{path.name} of {reference} cannot be read: {error.strerror}; {_REMEDY}") from None
+        raise SecretUnusable(f"{path.name} of {reference} cannot be read: {error.strerror}; {_REMEDY}") from None
     except UnicodeDecodeError:  # from None, because it has what was read
-        raise UnusableSecret(f"{path.name} of {reference} holds more than ASCII text; {_REMEDY}") from None
+        raise SecretUnusable(f"{path.name} of {reference} holds more than ASCII text; {_REMEDY}") from None
     if not value.isprintable() or " " in value:
-        raise UnusableSecret(f"{path.name} of {reference} holds more than one word; {_REMEDY}")
+        raise SecretUnusable(f"{path.name} of {reference} holds more than one word; {_REMEDY}")
     if len(value) < (SHORTEST if path.name in _CONFIDENTIAL else 1):
-        raise UnusableSecret(f"{path.name} of {reference} is too short to be one; {_REMEDY}")
+        raise SecretUnusable(f"{path.name} of {reference} is too short to be one; {_REMEDY}")
     return value

@@ -92,6 +92,11 @@ class Settings(BaseSettings):
         3.0, ge=0, description="How long the command line goes on when the service does not answer or is too busy."
     )
 
+    @property
+    def names_service(self) -> bool:
+        """Whether the environment says where the command line finds the service."""
+        return not self.model_fields_set.isdisjoint({"url", "host", "port"})
+
     @field_validator("trusted_proxies", "cors_origins", mode="before")
     @classmethod
     def _listed(cls, value: object) -> object:
@@ -109,11 +114,6 @@ class Settings(BaseSettings):
     def _absolute(cls, value: Path) -> Path:
         # Gangs work in other folders, so a relative path would mean another place to them.
         return value.expanduser().absolute()
-
-    @property
-    def names_service(self) -> bool:
-        """Whether the environment says where the command line finds the service."""
-        return not self.model_fields_set.isdisjoint({"url", "host", "port"})
 
     def prefixes(self) -> tuple[str, ...] | None:
         """Where jobs' data and checkpoints may be; ``None``: anywhere."""

@@ -34,7 +34,7 @@ _COMMITTED = re.compile(rf"step-(\d+)/{re.escape(MANIFEST)}$")
 _PINNED = re.compile(rf"{PINS}/step-(\d+)$")
 
 
-class PinnedCheckpoint(ValueError):
+class CheckpointPinned(ValueError):
     """A checkpoint that is not to be removed."""
 
 
@@ -172,7 +172,7 @@ class CheckpointFolder:
         """Remove a checkpoint, its manifest first, so that no reader ever sees half of it.
 
         Raises:
-            PinnedCheckpoint: It is pinned, and stays.
+            CheckpointPinned: It is pinned, and stays.
             FileNotFoundError: That step has no committed checkpoint.
         """
         self._refuse_pinned(step)
@@ -180,14 +180,14 @@ class CheckpointFolder:
         self._filesystem.rm_file(self._manifest(step))
         try:
             self._refuse_pinned(step)
-        except PinnedCheckpoint:  # between the two lines before: all else is still there
+        except CheckpointPinned:  # between the two lines before: all else is still there
             self._write_in_one_piece(self._manifest(step), manifest)
             raise
         self._filesystem.rm(f"{self._path}/{_name(step)}", recursive=True)
 
     def _refuse_pinned(self, step: int) -> None:
         if self._filesystem.exists(self._pin(step)):
-            raise PinnedCheckpoint(f"the checkpoint of step {step} in {self.url} is pinned; unpin it to remove it")
+            raise CheckpointPinned(f"the checkpoint of step {step} in {self.url} is pinned; unpin it to remove it")
 
     def _refuse_uncommitted(self, step: int) -> None:
         if not self._filesystem.exists(self._manifest(step)):
@@ -197,7 +197,7 @@ class CheckpointFolder:
         """Remove the checkpoints that ``expendable`` names and that nobody has pinned, and say which."""
         removed = []
         for step in expendable(self.steps(), keep_last, keep_every, self.pinned()):
-            with suppress(PinnedCheckpoint, FileNotFoundError):  # pinned or removed by somebody else meanwhile
+            with suppress(CheckpointPinned, FileNotFoundError):  # pinned or removed by somebody else meanwhile
                 self.remove(step)
                 removed.append(step)
         return removed

@@ -1,6 +1,7 @@
 """Queues and tenants, and how much the gangs of each may hold together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Literal
 
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
@@ -66,8 +67,8 @@ class QuotaStore:
                 description=row.description,
                 gpus=row.gpus,
                 cpus=row.cpus,
-                used_gpus=_held(jobs, "GPU", lambda job, name=row.name: job.queue == name),
-                used_cpus=_held(jobs, "CPU", lambda job, name=row.name: job.queue == name),
+                used_gpus=_held(jobs, "queue", row.name, "GPU"),
+                used_cpus=_held(jobs, "queue", row.name, "CPU"),
                 jobs=counts.get(row.name, {}),
             )
             for row in rows
@@ -119,8 +120,8 @@ class QuotaStore:
                 name=name,
                 gpus=rows[name].gpus if name in rows else None,
                 cpus=rows[name].cpus if name in rows else None,
-                used_gpus=_held(jobs, "GPU", lambda job, name=name: job.tenant == name),
-                used_cpus=_held(jobs, "CPU", lambda job, name=name: job.tenant == name),
+                used_gpus=_held(jobs, "tenant", name, "GPU"),
+                used_cpus=_held(jobs, "tenant", name, "CPU"),
                 jobs=counts.get(name, {}),
             )
             for name in sorted(rows.keys() | counts.keys())
@@ -142,5 +143,5 @@ def _limit(row: TenantRow | QueueRow) -> Limit:
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def _held(jobs: Sequence[JobRecord], resource: str, mine: Callable[[JobRecord], bool]) -> float:
-    return sum(job.held.get(resource, 0) for job in jobs if mine(job))
+def _held(jobs: Sequence[JobRecord], field: Literal["queue", "tenant"], name: str, resource: str) -> float:
+    return sum(job.held.get(resource, 0) for job in jobs if getattr(job, field) == name)

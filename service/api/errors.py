@@ -97,6 +97,12 @@ def problem_responses(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
     return {int(status): {"model": Problem, "description": status.phrase} for status in statuses}
 
 
+# What every route that needs a key may answer with.
+GUARDED = problem_responses(
+    HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE
+)
+
+
 def document_media_type(openapi: dict[str, Any]) -> None:
     """Say in an OpenAPI document that problems come as problem+json. FastAPI knows only one media type a route."""
     for path in openapi["paths"].values():
@@ -146,7 +152,7 @@ def _refused(request: Request, code: str, fields: Sequence[FieldError]) -> Respo
 def _request_errors(request: Request, entry: Mapping[str, Any]) -> list[FieldError]:
     place, *path = entry["loc"]
     if entry["type"] == "json_invalid":
-        return [FieldError(field="body", message=f"is not JSON: {entry['ctx']['error']} at character {path[0]}")]
+        return [FieldError(field="body", message=entry["ctx"]["error"])]
     if place == "body":
         expected = request.scope["route"].body_field.field_info.annotation
         return job_errors([{**entry, "loc": tuple(path)}], expected)

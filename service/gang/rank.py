@@ -103,7 +103,6 @@ class RankProcess:
             return RankEnd(End(train(spec, self._reporter, membership)))
         except Exception as error:
             end = end_of(error)
-            end = replace(end, message=redact(end.message))
             if end.how is End.CONNECTION:  # not its fault, and all ranks say the same
                 logger.warning("rank %d stops: it %s", rank, end.message)
             else:

@@ -133,6 +133,12 @@ class JobPage(BaseModel):
     next_cursor: str | None = Field(description="Give this as cursor to see older jobs; null when there are none.")
 
 
+EventKind = Literal[
+    "state", "started", "progress", "evaluation", "checkpoint", "shape", "interruption", "restart", "fault",
+    "ranks", "log", "patch", "drill",
+]  # fmt: skip
+
+
 class JobEvent(BaseModel):
     """Something that happened to a job. Ids grow over all jobs; clients resume after the last one they saw."""
 
@@ -140,10 +146,7 @@ class JobEvent(BaseModel):
 
     id: int
     job_id: str
-    kind: Literal[
-        "state", "started", "progress", "evaluation", "checkpoint", "shape", "interruption", "restart", "fault",
-        "ranks", "log", "patch", "drill",
-    ]  # fmt: skip
+    kind: EventKind
     time: datetime
     data: dict[str, Any] = Field(
         description="For kind=state: state, reason, message; for patch: each changed field's from and to; for drill: "

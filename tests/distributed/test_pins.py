@@ -7,7 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from boost_core.checkpoint.folder import CheckpointFolder, PinnedCheckpoint
+from boost_core.checkpoint.folder import CheckpointFolder, CheckpointPinned
 from boost_core.config import JobSpec
 from tests.distributed.recording import train_and_record
 from tests.jobs import tiny_job, write_corpus
@@ -61,7 +61,7 @@ def test_a_pinned_checkpoint_is_neither_pruned_nor_removed(store: tuple[str, dic
     assert other.pinned() == {200}
     assert other.prune(1, None) == [100, 300]
     assert other.steps() == [200, 400]
-    with pytest.raises(PinnedCheckpoint, match=r"step 200 in .* is pinned; unpin it to remove it"):
+    with pytest.raises(CheckpointPinned, match=r"step 200 in .* is pinned; unpin it to remove it"):
         other.remove(200)
     assert other.damage(200) == []
 
@@ -94,7 +94,7 @@ class Pinning(CheckpointFolder):
 def test_a_pin_that_comes_while_a_checkpoint_is_removed_holds(store: tuple[str, dict | None], job: JobSpec) -> None:
     folder = written(store, job, 100, 200)
     before = folder.manifest(100)
-    with pytest.raises(PinnedCheckpoint):
+    with pytest.raises(CheckpointPinned):
         Pinning(*store).remove(100)
     assert (folder.steps(), folder.pinned(), folder.damage(100)) == ([100, 200], {100}, [])
     assert folder.manifest(100) == before

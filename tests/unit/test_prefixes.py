@@ -85,6 +85,7 @@ S3 = [
 @pytest.mark.parametrize(("url", "allowed"), S3)
 def test_urls_on_s3(url: str, allowed: bool) -> None:
     assert is_allowed(url, *ON_S3) is allowed
+    assert is_allowed(url, "s3://") is (url.startswith("s3://") and "/." not in url)
 
 
 def test_every_place_of_a_spec_is_looked_at_and_named() -> None:

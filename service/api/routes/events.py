@@ -11,7 +11,8 @@ from pydantic import AwareDatetime
 
 from service.api.deps import Context, ContextDep, JobDep
 from service.api.errors import problem_responses
-from service.jobs.model import JobEvent, JobRecord
+from service.api.streams import HoldStream
+from service.jobs.model import EventKind, JobEvent, JobRecord
 from service.jobs.queries import EventFilter
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -27,19 +28,28 @@ Follow = Annotated[bool, Query(description="Go on until the job has come to its 
 @router.get(
     "/{job_id}/events",
     response_class=EventSourceResponse,
+    dependencies=[HoldStream],
     responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def events(
-    job: JobDep, context: ContextDep, after: After = 0, last_event_id: LastEventId = None, follow: Follow = True
+    job: JobDep,
+    context: ContextDep,
+    kind: Annotated[list[EventKind], Query(description="Only events of one of these kinds.")] = [],  # noqa: B006  # FastAPI copies it
+    since: Annotated[AwareDatetime | None, Query(description="Only events that are not older.")] = None,
+    after: After = 0,
+    last_event_id: LastEventId = None,
+    follow: Follow = True,
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream what happened to a job and what happens next: state changes, progress, evaluations, logs."""
-    async for event in _stream(context, job, EventFilter(), after if last_event_id is None else last_event_id, follow):
+    wanted = EventFilter(frozenset(kind) or None, since)
+    async for event in _stream(context, job, wanted, after if last_event_id is None else last_event_id, follow):
         yield event
 
 
 @router.get(
     "/{job_id}/logs",
     response_class=EventSourceResponse,
+    dependencies=[HoldStream],
     responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def logs(
