@@ -7,6 +7,7 @@ import secrets
 import signal
 import socket
 
+from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.app import create_app
 from service.api.server import ApiServer
@@ -20,6 +21,8 @@ from service.scheduler.loop import ReconcileLoop
 from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
 from service.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 
 def run(settings: Settings) -> None:
@@ -39,7 +42,16 @@ def run(settings: Settings) -> None:
         settings.home.mkdir(parents=True, exist_ok=True)
         migrate(settings.database_url)
         with contextlib.closing(JobStore(settings.database_url)) as store:
+            _say_how_to_begin(settings, store)
             _serve(settings, store, listener)
+
+
+def _say_how_to_begin(settings: Settings, store: JobStore) -> None:
+    if settings.auth and KeyStore(store.engine).empty():
+        _log.warning(
+            "there is no API key yet; make one on this machine: boost keys create NAME --tenant TENANT --scope admin "
+            "--direct"
+        )
 
 
 def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:

@@ -55,12 +55,12 @@ class KeysOfService:
 def keys_in_database(settings: Settings) -> KeyBook:
     """The keys in the database itself, whose tables are made if they are not there yet."""
     # Imported here, because no other command needs SQL.
-    from service.accounts.keys import KeyStore
+    from service.accounts.local import LocalKeys
     from service.jobs.database import migrate
 
     settings.home.mkdir(parents=True, exist_ok=True)
     migrate(settings.database_url)
-    return KeyStore(settings.database_url)
+    return LocalKeys(settings.database_url)
 
 
 def legal_key(**wanted: Any) -> KeyRequest:
