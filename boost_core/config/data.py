@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from boost_core.config.base import Config
-from boost_core.config.urls import refuse_unknown_scheme
+from boost_core.config.base import Config, Location
+from boost_core.config.urls import refuse_unserved
 
 BYTES = "bytes"
 BYTE_TOKENS = 256
@@ -26,10 +26,12 @@ class SourceConfig(Config):
         description="text: a document a file; jsonl: one a line; parquet: one a row; dataset: a Hugging Face dataset "
         "saved to disk; tokenized: what `boost data tokenize` has written.",
     )
-    paths: tuple[str, ...] = Field(
+    paths: tuple[Location, ...] = Field(
         (), validate_default=True, description="Files, folders, globs or fsspec URLs; none for kind=standard_library."
     )
-    text_field: str = Field("text", min_length=1, description="Which field of a line or row is the text.")
+    text_field: str = Field(
+        "text", min_length=1, max_length=256, description="The field of a line or row with the text."
+    )
 
     @field_validator("paths")
     @classmethod
@@ -40,14 +42,14 @@ class SourceConfig(Config):
         if kind == "standard_library" and value:
             raise ValueError("kind=standard_library takes no paths; use kind=text to train on your own files")
         for path in value:
-            refuse_unknown_scheme(path)
+            refuse_unserved(path)
         return value
 
 
 class WeightedSource(SourceConfig):
     """A source in a mixture."""
 
-    weight: float = Field(gt=0, description="Share of the samples from here, relative to the other weights.")
+    weight: float = Field(gt=0, le=1e15, description="Share of the samples from here, relative to the other weights.")
 
 
 class DataConfig(Config):
@@ -55,13 +57,16 @@ class DataConfig(Config):
 
     source: SourceConfig | None = Field(None, description="Default: the source text of Python's standard library.")
     mixture: tuple[WeightedSource, ...] = Field((), description="Instead of source: several, by weight.")
-    tokenizer: str | None = Field(
+    tokenizer: Location | None = Field(
         None,
         description="bytes, or path or URL of a tokenizer.json of Hugging Face's tokenizers. Default: bytes; "
         "tokenized sources have theirs with them.",
     )
     end_of_document: str | None = Field(
-        None, description="The token that ends a document; default: the tokenizer's <|endoftext|>, </s> or the like."
+        None,
+        min_length=1,
+        max_length=256,
+        description="The token that ends a document; default: the tokenizer's <|endoftext|>, </s> or the like.",
     )
     documents_apart: bool = Field(
         False, description="Whether documents packed into one sequence do not see each other, in attention and loss."
@@ -94,7 +99,7 @@ class DataConfig(Config):
         if value is not None and any(source is not None and source.kind == "tokenized" for source in sources):
             raise ValueError("tokenized sources have their tokenizer with them; leave tokenizer out")
         if value is not None and value != BYTES:
-            refuse_unknown_scheme(value)
+            refuse_unserved(value)
         return value
 
     @field_validator("end_of_document")
