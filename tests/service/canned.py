@@ -53,7 +53,8 @@ def a_planned_shape(data: int, total: int, fits: bool | None) -> dict[str, Any]:
 
 
 A_PLAN = {
-    "parameters": 1_234_567, "trainable_bytes_per_parameter": 18, "flops_per_token": 7_500_000, "tokens_per_step": 2048, "fastest": 1,
+    "parameters": 1_234_567, "trainable_bytes_per_parameter": 18, "flops_per_token": 7_500_000,
+    "tokens_per_step": 2048, "fastest": 1,
     "shapes": [a_planned_shape(1, 100 * GIB, False), a_planned_shape(2, 36 * GIB, True)],
     "notes": ["times are of an H100"],
 }  # fmt: skip
