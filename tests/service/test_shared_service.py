@@ -233,8 +233,8 @@ def test_what_a_job_leaves_behind(clients: Callable[..., Client], store: JobStor
     logged = [event.data["message"] for event in client.logs(job_id, follow=False)]
     assert logged == ["first", "second"]
     assert not [*client.logs(job_id, rank=7, follow=False)]
-    assert not [*client.logs(job_id, levels=["ERROR"], follow=False)]
-    assert len([*client.logs(job_id, rank=1, levels=["ERROR", "INFO"], follow=False)]) == 2
+    assert not [*client.logs(job_id, level="ERROR", follow=False)]
+    assert len([*client.logs(job_id, rank=1, level=["ERROR", "INFO"], follow=False)]) == 2
     assert not [*client.logs(job_id, since=datetime.now(UTC) + timedelta(hours=1), follow=False)]
     assert client.checkpoints(job_id).checkpoints == []
 
