@@ -7,12 +7,13 @@ from typing import Any, get_args
 from pydantic import BaseModel, Field
 
 from boost_core.config import JobSpec
+from boost_core.config.urls import UNSHOWN, may_hold_credentials
 from service.wording import in_words
 
 _NAMELESS = '""'
 _LONGEST_VALUE = 200  # characters of a refused value that are shown
 # What people put where nothing or a mere name belongs may be the secret itself.
-_UNSHOWN_ERRORS = frozenset({"missing", "extra_forbidden"})
+_UNSHOWN_ERRORS = frozenset({"missing", "extra_forbidden", UNSHOWN})
 _UNSHOWN_FIELDS = frozenset({"credentials"})
 
 
@@ -28,6 +29,7 @@ class Problem(BaseModel):
     """Why a request was refused: the body of every answer that is an error."""
 
     type: str = Field(description="Name of the kind of problem; does not change from version to version.")
+    code: str = Field("", description="The last part of type, for programs: job-not-found, for example.")
     title: str = Field(description="The kind of problem, for people.")
     status: int = Field(description="The HTTP status.")
     detail: str = Field(description="What went wrong this time, and what to do.")
@@ -49,7 +51,8 @@ def field_error(path: tuple[str | int, ...], error: Mapping[str, Any]) -> FieldE
     """One entry of ``ValidationError.errors()`` for the field at ``path``."""
     hidden = error["type"] in _UNSHOWN_ERRORS or bool(_UNSHOWN_FIELDS.intersection(path))
     value = None if hidden else _shown(error.get("input"))
-    return FieldError(field=_dotted(path), message=in_words(error, shown=not hidden), value=value)
+    shown = not hidden and not (isinstance(error.get("input"), str) and value is None)
+    return FieldError(field=_dotted(path), message=in_words(error, shown=shown), value=value)
 
 
 def _model_error(path: tuple[str | int, ...], error: Mapping[str, Any], model: type[BaseModel]) -> FieldError:
@@ -110,6 +113,6 @@ def _shown(value: object) -> str | int | float | bool | None:
         return value
     if isinstance(value, bool | int) and len(str(value)) <= _LONGEST_VALUE:
         return value
-    if isinstance(value, str | float):
+    if isinstance(value, str | float) and not may_hold_credentials(str(value)):
         return str(value)[:_LONGEST_VALUE]
     return None

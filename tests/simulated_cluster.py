@@ -159,7 +159,7 @@ class Cluster:
     def alive(self) -> set[tuple[str, int]]:
         return set(self.gangs)
 
-    def launch(self, job_id: str, attempt: int, one: JobSpec, orders: Orders) -> None:
+    def launch(self, job_id: str, attempt: int, one: JobSpec, orders: Orders, tenant: str) -> None:
         assert not [name for name, _ in self.gangs if name == job_id], "a job has one gang at a time"
         self.gangs[job_id, attempt] = Gang(one, orders, self.random.choice([10, 40, 120]))
 

@@ -104,8 +104,8 @@ def load_whole(folder: CheckpointFolder, step: int, tensors: Mapping[str, torch.
 
 
 def _writer(folder: CheckpointFolder, step: int) -> ChecksummingWriter:
-    return ChecksummingWriter(folder.step_url(step), sync_files=folder.is_local, **folder.STORAGE_OPTIONS)
+    return ChecksummingWriter(folder.step_url(step), sync_files=folder.is_local, **folder.storage_options)
 
 
 def _reader(folder: CheckpointFolder, step: int) -> FsspecReader:
-    return FsspecReader(folder.step_url(step), **folder.STORAGE_OPTIONS)
+    return FsspecReader(folder.step_url(step), **folder.storage_options)

@@ -20,9 +20,9 @@ Location = Annotated[str, Field(min_length=1, max_length=4096)]  # a path or URL
 
 
 class Frozen(BaseModel):
-    """An immutable model that refuses fields it does not know."""
+    """An immutable model that refuses fields it does not know. The text of its errors shows no values."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class Config(Frozen):
@@ -38,7 +38,7 @@ class Config(Frozen):
             kind = "int_type" if int in types else "float_type"
             found = [InitErrorDetails(type=kind, loc=at, input=given) for at, given in _booleans(value)]
             if found:
-                raise ValidationError.from_exception_data(cls.__name__, found)
+                raise ValidationError.from_exception_data(cls.__name__, found, hide_input=True)
         return value
 
 
@@ -77,7 +77,7 @@ def raise_problems(title: str, problems: list[FieldProblem]) -> None:
         )
         for problem in problems
     ]
-    raise ValidationError.from_exception_data(title, details)
+    raise ValidationError.from_exception_data(title, details, hide_input=True)
 
 
 def spelled(words: str) -> WrapValidator:
@@ -94,7 +94,7 @@ def spelled(words: str) -> WrapValidator:
             (problem,) = error.errors()
             if problem["type"] != "string_pattern_mismatch":
                 raise
-            message = f"must match the pattern {problem['ctx']['pattern']}: {words}"
+            message = f"should match pattern {problem['ctx']['pattern']}: {words}"
             # Braces in a message would be taken for places to fill in, so it travels as a value.
             raise PydanticCustomError("illegal_spelling", "{problem}", {"problem": message}) from error
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, field_validator
 
 from boost_core.config.base import Config, Count, Location
-from boost_core.config.urls import refuse_unknown_scheme
+from boost_core.config.urls import refuse_unserved
 
-StorageUrl = Annotated[Location, AfterValidator(refuse_unknown_scheme)]
+StorageUrl = Annotated[Location, AfterValidator(refuse_unserved)]
 
 
 class CheckpointConfig(Config):

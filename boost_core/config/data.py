@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from boost_core.config.base import Config, Location
-from boost_core.config.urls import refuse_unknown_scheme
+from boost_core.config.urls import refuse_unserved
 
 BYTES = "bytes"
 BYTE_TOKENS = 256
@@ -42,7 +42,7 @@ class SourceConfig(Config):
         if kind == "standard_library" and value:
             raise ValueError("kind=standard_library takes no paths; use kind=text to train on your own files")
         for path in value:
-            refuse_unknown_scheme(path)
+            refuse_unserved(path)
         return value
 
 
@@ -99,7 +99,7 @@ class DataConfig(Config):
         if value is not None and any(source is not None and source.kind == "tokenized" for source in sources):
             raise ValueError("tokenized sources have their tokenizer with them; leave tokenizer out")
         if value is not None and value != BYTES:
-            refuse_unknown_scheme(value)
+            refuse_unserved(value)
         return value
 
     @field_validator("end_of_document")

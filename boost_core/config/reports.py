@@ -144,6 +144,14 @@ class FaultReport(Frozen):
     message: str
 
 
+class RankTimesReport(Frozen):
+    """How long each rank has computed in the steps since the last report of this kind; now and then, not every step."""
+
+    kind: Literal["ranks"] = "ranks"
+    step: int = Field(description="The newest step.")
+    busy_seconds: list[float] = Field(description="By rank: mean seconds of a step not spent waiting for others.")
+
+
 class LogLine(Frozen):
     """One line of a rank's log."""
 
@@ -162,6 +170,7 @@ Report = (
     | ShapeReport
     | RestartReport
     | FaultReport
+    | RankTimesReport
     | LogLine
 )
 

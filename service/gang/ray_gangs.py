@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -13,6 +14,7 @@ from boost_core.config import Drill, JobSpec
 from service.gang.ray_private import draining_nodes, free_resources, node_table
 from service.gang.status import GangPhase, GangStatus, NodeCapacity, Orders
 from service.gang.supervisor import Supervisor
+from service.secrets import SecretReference
 
 NAMESPACE = "boost"
 POLL_TIMEOUT_SECONDS = 1.0
@@ -26,10 +28,11 @@ class RayGangs:
     Args:
         ray_address: Address of a cluster; ``None`` starts a Ray inside this process, which ends with it.
         cpus: CPUs that an embedded Ray offers; ``None`` for as many as the machine has.
+        secrets: Folder of all secrets, the same on all nodes.
     """
 
-    def __init__(self, ray_address: str | None, cpus: int | None) -> None:
-        self._address, self._cpus = ray_address, cpus
+    def __init__(self, ray_address: str | None, cpus: int | None, secrets: Path) -> None:
+        self._address, self._cpus, self._secrets = ray_address, cpus, str(secrets)
         self._folder: str | None = None
 
     def connect(self) -> None:
@@ -80,15 +83,17 @@ class RayGangs:
         names = [name.rpartition("-") for name in list_named_actors()]
         return {(job_id, int(attempt)) for job_id, _, attempt in names}
 
-    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders) -> None:
+    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders, tenant: str) -> None:
         """Start a gang; launching the same attempt twice starts one."""
+        # Ray shows arguments to whoever may look, so they say only where the ranks find the secret.
+        secret = SecretReference(self._secrets, tenant, spec.credentials) if spec.credentials else None
         ray.remote(Supervisor).options(
             name=_name(job_id, attempt),
             get_if_exists=True,
             lifetime="detached",
             num_cpus=0,
             resources=ON_THE_HEAD,
-        ).remote(spec, orders)
+        ).remote(spec, orders, secret)
 
     def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
         """Give orders; the gang's status, or ``None`` if there is no such gang. Takes a second at most."""

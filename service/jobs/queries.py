@@ -1,11 +1,12 @@
 """Reading the record: functions on a session."""
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import Select, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.jobs.model import JobEvent, JobFilter, JobRecord
 from service.jobs.states import TERMINAL_STATES, JobState
@@ -92,6 +93,16 @@ def last_sequence(session: Session, job_id: str, attempt: int) -> int:
     return session.scalar(query) or 0
 
 
+def count_by(session: Session, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
+    """How many jobs there are by a column's value, and by state."""
+    counts: dict[str, dict[str, int]] = defaultdict(dict)
+    for value, state, number in session.execute(
+        select(column, JobRow.state, func.count()).group_by(column, JobRow.state)
+    ):
+        counts[value][state] = number
+    return counts
+
+
 class ActiveJobs:
     """The jobs that have not come to their end. Remembers them, because to read a record takes long."""
 
@@ -103,17 +114,12 @@ class ActiveJobs:
         columns = select(JobRow.id, JobRow.version, JobRow.waiting_for)
         query = columns.where(JobRow.state.in_(ACTIVE_STATES)).order_by(JobRow.queued_at, JobRow.id)
         found = session.execute(query).all()
-        fresh = self._fresh(session, [job_id for job_id, version, _ in found if not self._knows(job_id, version)])
-        known = {job_id: fresh.get(job_id) or self._known.get(job_id) for job_id, _, _ in found}
-        self._known = {
-            job_id: job.model_copy(update={"waiting_for": waiting_for})
-            for job_id, _, waiting_for in found
-            if (job := known[job_id])
-        }
-        return [job for job in self._known.values() if not job.finished]
-
-    def _knows(self, job_id: str, version: int) -> bool:
-        return job_id in self._known and self._known[job_id].version == version
+        known = self._known  # another thread may put others in its place meanwhile
+        unknown = [job_id for job_id, version, _ in found if job_id not in known or known[job_id].version != version]
+        known = known | self._fresh(session, unknown)
+        jobs = [known[job_id].model_copy(update={"waiting_for": waiting_for}) for job_id, _, waiting_for in found]
+        self._known = {job.id: job for job in jobs}
+        return [job for job in jobs if not job.finished]
 
     def _fresh(self, session: Session, job_ids: Sequence[str]) -> dict[str, JobRecord]:
         records: dict[str, JobRecord] = {}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, CursorResult, Engine, func, select, true, update
+from sqlalchemy import ColumnElement, Connection, CursorResult, Engine, bindparam, func, select, true, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -111,6 +111,16 @@ class JobStore:
             session.flush()
             session.add(event)
             return queries.record_of(job)
+
+    def known(self, request: Request) -> JobRecord | None:
+        """The job that a request has brought about already; ``None`` if it has not.
+
+        Raises:
+            IdempotencyKeyReused: The request's key came with another one before.
+        """
+        with Session(self.engine) as session:
+            job_id = requests.find(session, request)
+            return queries.load(session, job_id) if job_id else None
 
     def get(self, job_id: str) -> JobRecord:
         """One job.
@@ -239,6 +249,7 @@ class JobStore:
         Raises:
             JobNotFound: There is no such job.
             WrongState: The job is not RUNNING.
+            IdempotencyKeyReused: The request's key came with another one before.
             pydantic.ValidationError: The gang has no such rank.
         """
 
@@ -250,7 +261,10 @@ class JobStore:
             write = writes.drilled(record, drill)
             return Write(write.values, [*write.rows, requests.row_of(request, job_id)])
 
-        return self._write_with(job_id, plan)
+        try:
+            return self._write_with(job_id, plan)
+        except IntegrityError:  # the key has just been used by another process
+            return self._write_with(job_id, plan)
 
     def take_drills(self, job_id: str) -> Sequence[Drill]:
         """The faults asked for since the last call, each told once.
@@ -314,17 +328,30 @@ class JobStore:
 
         Args:
             messages: By job.
+
+        Raises:
+            LeaseLost: Another process does the work now for which this one had a lease.
         """
+        queued = (JobRow.id == bindparam("job_id")) & (JobRow.state == JobState.QUEUED)
+        unsaid = JobRow.waiting_for.is_distinct_from(bindparam("said"))
+        statement = update(JobRow).where(queued, unsaid, self._permitted()).values(waiting_for=bindparam("said"))
+        # All processes lock rows in the same order.
+        parameters = [{"job_id": job_id, "said": message} for job_id, message in sorted(messages.items())]
         with self.engine.begin() as connection:
-            for job_id, message in messages.items():
-                queued = (JobRow.id == job_id) & (JobRow.state == JobState.QUEUED)
-                connection.execute(update(JobRow).where(queued, self._permitted()).values(waiting_for=message))
+            if parameters:
+                connection.execute(statement, parameters)
+            self._refuse_if_lost(connection)
 
     def keep_snapshot(self, name: str, data: Any) -> None:
-        """Keep what the scheduler sees, for other processes to show."""
+        """Keep what the scheduler sees, for other processes to show.
+
+        Raises:
+            LeaseLost: Another process does the work now for which this one had a lease.
+        """
         with Session(self.engine) as session, session.begin():
-            if self._lease is None or session.scalar(select(self._lease.holds())):
-                session.merge(SnapshotRow(name=name, time=datetime.now(UTC), data=data))
+            session.merge(SnapshotRow(name=name, time=datetime.now(UTC), data=data))
+            session.flush()
+            self._refuse_if_lost(session.connection())
 
     def snapshot(self, name: str) -> tuple[datetime, Any] | None:
         """What was last kept under a name, and when; ``None`` if nothing was."""
@@ -363,9 +390,13 @@ class JobStore:
         unmoved = (JobRow.id == record.id) & (JobRow.version == record.version) & self._permitted()
         result = session.execute(update(JobRow).where(unmoved).values(**values, version=record.version + 1))
         assert isinstance(result, CursorResult)
-        if result.rowcount == 0 and self._lease and not session.scalar(select(self._lease.holds())):
-            raise LeaseLost(self._lease)
+        if result.rowcount == 0:
+            self._refuse_if_lost(session.connection())
         return result.rowcount == 1
+
+    def _refuse_if_lost(self, connection: Connection) -> None:
+        if self._lease and not connection.scalar(select(self._lease.holds())):
+            raise LeaseLost(self._lease)
 
     def _permitted(self) -> ColumnElement[bool]:
         return self._lease.holds() if self._lease else true()

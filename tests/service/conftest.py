@@ -12,13 +12,33 @@ from service.client import Client
 from service.jobs.database import migrate
 from service.jobs.store import JobStore
 from service.settings import Settings
+from tests.postgres import PostgresServer, postgres_server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
 
 
 @pytest.fixture
-def database_url(tmp_path: Path) -> str:
-    url = f"sqlite:///{tmp_path}/home/boost.db"
-    migrate(url)
-    return url
+def database() -> str:
+    """Which one to test with; a module whose tests are for both has parameters for it."""
+    return "sqlite"
+
+
+@pytest.fixture
+def empty_database_url(database: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if database == "sqlite":
+        return f"sqlite:///{tmp_path}/home/boost.db"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.create_database()
+
+
+@pytest.fixture
+def database_url(empty_database_url: str) -> str:
+    migrate(empty_database_url)
+    return empty_database_url
 
 
 @pytest.fixture
@@ -33,13 +53,14 @@ class RunningApi:
 
     def __init__(self, store: JobStore, settings: Settings) -> None:
         self.not_ready_because: str | None = None
+        self.settings = settings
         self.app = create_app(store, settings, lambda: self.not_ready_because)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.start()
 
     def start(self) -> None:
-        self.server = ApiServer(self.app, "127.0.0.1", self.port)
+        self.server = ApiServer(self.app, self.settings.model_copy(update={"port": self.port}))
         self.app.state.context.stopping.clear()
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()
@@ -64,7 +85,8 @@ def free_port() -> int:
 
 @pytest.fixture
 def api(store: JobStore, database_url: str, tmp_path: Path) -> Iterator[RunningApi]:
-    running = RunningApi(store, Settings(home=tmp_path / "home", database_url=database_url))
+    """A server without authentication."""
+    running = RunningApi(store, Settings(home=tmp_path / "home", database_url=database_url, auth=False))
     yield running
     running.stop()
 

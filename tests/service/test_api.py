@@ -49,7 +49,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]
     home = tmp_path_factory.mktemp("refusing")
     url = f"sqlite:///{home}/boost.db"
     migrate(url)
-    running = RunningApi(JobStore(url), Settings(home=home, database_url=url))
+    running = RunningApi(JobStore(url), Settings(home=home, database_url=url, auth=False))
     with httpx.Client(base_url=running.url, timeout=10) as opened:
         yield opened
         assert opened.get("/v1/jobs").json()["jobs"] == []
@@ -336,7 +336,7 @@ def test_openapi_documents_problems(refusing: httpx.Client) -> None:
     assert set(answers) == {"201", "413", "422"}
     job = openapi["paths"]["/v1/jobs/{job_id}"]
     assert set(job["delete"]["responses"]) == {"202", "404", "409", "422"}
-    assert set(job["patch"]["responses"]) == {"200", "404", "409", "413", "422"}
+    assert set(job["patch"]["responses"]) == {"200", "404", "409", "412", "413", "422"}
     problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     assert answers["422"]["content"] == problem
     assert openapi["paths"]["/v1/jobs/{job_id}/events"]["get"]["responses"]["404"]["content"] == problem
@@ -552,7 +552,10 @@ def test_the_client_overhears_keep_alives(client: Client, store: JobStore, monke
 
 
 def test_the_client_says_what_to_do_when_nothing_answers(unused_url: str) -> None:
-    with Client(unused_url) as client, pytest.raises(ServiceUnreachable, match="is `boost serve` running"):
+    with (
+        Client(unused_url, retry_seconds=0) as client,
+        pytest.raises(ServiceUnreachable, match="is `boost serve` running"),
+    ):
         client.list()
     for address in ("localhost:8900", "http://[::1"):
         with pytest.raises(ValueError, match="no address of a service"):

@@ -25,8 +25,8 @@ ENDLESS = {"steps": 1_000_000, "evaluate_every_steps": 1000}
 
 
 @pytest.fixture(scope="module")
-def gangs() -> Iterator[RayGangs]:
-    gangs = RayGangs(None, 2)
+def gangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayGangs]:
+    gangs = RayGangs(None, 2, tmp_path_factory.mktemp("secrets"))
     gangs.connect()
     yield gangs
     gangs.close()
@@ -42,7 +42,7 @@ class Gang:
         self.sequences = [0]
         self.status = GangStatus(GangPhase.STARTING, "", [])
         self.orders = Orders(Shape.of(spec.parallelism), tuple(spec.shapes()), Cause.LIMITS_CHANGED)
-        gangs.launch(job_id, 1, spec, self.orders)
+        gangs.launch(job_id, 1, spec, self.orders, "default")
 
     def until(self, done: Callable[["Gang"], object]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -97,7 +97,7 @@ def freed_within(gangs: RayGangs, seconds: float) -> bool:
 
 def test_reports_arrive_complete_and_in_order(gangs: RayGangs, start: Callable[..., Gang], tmp_path: Path) -> None:
     gang = start(training={"steps": 30})
-    gangs.launch(gang.job_id, 1, tiny_job(tmp_path, tmp_path), gang.orders)  # the same attempt again starts nothing
+    gangs.launch(gang.job_id, 1, tiny_job(tmp_path, tmp_path), gang.orders, "default")  # again starts nothing
     assert gangs.alive() == {(gang.job_id, 1)}
     gang.until(ended)
     assert (gang.status.phase, gang.status.message) == (GangPhase.SUCCEEDED, "trained 30 steps")

@@ -49,9 +49,11 @@ class MemoryStore:
         self.reasons: Counter[Reason] = Counter()
 
     def submit(self, job_id: str, one: JobSpec) -> None:
+        now = datetime.now(UTC)
         self.jobs[job_id] = JobRecord(
-            id=job_id, name="job", spec=one, state=JobState.QUEUED, reason=Reason.SUBMITTED, message="", attempt=0,
-            cancel_requested=False, checkpoint_url="checkpoints", submitted_at=datetime.now(UTC), started_at=None,
+            id=job_id, tenant="default", submitted_by="anonymous", queue="default", name="job", spec=one,
+            state=JobState.QUEUED, reason=Reason.SUBMITTED, message="", attempt=0,
+            cancel_requested=False, checkpoint_url="checkpoints", submitted_at=now, queued_at=now, started_at=None,
             finished_at=None, progress=None, evaluation=None, checkpoint=None, version=0,
         )  # fmt: skip
 
