@@ -91,14 +91,17 @@ def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:
         raise BadInput(str(error)) from error
 
 
-def read_settings() -> Settings:
+def read_settings(**given: Any) -> Settings:
     """Read the settings from the environment.
+
+    Args:
+        **given: Settings that were given on the command line, which come first.
 
     Raises:
         BadInput: A variable holds a value of the wrong kind.
     """
     try:
-        return Settings()
+        return Settings(**given)
     except ValidationError as error:
         # A default that rests on a faulty variable is no fault of its own.
         faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]

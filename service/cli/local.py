@@ -24,12 +24,17 @@ def serve(
     port: Annotated[
         int | None, typer.Option(min=1, max=65_535, help="Port to listen on; else BOOST_PORT, else 8900.")
     ] = None,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Ask nobody for a key; on this machine alone.")] = False,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM file with the certificate to show, and its chain.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file with the certificate's private key.")] = None,
+    no_tls: Annotated[bool, typer.Option("--no-tls", help="TLS is done by a proxy in front of the service.")] = False,
 ) -> None:
-    """Run the service until it is interrupted."""
+    """Run the service until it is interrupted. Each option has a variable, such as BOOST_HOST, that says the same."""
     from service.serve import run  # the engine takes seconds to import, which no other command needs
 
-    given = {"host": host, "port": port}
-    run(read_settings().model_copy(update={name: value for name, value in given.items() if value is not None}))
+    given: dict[str, Any] = {"host": host, "port": port, "tls_cert": tls_cert, "tls_key": tls_key}
+    refused = {"auth": False if no_auth else None, "tls": False if no_tls else None}
+    run(read_settings(**{name: value for name, value in (given | refused).items() if value is not None}))
 
 
 def bench(context: typer.Context) -> None:
