@@ -41,7 +41,12 @@ def loss_at(step: int) -> float:
 
 
 def step_report(step: int, **changes: Any) -> StepReport:
-    numbers = {"steps": STEPS, "loss": loss_at(step), "tokens_per_second": 2000.0 + 10 * (step % 7)}
+    numbers = {
+        "steps": STEPS,
+        "eta_seconds": (STEPS - step) / 2,
+        "loss": loss_at(step),
+        "tokens_per_second": 2000.0 + 10 * (step % 7),
+    }
     return a_step(step, **numbers | changes)
 
 
