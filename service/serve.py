@@ -7,6 +7,7 @@ import secrets
 import signal
 import socket
 
+from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.app import create_app
 from service.api.server import ApiServer
@@ -20,6 +21,8 @@ from service.scheduler.loop import ReconcileLoop
 from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
 from service.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 
 def run(settings: Settings) -> None:
@@ -39,11 +42,20 @@ def run(settings: Settings) -> None:
         settings.home.mkdir(parents=True, exist_ok=True)
         migrate(settings.database_url)
         with contextlib.closing(JobStore(settings.database_url)) as store:
+            _say_how_to_begin(settings, store)
             _serve(settings, store, listener)
 
 
+def _say_how_to_begin(settings: Settings, store: JobStore) -> None:
+    if settings.auth and KeyStore(store.engine).empty():
+        _log.warning(
+            "there is no API key yet; make one on this machine: boost keys create NAME --tenant TENANT --scope admin "
+            "--direct"
+        )
+
+
 def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:
-    gangs = RayGangs(settings.ray_address, settings.cpus, settings.secrets_dir)
+    gangs = RayGangs(settings.ray_address, settings.cpus, settings.secrets_dir, settings.ray_token_file)
     policy = ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds)
     quotas = QuotaStore(store.engine)
     leases = Leases(store.engine, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")

@@ -14,7 +14,7 @@ from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.audit import Audit
 from service.api.deps import Context
-from service.api.errors import document_media_type, install_error_handlers
+from service.api.errors import GUARDED, document_media_type, install_error_handlers
 from service.api.following import Follower
 from service.api.gate import Gate
 from service.api.headers import AnswerHeaders, allow_origins
@@ -72,21 +72,8 @@ def create_app(store: JobStore, settings: Settings, readiness: Callable[[], str 
     install_error_handlers(app)
     app.router.middleware_stack = Gate(app.router.middleware_stack, known_keys, limits, settings)
     allow_origins(app, settings.cors_origins)
-    for routes in (
-        jobs,
-        changes,
-        events,
-        history,
-        checkpoints,
-        queues,
-        nodes,
-        plans,
-        keys,
-        audit,
-        identity,
-        session,
-        health,
-    ):
-        app.include_router(routes.router)
-    app.include_router(web.router)
+    for routes in (jobs, changes, events, history, checkpoints, queues, nodes, plans, keys, audit, identity):
+        app.include_router(routes.router, responses=GUARDED)
+    for open_routes in (session, health, web):
+        app.include_router(open_routes.router)
     return app

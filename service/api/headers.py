@@ -19,7 +19,7 @@ _FIT_AS_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SECURITY = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",
     "Content-Security-Policy": "default-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
 }
@@ -54,7 +54,9 @@ class AnswerHeaders:
         async def add_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update(self._added | {REQUEST_ID: request_id})
+                headers[REQUEST_ID] = request_id
+                for name, value in self._added.items():
+                    headers.setdefault(name, value)
                 if scope["path"].startswith("/v1/"):
                     headers["Cache-Control"] = "no-store"
                 if message["status"] >= _FAILED:

@@ -40,6 +40,10 @@ class BadInput(ValueError):
     """What the user gave cannot be used; each argument is a line that says why."""
 
 
+class Failed(RuntimeError):
+    """What was asked for could not be done; the message says why."""
+
+
 class ReadableErrors(TyperGroup):
     """A group of commands whose expected failures are lines on standard error instead of tracebacks."""
 
@@ -53,6 +57,8 @@ class ReadableErrors(TyperGroup):
             raise _exit(_lines_of(error), _STATUSES.get(error.status, ExitStatus.FAILED)) from error
         except BadInput as error:
             raise _exit(error.args, ExitStatus.BAD_INPUT) from error
+        except Failed as error:
+            raise _exit([str(error)], ExitStatus.FAILED) from error
 
 
 def read_foreign_config(path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -91,14 +97,17 @@ def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:
         raise BadInput(str(error)) from error
 
 
-def read_settings() -> Settings:
+def read_settings(**given: Any) -> Settings:
     """Read the settings from the environment.
+
+    Args:
+        **given: Settings that were given on the command line, which come first.
 
     Raises:
         BadInput: A variable holds a value of the wrong kind.
     """
     try:
-        return Settings()
+        return Settings(**given)
     except ValidationError as error:
         # A default that rests on a faulty variable is no fault of its own.
         faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]

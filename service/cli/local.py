@@ -24,12 +24,26 @@ def serve(
     port: Annotated[
         int | None, typer.Option(min=1, max=65_535, help="Port to listen on; else BOOST_PORT, else 8900.")
     ] = None,
+    auth: Annotated[
+        bool | None,
+        typer.Option("--auth/--no-auth", help="Whether requests need an API key; else BOOST_AUTH, else they do."),
+    ] = None,
+    tls: Annotated[
+        bool | None,
+        typer.Option("--tls/--no-tls", help="--no-tls: a proxy in front of the service does TLS; else BOOST_TLS."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM file with the certificate and its chain; else BOOST_TLS_CERT.")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="PEM file with the certificate's private key; else BOOST_TLS_KEY.")
+    ] = None,
 ) -> None:
-    """Run the service until it is interrupted."""
+    """Run the service until it is interrupted. Each option has a variable, such as BOOST_HOST, that says the same."""
     from service.serve import run  # the engine takes seconds to import, which no other command needs
 
-    given = {"host": host, "port": port}
-    run(read_settings().model_copy(update={name: value for name, value in given.items() if value is not None}))
+    given = {"host": host, "port": port, "auth": auth, "tls": tls, "tls_cert": tls_cert, "tls_key": tls_key}
+    run(read_settings(**{name: value for name, value in given.items() if value is not None}))
 
 
 def bench(context: typer.Context) -> None:

@@ -6,6 +6,7 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 def say(line: str) -> None:
@@ -24,13 +25,13 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     for column in table.columns[:-1]:
         column.no_wrap = True
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # as they are: brackets in a message are no markup
     return table
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table."""
-    _console().print(table_of(columns, rows), markup=False)
+    _console().print(table_of(columns, rows))
 
 
 def number(value: float | None) -> str:

@@ -39,6 +39,8 @@ def watch(
     """Watch jobs until all those named have ended, or until Ctrl-C: live, or as lines where there is no terminal."""
     console = Console(highlight=False)
     view: _View = _Screen(console) if console.is_terminal else _Lines(console)
+    with open_client(url) as client:
+        client.list(limit=1)  # what was never reached has not gone away: fail at once
     with open_client(url, retry_seconds=_RETRY_SECONDS) as client:
         watched = Watched(client, job_ids or [])
         try:

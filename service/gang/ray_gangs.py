@@ -1,6 +1,8 @@
 """Gangs on Ray: one detached supervisor actor for each attempt of a job."""
 
+import contextlib
 import os
+import secrets as chance
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,7 +13,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util import list_named_actors
 
 from boost_core.config import Drill, JobSpec
-from service.gang.ray_private import draining_nodes, free_resources, node_table
+from service.gang.ray_private import draining_nodes, free_resources, node_table, use_token
 from service.gang.status import GangPhase, GangStatus, NodeCapacity, Orders
 from service.gang.supervisor import Supervisor
 from service.secrets import SecretReference
@@ -29,10 +31,15 @@ class RayGangs:
         ray_address: Address of a cluster; ``None`` starts a Ray inside this process, which ends with it.
         cpus: CPUs that an embedded Ray offers; ``None`` for as many as the machine has.
         secrets: Folder of all secrets, the same on all nodes.
+        token_file: File with the token without which Ray does nothing for anybody. An embedded Ray's is made if there
+            is none; a cluster without one, or whose token the environment tells, needs none. ``None`` leaves it to Ray.
     """
 
-    def __init__(self, ray_address: str | None, cpus: int | None, secrets: Path) -> None:
+    def __init__(
+        self, ray_address: str | None, cpus: int | None, secrets: Path, token_file: Path | None = None
+    ) -> None:
         self._address, self._cpus, self._secrets = ray_address, cpus, str(secrets)
+        self._token_file = token_file
         self._folder: str | None = None
 
     def connect(self) -> None:
@@ -43,8 +50,13 @@ class RayGangs:
         """
         settings: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
         if self._address is not None:
+            if self._token_file and self._token_file.exists() and "RAY_AUTH_MODE" not in os.environ:
+                use_token(self._token_file)
             ray.init(self._address, **settings)
             return
+        if self._token_file:
+            _make_token(self._token_file)
+            use_token(self._token_file)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing goes out unless its owner asks for it
         self._folder = tempfile.mkdtemp(prefix="boost-ray-")  # short: Ray puts sockets there
         ray.init(
@@ -122,6 +134,16 @@ class RayGangs:
         supervisor = _find(job_id, attempt)
         if supervisor is not None:
             ray.kill(supervisor)
+
+
+def _make_token(file: Path) -> None:
+    """Have a token in a file that only its owner can read, whole from its beginning; one that is there stays."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent) as made:  # only its owner can read these
+        made.write(chance.token_hex(32))
+        made.flush()
+        with contextlib.suppress(FileExistsError):
+            file.hardlink_to(made.name)
 
 
 def _name(job_id: str, attempt: int) -> str:

@@ -4,7 +4,7 @@ import json
 import ssl
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -45,12 +45,18 @@ def events(*sent: Mapping[str, Any], cut: bool = False) -> Answer:
     return Answer(200, text, {"Content-Type": "text/event-stream", "Content-Length": str(length)})
 
 
-class ScriptedServer:
-    """Gives one answer a request, in order; the last one again and again."""
+Script = Mapping[str, Answer | Sequence[Answer]]
+_ALL = "*"
 
-    def __init__(self, answers: Sequence[Answer], port: int, encrypt: ssl.SSLContext | None) -> None:
+
+class ScriptedServer:
+    """Gives the answers of a script, which names requests as ``GET /v1/jobs``; the last one again and again."""
+
+    def __init__(self, script: Script, port: int, encrypt: ssl.SSLContext | None) -> None:
         self.asked: list[Asked] = []
-        self._answers = list(answers)
+        self._script = {
+            request: [answers] if isinstance(answers, Answer) else list(answers) for request, answers in script.items()
+        }
         self._lock = threading.Lock()
         scripted = self
 
@@ -80,7 +86,7 @@ class ScriptedServer:
         body = json.loads(content) if content else None
         with self._lock:
             self.asked.append(Asked(request.command, split.path, parse_qs(split.query), dict(request.headers), body))
-            answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+            answer = self._next(f"{request.command} {split.path}")
         if answer is DROP:
             request.close_connection = True
             return
@@ -94,10 +100,15 @@ class ScriptedServer:
         if int(headers["Content-Length"]) > len(text.encode()):
             request.close_connection = True
 
+    def _next(self, request: str) -> Answer:
+        answers = self._script.get(request) or self._script.get(_ALL) or [problem(404, "not-found")]
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
 
 @contextmanager
-def scripted(*answers: Answer, port: int = 0, encrypt: ssl.SSLContext | None = None) -> Iterator[ScriptedServer]:
-    server = ScriptedServer(answers, port, encrypt)
+def serving(script: Script, port: int = 0, encrypt: ssl.SSLContext | None = None) -> Iterator[ScriptedServer]:
+    """A server that answers each request as the script says, and 404 to what is not in it."""
+    server = ScriptedServer(script, port, encrypt)
     thread = threading.Thread(target=server._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
@@ -106,3 +117,10 @@ def scripted(*answers: Answer, port: int = 0, encrypt: ssl.SSLContext | None = N
         server._server.shutdown()
         server._server.server_close()
         thread.join()
+
+
+def scripted(
+    *answers: Answer, port: int = 0, encrypt: ssl.SSLContext | None = None
+) -> AbstractContextManager[ScriptedServer]:
+    """A server that gives these answers in order, whatever is asked."""
+    return serving({_ALL: answers}, port, encrypt)

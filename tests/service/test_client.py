@@ -14,8 +14,9 @@ import pytest
 from service.client import ApiError, AsyncClient, Client, ServiceUnreachable
 from service.client.calls import operation, stream
 from service.client.retries import Patience
-from service.jobs.model import JobEvent, JobRecord
-from service.jobs.states import JobState, Reason
+from service.jobs.model import JobEvent
+from service.jobs.states import JobState
+from tests.service.canned import A_KEY, a_job
 from tests.service.certificates import self_signed
 from tests.service.conftest import free_port
 from tests.service.records import GOOD, a_spec
@@ -48,26 +49,12 @@ def ask(request: pytest.FixtureRequest) -> Ask:
     return request.param
 
 
-def a_job(state: JobState = JobState.QUEUED, **changes: Any) -> dict[str, Any]:
-    now = datetime.now(UTC)
-    job = JobRecord(
-        id="job-1", name="tiny", spec=a_spec(), state=state, reason=Reason.SUBMITTED, message="waits", attempt=0,
-        cancel_requested=False, checkpoint_url="/checkpoints", submitted_at=now, started_at=None, finished_at=None,
-        progress=None, evaluation=None, checkpoint=None, version=1, **changes,
-    )  # fmt: skip
-    return job.model_dump(mode="json")
-
-
 def an_event(number: int, message: str = "hello") -> dict[str, Any]:
     data = {"kind": "log", "rank": 0, "level": "INFO", "message": message}
     return {"id": number, "job_id": "job-1", "kind": "log", "time": "2026-01-01T00:00:00Z", "data": data}
 
 
 CREATED = Answer(201, a_job())
-A_KEY = {
-    "id": "abcdefgh", "name": "ci", "tenant": "acme", "scopes": ["submit"], "key": "boost_abcdefgh_secret",
-    "created_at": "2026-01-01T00:00:00Z", "expires_at": None,
-}  # fmt: skip
 CREATES = {
     "submit": (lambda client, **key: client.submit(GOOD, **key), CREATED),
     "clone": (lambda client, **key: client.clone("job-0", {"name": "other"}, **key), CREATED),
@@ -339,13 +326,15 @@ def test_events_that_there_are(ask: Ask) -> None:
 def test_logs_are_asked_for_by_rank_level_and_time(ask: Ask) -> None:
     since = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     with scripted(Answer(200, a_job(JobState.RUNNING)), events(an_event(1, "a"), an_event(2, "b"))) as server:
-        received = ask(server.url, lambda client: client.logs("job-1", rank=0, level="INFO", since=since, follow=False))
+        received = ask(
+            server.url, lambda client: client.logs("job-1", rank=0, level=["INFO", "ERROR"], since=since, follow=False)
+        )
     assert [event.data["message"] for event in received] == ["a", "b"]
     query = dict(server.asked[1].query)
     assert datetime.fromisoformat(query.pop("since")[0]) == since
     assert (server.asked[1].path, query) == (
         "/v1/jobs/job-1/logs",
-        {"rank": ["0"], "level": ["INFO"], "follow": ["false"]},
+        {"rank": ["0"], "level": ["INFO", "ERROR"], "follow": ["false"]},
     )
 
 
@@ -363,7 +352,7 @@ def test_a_stream_that_is_refused(ask: Ask) -> None:
         scripted(Answer(200, a_job()), problem(422, "invalid-request")) as server,
         pytest.raises(ApiError, match="it is invalid-request"),
     ):
-        ask(server.url, lambda client: client.logs("job-1", level="LOUD"))
+        ask(server.url, lambda client: client.logs("job-1", level=["LOUD"] * 9))
 
 
 def test_an_asynchronous_stream_left_early_gives_back_its_connection() -> None:

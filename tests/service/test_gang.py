@@ -16,7 +16,8 @@ from boost_core.config import Drill, JobSpec, Shape
 from boost_core.config.reports import Cause, Report
 from service.gang.ray_gangs import RayGangs
 from service.gang.status import GangPhase, GangStatus, Orders
-from service.scheduler.decisions import Wait, decide
+from service.scheduler.actions import Wait
+from service.scheduler.decisions import decide
 from tests.jobs import tiny_job, write_corpus
 from tests.unit.test_decisions import job as waiting_job
 
