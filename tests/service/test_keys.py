@@ -114,9 +114,7 @@ def test_a_revoked_key_is_refused_by_all_processes_in_time(
         known.revoke("absent")
 
 
-def test_a_key_is_looked_up_once_in_a_while(
-    known: KeyStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_is_looked_up_once_in_a_while(known: KeyStore, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     made = known.create("a", "lab", READ)
     statements: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
