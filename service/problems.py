@@ -51,7 +51,8 @@ def field_error(path: tuple[str | int, ...], error: Mapping[str, Any]) -> FieldE
     """One entry of ``ValidationError.errors()`` for the field at ``path``."""
     hidden = error["type"] in _UNSHOWN_ERRORS or bool(_UNSHOWN_FIELDS.intersection(path))
     value = None if hidden else _shown(error.get("input"))
-    return FieldError(field=_dotted(path), message=in_words(error, shown=not hidden), value=value)
+    shown = not hidden and not (isinstance(error.get("input"), str) and value is None)
+    return FieldError(field=_dotted(path), message=in_words(error, shown=shown), value=value)
 
 
 def _model_error(path: tuple[str | int, ...], error: Mapping[str, Any], model: type[BaseModel]) -> FieldError:

@@ -20,7 +20,7 @@ Location = Annotated[str, Field(min_length=1, max_length=4096)]  # a path or URL
 
 
 class Frozen(BaseModel):
-    """An immutable model that refuses fields it does not know."""
+    """An immutable model that refuses fields it does not know. The text of its errors shows no values."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -94,7 +94,7 @@ def spelled(words: str) -> WrapValidator:
             (problem,) = error.errors()
             if problem["type"] != "string_pattern_mismatch":
                 raise
-            message = f"must match the pattern {problem['ctx']['pattern']}: {words}"
+            message = f"should match pattern {problem['ctx']['pattern']}: {words}"
             # Braces in a message would be taken for places to fill in, so it travels as a value.
             raise PydanticCustomError("illegal_spelling", "{problem}", {"problem": message}) from error
 

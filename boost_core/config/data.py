@@ -1,8 +1,8 @@
 """What to train on."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from boost_core.config.base import Config, Location
 from boost_core.config.urls import refuse_unserved
@@ -10,8 +10,21 @@ from boost_core.config.urls import refuse_unserved
 BYTES = "bytes"
 BYTE_TOKENS = 256
 
+_MOST_PATHS = 10_000  # of one source
+
 # Samples after which the order of a mixture's sources repeats.
 MIXTURE_PERIOD = 4096
+
+
+def _at_most(count: int, remedy: str) -> BeforeValidator:
+    """Have longer lists refused at once, and not for each of their entries."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | tuple) and len(value) > count:
+            raise ValueError(f"has {len(value)} entries; {remedy}")
+        return value
+
+    return BeforeValidator(check)
 
 
 class SourceConfig(Config):
@@ -26,7 +39,7 @@ class SourceConfig(Config):
         description="text: a document a file; jsonl: one a line; parquet: one a row; dataset: a Hugging Face dataset "
         "saved to disk; tokenized: what `boost data tokenize` has written.",
     )
-    paths: tuple[Location, ...] = Field(
+    paths: Annotated[tuple[Location, ...], _at_most(_MOST_PATHS, "name folders or globs instead of files")] = Field(
         (), validate_default=True, description="Files, folders, globs or fsspec URLs; none for kind=standard_library."
     )
     text_field: str = Field(
@@ -56,7 +69,9 @@ class DataConfig(Config):
     """What to train on, and as what tokens."""
 
     source: SourceConfig | None = Field(None, description="Default: the source text of Python's standard library.")
-    mixture: tuple[WeightedSource, ...] = Field((), description="Instead of source: several, by weight.")
+    mixture: Annotated[
+        tuple[WeightedSource, ...], _at_most(MIXTURE_PERIOD, f"give at most {MIXTURE_PERIOD} sources")
+    ] = Field((), description="Instead of source: several, by weight.")
     tokenizer: Location | None = Field(
         None,
         description="bytes, or path or URL of a tokenizer.json of Hugging Face's tokenizers. Default: bytes; "

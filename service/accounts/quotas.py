@@ -7,8 +7,9 @@ from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from service.accounts.tables import QueueRow, TenantRow
+from service.jobs.known import KnownJobs
 from service.jobs.model import JobRecord
-from service.jobs.queries import ActiveJobs, count_by
+from service.jobs.queries import count_by, unfinished
 from service.jobs.tables import JobRow
 from service.models.queues import DEFAULT_QUEUE, Queue
 from service.models.requests import QueueSettings, TenantSettings
@@ -37,7 +38,7 @@ class QuotaStore:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._active = ActiveJobs()
+        self._known = KnownJobs()
 
     def limits(self) -> tuple[dict[str, Limit], dict[str, Limit]]:
         """The limits of tenants and of queues that have any, by name."""
@@ -60,7 +61,7 @@ class QuotaStore:
         """All queues by name, with what their jobs hold."""
         with Session(self._engine) as session:
             rows = session.scalars(select(QueueRow).order_by(QueueRow.name)).all()
-            jobs, counts = self._active.read(session), count_by(session, JobRow.queue)
+            jobs, counts = self._known.read(session, unfinished()), count_by(session, JobRow.queue)
         return [
             Queue(
                 name=row.name,
@@ -105,7 +106,7 @@ class QuotaStore:
                 raise _queue_not_found(session, name)
             if name == DEFAULT_QUEUE:
                 raise QueueInUse(f"the queue {name!r} is where jobs go that name no other; it stays")
-            jobs = [job.id for job in self._active.read(session) if job.queue == name]
+            jobs = [job.id for job in self._known.read(session, unfinished()) if job.queue == name]
             if jobs:
                 raise QueueInUse(f"the queue {name!r} has {len(jobs)} jobs that have not ended, such as {jobs[0]}")
             session.delete(row)
@@ -114,7 +115,7 @@ class QuotaStore:
         """All tenants that have jobs or limits, by name, with what their jobs hold."""
         with Session(self._engine) as session:
             rows = {row.name: row for row in session.scalars(select(TenantRow))}
-            jobs, counts = self._active.read(session), count_by(session, JobRow.tenant)
+            jobs, counts = self._known.read(session, unfinished()), count_by(session, JobRow.tenant)
         return [
             Tenant(
                 name=name,

@@ -76,6 +76,7 @@ _PROBLEMS: dict[type[Exception], tuple[HTTPStatus, str]] = {
 # What SQLAlchemy raises when the database is away or has no connection to spare, and not when a query is wrong.
 _DATABASE_AWAY = (OperationalError, InterfaceError, DisconnectionError, TimeoutError)
 _RETRY_SECONDS = "5"
+_MOST_FAULTS = 50  # of one request that are told of: a megabyte of them would keep the service busy for a minute
 
 _log = logging.getLogger(__name__)
 
@@ -135,8 +136,9 @@ def _answer(
 
 async def _invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    fields = [found for entry in error.errors() for found in _request_errors(request, entry)]
-    return _refused(request, "invalid-request", fields)
+    faults = error.errors()
+    fields = [found for entry in faults[:_MOST_FAULTS] for found in _request_errors(request, entry)]
+    return _refused(request, "invalid-request", fields, left_out=len(faults) - len(fields))
 
 
 async def _invalid_job(request: Request, error: Exception) -> Response:
@@ -144,8 +146,10 @@ async def _invalid_job(request: Request, error: Exception) -> Response:
     return _refused(request, "invalid-job", error.errors)
 
 
-def _refused(request: Request, code: str, fields: Sequence[FieldError]) -> Response:
+def _refused(request: Request, code: str, fields: Sequence[FieldError], left_out: int = 0) -> Response:
     detail = "; ".join(f"{field.field}: {field.message}" for field in fields)
+    if left_out:
+        detail += f"; and {left_out} more, which are told of when these are mended"
     return _answer(request, HTTPStatus.UNPROCESSABLE_ENTITY, code, detail, errors=fields)
 
 

@@ -40,6 +40,10 @@ class BadInput(ValueError):
     """What the user gave cannot be used; each argument is a line that says why."""
 
 
+class Failed(RuntimeError):
+    """What was asked for could not be done; the message says why."""
+
+
 class ReadableErrors(TyperGroup):
     """A group of commands whose expected failures are lines on standard error instead of tracebacks."""
 
@@ -53,6 +57,8 @@ class ReadableErrors(TyperGroup):
             raise _exit(_lines_of(error), _STATUSES.get(error.status, ExitStatus.FAILED)) from error
         except BadInput as error:
             raise _exit(error.args, ExitStatus.BAD_INPUT) from error
+        except Failed as error:
+            raise _exit([str(error)], ExitStatus.FAILED) from error
 
 
 def read_foreign_config(path: Path) -> tuple[dict[str, Any], list[str]]:

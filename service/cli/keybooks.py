@@ -1,12 +1,13 @@
 """Where ``boost keys`` makes keys: through a service, or in its database."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from service.cli.failures import BadInput
+from service.cli.failures import BadInput, Failed
 from service.client import Client
 from service.models.identity import Scope
 from service.models.keys import Key, NewKey
@@ -52,15 +53,28 @@ class KeysOfService:
         self._client.revoke_key(key_id)
 
 
-def keys_in_database(settings: Settings) -> KeyBook:
-    """The keys in the database itself, whose tables are made if they are not there yet."""
+@contextmanager
+def keys_in_database(settings: Settings) -> Iterator[KeyBook]:
+    """The keys in the database itself, whose tables are made if they are not there yet.
+
+    Raises:
+        Failed: The database cannot be used, or there is no such key.
+    """
     # Imported here, because no other command needs SQL.
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from service.accounts.keys import KeyNotFound
     from service.accounts.local import LocalKeys
     from service.jobs.database import migrate
 
-    settings.home.mkdir(parents=True, exist_ok=True)
-    migrate(settings.database_url)
-    return LocalKeys(settings.database_url)
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True)
+        migrate(settings.database_url)
+        yield LocalKeys(settings.database_url)
+    except KeyNotFound as error:
+        raise Failed(str(error)) from error
+    except (OSError, SQLAlchemyError) as error:
+        raise Failed(f"the database that BOOST_DATABASE_URL names cannot be used: {error}") from error
 
 
 def legal_key(**wanted: Any) -> KeyRequest:

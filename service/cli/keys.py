@@ -75,7 +75,8 @@ def revoke(
 @contextmanager
 def _keys(direct: bool, url: str | None) -> Iterator[KeyBook]:
     if direct:
-        yield keys_in_database(read_settings())
+        with keys_in_database(read_settings()) as book:
+            yield book
         return
     with open_client(url) as client:
         yield KeysOfService(client)

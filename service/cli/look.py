@@ -98,5 +98,5 @@ def logs(
     begin = moment_before_now(since) if since else None
     levels = [each.upper() for each in level or ()]
     with open_client(url) as client:
-        for event in client.logs(job_id, rank=rank, levels=levels, since=begin, follow=follow_it):
+        for event in client.logs(job_id, rank=rank, level=levels, since=begin, follow=follow_it):
             say(event.model_dump_json() if as_json else line_of(event))

@@ -26,7 +26,12 @@ _ACCOUNT = "Signing in"
 _OPERATORS = "For operators"
 _HERE = "On this machine"
 
-app = typer.Typer(cls=ReadableErrors, no_args_is_help=True, help="Train low-rank-bottleneck models.")
+app = typer.Typer(
+    cls=ReadableErrors,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,  # a key may be among them
+    help="Train low-rank-bottleneck models.",
+)
 
 _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     _JOBS: {

@@ -6,10 +6,8 @@ from service.cli.lines import duration
 from service.cli.printing import print_table, say
 from service.models.plan import Plan, PlannedShape
 
-_COLUMNS = (
-    "SHAPE", "RANKS", "MEMORY A RANK", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "LOGITS", "FITS", "STEP",
-    "TOKENS/S", "DURATION", "",
-)  # fmt: skip
+_COLUMNS = ("SHAPE", "RANKS", "MEMORY A RANK", "FITS", "STEP", "TOKENS/S", "DURATION", "")
+_MEMORY = ("weights", "gradients", "optimizer", "activations", "logits")
 
 
 def print_plan(plan: Plan) -> None:
@@ -17,29 +15,29 @@ def print_plan(plan: Plan) -> None:
     for name, value in _facts(plan):
         say(f"{name:<17}{value}")
     print_table(_COLUMNS, (_row(shape, index == plan.fastest) for index, shape in enumerate(plan.shapes)))
+    largest = max((shape.memory for shape in plan.shapes), key=lambda memory: memory.total)
+    say(f"the most that a rank needs: {', '.join(f'{part} {_size(getattr(largest, part))}' for part in _MEMORY)}")
     for note in plan.notes:
         say(f"note: {note}")
 
 
 def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "parameters", f"{plan.parameters:,}"
-    yield "FLOPs a token", f"{plan.flops_per_token:.3g}"
+    yield "FLOPs a token", f"{plan.flops_per_token:,}"
     yield "tokens a step", f"{plan.tokens_per_step:,}"
 
 
 def _row(shape: PlannedShape, is_fastest: bool) -> tuple[str, ...]:
-    memory = shape.memory
-    parts = memory.total, memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.logits
     sizes = shape.tensor_parallel_size, shape.pipeline_parallel_size, shape.data_parallel_size
     return (
         "tp {} × pp {} × dp {}".format(*sizes),
         str(shape.world_size),
-        *map(_size, parts),
+        _size(shape.memory.total),
         _fits(shape),
         f"{shape.step_seconds:.3g} s",
         f"{shape.tokens_per_second:,.0f}",
         duration(shape.total_seconds),
-        "the fastest that fits" if is_fastest else "",
+        "fastest" if is_fastest else "",
     )
 
 

@@ -9,6 +9,7 @@ from service.jobs.model import JobRecord
 from service.jobs.states import TERMINAL_STATES, JobState
 
 _POINTS = 24  # of a curve
+_ENDED = 10  # that are still shown when all jobs that go on are watched
 _UNFINISHED = [state for state in JobState if state not in TERMINAL_STATES]
 
 
@@ -80,4 +81,4 @@ class Watched:
         going_on = self._client.list(_UNFINISHED).jobs
         known = {job.id for job in going_on}
         ended = [job if job.finished else self._client.get(job.id) for job in self.jobs if job.id not in known]
-        return going_on + ended
+        return going_on + ended[:_ENDED]

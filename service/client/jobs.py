@@ -147,7 +147,7 @@ class JobCalls:
         self,
         job_id: str,
         rank: int | None = None,
-        levels: Collection[str] = (),
+        level: str | Collection[str] = (),
         since: datetime | None = None,
         after: int = 0,
         follow: bool = True,
@@ -157,10 +157,11 @@ class JobCalls:
         Args:
             job_id: The job.
             rank: Only this rank's lines.
-            levels: Only lines of one of these levels; of none: of any.
+            level: Only lines of this level, or of one of these; of none: of any.
             since: Only lines from then on.
             after: The last event already seen.
             follow: Go on until the job has come to its end; else stop after the lines that there are.
         """
-        params = {"rank": rank, "level": [*levels], "since": since.astimezone().isoformat() if since else None}
+        levels = [level] if isinstance(level, str) else [*level]
+        params = {"rank": rank, "level": levels, "since": since.astimezone().isoformat() if since else None}
         return Stream(job_id, "logs", after, follow, params)

@@ -16,20 +16,13 @@ _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 _UNCHANGED_UNTIL_ASKED = "no-cache"  # kept, and asked for again by its ETag, so that an upgrade shows at once
 _FOR_EVER = "public, max-age=31536000, immutable"  # the folder's name has the version
-_DOCUMENT_HEADERS = {
-    "Cache-Control": _UNCHANGED_UNTIL_ASKED,
-    "Content-Security-Policy": "default-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
-    "Referrer-Policy": "same-origin",
-    "X-Content-Type-Options": "nosniff",
-}
 
 
 @router.get("/")
 @router.get("/jobs/{job_id}")
 async def page() -> FileResponse:
     """The page. Which job it shows is up to its script, which reads the address."""
-    return FileResponse(_FOLDER / "index.html", headers=_DOCUMENT_HEADERS)
+    return FileResponse(_FOLDER / "index.html", headers={"Cache-Control": _UNCHANGED_UNTIL_ASKED})
 
 
 @router.get("/static/{path:path}")
@@ -37,7 +30,6 @@ async def static(path: str, request: Request) -> Response:
     """A file of the page; 304 to a browser that has it as it is."""
     response = await _FILES.get_response(path, request.scope)
     response.headers["Cache-Control"] = _FOR_EVER if path.startswith("vendor/") else _UNCHANGED_UNTIL_ASKED
-    response.headers["X-Content-Type-Options"] = "nosniff"
     media_type = _TYPES.get(Path(path).suffix)
     if media_type and "content-type" in response.headers:
         response.headers["Content-Type"] = f"{media_type}; charset=utf-8"

@@ -333,10 +333,11 @@ def test_health_and_readiness(http: httpx.Client, api: RunningApi) -> None:
 def test_openapi_documents_problems(refusing: httpx.Client) -> None:
     openapi = refusing.get("/openapi.json").json()
     answers = openapi["paths"]["/v1/jobs"]["post"]["responses"]
-    assert set(answers) == {"201", "413", "422"}
+    guarded = {"401", "403", "429", "503"}
+    assert set(answers) == guarded | {"201", "413", "422"}
     job = openapi["paths"]["/v1/jobs/{job_id}"]
-    assert set(job["delete"]["responses"]) == {"202", "404", "409", "422"}
-    assert set(job["patch"]["responses"]) == {"200", "404", "409", "412", "413", "422"}
+    assert set(job["delete"]["responses"]) == guarded | {"202", "404", "409", "422"}
+    assert set(job["patch"]["responses"]) == guarded | {"200", "404", "409", "412", "413", "422"}
     problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     assert answers["422"]["content"] == problem
     assert openapi["paths"]["/v1/jobs/{job_id}/events"]["get"]["responses"]["404"]["content"] == problem

@@ -66,7 +66,7 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     home = tmp_path_factory.mktemp("home")
     url = f"sqlite:///{home}/boost.db"
     migrate(url)
-    running = RunningApi(JobStore(url), Settings(home=home, database_url=url))
+    running = RunningApi(JobStore(url), Settings(home=home, database_url=url, auth=False, rate_per_second=10_000))
     with httpx.Client(base_url=running.url, timeout=30) as opened:
         yield opened
     running.stop()
@@ -95,6 +95,13 @@ def test_it_is_refused(http: httpx.Client, texts: Path, bad: BadJob) -> None:
         assert not NOT_FOR_PEOPLE.search(message), message
     assert bad.hides is None or bad.hides not in answer.text
     assert http.get("/v1/jobs").json() == before
+
+
+def test_of_thousands_of_faults_the_first_are_told(http: httpx.Client) -> None:
+    job = GOOD | {f"field-{number}": 1 for number in range(5000)}
+    problem = http.post("/v1/jobs", json=job).json()
+    assert [error["field"] for error in problem["errors"]] == [f"field-{number}" for number in range(50)]
+    assert problem["detail"].endswith("and 4950 more, which are told of when these are mended")
 
 
 def test_the_job_that_they_change_is_accepted(api: RunningApi, texts: Path) -> None:

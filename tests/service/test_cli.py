@@ -108,7 +108,7 @@ def test_bad_addresses_and_settings() -> None:
     assert (result.exit_code, "http://127.0.0.1:8900" in result.stderr) == (2, True)
     result = run_boost("ls", BOOST_PORT="http")
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: BOOST_PORT: should be a valid integer")
+    assert result.stderr.startswith("error: BOOST_PORT: must be a whole number")
     assert len(result.stderr.splitlines()) == 1
 
 

@@ -55,7 +55,7 @@ def test_plan(tmp_path: Path) -> None:
         shown = boost_at(server.url)("plan", job_file(tmp_path, GOOD))
         as_json = boost_at(server.url)("plan", job_file(tmp_path, GOOD), "--json")
     assert shown.exit_code == 0, shown.output
-    parameters, _, _, header, small, large, note = shown.stdout.splitlines()
+    parameters, _, _, header, small, large, most, note = shown.stdout.splitlines()
     assert parameters.split() == ["parameters", "1,234,567"]
     assert header.startswith("SHAPE")
     assert "100.0 GiB" in small
@@ -63,6 +63,7 @@ def test_plan(tmp_path: Path) -> None:
     for fact in ("tp 2 × pp 1 × dp 2", "36.0 GiB", "yes, of 80.0 GiB", "2,000,000", "0.25 s", "1:00:00", "fastest"):
         assert fact in large, fact
     assert "fastest" not in small
+    assert most.startswith("the most that a rank needs: weights 8.0 GiB, gradients 8.0 GiB, optimizer 16.0 GiB")
     assert note == "note: times are of an H100"
     assert json.loads(as_json.stdout)["tokens_per_step"] == 2048
 

@@ -1,7 +1,6 @@
 """Commands about queues, nodes, tenants, keys and the audit log against a service that answers what it is told to."""
 
 import json
-import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -175,4 +174,5 @@ def test_keys_in_the_database_itself(tmp_path: Path) -> None:
     unknown = run_boost("keys", "revoke", "nosuchid", "--direct", **home)
     assert (unknown.exit_code, "nosuchid" in unknown.stderr) == (1, True)
     assert made["key"].encode() not in (tmp_path / "home" / "boost.db").read_bytes()
-    assert not stat.S_IMODE((tmp_path / "home" / "boost.db").stat().st_mode) & 0o022
+    lost = run_boost("keys", "ls", "--direct", BOOST_DATABASE_URL="nonsense://", **home)
+    assert (lost.exit_code, "BOOST_DATABASE_URL names cannot be used" in lost.stderr) == (1, True)

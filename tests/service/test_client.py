@@ -327,7 +327,7 @@ def test_logs_are_asked_for_by_rank_level_and_time(ask: Ask) -> None:
     since = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     with scripted(Answer(200, a_job(JobState.RUNNING)), events(an_event(1, "a"), an_event(2, "b"))) as server:
         received = ask(
-            server.url, lambda client: client.logs("job-1", rank=0, levels=["INFO", "ERROR"], since=since, follow=False)
+            server.url, lambda client: client.logs("job-1", rank=0, level=["INFO", "ERROR"], since=since, follow=False)
         )
     assert [event.data["message"] for event in received] == ["a", "b"]
     query = dict(server.asked[1].query)
@@ -352,7 +352,7 @@ def test_a_stream_that_is_refused(ask: Ask) -> None:
         scripted(Answer(200, a_job()), problem(422, "invalid-request")) as server,
         pytest.raises(ApiError, match="it is invalid-request"),
     ):
-        ask(server.url, lambda client: client.logs("job-1", levels=["LOUD"] * 9))
+        ask(server.url, lambda client: client.logs("job-1", level=["LOUD"] * 9))
 
 
 def test_an_asynchronous_stream_left_early_gives_back_its_connection() -> None:

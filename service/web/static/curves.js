@@ -100,6 +100,7 @@ export function curveCards(course, zoomed) {
   function update(restarted = marks) {
     marks = restarted;
     const newest = course.samples.at(-1)?.step;
+    element.hidden = newest === undefined && !course.range;
     if (following && newest > course.range[1]) course.range = lastSteps(following);
     range.value = course.range ? following || "zoom" : "all";
     const steps = course.samples.map((sample) => sample.step);

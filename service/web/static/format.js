@@ -65,6 +65,7 @@ export function bytes(value) {
 /** How long something takes, in its two largest units. */
 export function duration(seconds) {
   if (finite(seconds) === null || seconds < 0) return UNKNOWN;
+  if (seconds === 0) return "0 s";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 10) return `${seconds.toFixed(1).replace(".0", "")} s`;
   if (seconds < 60) return `${Math.round(seconds)} s`;

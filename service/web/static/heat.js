@@ -58,7 +58,7 @@ export function heatCard() {
     const width = canvas.clientWidth;
     if (!width || !table.length) return;
     const rows = Math.max(...table.map((row) => row.ratios.length));
-    const cell = Math.max(4, Math.min(20, Math.floor(300 / rows)));
+    const cell = Math.max(2, Math.min(20, Math.floor(300 / rows)));
     Object.assign(geometry, { width: width - GUTTER, height: rows * cell, rows });
     const density = devicePixelRatio || 1;
     canvas.width = Math.round(width * density);

@@ -103,6 +103,7 @@ export function showJobs(main) {
     newer.disabled = pages.length === 1;
     older.disabled = !next;
     older.next = next;
+    newer.parentElement.hidden = pages.length === 1 && !next;
     setText(where, pages.length > 1 || next ? `Page ${pages.length}` : "");
   }
 

@@ -35,7 +35,11 @@ export function logCard(id, finished) {
     { class: "small", "aria-label": "Since" },
     SPANS.map(([seconds, name]) => h("option", { value: seconds }, name)),
   );
-  const pause = h("button", { type: "button", class: "small", "aria-pressed": "false" }, "Pause");
+  const pause = h(
+    "button",
+    { type: "button", class: "small", "aria-pressed": "false", "aria-label": "Pause the log" },
+    "Pause",
+  );
   const newest = h("button", { type: "button", class: "small newest", hidden: true }, "↓ Newest");
   const note = h("p", { class: "muted", role: "status" });
   const element = card(
@@ -84,7 +88,7 @@ export function logCard(id, finished) {
   }
 
   function say() {
-    const held = paused() && waiting.length ? `Paused; ${whole(waiting.length)} newer lines wait. ` : "";
+    const held = paused() && waiting.length ? `Paused; newer lines: ${whole(waiting.length)}. ` : "";
     const gone = dropped ? `The newest ${whole(MOST_LINES)} lines; ${whole(dropped)} older ones are not shown.` : "";
     setText(note, held + gone || (lines.children.length ? "" : "No lines."));
   }
@@ -92,7 +96,6 @@ export function logCard(id, finished) {
   const paused = () => pause.getAttribute("aria-pressed") === "true";
   pause.addEventListener("click", () => {
     pause.setAttribute("aria-pressed", String(!paused()));
-    setText(pause, paused() ? "Go on" : "Pause");
     draw();
   });
   lines.addEventListener("scroll", () => {

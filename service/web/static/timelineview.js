@@ -13,6 +13,7 @@ const NAMES = {
   recovering: "Recovering",
   paused: "Paused",
 };
+const HINT = "Point at a stretch or a mark, or tap it, to read what it was.";
 const LEAST_HEIGHT = 40; // in percent, so that a shape can still be read
 const MOST_TOLD = 200;
 const TICKS = 5;
@@ -23,7 +24,7 @@ export function timelineCard() {
   const marks = h("div", { class: "timeline-marks" });
   const axis = h("div", { class: "timeline-axis", "aria-hidden": "true" });
   const legend = h("ul", { class: "legend plain" });
-  const told = h("div", { class: "told", "aria-live": "polite" });
+  const told = h("div", { class: "told", "aria-live": "polite" }, HINT);
   const list = h("ol", { class: "story" });
   const count = h("summary", {}, "What happened");
   const element = card(

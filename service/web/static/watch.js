@@ -12,7 +12,7 @@ const OVERLAP_MS = 10_000;
 /**
  * Follow a job.
  *
- * `happened` takes each event of the timeline, and progress, evaluations and ranks' times from when the page was opened; `read` is
+ * `happened` takes each event of the timeline, and progress, evaluations and ranks' times from now on; `read` is
  * called whenever the course has been read; `finished` says whether the job has ended.
  */
 export function watch(course, { happened, read, finished }) {
