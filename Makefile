@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup debian-venv chromium demo test check format lock clean
+.PHONY: setup debian-venv postgresql debian-postgresql chromium demo test check format lock clean
 
 setup: $(VENV)/.installed
 
@@ -29,7 +29,15 @@ chromium:
 demo: setup
 	$(BIN)/boost demo
 
-test: setup chromium
+# The tests start a PostgreSQL of their own from Debian's programs.
+postgresql:
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || $(MAKE) debian-postgresql
+
+debian-postgresql:
+	@[ "$$(id -u)" = 0 ] || { echo 'PostgreSQL is missing; run: sudo apt-get install postgresql' >&2; exit 1; }
+	apt-get update --quiet && apt-get install --quiet --yes postgresql
+
+test: setup postgresql chromium
 	$(BIN)/python -m pytest
 
 check: setup

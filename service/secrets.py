@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 import fsspec
 
-from boost_core.config.urls import StorageOptions
 from service.redaction import SHORTEST, keep_quiet_about
 
 REQUIRED = ("access_key_id", "secret_access_key")
@@ -78,7 +77,7 @@ class Secret:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a secret stays in its process; pass the SecretReference on")
 
-    def storage_options(self) -> StorageOptions:
+    def storage_options(self) -> dict[str, Any]:
         """The same by s3fs's names. What may be set for the whole process and would mix with it is set, too."""
         options: dict[str, Any] = {
             "anon": False,

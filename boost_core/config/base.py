@@ -1,15 +1,45 @@
 """The base of every configuration model and the way a cross-field error names its field."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Location = Annotated[str, Field(min_length=1, max_length=4096)]  # a path or URL; no file system takes longer ones
 
-class Config(BaseModel):
-    """An immutable configuration that refuses fields it does not know. The text of its errors shows no values."""
+
+class Frozen(BaseModel):
+    """An immutable model that refuses fields it does not know. The text of its errors shows no values."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class Config(Frozen):
+    """A configuration, as people write it: true and false are not taken for the numbers 1 and 0."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _booleans_are_no_numbers(cls, value: Any, info: Any) -> Any:
+        if not isinstance(value, bool | list | tuple):
+            return value
+        types = set(_plain_types(cls.model_fields[info.field_name].annotation))
+        if bool not in types and types & {int, float}:
+            kind = "int_type" if int in types else "float_type"
+            found = [InitErrorDetails(type=kind, loc=at, input=given) for at, given in _booleans(value)]
+            if found:
+                raise ValidationError.from_exception_data(cls.__name__, found, hide_input=True)
+        return value
 
 
 @dataclass(frozen=True)
@@ -48,3 +78,42 @@ def raise_problems(title: str, problems: list[FieldProblem]) -> None:
         for problem in problems
     ]
     raise ValidationError.from_exception_data(title, details, hide_input=True)
+
+
+def spelled(words: str) -> WrapValidator:
+    """Have a string that is not of its pattern refused with the pattern in words.
+
+    Args:
+        words: What the pattern takes.
+    """
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            (problem,) = error.errors()
+            if problem["type"] != "string_pattern_mismatch":
+                raise
+            message = f"should match pattern {problem['ctx']['pattern']}: {words}"
+            # Braces in a message would be taken for places to fill in, so it travels as a value.
+            raise PydanticCustomError("illegal_spelling", "{problem}", {"problem": message}) from error
+
+    return WrapValidator(check)
+
+
+def _plain_types(annotation: Any) -> Iterator[Any]:
+    """The types in a type such as ``int | None`` or ``tuple[float, ...]``, and those of a ``Literal``."""
+    parts = get_args(annotation)
+    for part in parts:
+        yield from _plain_types(part)
+    if not parts:
+        yield annotation if isinstance(annotation, type) else type(annotation)
+
+
+def _booleans(value: Any, place: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], bool]]:
+    """Each true and false in lists, with its place."""
+    if isinstance(value, bool):
+        yield place, value
+    elif isinstance(value, list | tuple):
+        for index, entry in enumerate(value):
+            yield from _booleans(entry, (*place, index))

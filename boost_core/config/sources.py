@@ -73,7 +73,7 @@ def check_data(
         try:
             _check_source(source, data.held_out_fraction, vocab_size, sequence_length, storage_options)
         except ValueError as error:
-            field = f"data.mixture.{number}.paths" if data.mixture else "data.source.paths"
+            field = f"data.mixture[{number}].paths" if data.mixture else "data.source.paths"
             raise UnfitData(field, str(error)) from error
     if not data.tokenized:
         try:
@@ -118,8 +118,13 @@ def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions 
         vocabulary = content["model"]["vocab"]
         ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
         return int(max([*ids, *(token["id"] for token in content.get("added_tokens", ()))])) + 1
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{tokenizer!r} is no tokenizer.json of Hugging Face's tokenizers: {error!r}") from error
+    except FileNotFoundError as error:
+        raise ValueError(f"no file is at {tokenizer!r}; check the path, and that every node can read it") from error
+    except OSError as error:
+        raise ValueError(f"cannot read {tokenizer!r}: {error.strerror or error}; check the path") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"{tokenizer!r} is no tokenizer.json of Hugging Face's tokenizers; save it anew, or use {BYTES}"
+        raise ValueError(problem) from error
 
 
 def _check_vocabulary(name: str, vocabulary: int, vocab_size: int) -> None:
@@ -202,8 +207,10 @@ def _expand(pattern: str, storage_options: StorageOptions | None) -> list[Source
         filesystem, path = fsspec.url_to_fs(pattern, **options_at(pattern, storage_options))
         look_up = filesystem.find if filesystem.isdir(path) else filesystem.glob
         found = look_up(path, detail=True)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot look up {pattern!r}: {error}") from error
+    except OSError as error:
+        raise ValueError(f"cannot look up {pattern!r}: {error.strerror or error}; check the path") from error
+    except ValueError as error:
+        raise ValueError(f"cannot look up {pattern!r}: {error}; check the path") from error
     return [
         SourceFile(filesystem.unstrip_protocol(name) if "://" in pattern else name, int(info["size"]))
         for name, info in found.items()

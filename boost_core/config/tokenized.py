@@ -14,7 +14,7 @@ from typing import Literal
 import fsspec
 from pydantic import Field, ValidationError
 
-from boost_core.config.base import Config, in_lines
+from boost_core.config.base import Config
 from boost_core.config.urls import StorageOptions, options_at
 
 INDEX = "index.json"
@@ -88,6 +88,6 @@ def find_index(folder: str, storage_options: StorageOptions | None = None) -> To
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise ValueError(f"{folder}/{INDEX} is damaged: {in_lines(error)}") from error
+        raise ValueError(f"{folder}/{INDEX} is damaged; make the tokens anew with: boost data tokenize") from error
     except OSError as error:
         raise ValueError(f"cannot read {folder}/{INDEX}: {error}") from error

@@ -150,20 +150,20 @@ class KeyStore:
         return known.principal
 
     def _insert(self, row: KeyRow, request: Request | None) -> NewKey:
+        """Store a key, or give the one that the request has made a new secret."""
         with Session(self._engine, expire_on_commit=False) as session, session.begin():
-            key_id = requests.find(session, request) if request is not None else None
-            made = session.get(KeyRow, key_id) if key_id is not None else None
-            if made is None:
-                made = row
-                session.add(made)
-                if session.get(TenantRow, row.tenant) is None:
-                    session.add(TenantRow(name=row.tenant))
-                if request is not None:
-                    session.add(requests.row_of(request, row.id))
+            known = requests.find(session, request) if request is not None else None
+            made = session.get_one(KeyRow, known) if known is not None else row
             if made.revoked_at is not None:
                 raise KeyRevoked(made.id)
             key = f"{_PREFIX}_{made.id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
             made.sha256 = _sha256(key)
+            if known is None:
+                session.add(made)
+                if request is not None:
+                    session.add(requests.row_of(request, made.id))
+                if session.get(TenantRow, made.tenant) is None:
+                    session.add(TenantRow(name=made.tenant))
         self._known.pop(made.id, None)
         return NewKey(**_facts(made), key=key)
 

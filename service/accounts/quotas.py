@@ -1,13 +1,15 @@
 """Queues and tenants, and how much the gangs of each may hold together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Literal
 
 from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
 from service.accounts.tables import QueueRow, TenantRow
+from service.jobs.known import KnownJobs
 from service.jobs.model import JobRecord
-from service.jobs.queries import ActiveJobs, count_by
+from service.jobs.queries import count_by, unfinished
 from service.jobs.tables import JobRow
 from service.models.queues import DEFAULT_QUEUE, Queue
 from service.models.requests import QueueSettings, TenantSettings
@@ -36,7 +38,7 @@ class QuotaStore:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._active = ActiveJobs()
+        self._known = KnownJobs()
 
     def limits(self) -> tuple[dict[str, Limit], dict[str, Limit]]:
         """The limits of tenants and of queues that have any, by name."""
@@ -59,15 +61,15 @@ class QuotaStore:
         """All queues by name, with what their jobs hold."""
         with Session(self._engine) as session:
             rows = session.scalars(select(QueueRow).order_by(QueueRow.name)).all()
-            jobs, counts = self._active.read(session), count_by(session, JobRow.queue)
+            jobs, counts = self._known.read(session, unfinished()), count_by(session, JobRow.queue)
         return [
             Queue(
                 name=row.name,
                 description=row.description,
                 gpus=row.gpus,
                 cpus=row.cpus,
-                used_gpus=_held(jobs, "GPU", lambda job, name=row.name: job.queue == name),
-                used_cpus=_held(jobs, "CPU", lambda job, name=row.name: job.queue == name),
+                used_gpus=_held(jobs, "queue", row.name, "GPU"),
+                used_cpus=_held(jobs, "queue", row.name, "CPU"),
                 jobs=counts.get(row.name, {}),
             )
             for row in rows
@@ -104,7 +106,7 @@ class QuotaStore:
                 raise _queue_not_found(session, name)
             if name == DEFAULT_QUEUE:
                 raise QueueInUse(f"the queue {name!r} is where jobs go that name no other; it stays")
-            jobs = [job.id for job in self._active.read(session) if job.queue == name]
+            jobs = [job.id for job in self._known.read(session, unfinished()) if job.queue == name]
             if jobs:
                 raise QueueInUse(f"the queue {name!r} has {len(jobs)} jobs that have not ended, such as {jobs[0]}")
             session.delete(row)
@@ -113,14 +115,14 @@ class QuotaStore:
         """All tenants that have jobs or limits, by name, with what their jobs hold."""
         with Session(self._engine) as session:
             rows = {row.name: row for row in session.scalars(select(TenantRow))}
-            jobs, counts = self._active.read(session), count_by(session, JobRow.tenant)
+            jobs, counts = self._known.read(session, unfinished()), count_by(session, JobRow.tenant)
         return [
             Tenant(
                 name=name,
                 gpus=rows[name].gpus if name in rows else None,
                 cpus=rows[name].cpus if name in rows else None,
-                used_gpus=_held(jobs, "GPU", lambda job, name=name: job.tenant == name),
-                used_cpus=_held(jobs, "CPU", lambda job, name=name: job.tenant == name),
+                used_gpus=_held(jobs, "tenant", name, "GPU"),
+                used_cpus=_held(jobs, "tenant", name, "CPU"),
                 jobs=counts.get(name, {}),
             )
             for name in sorted(rows.keys() | counts.keys())
@@ -142,5 +144,5 @@ def _limit(row: TenantRow | QueueRow) -> Limit:
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def _held(jobs: Sequence[JobRecord], resource: str, mine: Callable[[JobRecord], bool]) -> float:
-    return sum(job.held.get(resource, 0) for job in jobs if mine(job))
+def _held(jobs: Sequence[JobRecord], field: Literal["queue", "tenant"], name: str, resource: str) -> float:
+    return sum(job.held.get(resource, 0) for job in jobs if getattr(job, field) == name)

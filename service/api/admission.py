@@ -25,25 +25,22 @@ def refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
         context.quotas.refuse_unknown_queue(spec.queue)
     except QueueNotFound as error:
         raise InvalidJob([FieldError(field="queue", message=str(error), value=spec.queue)]) from error
-    _refuse_absent_data(spec, _options(spec, context, tenant))
-
-
-def storage_options(name: str | None, context: Context, tenant: str) -> StorageOptions | None:
-    """What a job's stores are reached with; ``None`` for the service's own means.
-
-    Raises:
-        SecretUnusable: The secret of this name is not there, or not as it should be.
-    """
-    if name is None:
-        return None
-    return load(SecretReference(str(context.settings.secrets_dir), tenant, name)).storage_options()
-
-
-def _options(spec: JobSpec, context: Context, tenant: str) -> StorageOptions | None:
     try:
-        return storage_options(spec.credentials, context, tenant)
+        options = storage_options(spec, context, tenant)
     except SecretUnusable as error:
         raise InvalidJob([FieldError(field="credentials", message=str(error), value=spec.credentials)]) from error
+    _refuse_absent_data(spec, options)
+
+
+def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOptions | None:
+    """What a job's object store is reached with; ``None`` for the service's own means.
+
+    Raises:
+        SecretUnusable: The secret that the job names is not there, or not as it should be.
+    """
+    if spec.credentials is None:
+        return None
+    return load(SecretReference(str(context.settings.secrets_dir), tenant, spec.credentials)).storage_options()
 
 
 def _refuse_absent_data(spec: JobSpec, options: StorageOptions | None) -> None:

@@ -1,6 +1,6 @@
 """Who may call a route: each has one of ``Reader``, ``Submitter`` and ``Admin`` as a parameter or dependency.
 
-    @router.get("/v1/things", responses=GUARDED)
+    @router.get("/v1/things")
     def things(principal: Reader) -> ThingList: ...
 
 Who sends a request has been found out at the gate (``service.api.gate``) by then.
@@ -15,6 +15,8 @@ from fastapi.security.http import HTTPAuthorizationCredentials
 from service.accounts.principal import Principal
 from service.api.refusals import Forbidden, Unauthenticated
 from service.models.identity import Scope
+
+__all__ = ["COOKIE", "HOW_TO_AUTHENTICATE", "Admin", "Principal", "Reader", "Requires", "Submitter", "principal_of"]
 
 COOKIE = "boost_key"
 HOW_TO_AUTHENTICATE = "send an API key as Authorization: Bearer boost_…; whoever operates the service makes them"

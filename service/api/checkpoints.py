@@ -1,6 +1,6 @@
 """The API's way to a job's checkpoints: their folder is looked at, which only the trainer's library knows."""
 
-from boost_core.checkpoint import folder as store
+from boost_core.checkpoint import folder as stored
 from boost_core.checkpoint.folder import CheckpointFolder, Manifest
 from service.api.admission import storage_options
 from service.api.deps import Context
@@ -25,7 +25,7 @@ class JobCheckpoints:
     def __init__(self, job: JobRecord, context: Context) -> None:
         self._job = job
         try:
-            options = storage_options(job.spec.credentials, context, job.tenant)
+            options = storage_options(job.spec, context, job.tenant)
             self._folder = CheckpointFolder(job.checkpoint_url, options)
         except Exception as error:  # the clients of object stores raise types of their own
             raise _unavailable(job, error) from error
@@ -91,7 +91,7 @@ class JobCheckpoints:
     def _remove(self, step: int) -> None:
         try:
             self._folder.remove(step)
-        except store.CheckpointPinned as error:
+        except stored.CheckpointPinned as error:
             raise CheckpointPinned(str(error)) from error
         except Exception as error:
             raise _unavailable(self._job, error) from error

@@ -8,9 +8,12 @@ from typing import Annotated
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 
+from service.accounts.audit import AuditLog
+from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.auth import Reader
 from service.api.following import Follower
+from service.api.limits import Limits
 from service.jobs.model import JobRecord
 from service.jobs.queries import JobNotFound
 from service.jobs.store import JobStore
@@ -29,6 +32,9 @@ class Context:
         metrics: What ``/metrics`` shows.
         quotas: Queues, tenants and their limits.
         follower: Tells open streams that a job has changed.
+        keys: API keys.
+        audit: Who has changed what.
+        limits: How much may be asked, by whom.
         stopping: Set when the server stops, so that open streams end.
     """
 
@@ -38,6 +44,9 @@ class Context:
     metrics: CollectorRegistry
     quotas: QuotaStore
     follower: Follower
+    keys: KeyStore
+    audit: AuditLog
+    limits: Limits
     stopping: threading.Event = field(default_factory=threading.Event)
 
 

@@ -22,6 +22,7 @@ from service.gang.reporter import Message
 from service.gang.resources import gang_in_words, worker_resources
 from service.gang.status import GangPhase, Orders
 from service.gang.watch import GangWatch, RestartLimit
+from service.secrets import SecretReference
 
 logger = logging.getLogger(__name__)
 
@@ -65,10 +66,14 @@ class Gang:
         orders: The first orders.
         record: Takes what happens.
         supervisor: Handle of the ``Supervisor`` actor, for the processes.
+        secret: What the ranks reach data and checkpoints with; ``None`` for their nodes' own means.
     """
 
-    def __init__(self, spec: JobSpec, orders: Orders, record: GangRecord, supervisor: Any) -> None:
+    def __init__(
+        self, spec: JobSpec, orders: Orders, record: GangRecord, supervisor: Any, secret: SecretReference | None
+    ) -> None:
         self._spec, self._orders, self._record, self._supervisor = spec, orders, record, supervisor
+        self._secret = secret
         self._cluster = ClusterView()
         self._limit = RestartLimit(spec.fault_tolerance)
         self._replicas: dict[int, Replica] = {}
@@ -246,7 +251,7 @@ class Gang:
         self._record.formed(move.shape, nodes, makes_copies=bool(copies))
         self._memory_is_lost = False
         for rank, member in enumerate(members):
-            assignment = Assignment(self._generation, spec, rank, meeting, tuple(copies))
+            assignment = Assignment(self._generation, spec, rank, meeting, tuple(copies), self._secret)
             formation.ends[member.call("train", assignment, recovery)] = rank
 
     def _recovery(self) -> MemoryState[Holder] | None:

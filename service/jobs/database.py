@@ -4,6 +4,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Engine, create_engine, event, func, make_url, select
@@ -11,6 +12,7 @@ from sqlalchemy.exc import ArgumentError
 
 _BUSY_MILLISECONDS = 30_000
 _CONNECT_SECONDS = 5
+_SILENT_MILLISECONDS = 10_000  # then the other side is taken to be gone
 _MIGRATION_LOCK = 0x626F6F7374  # any number, the same in all processes
 
 
@@ -23,11 +25,13 @@ def open_engine(database_url: str) -> Engine:
     """
     url = make_url(database_url)
     if url.get_backend_name() == "postgresql":
-        return create_engine(
+        engine = create_engine(
             url.set(drivername="postgresql+psycopg"),
             pool_pre_ping=True,  # a connection from before the database was restarted is made anew
-            connect_args={"connect_timeout": _CONNECT_SECONDS},
+            connect_args={"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": _SILENT_MILLISECONDS},
         )
+        event.listen(engine, "connect", _set_up_postgresql)
+        return engine
     if url.get_backend_name() != "sqlite":
         raise ArgumentError(f"{url.get_backend_name()!r} is no database that is served; use sqlite or postgresql")
     if url.database:
@@ -35,6 +39,12 @@ def open_engine(database_url: str) -> Engine:
     engine = create_engine(url)
     event.listen(engine, "connect", _set_up_sqlite)
     return engine
+
+
+def _set_up_postgresql(connection: psycopg.Connection[Any], _record: Any) -> None:
+    """Take the locks of a process that is stopped in mid-transaction away from it."""
+    connection.execute(f"SET idle_in_transaction_session_timeout = {_SILENT_MILLISECONDS}")
+    connection.commit()
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _record: Any) -> None:
@@ -57,8 +67,11 @@ def migrate(database_url: str) -> None:
     engine = open_engine(database_url)
     try:
         with engine.begin() as connection:
-            if connection.dialect.name == "postgresql":  # of several processes that start, one does it
+            # Of several processes that start, one does it, and all of it or nothing.
+            if connection.dialect.name == "postgresql":
                 connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+            else:
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     finally:

@@ -84,7 +84,8 @@ def _between(job_id: str, kind: str, first: int, last: int) -> tuple[ColumnEleme
 
 
 def _bucket(first: int, width: int) -> ColumnElement[int]:
-    return (EventRow.data["step"].as_integer() - first) // width
+    bucket: ColumnElement[int] = (EventRow.data["step"].as_integer() - first) // width
+    return bucket
 
 
 def _json_number(name: str) -> ColumnElement[float]:

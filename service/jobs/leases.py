@@ -2,18 +2,20 @@
 
 A lease runs out unless it is renewed, so that another process takes over from one that has died. The one that was
 taken for dead may live on for a while: its writes carry the lease's token, which is no longer the newest one then, and
-change nothing. The processes' clocks should agree within a few seconds; if they do not, the lease changes hands more
-often than it needs to, and that is all.
+change nothing. So a lease that changes hands too early costs a change of hands, and no more than that.
+
+Whether a lease has run out is told by one clock for all: that of PostgreSQL, or of the machine whose processes share a
+SQLite file. How far the processes' own clocks are apart does not matter.
 """
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import ColumnElement, CursorResult, Engine, exists, update
+from sqlalchemy import ColumnElement, CursorResult, Engine, exists, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from service.jobs.tables import LeaseRow
+from service.jobs.tables import LeaseRow, UtcDateTime
 
 
 class LeaseLost(RuntimeError):
@@ -47,7 +49,7 @@ class Leases:
         self._engine, self._holder = engine, holder
 
     def take(self, name: str, seconds: float) -> Lease | None:
-        """Take a lease or renew it.
+        """Take a lease, or renew it; one that has run out goes on if nobody else has taken it.
 
         Args:
             name: The work.
@@ -56,30 +58,46 @@ class Leases:
         Returns:
             ``None`` while another process has it.
         """
-        now = datetime.now(UTC)
-        until = now + timedelta(seconds=seconds)
         try:
             with Session(self._engine) as session, session.begin():
+                now = _now(session)
+                until = now + timedelta(seconds=seconds)
                 row = session.get(LeaseRow, name)
                 if row is None:
                     session.add(LeaseRow(name=name, holder=self._holder, token=1, expires_at=until))
                     return Lease(name, 1)
-                mine = row.holder == self._holder and row.expires_at > now
-                if not mine and row.expires_at > now:
+                if row.holder != self._holder and row.expires_at > now:
                     return None
-                lease = Lease(name, row.token if mine else row.token + 1)
-                unmoved = (LeaseRow.name == name) & (LeaseRow.token == row.token) & (LeaseRow.holder == row.holder)
+                lease = Lease(name, row.token if row.holder == self._holder else row.token + 1)
+                unmoved = (LeaseRow.token == row.token) & (LeaseRow.expires_at == row.expires_at)
                 values = {"holder": self._holder, "token": lease.token, "expires_at": until}
-                taken = session.execute(
-                    update(LeaseRow).where(unmoved).values(values).execution_options(synchronize_session=False)
-                )
-                assert isinstance(taken, CursorResult)
-                return lease if taken.rowcount == 1 else None
+                return lease if _update(session, (LeaseRow.name == name) & unmoved, values) else None
         except IntegrityError:  # another process was the first
             return None
 
+    def renew(self, lease: Lease, seconds: float) -> bool:
+        """Keep a lease for longer; say whether it was still to be had."""
+        with Session(self._engine) as session, session.begin():
+            return _update(session, _newest(lease), {"expires_at": _now(session) + timedelta(seconds=seconds)})
+
     def give_back(self, lease: Lease) -> None:
         """Let another process have a lease at once."""
-        mine = (LeaseRow.name == lease.name) & (LeaseRow.token == lease.token)
         with Session(self._engine) as session, session.begin():
-            session.execute(update(LeaseRow).where(mine).values(expires_at=datetime.now(UTC)))
+            _update(session, _newest(lease), {"expires_at": _now(session)})
+
+
+def _newest(lease: Lease) -> ColumnElement[bool]:
+    return (LeaseRow.name == lease.name) & (LeaseRow.token == lease.token)
+
+
+def _update(session: Session, which: ColumnElement[bool], values: dict[str, object]) -> bool:
+    statement = update(LeaseRow).where(which).values(values).execution_options(synchronize_session=False)
+    result = session.execute(statement)
+    assert isinstance(result, CursorResult)
+    return result.rowcount == 1
+
+
+def _now(session: Session) -> datetime:
+    if session.get_bind().dialect.name == "postgresql":
+        return session.scalars(select(func.clock_timestamp(type_=UtcDateTime()))).one()
+    return datetime.now(UTC)

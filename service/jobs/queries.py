@@ -14,8 +14,6 @@ from service.jobs.tables import EventRow, JobRow
 
 ACTIVE_STATES = frozenset(JobState) - TERMINAL_STATES
 
-_CHUNK = 500
-
 
 class JobNotFound(LookupError):
     """There is no job with this id."""
@@ -72,6 +70,11 @@ def listed(wanted: JobFilter, limit: int, cursor: str | None) -> Select[JobRow]:
     return query if cursor is None else query.where(JobRow.id < cursor)
 
 
+def unfinished() -> Select[JobRow]:
+    """The jobs that have not come to their end, in the order of the queue."""
+    return select(JobRow).where(JobRow.state.in_(ACTIVE_STATES)).order_by(JobRow.queued_at, JobRow.id)
+
+
 def events(session: Session, job_id: str, after_id: int, limit: int, wanted: EventFilter) -> Sequence[JobEvent]:
     """Events of a job with ids above ``after_id``, in order, at most ``limit``."""
     query = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > after_id)
@@ -101,34 +104,3 @@ def count_by(session: Session, column: InstrumentedAttribute[str]) -> dict[str, 
     ):
         counts[value][state] = number
     return counts
-
-
-class ActiveJobs:
-    """The jobs that have not come to their end. Remembers them, because to read a record takes long."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, JobRecord] = {}
-
-    def read(self, session: Session) -> list[JobRecord]:
-        """All of them in the order of the queue."""
-        columns = select(JobRow.id, JobRow.version, JobRow.waiting_for)
-        query = columns.where(JobRow.state.in_(ACTIVE_STATES)).order_by(JobRow.queued_at, JobRow.id)
-        found = session.execute(query).all()
-        fresh = self._fresh(session, [job_id for job_id, version, _ in found if not self._knows(job_id, version)])
-        known = {job_id: fresh.get(job_id) or self._known.get(job_id) for job_id, _, _ in found}
-        self._known = {
-            job_id: job.model_copy(update={"waiting_for": waiting_for})
-            for job_id, _, waiting_for in found
-            if (job := known[job_id])
-        }
-        return [job for job in self._known.values() if not job.finished]
-
-    def _knows(self, job_id: str, version: int) -> bool:
-        return job_id in self._known and self._known[job_id].version == version
-
-    def _fresh(self, session: Session, job_ids: Sequence[str]) -> dict[str, JobRecord]:
-        records: dict[str, JobRecord] = {}
-        for begin in range(0, len(job_ids), _CHUNK):
-            query = select(JobRow).where(JobRow.id.in_(job_ids[begin : begin + _CHUNK]))
-            records |= {job.id: record_of(job) for job in session.scalars(query)}
-        return records

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, CursorResult, Engine, func, select, true, update
+from sqlalchemy import ColumnElement, Connection, CursorResult, Engine, bindparam, func, select, true, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -14,10 +14,11 @@ from service.jobs import queries, requests, writes
 from service.jobs.database import open_engine
 from service.jobs.goodput import Goodput
 from service.jobs.ids import new_job_id
+from service.jobs.known import KnownJobs
 from service.jobs.leases import Lease, LeaseLost
 from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner
 from service.jobs.patch import JobPatch
-from service.jobs.queries import ActiveJobs, EventFilter
+from service.jobs.queries import EventFilter
 from service.jobs.requests import Request
 from service.jobs.states import JobState, Reason
 from service.jobs.tables import EventRow, JobRow, SnapshotRow
@@ -43,7 +44,7 @@ class JobStore:
     def __init__(self, database: str | Engine, lease: Lease | None = None) -> None:
         self.engine = open_engine(database) if isinstance(database, str) else database
         self._lease = lease
-        self._active = ActiveJobs()
+        self._known = KnownJobs()
 
     def close(self) -> None:
         """Close all connections."""
@@ -140,12 +141,13 @@ class JobStore:
             cursor: Only jobs older than the one with this id.
         """
         with Session(self.engine) as session:
-            return [queries.record_of(job) for job in session.scalars(queries.listed(wanted, limit, cursor))]
+            return self._known.read(session, queries.listed(wanted, limit, cursor))
 
     def active(self) -> Sequence[JobRecord]:
         """All jobs that have not come to their end, in the order of the queue."""
         with Session(self.engine) as session:
-            return self._active.read(session)
+            found = self._known.read(session, queries.unfinished())
+        return [job for job in found if not job.finished]  # one may have ended while they were read
 
     def versions(self, job_ids: Sequence[str]) -> dict[str, int]:
         """The versions of some jobs; they grow with every write to a job."""
@@ -249,6 +251,7 @@ class JobStore:
         Raises:
             JobNotFound: There is no such job.
             WrongState: The job is not RUNNING.
+            IdempotencyKeyReused: The request's key came with another one before.
             pydantic.ValidationError: The gang has no such rank.
         """
 
@@ -260,7 +263,10 @@ class JobStore:
             write = writes.drilled(record, drill)
             return Write(write.values, [*write.rows, requests.row_of(request, job_id)])
 
-        return self._write_with(job_id, plan)
+        try:
+            return self._write_with(job_id, plan)
+        except IntegrityError:  # the key has just been used by another process
+            return self._write_with(job_id, plan)
 
     def take_drills(self, job_id: str) -> Sequence[Drill]:
         """The faults asked for since the last call, each told once.
@@ -324,17 +330,30 @@ class JobStore:
 
         Args:
             messages: By job.
+
+        Raises:
+            LeaseLost: Another process does the work now for which this one had a lease.
         """
+        queued = (JobRow.id == bindparam("job_id")) & (JobRow.state == JobState.QUEUED)
+        unsaid = JobRow.waiting_for.is_distinct_from(bindparam("said"))
+        statement = update(JobRow).where(queued, unsaid, self._permitted()).values(waiting_for=bindparam("said"))
+        # All processes lock rows in the same order.
+        parameters = [{"job_id": job_id, "said": message} for job_id, message in sorted(messages.items())]
         with self.engine.begin() as connection:
-            for job_id, message in messages.items():
-                queued = (JobRow.id == job_id) & (JobRow.state == JobState.QUEUED)
-                connection.execute(update(JobRow).where(queued, self._permitted()).values(waiting_for=message))
+            if parameters:
+                connection.execute(statement, parameters)
+            self._refuse_if_lost(connection)
 
     def keep_snapshot(self, name: str, data: Any) -> None:
-        """Keep what the scheduler sees, for other processes to show."""
+        """Keep what the scheduler sees, for other processes to show.
+
+        Raises:
+            LeaseLost: Another process does the work now for which this one had a lease.
+        """
         with Session(self.engine) as session, session.begin():
-            if self._lease is None or session.scalar(select(self._lease.holds())):
-                session.merge(SnapshotRow(name=name, time=datetime.now(UTC), data=data))
+            session.merge(SnapshotRow(name=name, time=datetime.now(UTC), data=data))
+            session.flush()
+            self._refuse_if_lost(session.connection())
 
     def snapshot(self, name: str) -> tuple[datetime, Any] | None:
         """What was last kept under a name, and when; ``None`` if nothing was."""
@@ -373,9 +392,13 @@ class JobStore:
         unmoved = (JobRow.id == record.id) & (JobRow.version == record.version) & self._permitted()
         result = session.execute(update(JobRow).where(unmoved).values(**values, version=record.version + 1))
         assert isinstance(result, CursorResult)
-        if result.rowcount == 0 and self._lease and not session.scalar(select(self._lease.holds())):
-            raise LeaseLost(self._lease)
+        if result.rowcount == 0:
+            self._refuse_if_lost(session.connection())
         return result.rowcount == 1
+
+    def _refuse_if_lost(self, connection: Connection) -> None:
+        if self._lease and not connection.scalar(select(self._lease.holds())):
+            raise LeaseLost(self._lease)
 
     def _permitted(self) -> ColumnElement[bool]:
         return self._lease.holds() if self._lease else true()

@@ -9,7 +9,7 @@ from sqlalchemy.types import TypeDecorator
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A point in time, kept in UTC. Needed because SQLite forgets the time zone."""
+    """A point in time, in UTC. SQLite forgets the time zone, and PostgreSQL answers in the one that it is set to."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -20,7 +20,9 @@ class UtcDateTime(TypeDecorator[datetime]):
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
         """Say UTC about what comes out."""
-        return value.replace(tzinfo=UTC) if value and value.tzinfo is None else value
+        if value is None:
+            return None
+        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
 
 
 class Table(DeclarativeBase):

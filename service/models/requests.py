@@ -6,11 +6,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from boost_core.config import JobSpec
 from service.models.identity import Scope, TenantName
-
-try:
-    from boost_core.plan.report import Plan  # type: ignore[import-untyped]
-except ImportError:
-    from service.models.provisional_plan import Plan
+from service.models.plan import Plan
 
 
 class _Request(BaseModel):

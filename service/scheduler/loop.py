@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from service.gang.status import Gangs
 from service.jobs.leases import Lease, LeaseLost, Leases
@@ -17,18 +16,14 @@ RETRY_SECONDS = 5.0
 STALE_SECONDS = 30.0
 LEASE = "scheduler"
 LEASE_SECONDS = 15.0
-
-
-@dataclass
-class _Office:
-    """What one has who schedules: the lease, and a reconciler that works under it."""
-
-    lease: Lease
-    reconciler: Reconciler
+HUNG_SECONDS = 120.0  # a pass that takes longer is not waited for if another service can schedule
 
 
 class ReconcileLoop:
     """Waits for the lease, connects to the cluster, and makes pass after pass until it is stopped.
+
+    A second thread renews the lease meanwhile, because a pass over many jobs takes longer than a service that has died
+    should go unnoticed.
 
     Args:
         gangs: The cluster; connected and closed here, in one thread, as it asks for.
@@ -47,22 +42,27 @@ class ReconcileLoop:
         interval_seconds: float,
     ) -> None:
         self._gangs, self._store, self._leases = gangs, store, leases
-        self._reconciler, self._interval = reconciler, interval_seconds
-        self._office: _Office | None = None
+        self._make_reconciler, self._interval = reconciler, interval_seconds
+        self._lease: Lease | None = None
+        self._reconciler: Reconciler | None = None
+        self._lease_lock = threading.Lock()  # so that it is not renewed when it has just been given back
         self._connected = False
         self._problem: str | None = "Ray is starting"
-        self._last_good = time.monotonic()
+        self._began = self._last_good = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scheduler")
+        self._renewal = threading.Thread(target=self._keep_lease, name="lease")
 
     def start(self) -> None:
-        """Begin, in a thread of its own."""
+        """Begin, in threads of its own."""
         self._thread.start()
+        self._renewal.start()
 
     def stop(self) -> None:
         """End after the pass that is being made, leave the cluster, and return when all that is done."""
         self._stop.set()
         self._thread.join()
+        self._renewal.join()
 
     def problem(self) -> str | None:
         """Why jobs are not being scheduled; ``None`` when they are, here or by another service."""
@@ -83,16 +83,18 @@ class ReconcileLoop:
 
     def _round(self) -> bool:
         """Do what is to be done; say whether it went well."""
+        self._began = time.monotonic()
         try:
             self._take_office()
-            if self._office is not None:
-                self._office.reconciler.tick()
+            if self._reconciler is not None:
+                self._reconciler.tick()
         except LeaseLost as overtaken:
             logger.warning("%s", overtaken)
-            self._office = None
+            self._lease = self._reconciler = None
         except ConnectionError as error:
             logger.exception("Ray cannot be reached; the next try is in %g s", RETRY_SECONDS)
             self._problem = f"Ray cannot be reached: {error}"
+            self._leave_office()  # another service may reach it
             return False
         except Exception:
             logger.exception("a pass of the scheduler failed; the next one tries again")
@@ -103,12 +105,13 @@ class ReconcileLoop:
     def _take_office(self) -> None:
         """Take the lease, or renew it, and connect if that is still to be done."""
         lease = self._leases.take(LEASE, LEASE_SECONDS)
-        if lease is None:
-            self._office = None
-        elif self._office is None or self._office.lease != lease:
+        if lease != self._lease:
+            logger.info("this service schedules now" if lease else "another service schedules now")
+            # What a reconciler remembers may have changed under another's hands.
+            self._lease, self._reconciler = lease, None
+        if lease is not None and self._reconciler is None:
             self._connect()
-            # A new one, because what the old one remembers may have changed under another's hands.
-            self._office = _Office(lease, self._reconciler(self._store.under(lease)))
+            self._reconciler = self._make_reconciler(self._store.under(lease))
 
     def _connect(self) -> None:
         if self._connected:
@@ -119,10 +122,21 @@ class ReconcileLoop:
             raise ConnectionError(str(error)) from error
         self._connected = True
 
+    def _keep_lease(self) -> None:
+        while not self._stop.wait(LEASE_SECONDS / 3):
+            with self._lease_lock:
+                if self._lease is not None and time.monotonic() - self._began < HUNG_SECONDS:
+                    try:
+                        self._leases.renew(self._lease, LEASE_SECONDS)
+                    except Exception:
+                        logger.exception("the lease could not be renewed; the next pass tries again")
+
     def _leave_office(self) -> None:
-        if self._office is None:
-            return
-        try:
-            self._leases.give_back(self._office.lease)
-        except Exception:
-            logger.exception("the lease could not be given back; it runs out in %g s", LEASE_SECONDS)
+        with self._lease_lock:
+            lease, self._lease, self._reconciler = self._lease, None, None
+            if lease is None:
+                return
+            try:
+                self._leases.give_back(lease)
+            except Exception:
+                logger.exception("the lease could not be given back; it runs out in %g s", LEASE_SECONDS)

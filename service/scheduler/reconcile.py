@@ -161,7 +161,8 @@ class Reconciler:
     def _launch(self, job: JobRecord, shape: Shape, message: str) -> None:
         attempt = job.attempt + 1
         self._store.change(job.id, Reason.GANG_STARTING, message, attempt=attempt)
-        self._gangs.launch(job.id, attempt, _with_checkpoint_folder(job), self._memory.start(job, attempt, shape))
+        orders = self._memory.start(job, attempt, shape)
+        self._gangs.launch(job.id, attempt, _with_checkpoint_folder(job), orders, job.tenant)
 
 
 def _progress(job: JobRecord, status: GangStatus) -> Reason | None:

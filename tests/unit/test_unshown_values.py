@@ -35,7 +35,7 @@ REFUSED = [
         "data.mixture[0].paths", "set the job's credentials",
     ),
     (changed(credentials=SECRET), "credentials", "should match pattern"),
-    (changed(credentials={"key": SECRET}), "credentials", "should be a valid string"),
+    (changed(credentials={"key": SECRET}), "credentials", "must be a string"),
     (changed(aws_secret_access_key=SECRET), "aws_secret_access_key", "there is no such field"),
     (changed(checkpoint={"secret": SECRET}), "checkpoint.secret", "there is no such field"),
     (changed(name=f"s3://AKIA:{SECRET}@bucket"), "name", "should match pattern"),

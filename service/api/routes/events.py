@@ -11,6 +11,7 @@ from pydantic import AwareDatetime
 
 from service.api.deps import Context, ContextDep, JobDep
 from service.api.errors import problem_responses
+from service.api.streams import HoldStream
 from service.jobs.model import EventKind, JobEvent, JobRecord
 from service.jobs.queries import EventFilter
 
@@ -27,6 +28,7 @@ Follow = Annotated[bool, Query(description="Go on until the job has come to its 
 @router.get(
     "/{job_id}/events",
     response_class=EventSourceResponse,
+    dependencies=[HoldStream],
     responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def events(
@@ -47,6 +49,7 @@ async def events(
 @router.get(
     "/{job_id}/logs",
     response_class=EventSourceResponse,
+    dependencies=[HoldStream],
     responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def logs(

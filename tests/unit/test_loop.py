@@ -1,0 +1,192 @@
+"""The scheduler's thread: it schedules while it holds the lease, and lets others do so when it does not."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from service.jobs.database import migrate
+from service.jobs.leases import Lease, Leases
+from service.jobs.states import JobState, Reason
+from service.jobs.store import JobStore
+from service.scheduler import loop as loop_module
+from service.scheduler.loop import LEASE, ReconcileLoop
+from service.scheduler.reconcile import Reconciler
+from tests.jobs import tiny_job
+from tests.unit.test_reconcile import FakeGangs
+
+PATIENCE_SECONDS = 30
+SHORT_LEASE_SECONDS = 1.0
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Pass:
+    """What passes do: note who made one, and wait where they are told to."""
+
+    def __init__(self, name: str, store: JobStore, passes: list[str]) -> None:
+        self._name, self._store, self._passes = name, store, passes
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.job_id: str | None = None
+        self.fails_with: Exception | None = None
+
+    def tick(self) -> None:
+        self.may_go_on.wait(PATIENCE_SECONDS)
+        if self.fails_with is not None:
+            failure, self.fails_with = self.fails_with, None
+            raise failure
+        if self.job_id is not None:
+            self._store.change(self.job_id, Reason.WAITING_FOR_RESOURCES, f"says {self._name} {time.monotonic()}")
+        self._passes.append(self._name)
+
+
+class Office:
+    """Two services on one database."""
+
+    def __init__(self, url: str) -> None:
+        self.store = JobStore(url)
+        self.passes: list[str] = []
+        self.made: dict[str, list[Pass]] = {"one": [], "other": []}
+        self.gangs = {name: FakeGangs() for name in self.made}
+        self.loops = {name: self._loop(name) for name in self.made}
+        self._running: list[str] = []
+
+    def _loop(self, name: str) -> ReconcileLoop:
+        def make(record: JobStore) -> Pass:
+            self.made[name].append(Pass(name, record, self.passes))
+            return self.made[name][-1]
+
+        return ReconcileLoop(self.gangs[name], self.store, Leases(self.store.engine, name), make, 0.01)
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            self.loops[name].start()
+            self._running.append(name)
+
+    def stop(self, name: str) -> None:
+        self._running.remove(name)
+        for made in self.made[name]:
+            made.may_go_on.set()
+        self.loops[name].stop()
+
+    def schedules(self, name: str) -> None:
+        """Wait until one makes passes."""
+        before = self.passes.count(name)
+        until(lambda: self.passes.count(name) > before)
+
+    def close(self) -> None:
+        for name in list(self._running):
+            self.stop(name)
+        self.store.close()
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> Iterator[Office]:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    migrate(url)
+    opened = Office(url)
+    yield opened
+    opened.close()
+
+
+def test_one_schedules_and_the_other_takes_over_when_it_stops(office: Office) -> None:
+    office.start("one")
+    office.schedules("one")
+    office.start("other")
+    until(lambda: office.loops["other"].problem() is None)
+    office.schedules("one")
+    assert "other" not in office.passes
+    before = time.monotonic()
+    office.stop("one")
+    office.schedules("other")
+    assert time.monotonic() - before < loop_module.LEASE_SECONDS / 2, "it did not wait for the lease to run out"
+
+
+def test_a_pass_that_takes_long_keeps_the_lease(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "LEASE_SECONDS", SHORT_LEASE_SECONDS)
+    office.start("one")
+    office.schedules("one")
+    office.made["one"][0].may_go_on.clear()
+    office.start("other")
+    time.sleep(2 * SHORT_LEASE_SECONDS)
+    assert "other" not in office.passes
+    office.made["one"][0].may_go_on.set()
+    office.schedules("one")
+    assert len(office.made["one"]) == 1, "and what the reconciler remembers"
+
+
+def test_a_pass_that_hangs_loses_it_and_steps_down(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "LEASE_SECONDS", SHORT_LEASE_SECONDS)
+    monkeypatch.setattr(loop_module, "HUNG_SECONDS", 0.1)
+    job_id = office.store.create(tiny_job("corpus", "elsewhere"), "file:///checkpoints").id
+    office.store.change(job_id, Reason.HEAD_OF_QUEUE, "is next")
+    office.start("one")
+    office.schedules("one")
+    hung = office.made["one"][0]
+    hung.job_id = job_id
+    hung.may_go_on.clear()
+    office.start("other")
+    office.schedules("other")
+    made = office.passes.count("one")
+    hung.may_go_on.set()
+    time.sleep(0.2)
+    office.schedules("other")
+    assert office.passes.count("one") == made, "its pass broke off at the first write"
+    assert office.store.get(job_id).message == "is next"
+    assert office.loops["one"].problem() is None
+    office.stop("other")
+    office.schedules("one")
+    assert len(office.made["one"]) == 2, "with a new reconciler"
+
+
+def test_a_service_that_cannot_reach_ray_lets_another_try(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.05)
+    refuse = threading.Event()
+    refuse.set()
+
+    def connect() -> None:
+        if refuse.is_set():
+            raise ConnectionError("no head")
+
+    office.gangs["one"].connect = connect
+    office.start("one")
+    until(lambda: office.loops["one"].problem() == "Ray cannot be reached: no head")
+    office.start("other")
+    office.schedules("other")
+    office.stop("other")
+    refuse.clear()
+    office.schedules("one")
+    assert office.loops["one"].problem() is None
+
+
+def test_a_pass_that_fails_is_made_again(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    office.start("one")
+    office.schedules("one")
+    office.made["one"][0].fails_with = RuntimeError("the database is restarted")
+    until(lambda: office.made["one"][0].fails_with is None)
+    office.schedules("one")
+    assert len(office.made["one"]) == 1
+    monkeypatch.setattr(loop_module, "STALE_SECONDS", 0.0)
+    office.made["one"][0].may_go_on.clear()
+    until(lambda: "the scheduler's last good pass was" in (office.loops["one"].problem() or ""))
+
+
+def test_jobs_go_through_with_the_real_reconciler(office: Office) -> None:
+    job_id = office.store.create(tiny_job("corpus", "elsewhere"), "file:///checkpoints").id
+    gangs = FakeGangs()
+    leases = Leases(office.store.engine, "third")
+    loop = ReconcileLoop(gangs, office.store, leases, lambda record: Reconciler(record, gangs), 0.01)
+    loop.start()
+    until(lambda: gangs.launched == [(job_id, 1)])
+    assert Leases(office.store.engine, "fourth").take(LEASE, 1) is None
+    loop.stop()
+    assert Leases(office.store.engine, "fourth").take(LEASE, 1) == Lease(LEASE, 2)
+    assert office.store.get(job_id).state is JobState.SCHEDULING
