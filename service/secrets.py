@@ -101,8 +101,8 @@ def load(reference: SecretReference) -> Secret:
     folder = Path(reference.folder) / reference.tenant / reference.name
     if not folder.is_dir():
         raise SecretUnusable(
-            f"tenant {reference.tenant!r} has no secret {reference.name!r}; correct credentials, or ask the operator "
-            "of the service to add it"
+            f"tenant {reference.tenant!r} has no secret of that name; correct credentials, or ask the operator "
+            "of the service to add it"  # what was given is not shown, because it may be the secret itself
         )
     present = [name for name in OPTIONAL if (folder / name).exists()]
     values = {name: _value(folder / name, reference) for name in (*REQUIRED, *present)}

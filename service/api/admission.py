@@ -28,7 +28,7 @@ def refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
     try:
         options = storage_options(spec, context, tenant)
     except SecretUnusable as error:
-        raise InvalidJob([FieldError(field="credentials", message=str(error), value=spec.credentials)]) from error
+        raise InvalidJob([FieldError(field="credentials", message=str(error))]) from error
     _refuse_absent_data(spec, options)
 
 

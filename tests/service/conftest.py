@@ -17,6 +17,7 @@ from service.jobs.store import JobStore
 from service.models.identity import Scope
 from service.settings import Settings
 from tests.postgres import PostgresServer, postgres_server
+from tests.service.routes import READABLE
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +99,10 @@ def api(store: JobStore, database_url: str, tmp_path: Path) -> Iterator[RunningA
 @pytest.fixture
 def guarded(store: JobStore, database_url: str, tmp_path: Path) -> Iterator[RunningApi]:
     """A server that asks for keys."""
-    running = RunningApi(store, Settings(home=tmp_path / "home", database_url=database_url))
+    allowed = (str(READABLE),)
+    running = RunningApi(
+        store, Settings(home=tmp_path / "home", database_url=database_url, allowed_prefixes=allowed)
+    )
     yield running
     running.stop()
 

@@ -101,7 +101,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("tenant", "name"), [("red", "prod-s3"), ("blue", "prod"), ("prod-s3", "blue")])
 def test_a_secret_that_is_not_there(tmp_path: Path, tenant: str, name: str) -> None:
     write(tmp_path)
-    with pytest.raises(SecretUnusable, match=f"tenant '{tenant}' has no secret '{name}'; correct credentials, or ask"):
+    with pytest.raises(SecretUnusable, match=f"tenant '{tenant}' has no secret of that name; correct"):
         load(SecretReference(str(tmp_path), tenant, name))
 
 
