@@ -1,8 +1,7 @@
 """The base of every configuration model and the way a cross-field error names its field."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
@@ -15,6 +14,8 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from boost_core.config.kinds import mixed_up
+
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Location = Annotated[str, Field(min_length=1, max_length=4096)]  # a path or URL; no file system takes longer ones
 
@@ -26,19 +27,14 @@ class Frozen(BaseModel):
 
 
 class Config(Frozen):
-    """A configuration, as people write it: true and false are not taken for the numbers 1 and 0."""
+    """A configuration, as people write it: a string is not taken for a number, nor a number for true or false."""
 
     @field_validator("*", mode="before")
     @classmethod
-    def _booleans_are_no_numbers(cls, value: Any, info: Any) -> Any:
-        if not isinstance(value, bool | list | tuple):
-            return value
-        types = set(_plain_types(cls.model_fields[info.field_name].annotation))
-        if bool not in types and types & {int, float}:
-            kind = "int_type" if int in types else "float_type"
-            found = [InitErrorDetails(type=kind, loc=at, input=given) for at, given in _booleans(value)]
-            if found:
-                raise ValidationError.from_exception_data(cls.__name__, found, hide_input=True)
+    def _kinds_are_not_mixed_up(cls, value: Any, info: Any) -> Any:
+        found = mixed_up(value, cls.model_fields[info.field_name].annotation)
+        if found:
+            raise ValidationError.from_exception_data(cls.__name__, found, hide_input=True)
         return value
 
 
@@ -99,21 +95,3 @@ def spelled(words: str) -> WrapValidator:
             raise PydanticCustomError("illegal_spelling", "{problem}", {"problem": message}) from error
 
     return WrapValidator(check)
-
-
-def _plain_types(annotation: Any) -> Iterator[Any]:
-    """The types in a type such as ``int | None`` or ``tuple[float, ...]``, and those of a ``Literal``."""
-    parts = get_args(annotation)
-    for part in parts:
-        yield from _plain_types(part)
-    if not parts:
-        yield annotation if isinstance(annotation, type) else type(annotation)
-
-
-def _booleans(value: Any, place: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Each true and false in lists, with its place."""
-    if isinstance(value, bool):
-        yield place, value
-    elif isinstance(value, list | tuple):
-        for index, entry in enumerate(value):
-            yield from _booleans(entry, (*place, index))

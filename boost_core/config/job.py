@@ -15,6 +15,7 @@ from boost_core.config.legality import elasticity_problems, job_problems, legal_
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.training import OptimizerConfig, TrainingConfig
+from boost_core.config.yaml_text import read_yaml
 
 Name = Annotated[
     str,
@@ -106,7 +107,7 @@ def load_job(path: str | Path) -> JobSpec:
         OSError: The file cannot be read.
     """
     try:
-        content: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content: Any = read_yaml(Path(path).read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict):

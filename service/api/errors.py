@@ -183,7 +183,15 @@ async def _database_unavailable(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code, detail = _HTTP_PROBLEMS.get(error.status_code, (f"http-{error.status_code}", error.detail))
-    return _answer(request, error.status_code, code, detail, headers=error.headers)
+    headers = _allowed(request) if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else None
+    return _answer(request, error.status_code, code, detail, headers=headers or error.headers)
+
+
+def _allowed(request: Request) -> dict[str, str] | None:
+    """All methods of the path that was asked for; Starlette names those of the first route with this path alone."""
+    path = getattr(request.scope.get("route"), "path", None)
+    methods = request.app.openapi()["paths"].get(path)
+    return {"Allow": ", ".join(sorted(method.upper() for method in methods))} if methods else None
 
 
 # Written out, because the phrases of HTTPStatus change from one Python to the next.

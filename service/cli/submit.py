@@ -8,6 +8,7 @@ import yaml
 from rich.console import Console
 
 from boost_core.config import JobSpec
+from boost_core.config.yaml_text import read_yaml
 from service.cli.connection import open_client
 from service.cli.failures import BadInput, read_job
 from service.cli.follow import exit_as, follow_until_interrupted
@@ -96,7 +97,7 @@ def merge_patch(changes: list[str]) -> dict[str, Any]:
 
 def _value(change: str, text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return read_yaml(text)
     except yaml.YAMLError as error:
         raise BadInput(f"--set {change}: {text!r} is not YAML: {error}") from error
 
