@@ -5,8 +5,8 @@ from typing import Any
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from boost_core.config import JobSpec
+from boost_core.plan.report import Plan
 from service.models.identity import Scope, TenantName
-from service.models.plan import Plan
 
 
 class _Request(BaseModel):
