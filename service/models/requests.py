@@ -6,8 +6,8 @@ from pydantic import AwareDatetime, BaseModel, Field
 
 from boost_core.config import JobSpec
 from boost_core.config.base import Config
+from boost_core.plan.report import Plan
 from service.models.identity import Scope, TenantName
-from service.models.plan import Plan
 
 
 class CloneRequest(Config):
