@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup debian-venv postgresql debian-postgresql demo test check format lock clean
+.PHONY: setup debian-venv postgresql debian-postgresql chromium demo test check format lock clean
 
 setup: $(VENV)/.installed
 
@@ -21,6 +21,11 @@ debian-venv:
 	@[ "$$(id -u)" = 0 ] || { echo 'Python has no venv module; run: sudo apt-get install python3-venv' >&2; exit 1; }
 	apt-get update --quiet && apt-get install --quiet --yes python3-venv
 
+# The browser of the web page's tests. Without it these fail and say so; all others run.
+chromium:
+	@command -v chromium > /dev/null || [ "$$(id -u)" != 0 ] || { \
+		apt-get update --quiet && apt-get install --quiet --yes --no-install-recommends chromium; } || true
+
 demo: setup
 	$(BIN)/boost demo
 
@@ -32,7 +37,7 @@ debian-postgresql:
 	@[ "$$(id -u)" = 0 ] || { echo 'PostgreSQL is missing; run: sudo apt-get install postgresql' >&2; exit 1; }
 	apt-get update --quiet && apt-get install --quiet --yes postgresql
 
-test: setup postgresql
+test: setup postgresql chromium
 	$(BIN)/python -m pytest
 
 check: setup

@@ -1,15 +1,20 @@
 """Problem details (RFC 9457), and what pydantic found wrong with a job said field by field, for people."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, Field
 
 from boost_core.config import JobSpec
+from boost_core.config.urls import UNSHOWN, may_hold_credentials
+from service.wording import in_words
 
+_NAMELESS = '""'
 _LONGEST_VALUE = 200  # characters of a refused value that are shown
-_OUR_OWN_WORDS = frozenset({"illegal_value", "value_error"})  # these messages name the value and the remedy
+# What people put where nothing or a mere name belongs may be the secret itself.
+_UNSHOWN_ERRORS = frozenset({"missing", "extra_forbidden", UNSHOWN})
+_UNSHOWN_FIELDS = frozenset({"credentials"})
 
 
 class FieldError(BaseModel):
@@ -24,6 +29,7 @@ class Problem(BaseModel):
     """Why a request was refused: the body of every answer that is an error."""
 
     type: str = Field(description="Name of the kind of problem; does not change from version to version.")
+    code: str = Field("", description="The last part of type, for programs: job-not-found, for example.")
     title: str = Field(description="The kind of problem, for people.")
     status: int = Field(description="The HTTP status.")
     detail: str = Field(description="What went wrong this time, and what to do.")
@@ -43,8 +49,10 @@ def job_errors(errors: Iterable[Mapping[str, Any]], model: type[BaseModel] = Job
 
 def field_error(path: tuple[str | int, ...], error: Mapping[str, Any]) -> FieldError:
     """One entry of ``ValidationError.errors()`` for the field at ``path``."""
-    value = None if error["type"] == "missing" else _shown(error.get("input"))
-    return FieldError(field=_dotted(path), message=_message(error, value), value=value)
+    hidden = error["type"] in _UNSHOWN_ERRORS or bool(_UNSHOWN_FIELDS.intersection(path))
+    value = None if hidden else _shown(error.get("input"))
+    shown = not hidden and not (isinstance(error.get("input"), str) and value is None)
+    return FieldError(field=_dotted(path), message=in_words(error, shown=shown), value=value)
 
 
 def _model_error(path: tuple[str | int, ...], error: Mapping[str, Any], model: type[BaseModel]) -> FieldError:
@@ -64,9 +72,18 @@ def _at_least(model: type[BaseModel]) -> str:
 
 
 def _unknown_field(path: tuple[str | int, ...], model: type[BaseModel]) -> str:
-    known = list(_section_at(path[:-1], model).model_fields)
-    close = difflib.get_close_matches(str(path[-1]), known, n=1)
-    return f"there is no such field; {f'did you mean {close[0]}?' if close else 'known here: ' + ', '.join(known)}"
+    name, known = str(path[-1])[:_LONGEST_VALUE], list(_section_at(path[:-1], model).model_fields)
+    likely = [place for place in _places(model) if place.split(".")[-1] == name]
+    likely += difflib.get_close_matches(name, known, n=1)
+    return f"there is no such field; {f'did you mean {likely[0]}?' if likely else 'known here: ' + ', '.join(known)}"
+
+
+def _places(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """The paths of all of a model's fields."""
+    for name, field in model.model_fields.items():
+        yield above + name
+        if section := _section_in(field.annotation):
+            yield from _places(section, f"{above}{name}.")
 
 
 def _section_at(path: tuple[str | int, ...], model: type[BaseModel]) -> type[BaseModel]:
@@ -83,17 +100,10 @@ def _section_in(annotation: Any) -> type[BaseModel] | None:
     return next(filter(None, map(_section_in, get_args(annotation))), None)
 
 
-def _message(error: Mapping[str, Any], value: object) -> str:
-    message = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ").removeprefix("String ")
-    if error["type"] == "missing":
-        return "is missing; add it"
-    if error["type"] in _OUR_OWN_WORDS or value is None:
-        return message
-    return f"{message}, not {value!r}"
-
-
 def _dotted(path: tuple[str | int, ...]) -> str:
-    dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    # pydantic marks a mapping's key, as opposed to the value there, with a part of its own.
+    named = path[:-1] if path[-1] == "[key]" else path
+    dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part or _NAMELESS}" for part in named)
     return dotted.removeprefix(".")[:_LONGEST_VALUE]
 
 
@@ -103,6 +113,6 @@ def _shown(value: object) -> str | int | float | bool | None:
         return value
     if isinstance(value, bool | int) and len(str(value)) <= _LONGEST_VALUE:
         return value
-    if isinstance(value, str | float):
+    if isinstance(value, str | float) and not may_hold_credentials(str(value)):
         return str(value)[:_LONGEST_VALUE]
     return None

@@ -7,16 +7,23 @@ import secrets
 import signal
 import socket
 
+from service.accounts.keys import KeyStore
+from service.accounts.quotas import QuotaStore
 from service.api.app import create_app
 from service.api.server import ApiServer
+from service.exposure import UnsafeExposure, check_exposure
 from service.gang.ray_gangs import RayGangs
 from service.jobs.database import migrate
 from service.jobs.leases import Leases
 from service.jobs.store import JobStore
+from service.redaction import redact_logs
 from service.scheduler.actions import ResizePolicy
 from service.scheduler.loop import ReconcileLoop
+from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
 from service.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 
 def run(settings: Settings) -> None:
@@ -25,26 +32,41 @@ def run(settings: Settings) -> None:
     Jobs that run on an embedded Ray end with it, and are taken up from their checkpoints by the next start.
 
     Raises:
-        SystemExit: The port cannot be had; the message says why.
+        SystemExit: The port cannot be had, or the settings would leave the service open; the message says why.
     """
+    try:
+        check_exposure(settings)
+    except UnsafeExposure as error:
+        raise SystemExit(str(error)) from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    redact_logs()
     with contextlib.closing(_listen(settings.host, settings.port)) as listener:
         settings.home.mkdir(parents=True, exist_ok=True)
         migrate(settings.database_url)
         with contextlib.closing(JobStore(settings.database_url)) as store:
+            _say_how_to_begin(settings, store)
             _serve(settings, store, listener)
 
 
+def _say_how_to_begin(settings: Settings, store: JobStore) -> None:
+    if settings.auth and KeyStore(store.engine).empty():
+        _log.warning(
+            "there is no API key yet; make one on this machine: boost keys create NAME --tenant TENANT --scope admin "
+            "--direct"
+        )
+
+
 def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:
-    gangs = RayGangs(settings.ray_address, settings.cpus)
+    gangs = RayGangs(settings.ray_address, settings.cpus, settings.secrets_dir, settings.ray_token_file)
     policy = ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds)
+    quotas = QuotaStore(store.engine)
     leases = Leases(store.engine, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
 
     def reconciler(record: JobStore) -> Reconciler:
-        return Reconciler(record, gangs, policy)
+        return Reconciler(record, gangs, policy, limits=lambda: Limits(*quotas.limits()))
 
     loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds)
-    server = ApiServer(create_app(store, settings, loop.problem), settings.host, settings.port)
+    server = ApiServer(create_app(store, settings, loop.problem), settings)
     # uvicorn stops at either signal and then raises it again: as a KeyboardInterrupt both leave through the door.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     loop.start()

@@ -1,12 +1,26 @@
 """The service's settings: the only place where environment variables are read."""
 
+import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from boost_core.config.urls import refuse_unknown_scheme
+from boost_core.config.urls import refuse_unserved
+
+
+def _absolute_prefix(value: str) -> str:
+    refuse_unserved(value)
+    if not value.startswith(("/", "file:///", "s3://")):
+        raise ValueError("a prefix is an absolute path, or a URL that begins with file:/// or s3://")
+    if not set(re.findall(r"\{.*?\}", value)) <= {"{tenant}"}:
+        raise ValueError("a prefix may hold {tenant}, and no other braces")
+    return value
+
+
+Prefix = Annotated[str, AfterValidator(_absolute_prefix)]
 
 
 def _under_home(template: str) -> Any:
@@ -14,20 +28,48 @@ def _under_home(template: str) -> Any:
 
 
 class Settings(BaseSettings):
-    """What an operator may set, each as an environment variable: ``home`` is ``BOOST_HOME``.
+    """What an operator may set, each as an environment variable: ``home`` is ``BOOST_HOME``, lists are split by commas.
 
     Raises:
         pydantic.ValidationError: A variable holds a value of the wrong kind.
     """
 
-    model_config = SettingsConfigDict(env_prefix="BOOST_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="BOOST_", frozen=True, hide_input_in_errors=True)
 
     home: Path = Field(Path("~/.boost"), validate_default=True, description="Folder for what the service keeps.")
     database_url: str = _under_home("sqlite:///{home}/boost.db")
-    checkpoint_root: Annotated[str, AfterValidator(refuse_unknown_scheme)] = _under_home("file://{home}/checkpoints")
+    checkpoint_root: Annotated[str, AfterValidator(refuse_unserved)] = _under_home("file://{home}/checkpoints")
+    allowed_prefixes: Annotated[tuple[Prefix, ...] | None, NoDecode] = Field(
+        None,
+        description="Where jobs' data and checkpoints may be: folders or URLs, separated by commas or as a JSON list; "
+        "{tenant} stands for the job's. None: anywhere, and with authentication only under checkpoint_root/{tenant}.",
+    )
+    secrets_dir: Path = Field(
+        default_factory=lambda given: given.get("home", Path()) / "secrets",
+        description="Folder <tenant>/<name>/ of the secrets that jobs name as credentials, the same on all nodes.",
+    )
     host: str = Field("127.0.0.1", description="Address that the API listens on.")
     port: int = Field(8900, ge=1, le=65_535)
+    auth: bool = Field(True, description="Whether requests need an API key; without, only this machine may ask.")
+    tls: bool = Field(True, description="False says that TLS ends in front of the service, at a proxy.")
+    tls_cert: Path | None = Field(None, description="PEM file with the certificate that the API shows, and its chain.")
+    tls_key: Path | None = Field(None, description="PEM file with that certificate's private key.")
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed."
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Origins such as https://lab.example.org whose pages may call the API with a key."
+    )
+    rate_per_second: int = Field(
+        50, ge=1, description="Requests a second that a key, or an address without one, may send; over 10 s."
+    )
+    failed_logins_per_minute: int = Field(20, ge=1, description="Requests with a wrong key that an address may send.")
+    streams_per_key: int = Field(50, ge=1, description="Event streams that a key may have open at a time.")
     ray_address: str | None = Field(None, description="Ray cluster to run gangs on; none: an embedded one.")
+    ray_token_file: Path = Field(
+        default_factory=lambda given: given.get("home", Path()) / "ray-token",
+        description="File with the token of the Ray cluster; for an embedded Ray it is made.",
+    )
     cpus: int | None = Field(None, ge=1, description="CPUs that the embedded Ray offers; none: all of the machine's.")
     reconcile_seconds: float = Field(0.5, gt=0, description="Seconds between two rounds of the scheduler.")
     grow_cooldown_seconds: float = Field(
@@ -35,12 +77,47 @@ class Settings(BaseSettings):
     )
     grow_settle_seconds: float = Field(5.0, ge=0, description="and when there has been room for so long.")
     url: str = Field(
-        default_factory=lambda given: f"http://{given.get('host')}:{given.get('port')}",
+        default_factory=lambda given: (
+            f"{'https' if given.get('tls_cert') else 'http'}://{given.get('host')}:{given.get('port')}"
+        ),
         description="Where the command line finds the service.",
     )
+    api_key: SecretStr | None = Field(None, description="The key that the command line signs in with.")
+    config: Path = Field(
+        Path("~/.config/boost/login.json"),
+        validate_default=True,
+        description="File in which the command line keeps where it is signed in.",
+    )
+    retry_seconds: float = Field(
+        3.0, ge=0, description="How long the command line goes on when the service does not answer or is too busy."
+    )
 
-    @field_validator("home")
+    @property
+    def names_service(self) -> bool:
+        """Whether the environment says where the command line finds the service."""
+        return not self.model_fields_set.isdisjoint({"url", "host", "port"})
+
+    @field_validator("trusted_proxies", "cors_origins", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+
+    @field_validator("allowed_prefixes", mode="before")
+    @classmethod
+    def _listed_or_json(cls, value: object) -> object:
+        if isinstance(value, str) and value.lstrip().startswith("["):
+            return json.loads(value)
+        return cls._listed(value) or None
+
+    @field_validator("home", "secrets_dir", "config")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         # Gangs work in other folders, so a relative path would mean another place to them.
         return value.expanduser().absolute()
+
+    def prefixes(self) -> tuple[str, ...] | None:
+        """Where jobs' data and checkpoints may be; ``None``: anywhere."""
+        if self.allowed_prefixes is None and not self.auth:
+            return None
+        # What the service itself has put there for a tenant, the tenant may name.
+        return (*(self.allowed_prefixes or ()), f"{self.checkpoint_root.rstrip('/')}/{{tenant}}")

@@ -1,14 +1,21 @@
-"""A cluster that exists on paper: what the scheduler asks of gangs, without Ray, processes or waiting.
+"""A cluster that exists on paper, and a record in memory: what the scheduler asks of both, without Ray or waiting.
 
 Time goes by in seconds. What nodes say is free is a second old, orders take effect with the next second, and a gang
 that has lost a worker takes three seconds to go on.
 """
 
 import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from boost_core.config import JobSpec, Shape
+from service.gang.resources import worker_resources
 from service.gang.status import GangPhase, GangStatus, NodeCapacity, Orders
+from service.jobs.model import JobRecord
+from service.jobs.states import JobState, Reason, next_state
+from service.scheduler.demand import required_labels
 
 RECOVERY_SECONDS = 3
 DRAIN_SECONDS = 6
@@ -16,10 +23,13 @@ DRAIN_SECONDS = 6
 
 @dataclass
 class Node:
-    cpus: float
-    zone: str
+    total: dict[str, float]
+    labels: dict[str, str]
     drained_at: int | None = None
-    used: float = 0
+    used: Counter[str] = field(default_factory=Counter)
+
+    def free(self) -> dict[str, float]:
+        return {name: amount - self.used[name] for name, amount in self.total.items()}
 
 
 @dataclass
@@ -37,19 +47,27 @@ class Gang:
 
 
 class Cluster:
-    """Nodes and gangs. A gang takes what replicas it can get of its target, and trains with what is allowed of them."""
+    """Nodes and gangs. A gang takes what replicas it can get of its target, and trains with what is allowed of them.
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+    Args:
+        seed: Of all that happens by chance.
+        works: How much a gang may have to do, in seconds of a rank.
+    """
+
+    def __init__(self, seed: int, works: Sequence[int] = (10, 40, 120)) -> None:
+        self.random, self.works = random.Random(seed), works
         self.nodes_by_name: dict[str, Node] = {}
         self.names = (f"node-{number}" for number in range(10_000))
         self.gangs: dict[tuple[str, int], Gang] = {}
-        self.shown: dict[str, float] = {}  # what was free a second ago
+        self.shown: dict[str, dict[str, float]] = {}  # what was free a second ago
         self.now = 0
 
     def add_node(self, cpus: float | None = None, zone: str | None = None) -> None:
         cpus, zone = cpus or self.random.choice([4, 4, 8]), zone or self.random.choice("aab")
-        self.nodes_by_name[next(self.names)] = Node(cpus, zone)
+        self.join({"CPU": cpus}, {"zone": zone})
+
+    def join(self, total: dict[str, float], labels: dict[str, str]) -> None:
+        self.nodes_by_name[next(self.names)] = Node(total, labels)
 
     def drain_node(self, name: str) -> None:
         self.nodes_by_name[name].drained_at = self.now
@@ -67,16 +85,17 @@ class Cluster:
         del self.nodes_by_name[name]
 
     def total(self) -> float:
-        return sum(self.nodes_by_name[name].cpus for name in self.steady())
+        return sum(self.nodes_by_name[name].total["CPU"] for name in self.steady())
 
     def step(self) -> None:
-        self.shown = {name: node.cpus - node.used for name, node in self.nodes_by_name.items()}
+        self.shown = {name: node.free() for name, node in self.nodes_by_name.items()}
         for name, node in list(self.nodes_by_name.items()):
             if node.drained_at is not None and self.now >= node.drained_at + DRAIN_SECONDS:
                 self.lose_node(name)
         for gang in self.gangs.values():
             self._live(gang)
-        assert all(0 <= node.used <= node.cpus + 1e-9 for node in self.nodes_by_name.values())
+        for node in self.nodes_by_name.values():
+            assert all(-1e-9 <= node.used[name] <= amount + 1e-9 for name, amount in node.total.items())
         self.now += 1
 
     def _live(self, gang: Gang) -> None:
@@ -114,31 +133,47 @@ class Cluster:
             self._release_all(gang, GangPhase.SUCCEEDED)
 
     def _place(self, gang: Gang) -> list[str] | None:
-        tensor, pipeline = gang.layout
+        """Take room for a replica, wherever there is some; the node of each of its groups."""
+        _, pipeline = gang.layout
         strict = gang.spec.resources.placement == "STRICT_PACK"
-        each = tensor * (pipeline if strict else 1) * gang.spec.resources.cpus_per_worker
-        wanted = gang.spec.resources.node_labels.get("zone")
+        parts = 1 if strict else pipeline
+        each, wanted = self._of_group(gang, parts), required_labels(gang.spec).items()
         taken: list[str] = []
-        for _ in range(1 if strict else pipeline):
+        for _ in range(parts):
             open_nodes = [
                 name
                 for name, node in self.nodes_by_name.items()
-                if node.cpus - node.used >= each and node.drained_at is None and wanted in (None, node.zone)
+                if node.drained_at is None
+                and wanted <= node.labels.items()
+                and all(node.free().get(resource, 0) >= amount for resource, amount in each.items())
             ]
             if not open_nodes:
-                for name in taken:
-                    self.nodes_by_name[name].used -= each
+                self._give_back(taken, each)
                 return None
             taken.append(self.random.choice(open_nodes))
-            self.nodes_by_name[taken[-1]].used += each
+            self.nodes_by_name[taken[-1]].used.update(each)
         return taken
 
-    def _release(self, gang: Gang, replica: list[str]) -> None:
+    def _of_group(self, gang: Gang, parts: int) -> dict[str, float]:
         tensor, pipeline = gang.layout
-        each = tensor * pipeline * gang.spec.resources.cpus_per_worker / len(replica)
-        for name in replica:
-            self.nodes_by_name[name].used -= each
+        return {name: amount * tensor * pipeline / parts for name, amount in worker_resources(gang.spec).items()}
+
+    def _give_back(self, names: Sequence[str], each: Mapping[str, float]) -> None:
+        for name in names:
+            self.nodes_by_name[name].used.subtract(each)
+
+    def _release(self, gang: Gang, replica: list[str]) -> None:
+        self._give_back(replica, self._of_group(gang, len(replica)))
         gang.replicas.remove(replica)
+
+    def places(self, job_id: str) -> dict[str, Counter[str]]:
+        """What a job's gang takes of which nodes."""
+        found: dict[str, Counter[str]] = {}
+        for gang in (gang for (name, _), gang in self.gangs.items() if name == job_id):
+            for replica in gang.replicas:
+                for node in replica:
+                    found.setdefault(node, Counter()).update(self._of_group(gang, len(replica)))
+        return found
 
     def _release_all(self, gang: Gang, phase: GangPhase) -> None:
         for replica in list(gang.replicas):
@@ -150,7 +185,7 @@ class Cluster:
     def nodes(self) -> list[NodeCapacity]:
         return [
             NodeCapacity(
-                name, {"CPU": node.cpus}, {"CPU": self.shown.get(name, node.cpus)}, {"zone": node.zone},
+                name, dict(node.total), dict(self.shown.get(name, node.total)), node.labels,
                 node.drained_at is not None,
             )
             for name, node in self.nodes_by_name.items()
@@ -159,9 +194,9 @@ class Cluster:
     def alive(self) -> set[tuple[str, int]]:
         return set(self.gangs)
 
-    def launch(self, job_id: str, attempt: int, one: JobSpec, orders: Orders) -> None:
+    def launch(self, job_id: str, attempt: int, one: JobSpec, orders: Orders, tenant: str) -> None:
         assert not [name for name, _ in self.gangs if name == job_id], "a job has one gang at a time"
-        self.gangs[job_id, attempt] = Gang(one, orders, self.random.choice([10, 40, 120]))
+        self.gangs[job_id, attempt] = Gang(one, orders, self.random.choice(self.works))
 
     def poll(self, job_id: str, attempt: int, after: int, orders: Orders) -> GangStatus | None:
         gang = self.gangs.get((job_id, attempt))
@@ -172,3 +207,48 @@ class Cluster:
 
     def end(self, job_id: str, attempt: int) -> None:
         self._release_all(self.gangs.pop((job_id, attempt)), GangPhase.PAUSED)
+
+
+class MemoryStore:
+    """What the reconciler needs of the store, in memory; jobs that have ended are forgotten."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, JobRecord] = {}
+        self.reasons: Counter[Reason] = Counter()
+
+    def submit(self, job_id: str, one: JobSpec, tenant: str = "default", queue: str = "default") -> None:
+        now = datetime.now(UTC)
+        self.jobs[job_id] = JobRecord(
+            id=job_id, tenant=tenant, submitted_by="anonymous", queue=queue, name="job", spec=one,
+            state=JobState.QUEUED, reason=Reason.SUBMITTED, message="", attempt=0,
+            cancel_requested=False, checkpoint_url="checkpoints", submitted_at=now, queued_at=now, started_at=None,
+            finished_at=None, progress=None, evaluation=None, checkpoint=None, version=0,
+        )  # fmt: skip
+
+    def update(self, job_id: str, **values) -> None:
+        self.jobs[job_id] = self.jobs[job_id].model_copy(update=values)
+
+    def active(self) -> list[JobRecord]:
+        return [job for job in self.jobs.values() if not job.finished]
+
+    def get(self, job_id: str) -> JobRecord:
+        return self.jobs[job_id]
+
+    def change(self, job_id: str, reason: Reason, message: str, *, attempt: int | None = None) -> None:
+        job = self.jobs[job_id]
+        values = {"state": next_state(job.state, reason), "reason": reason, "message": message}
+        self.update(job_id, **values, attempt=job.attempt if attempt is None else attempt)
+        self.reasons[reason] += 1
+
+    def explain(self, messages: Mapping[str, str]) -> None:
+        for job_id, message in messages.items():
+            self.update(job_id, waiting_for=message)
+
+    def keep_snapshot(self, *_) -> None: ...
+
+    def forget_old_requests(self) -> None: ...
+
+    def append_reports(self, *_) -> None: ...
+
+    def last_sequence(self, *_) -> int:
+        return 0

@@ -1,16 +1,20 @@
 """Which checkpoints a job no longer needs. Torch-free."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
-def expendable(steps: Sequence[int], keep_last: int | None, keep_every: int | None) -> list[int]:
+def expendable(
+    steps: Sequence[int], keep_last: int | None, keep_every: int | None, pinned: Collection[int] = ()
+) -> list[int]:
     """Steps whose checkpoints may go, ascending.
 
     Args:
         steps: Steps with a committed checkpoint, ascending.
         keep_last: How many of the newest stay; ``None``: all.
         keep_every: Multiples of this many steps stay, too.
+        pinned: Steps that stay, whatever else is said.
     """
     if keep_last is None:
         return []
-    return [step for step in steps[: max(0, len(steps) - keep_last)] if not keep_every or step % keep_every]
+    older = steps[: max(0, len(steps) - keep_last)]
+    return [step for step in older if step not in pinned and (not keep_every or step % keep_every)]

@@ -1,15 +1,41 @@
 """The base of every configuration model and the way a cross-field error names its field."""
 
 from dataclasses import dataclass
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from boost_core.config.kinds import mixed_up
 
-class Config(BaseModel):
-    """An immutable configuration that refuses fields it does not know."""
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Location = Annotated[str, Field(min_length=1, max_length=4096)]  # a path or URL; no file system takes longer ones
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+
+class Frozen(BaseModel):
+    """An immutable model that refuses fields it does not know. The text of its errors shows no values."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class Config(Frozen):
+    """A configuration, as people write it: a string is not taken for a number, nor a number for true or false."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _kinds_are_not_mixed_up(cls, value: Any, info: Any) -> Any:
+        found = mixed_up(value, cls.model_fields[info.field_name].annotation)
+        if found:
+            raise ValidationError.from_exception_data(cls.__name__, found, hide_input=True)
+        return value
 
 
 @dataclass(frozen=True)
@@ -47,4 +73,25 @@ def raise_problems(title: str, problems: list[FieldProblem]) -> None:
         )
         for problem in problems
     ]
-    raise ValidationError.from_exception_data(title, details)
+    raise ValidationError.from_exception_data(title, details, hide_input=True)
+
+
+def spelled(words: str) -> WrapValidator:
+    """Have a string that is not of its pattern refused with the pattern in words.
+
+    Args:
+        words: What the pattern takes.
+    """
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            (problem,) = error.errors()
+            if problem["type"] != "string_pattern_mismatch":
+                raise
+            message = f"should match pattern {problem['ctx']['pattern']}: {words}"
+            # Braces in a message would be taken for places to fill in, so it travels as a value.
+            raise PydanticCustomError("illegal_spelling", "{problem}", {"problem": message}) from error
+
+    return WrapValidator(check)

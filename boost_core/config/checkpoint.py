@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator
 
-from boost_core.config.base import Config
-from boost_core.config.urls import refuse_unknown_scheme
+from boost_core.config.base import Config, Count, Location
+from boost_core.config.urls import refuse_unserved
 
-StorageUrl = Annotated[str, AfterValidator(refuse_unknown_scheme)]
+StorageUrl = Annotated[Location, AfterValidator(refuse_unserved)]
 
 
 class CheckpointConfig(Config):
@@ -16,12 +16,12 @@ class CheckpointConfig(Config):
     url: StorageUrl | None = Field(
         None, description="Folder for the checkpoints: a path, file:// or s3://. The service adds the job id."
     )
-    every_steps: int = Field(100, ge=1, description="Save this often, and at the end.")
-    keep_last: int | None = Field(
-        None, ge=1, description="Keep this many of the newest checkpoints and remove older ones; default: keep all."
+    every_steps: Count = Field(100, description="Save this often, and at the end.")
+    keep_last: Count | None = Field(
+        None, description="Keep this many of the newest checkpoints and remove older ones; default: keep all."
     )
-    keep_every: int | None = Field(
-        None, ge=1, description="Of those that keep_last would remove, keep the multiples of this many steps."
+    keep_every: Count | None = Field(
+        None, description="Of those that keep_last would remove, keep the multiples of this many steps."
     )
     resume_from: StorageUrl | None = Field(
         None, description="Folder of another job's checkpoints to start from when this job has none of its own."

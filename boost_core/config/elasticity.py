@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from boost_core.config.base import Config
 from boost_core.config.parallelism import ParallelismConfig
@@ -63,7 +63,15 @@ class ElasticityConfig(Config):
     data_parallel_size: DataParallelRange
     layouts: tuple[tuple[Size, Size], ...] | None = Field(
         None,
-        min_length=1,
         max_length=16,
+        json_schema_extra={"minItems": 1},
         description="Allowed pairs [tensor_parallel_size, pipeline_parallel_size]; default: parallelism's own.",
     )
+
+    @field_validator("layouts")
+    @classmethod
+    def _some_layout(cls, value: tuple[tuple[int, int], ...] | None) -> tuple[tuple[int, int], ...] | None:
+        # As a min_length this would also be said of layouts that are there and wrong.
+        if value == ():
+            raise ValueError("no pair of sizes is allowed so; give one, or leave layouts out")
+        return value

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from boost_core.config.base import Config
+from boost_core.config.base import Config, Count
 
 
 class FaultToleranceConfig(Config):
@@ -14,16 +14,20 @@ class FaultToleranceConfig(Config):
         3, ge=0, le=1000, description="Restarts after faults within restart_window_seconds before the job fails."
     )
     restart_window_seconds: float = Field(3600, gt=0, le=30 * 86_400)
-    memory_copy_every_steps: int | None = Field(
+    memory_copy_every_steps: Count | None = Field(
         10,
-        ge=1,
         description="Every so many steps each rank's state is kept in memory, its own and that of a rank elsewhere, "
         "to recover from without the store; null: never.",
     )
-    hang_factor: float = Field(20, ge=2, description="A gang hangs when a step takes this many times the median step,")
-    hang_seconds: float = Field(600, ge=1, description="and this long at least.")
+    hang_factor: float = Field(
+        20, ge=2, le=1e6, description="A gang hangs when a step takes so many times the median step,"
+    )
+    hang_seconds: float = Field(600, ge=1, le=30 * 86_400, description="and this long at least.")
     slow_rank_factor: float = Field(
-        1.5, gt=1, description="A rank is reported as slow when it computes this many times as long as the median rank."
+        1.5,
+        gt=1,
+        le=1e6,
+        description="A rank is reported as slow when it computes so many times as long as the median.",
     )
     on_divergence: Literal["stop", "skip", "roll_back"] = Field(
         "stop",
@@ -31,6 +35,6 @@ class FaultToleranceConfig(Config):
         "update; or go back to the newest copy of the state and leave out the batches since.",
     )
     loss_jump: float | None = Field(
-        None, gt=0, description="Nats above the median of the last 32 steps' losses that count as divergence."
+        None, gt=0, le=1e6, description="Nats above the median of the last 32 steps' losses that count as divergence."
     )
-    max_divergences: int = Field(10, ge=1, description="Divergences within 100 steps before the job fails after all.")
+    max_divergences: Count = Field(10, description="Divergences within 100 steps before the job fails after all.")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, StringConstraints, model_validator
 
-from boost_core.config.base import Config, FieldProblem, raise_problems
+from boost_core.config.base import Config, FieldProblem, raise_problems, spelled
 from boost_core.config.checkpoint import CheckpointConfig
 from boost_core.config.data import DataConfig
 from boost_core.config.elasticity import ElasticityConfig, Shape
@@ -15,9 +15,26 @@ from boost_core.config.legality import elasticity_problems, job_problems, legal_
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.training import OptimizerConfig, TrainingConfig
+from boost_core.config.yaml_text import read_yaml
 
-Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$")]
-ResourceName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+Name = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$"),
+    spelled("it begins with a letter or digit, then come letters, digits, dots, underscores, spaces and hyphens"),
+]
+Label = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$"),
+    spelled("it begins with a letter or digit, then come those, underscores, dots, slashes and hyphens; at most 63"),
+]
+ResourceName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$"),
+    spelled("small letters, digits and hyphens, at most 63 and no hyphen first"),
+]
+AcceleratorType = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,63}$"), spelled("Ray's name of it, such as H100")
+]
 
 
 class ResourcesConfig(Config):
@@ -25,9 +42,7 @@ class ResourcesConfig(Config):
 
     cpus_per_worker: float = Field(1, gt=0, le=1024)
     gpus_per_worker: Literal[0, 1] = Field(0, description="1: NCCL on a GPU a rank; 0: gloo on CPU.")
-    accelerator_type: str | None = Field(
-        None, pattern=r"^[A-Za-z0-9_.-]{1,63}$", description="Kind of GPU by Ray's name, for example H100."
-    )
+    accelerator_type: AcceleratorType | None = Field(None, description="Kind of GPU by Ray's name, for example H100.")
     node_labels: dict[Label, Label] = Field({}, max_length=16, description="Labels that the nodes must have.")
     placement: Literal["PACK", "STRICT_PACK", "SPREAD"] = Field(
         "PACK",
@@ -44,7 +59,7 @@ class JobSpec(Config):
             every problem is listed with its field and a remedy.
     """
 
-    name: str = Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$")
+    name: Name
     model: ModelConfig
     parallelism: ParallelismConfig = ParallelismConfig()
     data: DataConfig = DataConfig()
@@ -92,7 +107,7 @@ def load_job(path: str | Path) -> JobSpec:
         OSError: The file cannot be read.
     """
     try:
-        content: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content: Any = read_yaml(Path(path).read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict):

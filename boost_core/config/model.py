@@ -20,6 +20,7 @@ class LaxConfig(Config):
     chain_length: int | None = Field(
         None,
         ge=1,
+        le=512,
         description="Every so many blocks the latents begin anew, and none cross. Default: they cross into all blocks "
         "but the first, and between pipeline stages with the residual.",
     )
@@ -55,7 +56,7 @@ class ModelConfig(Config):
         "60M and 130M).",
     )
     tie_embeddings: bool = Field(False, description="Use the embedding as the head, too.")
-    rope_theta: float = Field(10_000.0, gt=0, description="Base of the rotary position frequencies.")
+    rope_theta: float = Field(10_000.0, gt=0, le=1e12, description="Base of the rotary position frequencies.")
     norm_epsilon: float = Field(1e-6, gt=0, lt=1, description="Added to the mean square in RMSNorm.")
 
     @model_validator(mode="before")
@@ -65,7 +66,7 @@ class ModelConfig(Config):
             return given
         name = given["preset"]
         if not isinstance(name, str) or name not in PRESETS:
-            problem = f"there is no preset {name!r}; choose one of {', '.join(PRESETS)}"
+            problem = f"there is no preset {str(name)[:100]!r}; choose one of {', '.join(PRESETS)}"
             raise_problems("ModelConfig", [FieldProblem(("preset",), name, problem)])
         preset = PRESETS[name]
         if given.get("family") == "dense":

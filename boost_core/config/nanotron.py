@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from boost_core.config.yaml_text import read_yaml
+
 _MISSING = object()
 _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 _SCHEDULES = {"1f1b": "1f1b", "afab": "1f1b"}
@@ -51,7 +53,7 @@ def import_config(path: str | Path) -> Imported:
         OSError: It cannot be read.
     """
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = read_yaml(Path(path).read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict) or "tokens" not in content:

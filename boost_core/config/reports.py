@@ -9,10 +9,10 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import Field, TypeAdapter
 
-from boost_core.config.base import Config
+from boost_core.config.base import Frozen
 
 
-class StepReport(Config):
+class StepReport(Frozen):
     """One optimizer step, as seen by rank 0."""
 
     kind: Literal["progress"] = "progress"
@@ -42,7 +42,7 @@ class StepReport(Config):
         return self.exposed_communication_seconds / self.step_seconds if self.step_seconds else 0.0
 
 
-class EvaluationReport(Config):
+class EvaluationReport(Frozen):
     """One evaluation on held-out text."""
 
     kind: Literal["evaluation"] = "evaluation"
@@ -53,7 +53,7 @@ class EvaluationReport(Config):
     seconds: float
 
 
-class CheckpointReport(Config):
+class CheckpointReport(Frozen):
     """One committed checkpoint."""
 
     kind: Literal["checkpoint"] = "checkpoint"
@@ -64,7 +64,7 @@ class CheckpointReport(Config):
     commit_seconds: float = Field(0.0, description="From then until it was committed, while training went on.")
 
 
-class StartReport(Config):
+class StartReport(Frozen):
     """The trainer starts, from scratch or from a checkpoint."""
 
     kind: Literal["started"] = "started"
@@ -98,7 +98,7 @@ PLANNED_CAUSES = frozenset(
 )
 
 
-class InterruptionReport(Config):
+class InterruptionReport(Frozen):
     """A gang stops between two steps, for a fault or a change. Training goes on after the ``RestartReport``."""
 
     kind: Literal["interruption"] = "interruption"
@@ -107,7 +107,7 @@ class InterruptionReport(Config):
     step: int = Field(description="Steps done by then.")
 
 
-class ShapeReport(Config):
+class ShapeReport(Frozen):
     """The gang has been formed, anew or in another shape."""
 
     kind: Literal["shape"] = "shape"
@@ -117,7 +117,7 @@ class ShapeReport(Config):
     nodes: list[str] = Field(description="The node of each rank.")
 
 
-class RestartReport(Config):
+class RestartReport(Frozen):
     """Training goes on after an interruption; comes before the report of the first step."""
 
     kind: Literal["restart"] = "restart"
@@ -133,7 +133,7 @@ class RestartReport(Config):
     )
 
 
-class FaultReport(Config):
+class FaultReport(Frozen):
     """Something about a rank or a step that people should know."""
 
     kind: Literal["fault"] = "fault"
@@ -144,7 +144,15 @@ class FaultReport(Config):
     message: str
 
 
-class LogLine(Config):
+class RankTimesReport(Frozen):
+    """How long each rank has computed in the steps since the last report of this kind; now and then, not every step."""
+
+    kind: Literal["ranks"] = "ranks"
+    step: int = Field(description="The newest step.")
+    busy_seconds: list[float] = Field(description="By rank: mean seconds of a step not spent waiting for others.")
+
+
+class LogLine(Frozen):
     """One line of a rank's log."""
 
     kind: Literal["log"] = "log"
@@ -162,6 +170,7 @@ Report = (
     | ShapeReport
     | RestartReport
     | FaultReport
+    | RankTimesReport
     | LogLine
 )
 

@@ -15,6 +15,7 @@ import fsspec
 
 from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig
 from boost_core.config.tokenized import read_index
+from boost_core.config.urls import StorageOptions, options_at
 
 _STANDARD_LIBRARY_SKIPS = ("/site-packages/", "/dist-packages/", "/test/", "/tests/", "/idlelib/")
 
@@ -53,8 +54,16 @@ class UnfitData(ValueError):
         self.field = field
 
 
-def check_data(data: DataConfig, vocab_size: int, sequence_length: int) -> None:
+def check_data(
+    data: DataConfig, vocab_size: int, sequence_length: int, storage_options: StorageOptions | None = None
+) -> None:
     """Refuse data that a job could not train on.
+
+    Args:
+        data: The data.
+        vocab_size: Tokens that the model has.
+        sequence_length: Tokens of a sequence.
+        storage_options: What ``s3://`` is reached with, by s3fs's names; default: the process's own means.
 
     Raises:
         UnfitData: A path names no file, there is too little of it for one sequence in a part, or the model has fewer
@@ -62,44 +71,60 @@ def check_data(data: DataConfig, vocab_size: int, sequence_length: int) -> None:
     """
     for number, (source, _) in enumerate(data.sources):
         try:
-            _check_source(source, data.held_out_fraction, vocab_size, sequence_length)
+            _check_source(source, data.held_out_fraction, vocab_size, sequence_length, storage_options)
         except ValueError as error:
-            field = f"data.mixture.{number}.paths" if data.mixture else "data.source.paths"
+            field = f"data.mixture[{number}].paths" if data.mixture else "data.source.paths"
             raise UnfitData(field, str(error)) from error
     if not data.tokenized:
         try:
-            _check_vocabulary(data.tokenizer or BYTES, tokenizer_vocabulary(data.tokenizer), vocab_size)
+            vocabulary = tokenizer_vocabulary(data.tokenizer, storage_options)
+            _check_vocabulary(data.tokenizer or BYTES, vocabulary, vocab_size)
         except ValueError as error:
             raise UnfitData("data.tokenizer", str(error)) from error
 
 
-def _check_source(source: SourceConfig, held_out_fraction: float, vocab_size: int, sequence_length: int) -> None:
+def _check_source(
+    source: SourceConfig,
+    held_out_fraction: float,
+    vocab_size: int,
+    sequence_length: int,
+    storage_options: StorageOptions | None,
+) -> None:
     if source.kind != "tokenized":
-        split_source(source, held_out_fraction, sequence_length)
+        split_source(source, held_out_fraction, sequence_length, storage_options)
         return
     for path in source.paths:
-        index = read_index(path)
+        index = read_index(path, storage_options)
         _check_vocabulary(path, index.vocabulary, vocab_size)
         refuse_too_little("training", index.tokens("training"), "tokens", sequence_length)
         refuse_too_little("held-out", index.tokens("held_out"), "tokens", sequence_length)
 
 
-def tokenizer_vocabulary(tokenizer: str | None) -> int:
+def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions | None = None) -> int:
     """How many tokens a tokenizer has.
+
+    Args:
+        tokenizer: ``bytes``, or path or URL of a ``tokenizer.json``; ``None`` for bytes.
+        storage_options: What ``s3://`` is reached with; default: the process's own means.
 
     Raises:
         ValueError: There is no ``tokenizer.json``, or it is not one.
     """
-    if tokenizer in (None, BYTES):
+    if tokenizer is None or tokenizer == BYTES:
         return BYTE_TOKENS
     try:
-        with fsspec.open(tokenizer, "rb") as stream:
+        with fsspec.open(tokenizer, "rb", **options_at(tokenizer, storage_options)) as stream:
             content = json.loads(stream.read())
         vocabulary = content["model"]["vocab"]
         ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
         return int(max([*ids, *(token["id"] for token in content.get("added_tokens", ()))])) + 1
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{tokenizer!r} is no tokenizer.json of Hugging Face's tokenizers: {error!r}") from error
+    except FileNotFoundError as error:
+        raise ValueError(f"no file is at {tokenizer!r}; check the path, and that every node can read it") from error
+    except OSError as error:
+        raise ValueError(f"cannot read {tokenizer!r}: {error.strerror or error}; check the path") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"{tokenizer!r} is no tokenizer.json of Hugging Face's tokenizers; save it anew, or use {BYTES}"
+        raise ValueError(problem) from error
 
 
 def _check_vocabulary(name: str, vocabulary: int, vocab_size: int) -> None:
@@ -109,16 +134,27 @@ def _check_vocabulary(name: str, vocabulary: int, vocab_size: int) -> None:
         )
 
 
-def split_source(source: SourceConfig, held_out_fraction: float, sequence_length: int) -> SourceSplit:
+def split_source(
+    source: SourceConfig,
+    held_out_fraction: float,
+    sequence_length: int,
+    storage_options: StorageOptions | None = None,
+) -> SourceSplit:
     """Look up a source's files and split them whole into training and held-out text.
 
     The split goes by a hash of each file's path below the folder that all have in common, so it is the
     same on every node and does not move when other files come or go around it.
 
+    Args:
+        source: The source.
+        held_out_fraction: Share of the files that is held out.
+        sequence_length: Tokens of a sequence.
+        storage_options: What ``s3://`` is reached with; default: the process's own means.
+
     Raises:
         ValueError: A path names no file, or there is too little text for one sequence in either part.
     """
-    files = list_files(source)
+    files = list_files(source, storage_options)
     if len(files) == 1:
         split = SourceSplit(files, files)
     else:
@@ -130,8 +166,12 @@ def split_source(source: SourceConfig, held_out_fraction: float, sequence_length
     return split
 
 
-def list_files(source: SourceConfig) -> list[SourceFile]:
+def list_files(source: SourceConfig, storage_options: StorageOptions | None = None) -> list[SourceFile]:
     """The files a source names, sorted by URL.
+
+    Args:
+        source: The source.
+        storage_options: What ``s3://`` is reached with; default: the process's own means.
 
     Raises:
         ValueError: A path, glob or URL names no file.
@@ -140,7 +180,7 @@ def list_files(source: SourceConfig) -> list[SourceFile]:
         return _standard_library_files()
     files: dict[str, SourceFile] = {}
     for pattern in source.paths:
-        found = _expand(pattern)
+        found = _expand(pattern, storage_options)
         if source.kind == "dataset":
             found = [file for file in found if file.url.endswith(".arrow")]
         if not found:
@@ -151,7 +191,7 @@ def list_files(source: SourceConfig) -> list[SourceFile]:
 
 def _standard_library_files() -> list[SourceFile]:
     root = sysconfig.get_paths()["stdlib"]
-    found = [file for file in _expand(f"{root}/**/*.py") if not _skipped(file.url.removeprefix(root))]
+    found = [file for file in _expand(f"{root}/**/*.py", None) if not _skipped(file.url.removeprefix(root))]
     if not found:
         raise ValueError(f"no Python source text is under {root}; use kind=text with paths of your own")
     return sorted(found, key=_url)
@@ -161,14 +201,16 @@ def _skipped(relative_path: str) -> bool:
     return any(skip in relative_path for skip in _STANDARD_LIBRARY_SKIPS)
 
 
-def _expand(pattern: str) -> list[SourceFile]:
+def _expand(pattern: str, storage_options: StorageOptions | None) -> list[SourceFile]:
     """Files under a path: itself, all files of a folder, or the matches of a glob."""
     try:
-        filesystem, path = fsspec.url_to_fs(pattern)
+        filesystem, path = fsspec.url_to_fs(pattern, **options_at(pattern, storage_options))
         look_up = filesystem.find if filesystem.isdir(path) else filesystem.glob
         found = look_up(path, detail=True)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot look up {pattern!r}: {error}") from error
+    except OSError as error:
+        raise ValueError(f"cannot look up {pattern!r}: {error.strerror or error}; check the path") from error
+    except ValueError as error:
+        raise ValueError(f"cannot look up {pattern!r}: {error}; check the path") from error
     return [
         SourceFile(filesystem.unstrip_protocol(name) if "://" in pattern else name, int(info["size"]))
         for name, info in found.items()

@@ -12,9 +12,10 @@
 from typing import Literal
 
 import fsspec
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from boost_core.config.base import Config, in_lines
+from boost_core.config.base import Config
+from boost_core.config.urls import StorageOptions, options_at
 
 INDEX = "index.json"
 Part = Literal["training", "held_out"]
@@ -24,7 +25,7 @@ class Shard(Config):
     """One file of tokens."""
 
     part: Part
-    name: str
+    name: str = Field(pattern=r"^\w[\w.-]*$")  # of this folder: no way out of it
     tokens: int
 
 
@@ -53,13 +54,17 @@ class TokenIndex(Config):
         return sum(shard.tokens for shard in self.shards if shard.part == part)
 
 
-def read_index(folder: str) -> TokenIndex:
+def read_index(folder: str, storage_options: StorageOptions | None = None) -> TokenIndex:
     """The index of a folder of tokens.
+
+    Args:
+        folder: Its path or URL.
+        storage_options: What ``s3://`` is reached with, by s3fs's names; default: the process's own means.
 
     Raises:
         ValueError: There is none, it is damaged, or the folder is not complete yet.
     """
-    index = find_index(folder)
+    index = find_index(folder, storage_options)
     if index is None:
         raise ValueError(f"{folder!r} holds no tokens ({INDEX} is missing); make them with: boost data tokenize")
     if not index.complete:
@@ -67,18 +72,22 @@ def read_index(folder: str) -> TokenIndex:
     return index
 
 
-def find_index(folder: str) -> TokenIndex | None:
+def find_index(folder: str, storage_options: StorageOptions | None = None) -> TokenIndex | None:
     """The index of a folder of tokens, complete or not; ``None`` if there is none.
+
+    Args:
+        folder: Its path or URL.
+        storage_options: What ``s3://`` is reached with; default: the process's own means.
 
     Raises:
         ValueError: It is damaged, or cannot be read.
     """
     try:
-        filesystem, path = fsspec.url_to_fs(folder, use_listings_cache=False)
+        filesystem, path = fsspec.url_to_fs(folder, **options_at(folder, storage_options))
         return TokenIndex.model_validate_json(filesystem.cat_file(f"{path}/{INDEX}"))
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise ValueError(f"{folder}/{INDEX} is damaged: {in_lines(error)}") from error
+        raise ValueError(f"{folder}/{INDEX} is damaged; make the tokens anew with: boost data tokenize") from error
     except OSError as error:
         raise ValueError(f"cannot read {folder}/{INDEX}: {error}") from error

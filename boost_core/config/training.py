@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from boost_core.config.base import Config
+from boost_core.config.base import Config, Count
 
 
 class TrainingConfig(Config):
@@ -12,12 +12,12 @@ class TrainingConfig(Config):
 
     steps: int = Field(ge=1, le=100_000_000, description="Optimizer steps.")
     sequence_length: int = Field(256, ge=2, le=1_048_576, description="Tokens a sequence.")
-    global_batch_size: int = Field(16, ge=1, description="Sequences an optimizer step, whatever the gang's size.")
-    micro_batch_size: int = Field(16, ge=1, description="Sequences a rank holds at once.")
+    global_batch_size: Count = Field(16, description="Sequences an optimizer step, whatever the gang's size.")
+    micro_batch_size: Count = Field(16, description="Sequences a rank holds at once.")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="Compute type; master weights stay fp32.")
     seed: int = Field(0, ge=0, lt=2**31)
-    evaluate_every_steps: int = Field(100, ge=1, description="Evaluate on held-out text this often, and at the end.")
-    evaluate_sequences: int = Field(64, ge=1, description="Held-out sequences in one evaluation.")
+    evaluate_every_steps: Count = Field(100, description="Evaluate on held-out text this often, and at the end.")
+    evaluate_sequences: Count = Field(64, description="Held-out sequences in one evaluation.")
 
     def micro_batches(self, replicas: int) -> int:
         """Micro-batches of a data parallel replica in a step."""
@@ -27,8 +27,8 @@ class TrainingConfig(Config):
 class LoroConfig(Config):
     """How LORO alternates its steps."""
 
-    exact_every_steps: int = Field(500, ge=1, description="Every so many steps one is exact, the others lazy.")
-    rewarm_steps: int = Field(5, ge=1, description="Steps over which the factors' learning rate rises after that.")
+    exact_every_steps: Count = Field(500, description="Every so many steps one is exact, the others lazy.")
+    rewarm_steps: Count = Field(5, description="Steps over which the factors' learning rate rises after that.")
 
 
 class OptimizerConfig(Config):
@@ -40,9 +40,9 @@ class OptimizerConfig(Config):
     loro: LoroConfig | None = Field(None, validate_default=True, description="For kind=loro only.")
     learning_rate: float = Field(3e-3, gt=0, lt=10)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    epsilon: float | None = Field(None, gt=0, description="Default: 1e-8; 1e-6 for loro.")
-    weight_decay: float = Field(0.01, ge=0)
-    clip_norm: float = Field(0.5, gt=0, description="Largest global gradient norm.")
+    epsilon: float | None = Field(None, gt=0, lt=1, description="Default: 1e-8; 1e-6 for loro.")
+    weight_decay: float = Field(0.01, ge=0, le=1000)
+    clip_norm: float = Field(0.5, gt=0, le=1e12, description="Largest global gradient norm.")
     warmup_steps: int = Field(0, ge=0)
     final_learning_rate_ratio: float = Field(0.1, ge=0, le=1, description="Learning rate at the end over its peak.")
 

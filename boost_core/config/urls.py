@@ -1,11 +1,68 @@
-"""The storage schemes that are served, on one code path through fsspec."""
+"""What a URL may be: a plain path, ``file://`` or ``s3://``, on one code path through fsspec; and without secrets."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import PydanticCustomError
 
 SCHEMES = ("file", "s3")
+UNSHOWN = "unshown_value"  # type of the errors about values that nobody is to see
+
+StorageOptions = Mapping[str, Any]  # by s3fs's names: key, secret, token, endpoint_url, client_kwargs
+
+_CREDENTIALS = "it may hold credentials, which belong into a named secret: remove them and set the job's credentials"
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_SINGLE_COLON = re.compile(r"(file|local|s3|s3a|data):")
+_QUERY = re.compile(r"\?[\w-]+=")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-def refuse_unknown_scheme(url: str) -> str:
-    """Return ``url``; raise ``ValueError`` if it has a scheme that is not served. Plain paths are local."""
-    scheme, separator, _ = url.partition("://")
-    if separator and scheme not in SCHEMES:
-        raise ValueError(f"{url!r} has the scheme {scheme!r}; use a local path, file:// or s3://")
+def refuse_unserved(url: str) -> str:
+    """Return ``url`` if it is of a form that is served. Plain paths are local.
+
+    Raises:
+        ValueError: It is not. Neither the message nor what is shown of the error says what was given: people put
+            passwords into URLs.
+    """
+    if problem := _problem(url):
+        raise PydanticCustomError(UNSHOWN, "{problem}", {"problem": problem})
     return url
+
+
+def _problem(url: str) -> str | None:
+    scheme, separator, rest = url.partition("://")
+    if "::" in url:
+        return "'::' chains file systems, which is not served; use a local path, file:// or s3://"
+    if _CONTROL.search(url):
+        return "holds a control character; check the path"
+    if not separator:
+        wrong = _SINGLE_COLON.match(url)
+        return f"{wrong.group()} is followed by //, as in file:///folder or s3://bucket/folder" if wrong else None
+    if scheme not in SCHEMES:
+        named = f"the scheme {scheme!r}" if _SCHEME.fullmatch(scheme) else "a scheme that is none"
+        return f"has {named}; use a local path, file:// or s3://"
+    return _problem_on_s3(rest) if scheme == "s3" else None
+
+
+def _problem_on_s3(rest: str) -> str | None:
+    bucket = rest.partition("/")[0]
+    if "@" in bucket or (":" in bucket and not bucket.startswith("arn:")):
+        return f"what is before the first / is no bucket; {_CREDENTIALS}"
+    return f"has a query after '?'; {_CREDENTIALS}" if _QUERY.search(rest) else None
+
+
+def may_hold_credentials(text: str) -> bool:
+    """Whether a text is like a URL with a user, a password or a query, so that it is better not shown."""
+    return any(sign in text.partition("://")[2] for sign in "@:?")
+
+
+def options_at(url: str, storage_options: StorageOptions | None) -> dict[str, Any]:
+    """What to tell fsspec besides a URL.
+
+    Args:
+        url: The URL, or a plain path.
+        storage_options: What ``s3://`` is reached with; default: the process's own means.
+    """
+    # Other processes write to the same places, so a cached listing would be a wrong one.
+    return {"use_listings_cache": False, **(storage_options or {} if url.startswith("s3://") else {})}

@@ -42,7 +42,7 @@ class BottleneckTensorParallel:
 
     def __init__(self, collectives: Collectives, norm: str = "fused") -> None:
         self._collectives, self._norm = collectives, norm
-        self._late = LateGradients()
+        self._late = LateGradients(alone=collectives.size == 1)
 
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
         """A look-up of this rank's columns: the residual is born sharded, and nothing is sent."""

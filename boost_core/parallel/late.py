@@ -16,11 +16,16 @@ from boost_core.nn.stages import is_sent
 
 
 class LateGradients:
-    """Products whose weight gradients come late, and the gradients that are still owed."""
+    """Products whose weight gradients come late, and the gradients that are still owed.
 
-    def __init__(self) -> None:
+    Args:
+        alone: Whether no collective will come that they could hide. They are then computed at once, unless they are
+            kept: till the end of the backward pass they would hold the inputs of all products.
+    """
+
+    def __init__(self, alone: bool = False) -> None:
         self._owed: deque[Callable[[], None]] = deque()
-        self._kept = False
+        self._alone, self._kept = alone, False
 
     def product(
         self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None,
@@ -40,6 +45,8 @@ class LateGradients:
     def owe(self, gradient: Callable[[], None]) -> None:
         """Keep a gradient's computation for later."""
         self._owed.append(gradient)
+        if self._alone:
+            self.catch_up()
 
     def catch_up(self) -> None:
         """Compute all that is owed, in the order in which it came up, unless it is kept."""

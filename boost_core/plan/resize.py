@@ -5,7 +5,8 @@ whole replica under ``placement: STRICT_PACK``. ``PACK`` and ``SPREAD`` are wish
 taken first.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from boost_core.config.elasticity import Shape
 from boost_core.config.job import JobSpec
@@ -20,13 +21,13 @@ def fits(shape: Shape, slots: Iterable[int], placement: str = "PACK") -> bool:
         slots: Ranks that each node can take.
         placement: ``PACK``, ``STRICT_PACK`` or ``SPREAD``, as ``resources.placement``.
     """
-    size, count = _units(shape, placement)
+    size, count = units(shape, placement)
     return sum(slot // size for slot in slots) >= count
 
 
 def place(shape: Shape, slots: Sequence[int], placement: str = "PACK") -> list[int] | None:
     """How many ranks each node takes; ``None`` if they do not fit. Arguments as ``fits``."""
-    size, count = _units(shape, placement)
+    size, count = units(shape, placement)
     left = [slot // size for slot in slots]
     if sum(left) < count:
         return None
@@ -36,8 +37,15 @@ def place(shape: Shape, slots: Sequence[int], placement: str = "PACK") -> list[i
 
 def own_slots(shape: Shape, placement: str = "PACK") -> list[int]:
     """What a gang has for sure if all that is known of it is its shape: nodes that take one of its groups each."""
-    size, count = _units(shape, placement)
+    size, count = units(shape, placement)
     return [size] * count
+
+
+def units(shape: Shape, placement: str = "PACK") -> tuple[int, int]:
+    """(Ranks that share a node, how many such groups). Arguments as ``fits``."""
+    if placement == "STRICT_PACK":
+        return shape.tensor * shape.pipeline, shape.data
+    return shape.tensor, shape.pipeline * shape.data
 
 
 def legal(spec: JobSpec, slots: Sequence[int]) -> list[Shape]:
@@ -60,12 +68,19 @@ def best(spec: JobSpec, slots: Sequence[int], allowed: Iterable[Shape] | None = 
     return fastest(spec, (shape for shape in choice if fits(shape, slots, spec.resources.placement)))
 
 
-def fastest(spec: JobSpec, shapes: Iterable[Shape]) -> Shape | None:
-    """The best of some shapes of a job, as ``best``, wherever they fit; ``None`` if there are none."""
+def fastest(spec: JobSpec, shapes: Iterable[Shape], seconds: Callable[[Shape], float] | None = None) -> Shape | None:
+    """The best of some shapes of a job, as ``best``, wherever they fit; ``None`` if there are none.
+
+    Args:
+        spec: The job.
+        shapes: The shapes.
+        seconds: What is known of their steps' time; by default it is predicted here.
+    """
     own = Shape.of(spec.parallelism).layout
+    predicted = seconds or partial(step_seconds, spec)
     return min(
         shapes,
-        key=lambda shape: (step_seconds(spec, shape), shape.world_size, shape.layout != own, shape),
+        key=lambda shape: (predicted(shape), shape.world_size, shape.layout != own, shape),
         default=None,
     )
 
@@ -74,8 +89,8 @@ def why_not(spec: JobSpec, slots: Sequence[int], allowed: Iterable[Shape] | None
     """Why none of a job's shapes fits, for people; told of the one that asks least of a single node."""
     placement = spec.resources.placement
     shapes = list(spec.shapes() if allowed is None else allowed)
-    shape = min(shapes, key=lambda shape: (_units(shape, placement)[0], shape.world_size))
-    size, count = _units(shape, placement)
+    shape = min(shapes, key=lambda shape: (units(shape, placement)[0], shape.world_size))
+    size, count = units(shape, placement)
     ranks, largest = "GPUs" if spec.resources.gpus_per_worker else "workers", max(slots, default=0)
     if largest < size:
         whole = f"a replica of tp {shape.tensor} × pp {shape.pipeline}" if size > shape.tensor else f"tp {size}"
@@ -83,13 +98,6 @@ def why_not(spec: JobSpec, slots: Sequence[int], allowed: Iterable[Shape] | None
     groups = sum(slot // size for slot in slots)
     together = f" in groups of {size}" if size > 1 else ""
     return f"{shape} needs {size * count} {ranks}{together}; there is room for {groups * size}"
-
-
-def _units(shape: Shape, placement: str) -> tuple[int, int]:
-    """(Ranks that share a node, how many such groups)."""
-    if placement == "STRICT_PACK":
-        return shape.tensor * shape.pipeline, shape.data
-    return shape.tensor, shape.pipeline * shape.data
 
 
 def _pack(left: Sequence[int], count: int) -> list[int]:

@@ -8,6 +8,7 @@ from boost_core.config.reports import (
     FaultReport,
     InterruptionReport,
     LogLine,
+    RankTimesReport,
     Report,
     RestartReport,
     ShapeReport,
@@ -59,5 +60,7 @@ def _line(report: Report) -> str:
             return "tp {} × pp {} × dp {}".format(*sizes)
         case FaultReport():
             return f"{report.what}: {report.message}"
+        case RankTimesReport():
+            return f"busy seconds by rank: {', '.join(f'{seconds:.3g}' for seconds in report.busy_seconds)}"
         case LogLine():
             return f"rank {report.rank} {report.level}: {report.message}"

@@ -42,10 +42,11 @@ class KeyRow(Table):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
 class AuditRow(Table):
-    """Something that somebody did, or tried."""
+    """Something that somebody did, or tried; tenant and key are null for those who came without a valid key."""
 
     __tablename__ = "audit"
     __table_args__ = (Index("ix_audit_tenant_id", "tenant", "id"),)
@@ -53,11 +54,11 @@ class AuditRow(Table):
     # SQLite counts up only in columns of exactly this type.
     id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True)
     time: Mapped[datetime] = mapped_column(UtcDateTime)
-    tenant: Mapped[str] = mapped_column(String(32))
+    tenant: Mapped[str | None] = mapped_column(String(32))
     key_id: Mapped[str | None] = mapped_column(String(8))
-    key_name: Mapped[str] = mapped_column(String(100))
+    key_name: Mapped[str | None] = mapped_column(String(100))
     action: Mapped[str] = mapped_column(String(64))
     resource: Mapped[str] = mapped_column(String(255))
     status: Mapped[int]
-    address: Mapped[str] = mapped_column(String(64))
+    address: Mapped[str | None] = mapped_column(String(64))
     request_id: Mapped[str] = mapped_column(String(64))

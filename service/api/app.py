@@ -5,18 +5,46 @@ from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
 from boost_core import __version__
+from service import web
+from service.accounts.audit import AuditLog
+from service.accounts.keys import KeyStore
+from service.accounts.quotas import QuotaStore
+from service.api.audit import Audit
 from service.api.deps import Context
-from service.api.errors import document_media_type, install_error_handlers
-from service.api.routes import events, health, jobs
+from service.api.errors import GUARDED, document_media_type, install_error_handlers
+from service.api.following import Follower
+from service.api.gate import Gate
+from service.api.headers import AnswerHeaders, allow_origins
+from service.api.limits import Limits
+from service.api.routes import (
+    audit,
+    changes,
+    checkpoints,
+    events,
+    health,
+    history,
+    identity,
+    jobs,
+    keys,
+    nodes,
+    plans,
+    queues,
+    session,
+)
 from service.jobs.store import JobStore
 from service.settings import Settings
 from service.telemetry.exporter import JobCollector
 
 
 class _Api(FastAPI):
-    """FastAPI whose OpenAPI document has the media type of problems right."""
+    """FastAPI whose OpenAPI document has the media type of problems right, and whose answers are all looked after."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        context: Context = self.state.context
+        return AnswerHeaders(Audit(super().build_middleware_stack(), context.audit), context.settings)
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -32,11 +60,20 @@ def create_app(store: JobStore, settings: Settings, readiness: Callable[[], str 
         settings: The operator's settings.
         readiness: Gives ``None`` when jobs can be scheduled, else the reason why not. Called from any thread.
     """
-    app = _Api(title="BOOST Service", version=__version__)
+    # FastAPI's pages of documentation come from servers of others; /openapi.json is all that they are made of.
+    app = _Api(title="BOOST Service", version=__version__, docs_url=None, redoc_url=None)
     metrics = CollectorRegistry()
     metrics.register(JobCollector(store))
-    app.state.context = Context(store, settings, readiness, metrics)
+    quotas, follower = QuotaStore(store.engine), Follower(store.versions)
+    known_keys, limits = KeyStore(store.engine), Limits(settings)
+    app.state.context = Context(
+        store, settings, readiness, metrics, quotas, follower, known_keys, AuditLog(store.engine), limits
+    )
     install_error_handlers(app)
-    for routes in (jobs, events, health):
-        app.include_router(routes.router)
+    app.router.middleware_stack = Gate(app.router.middleware_stack, known_keys, limits, settings)
+    allow_origins(app, settings.cors_origins)
+    for routes in (jobs, changes, events, history, checkpoints, queues, nodes, plans, keys, audit, identity):
+        app.include_router(routes.router, responses=GUARDED)
+    for open_routes in (session, health, web):
+        app.include_router(open_routes.router)
     return app

@@ -8,8 +8,16 @@ from typing import Annotated
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 
+from service.accounts.audit import AuditLog
+from service.accounts.keys import KeyStore
+from service.accounts.quotas import QuotaStore
+from service.api.auth import Reader
+from service.api.following import Follower
+from service.api.limits import Limits
 from service.jobs.model import JobRecord
+from service.jobs.queries import JobNotFound
 from service.jobs.store import JobStore
+from service.models.identity import Scope
 from service.settings import Settings
 
 
@@ -22,6 +30,11 @@ class Context:
         settings: The operator's settings.
         readiness: Gives ``None`` when jobs can be scheduled, else the reason why not.
         metrics: What ``/metrics`` shows.
+        quotas: Queues, tenants and their limits.
+        follower: Tells open streams that a job has changed.
+        keys: API keys.
+        audit: Who has changed what.
+        limits: How much may be asked, by whom.
         stopping: Set when the server stops, so that open streams end.
     """
 
@@ -29,6 +42,11 @@ class Context:
     settings: Settings
     readiness: Callable[[], str | None]
     metrics: CollectorRegistry
+    quotas: QuotaStore
+    follower: Follower
+    keys: KeyStore
+    audit: AuditLog
+    limits: Limits
     stopping: threading.Event = field(default_factory=threading.Event)
 
 
@@ -40,8 +58,12 @@ async def _context(request: Request) -> Context:
 ContextDep = Annotated[Context, Depends(_context)]
 
 
-def _job(job_id: str, context: ContextDep) -> JobRecord:
-    return context.store.get(job_id)
+def _job(job_id: str, context: ContextDep, who: Reader) -> JobRecord:
+    """The job, if it is the tenant's own; else there is none, as far as the tenant is told."""
+    job = context.store.get(job_id)
+    if job.tenant != who.tenant and not who.may(Scope.ADMIN):
+        raise JobNotFound(job_id)
+    return job
 
 
 JobDep = Annotated[JobRecord, Depends(_job)]

@@ -1,16 +1,22 @@
 """Errors as problem+json (RFC 9457): which answers there are, and how exceptions become them."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import DisconnectionError, InterfaceError, OperationalError, TimeoutError  # noqa: A004
 from starlette.exceptions import HTTPException
 
+from service.accounts.keys import KeyNotFound, KeyRevoked
+from service.accounts.quotas import QueueInUse, QueueNotFound
+from service.api.refusals import Forbidden, RateLimited, Unauthenticated
 from service.api.requests import MOST_BODY_BYTES
 from service.jobs.queries import JobNotFound
-from service.jobs.writes import AlreadyFinished, WrongState
+from service.jobs.requests import IdempotencyKeyReused
+from service.jobs.writes import AlreadyFinished, Outdated, WrongState
 from service.problems import FieldError, Problem, field_error, job_errors
 
 MEDIA_TYPE = "application/problem+json"
@@ -28,14 +34,61 @@ class NotReady(RuntimeError):
     """The service cannot schedule jobs yet or any more; the message says why."""
 
 
+class CheckpointNotFound(LookupError):
+    """A job has no committed checkpoint of some step."""
+
+    def __init__(self, job_id: str, step: int) -> None:
+        super().__init__(f"job {job_id} has no checkpoint of step {step}; list its checkpoints to see which it has")
+
+
+class CheckpointInUse(ValueError):
+    """A checkpoint is what its job would go on from."""
+
+
+class CheckpointPinned(ValueError):
+    """A checkpoint is to be kept until somebody unpins it."""
+
+
+class StoreUnavailable(RuntimeError):
+    """The checkpoints' store does not answer, or does not let us in."""
+
+
+# Which problem an exception becomes: its status and its code, which never changes. The message is the exception's.
+_PROBLEMS: dict[type[Exception], tuple[HTTPStatus, str]] = {
+    Unauthenticated: (HTTPStatus.UNAUTHORIZED, "unauthenticated"),
+    Forbidden: (HTTPStatus.FORBIDDEN, "forbidden"),
+    RateLimited: (HTTPStatus.TOO_MANY_REQUESTS, "rate-limited"),
+    JobNotFound: (HTTPStatus.NOT_FOUND, "job-not-found"),
+    QueueNotFound: (HTTPStatus.NOT_FOUND, "queue-not-found"),
+    KeyNotFound: (HTTPStatus.NOT_FOUND, "key-not-found"),
+    CheckpointNotFound: (HTTPStatus.NOT_FOUND, "checkpoint-not-found"),
+    AlreadyFinished: (HTTPStatus.CONFLICT, "job-already-finished"),
+    KeyRevoked: (HTTPStatus.CONFLICT, "wrong-state"),
+    WrongState: (HTTPStatus.CONFLICT, "wrong-state"),
+    QueueInUse: (HTTPStatus.CONFLICT, "queue-in-use"),
+    CheckpointInUse: (HTTPStatus.CONFLICT, "checkpoint-in-use"),
+    CheckpointPinned: (HTTPStatus.CONFLICT, "checkpoint-pinned"),
+    Outdated: (HTTPStatus.PRECONDITION_FAILED, "precondition-failed"),
+    IdempotencyKeyReused: (HTTPStatus.UNPROCESSABLE_ENTITY, "idempotency-key-reused"),
+    NotReady: (HTTPStatus.SERVICE_UNAVAILABLE, "not-ready"),
+    StoreUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "store-unavailable"),
+}
+# What SQLAlchemy raises when the database is away or has no connection to spare, and not when a query is wrong.
+_DATABASE_AWAY = (OperationalError, InterfaceError, DisconnectionError, TimeoutError)
+_RETRY_SECONDS = "5"
+_MOST_FAULTS = 50  # of one request that are told of: a megabyte of them would keep the service busy for a minute
+
+_log = logging.getLogger(__name__)
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Have every error answered with a problem."""
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(InvalidJob, _invalid_job)
-    app.add_exception_handler(JobNotFound, _job_not_found)
-    app.add_exception_handler(AlreadyFinished, _already_finished)
-    app.add_exception_handler(WrongState, _wrong_state)
-    app.add_exception_handler(NotReady, _not_ready)
+    for kind in _PROBLEMS:
+        app.add_exception_handler(kind, _known_problem)
+    for away in _DATABASE_AWAY:
+        app.add_exception_handler(away, _database_unavailable)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
 
@@ -43,6 +96,12 @@ def install_error_handlers(app: FastAPI) -> None:
 def problem_responses(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
     """The ``responses`` of a route that answers with these problems, for OpenAPI."""
     return {int(status): {"model": Problem, "description": status.phrase} for status in statuses}
+
+
+# What every route that needs a key may answer with.
+GUARDED = problem_responses(
+    HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE
+)
 
 
 def document_media_type(openapi: dict[str, Any]) -> None:
@@ -57,15 +116,16 @@ def document_media_type(openapi: dict[str, Any]) -> None:
 def _answer(
     request: Request,
     status: int,
-    kind: str,
+    code: str,
     detail: str,
     *,
     errors: Sequence[FieldError] = (),
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     problem = Problem(
-        type=f"urn:boost:problem:{kind}",
-        title=kind.replace("-", " ").capitalize(),
+        type=f"urn:boost:problem:{code}",
+        code=code,
+        title=code.replace("-", " ").capitalize(),
         status=status,
         detail=detail,
         instance=request.url.path,
@@ -76,8 +136,9 @@ def _answer(
 
 async def _invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    fields = [found for entry in error.errors() for found in _request_errors(request, entry)]
-    return _refused(request, "invalid-request", fields)
+    faults = error.errors()
+    fields = [found for entry in faults[:_MOST_FAULTS] for found in _request_errors(request, entry)]
+    return _refused(request, "invalid-request", fields, left_out=len(faults) - len(fields))
 
 
 async def _invalid_job(request: Request, error: Exception) -> Response:
@@ -85,46 +146,57 @@ async def _invalid_job(request: Request, error: Exception) -> Response:
     return _refused(request, "invalid-job", error.errors)
 
 
-def _refused(request: Request, kind: str, fields: Sequence[FieldError]) -> Response:
+def _refused(request: Request, code: str, fields: Sequence[FieldError], left_out: int = 0) -> Response:
     detail = "; ".join(f"{field.field}: {field.message}" for field in fields)
-    return _answer(request, HTTPStatus.UNPROCESSABLE_ENTITY, kind, detail, errors=fields)
+    if left_out:
+        detail += f"; and {left_out} more, which are told of when these are mended"
+    return _answer(request, HTTPStatus.UNPROCESSABLE_ENTITY, code, detail, errors=fields)
 
 
 def _request_errors(request: Request, entry: Mapping[str, Any]) -> list[FieldError]:
     place, *path = entry["loc"]
     if entry["type"] == "json_invalid":
-        return [FieldError(field="body", message=f"is not JSON: {entry['ctx']['error']} at character {path[0]}")]
+        return [FieldError(field="body", message=entry["ctx"]["error"])]
     if place == "body":
         expected = request.scope["route"].body_field.field_info.annotation
         return job_errors([{**entry, "loc": tuple(path)}], expected)
     return [field_error(tuple(path), entry)]
 
 
-async def _job_not_found(request: Request, error: Exception) -> Response:
-    return _answer(request, HTTPStatus.NOT_FOUND, "job-not-found", str(error))
+async def _known_problem(request: Request, error: Exception) -> Response:
+    status, code = _PROBLEMS[type(error)]
+    headers = {"Retry-After": _RETRY_SECONDS} if status is HTTPStatus.SERVICE_UNAVAILABLE else {}
+    if isinstance(error, RateLimited):
+        headers = {"Retry-After": str(error.retry_after)}
+    if isinstance(error, Unauthenticated):
+        headers = {"WWW-Authenticate": "Bearer"}
+    return _answer(request, status, code, str(error), headers=headers)
 
 
-async def _already_finished(request: Request, error: Exception) -> Response:
-    return _answer(request, HTTPStatus.CONFLICT, "job-already-finished", str(error))
-
-
-async def _wrong_state(request: Request, error: Exception) -> Response:
-    return _answer(request, HTTPStatus.CONFLICT, "wrong-state", str(error))
-
-
-async def _not_ready(request: Request, error: Exception) -> Response:
-    return _answer(request, HTTPStatus.SERVICE_UNAVAILABLE, "not-ready", str(error))
+async def _database_unavailable(request: Request, error: Exception) -> Response:
+    _log.error("the database is away: %s", error)
+    detail = "the service's database does not answer; nothing has changed unless it was on its way, so try again"
+    headers = {"Retry-After": _RETRY_SECONDS}
+    return _answer(request, HTTPStatus.SERVICE_UNAVAILABLE, "database-unavailable", detail, headers=headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    kind, detail = _HTTP_PROBLEMS.get(error.status_code, (f"http-{error.status_code}", error.detail))
-    return _answer(request, error.status_code, kind, detail, headers=error.headers)
+    code, detail = _HTTP_PROBLEMS.get(error.status_code, (f"http-{error.status_code}", error.detail))
+    headers = _allowed(request) if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else None
+    return _answer(request, error.status_code, code, detail, headers=headers or error.headers)
+
+
+def _allowed(request: Request) -> dict[str, str] | None:
+    """All methods of the path that was asked for; Starlette names those of the first route with this path alone."""
+    path = getattr(request.scope.get("route"), "path", None)
+    methods = request.app.openapi()["paths"].get(path)
+    return {"Allow": ", ".join(sorted(method.upper() for method in methods))} if methods else None
 
 
 # Written out, because the phrases of HTTPStatus change from one Python to the next.
 _HTTP_PROBLEMS: dict[int, tuple[str, str]] = {
-    404: ("not-found", "nothing is at this path; /docs lists what there is"),
+    404: ("not-found", "nothing is at this path; /openapi.json lists what there is"),
     405: ("method-not-allowed", "this path does not take this method; the Allow header lists those that it takes"),
     413: ("body-too-large", f"the body is larger than {MOST_BODY_BYTES} bytes; send less"),
 }

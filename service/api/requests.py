@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any, NoReturn
@@ -10,6 +11,7 @@ from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
 MOST_BODY_BYTES = 2**20
+_MOST_DIGITS = 1000  # Python reads 4300 at most
 
 
 class StrictRequest(Request):
@@ -34,17 +36,22 @@ class StrictRequest(Request):
         """The body as JSON.
 
         Raises:
-            json.JSONDecodeError: It is something else.
+            json.JSONDecodeError: It is something else, or ambiguous; the message says so to people.
         """
         body = await self.body()
         try:
-            content = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
-            json.dumps(content, ensure_ascii=False).encode()  # fails on halves of surrogate pairs, which are no text
-        except json.JSONDecodeError:
-            raise
-        except (ValueError, RecursionError) as error:
+            return _read_json(body)
+        except json.JSONDecodeError as error:
+            raise json.JSONDecodeError(f"is not JSON: {error.msg} at character {error.pos}", "", 0) from error
+        except UnicodeDecodeError as error:
+            raise json.JSONDecodeError(f"is not UTF-8 from byte {error.start} on; send it in UTF-8", "", 0) from error
+        except UnicodeEncodeError as error:
+            problem = "holds lone surrogates, which are no text; send whole characters"
+            raise json.JSONDecodeError(problem, "", 0) from error
+        except RecursionError as error:
+            raise json.JSONDecodeError("is nested too deeply; no field goes that deep", "", 0) from error
+        except ValueError as error:
             raise json.JSONDecodeError(str(error), "", 0) from error
-        return content
 
 
 class StrictRoute(APIRoute):
@@ -60,8 +67,34 @@ class StrictRoute(APIRoute):
         return handle_strictly
 
 
+def _read_json(body: bytes) -> Any:
+    content = json.loads(
+        body.decode("utf-8-sig"),
+        object_pairs_hook=_without_doubles,
+        parse_constant=_refuse_constant,
+        parse_float=_finite,
+        parse_int=_not_endless,
+    )
+    json.dumps(content, ensure_ascii=False).encode()  # fails on halves of surrogate pairs
+    return content
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the field {twice[:100]!r} stands twice in one object; leave one out")
+    return content
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number; give a finite one")
+
+
+def _not_endless(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"the number {digits[:40]}… is too long; no field takes one of {len(digits)} digits")
+    return int(digits)
 
 
 def _finite(digits: str) -> float:

@@ -6,6 +6,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.api.deps import Context
+from service.settings import Settings
+
+MOST_HEADER_BYTES = 32 * 2**10  # of a request's line and its headers together
 
 
 class ApiServer(uvicorn.Server):
@@ -13,12 +16,24 @@ class ApiServer(uvicorn.Server):
 
     Args:
         app: What ``service.api.app.create_app`` gives.
-        host: Address to listen on.
-        port: Port to listen on.
+        settings: The operator's settings: where to listen, with which certificate, and which proxies to believe.
     """
 
-    def __init__(self, app: FastAPI, host: str, port: int) -> None:
-        super().__init__(uvicorn.Config(app, host=host, port=port))
+    def __init__(self, app: FastAPI, settings: Settings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                http="h11",  # the one that limits headers
+                h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+                ssl_certfile=settings.tls_cert,
+                ssl_keyfile=settings.tls_key,
+                proxy_headers=bool(settings.trusted_proxies),
+                forwarded_allow_ips=list(settings.trusted_proxies),
+                server_header=False,
+            )
+        )
         self._context: Context = app.state.context
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

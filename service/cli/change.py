@@ -1,12 +1,14 @@
-"""``boost pause``, ``resume``, ``patch`` and ``drill``: what a job's user may do to it while it lives."""
+"""``boost pause``, ``resume``, ``cancel``, ``retry``, ``patch`` and ``drill``: what a job's user may do to it."""
 
 from typing import Annotated
 
 import typer
 
 from boost_core.config import Drill
+from service.cli.connection import open_client
 from service.cli.failures import BadInput
-from service.cli.options import JobId, Url, open_client
+from service.cli.options import JobId, Url
+from service.cli.printing import say
 from service.jobs.states import JobState
 
 
@@ -14,14 +16,28 @@ def pause(job_id: JobId, url: Url = None) -> None:
     """Pause a job: it saves its state and gives back what it holds."""
     with open_client(url) as client:
         job = client.pause(job_id)
-    typer.echo(f"{job.id} is PAUSED" if job.state is JobState.PAUSED else f"{job.id} will be paused after its step")
+    say(f"{job.id} is PAUSED" if job.state is JobState.PAUSED else f"{job.id} will be paused after its step")
 
 
 def resume(job_id: JobId, url: Url = None) -> None:
     """Resume a paused job where it was."""
     with open_client(url) as client:
         job = client.resume(job_id)
-    typer.echo(f"{job.id} is {job.state}: {job.message}")
+    say(f"{job.id} is {job.state}: {job.message}")
+
+
+def cancel(job_id: JobId, url: Url = None) -> None:
+    """Cancel a job."""
+    with open_client(url) as client:
+        job = client.cancel(job_id)
+    say(f"{job.id} is {job.state}" if job.finished else f"{job.id} will be cancelled within seconds")
+
+
+def retry(job_id: JobId, url: Url = None) -> None:
+    """Queue a job again that has failed or was cancelled; it goes on from its newest checkpoint."""
+    with open_client(url) as client:
+        job = client.retry(job_id)
+    say(f"{job.id} is {job.state} again, and goes on from step {job.checkpoint.step if job.checkpoint else 0}")
 
 
 def patch(
@@ -42,7 +58,7 @@ def patch(
     elasticity = job.spec.elasticity
     replicas = elasticity.data_parallel_size if elasticity else None
     between = f"{replicas.min} to {replicas.max}" if replicas else job.spec.parallelism.data_parallel_size
-    typer.echo(f"{job.id} is {job.name}, of priority {job.spec.priority}, with {between} replica(s)")
+    say(f"{job.id} is {job.name}, of priority {job.spec.priority}, with {between} replica(s)")
 
 
 def drill(
@@ -59,7 +75,7 @@ def drill(
     """Bring a fault about in a job of yours, to see that it gets over it."""
     with open_client(url) as client:
         job = client.drill(job_id, _given(kind=kind, rank=rank, at_step=at_step, steps=steps, seconds=seconds))
-    typer.echo(f"{job.id} will have its {kind}; see what comes of it: boost logs {job.id} -f")
+    say(f"{job.id} will have its {kind}; see what comes of it: boost events {job.id} -f")
 
 
 def _given(**options: object) -> dict[str, object]:

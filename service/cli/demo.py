@@ -79,7 +79,8 @@ def _service(log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A service in a process of its own, on a free port; stopped on the way out, however that comes."""
     port = _free_port()
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "service.cli.main", "serve", "--host", "127.0.0.1", "--port", str(port)]
+    address = ["--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "service.cli.main", "serve", "--no-auth", *address]
     with log.open("wb") as output:
         # A session of its own, so that Ctrl-C reaches the service by way of us, and once.
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
@@ -157,7 +158,7 @@ def _conclude(record: JobRecord, events: Sequence[JobEvent], log: Path, console:
         return ExitStatus.FAILED
     boost = _own_command()
     say("\nTry next:")
-    say(f"  {boost} serve")
+    say(f"  {boost} serve --no-auth")
     say(f"  {boost} submit {EXAMPLE} --follow")
     say(f"  {boost} ls")
     return ExitStatus.OK

@@ -18,8 +18,13 @@ def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
     yield "name", job.name
     yield "state", f"{job.state} ({job.reason}){_asked_for(job)}"
     yield "message", job.message
-    yield "submitted", f"{job.submitted_at.astimezone():%Y-%m-%d %H:%M:%S} ({age(job)} ago)"
-    yield "priority", str(job.spec.priority)
+    if job.waiting_for:
+        yield "waits for", job.waiting_for
+    yield "submitted", f"{job.submitted_at.astimezone():%Y-%m-%d %H:%M:%S} ({age(job)} ago) by {job.submitted_by}"
+    yield "tenant", job.tenant
+    yield "queue", f"{job.queue}, priority {job.spec.priority}"
+    if job.cloned_from:
+        yield "clone of", job.cloned_from
     yield "attempts", str(job.attempt)
     yield "shape", _shape(job.shape) if job.shape else f"{job.present_shape}; not formed yet"
     yield from _restarts(job)
@@ -46,6 +51,18 @@ def loss(job: JobRecord) -> str:
 def age(job: JobRecord) -> str:
     """How long ago the job was submitted."""
     return duration((datetime.now(UTC) - job.submitted_at).total_seconds())
+
+
+def news(job: JobRecord) -> str:
+    """What the job waits for, or else what happened to it last."""
+    return job.waiting_for or job.message
+
+
+def productive_share(job: JobRecord) -> str:
+    """The part of the job's time that went into new steps."""
+    goodput = as_of(job.goodput, datetime.now(UTC))
+    seconds = goodput.total.total_seconds()
+    return f"{goodput.productive / seconds:.0%}" if seconds else "-"
 
 
 def _asked_for(job: JobRecord) -> str:

@@ -1,6 +1,6 @@
 """What goes wrong on the command line: one readable line a problem, and an exit status that says what kind."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from http import HTTPStatus
 from pathlib import Path
@@ -25,11 +25,23 @@ class ExitStatus(IntEnum):
     FAILED = 1
     BAD_INPUT = 2
     UNREACHABLE = 3
+    NOT_ALLOWED = 4
     INTERRUPTED = 130
+
+
+_STATUSES: dict[int, ExitStatus] = {
+    HTTPStatus.UNPROCESSABLE_ENTITY: ExitStatus.BAD_INPUT,
+    HTTPStatus.UNAUTHORIZED: ExitStatus.NOT_ALLOWED,
+    HTTPStatus.FORBIDDEN: ExitStatus.NOT_ALLOWED,
+}
 
 
 class BadInput(ValueError):
     """What the user gave cannot be used; each argument is a line that says why."""
+
+
+class Failed(RuntimeError):
+    """What was asked for could not be done; the message says why."""
 
 
 class ReadableErrors(TyperGroup):
@@ -42,10 +54,11 @@ class ReadableErrors(TyperGroup):
         except ServiceUnreachable as error:
             raise _exit([str(error)], ExitStatus.UNREACHABLE) from error
         except ApiError as error:
-            status = ExitStatus.BAD_INPUT if error.status == HTTPStatus.UNPROCESSABLE_ENTITY else ExitStatus.FAILED
-            raise _exit(_field_lines(error.errors) or [error.detail], status) from error
+            raise _exit(_lines_of(error), _STATUSES.get(error.status, ExitStatus.FAILED)) from error
         except BadInput as error:
             raise _exit(error.args, ExitStatus.BAD_INPUT) from error
+        except Failed as error:
+            raise _exit([str(error)], ExitStatus.FAILED) from error
 
 
 def read_foreign_config(path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -64,32 +77,47 @@ def read_foreign_config(path: Path) -> tuple[dict[str, Any], list[str]]:
     return imported.job, imported.notes
 
 
-def read_job(path: Path) -> JobSpec:
+def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:
     """Read a job file.
+
+    Args:
+        path: The file.
+        changes: Fields to replace; those that are ``None`` are left.
 
     Raises:
         BadInput: It cannot be read or is no legal job.
     """
     try:
-        return load_job(path)
+        spec = load_job(path)
+        given = {field: value for field, value in (changes or {}).items() if value is not None}
+        return JobSpec.model_validate(spec.model_dump(mode="json") | given) if given else spec
     except ValidationError as error:
         raise BadInput(*_field_lines(job_errors(error.errors()))) from error
     except (OSError, ValueError) as error:
         raise BadInput(str(error)) from error
 
 
-def read_settings() -> Settings:
+def read_settings(**given: Any) -> Settings:
     """Read the settings from the environment.
+
+    Args:
+        **given: Settings that were given on the command line, which come first.
 
     Raises:
         BadInput: A variable holds a value of the wrong kind.
     """
     try:
-        return Settings()
+        return Settings(**given)
     except ValidationError as error:
         # A default that rests on a faulty variable is no fault of its own.
         faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]
         raise BadInput(*(f"BOOST_{fault.field.upper()}: {fault.message}" for fault in job_errors(faults))) from error
+
+
+def _lines_of(error: ApiError) -> list[str]:
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        return [error.detail, "sign in with `boost login`, or set BOOST_API_KEY"]
+    return _field_lines(error.errors) or [error.detail]
 
 
 def _field_lines(problems: list[FieldError]) -> list[str]:

@@ -4,13 +4,16 @@ import time
 from types import TracebackType
 from typing import Protocol, Self
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from boost_core.config.reports import StepReport
+from service.cli.failures import ExitStatus
 from service.cli.lines import duration, line_of, numbers_of, report_of
 from service.client import Client
 from service.jobs.model import JobEvent, JobRecord
+from service.jobs.states import JobState
 
 _PLAIN_SECONDS = 5.0  # between two lines about steps
 
@@ -38,8 +41,33 @@ def follow(client: Client, job_id: str, console: Console) -> JobRecord:
     view: _View = _LiveView(console) if console.is_terminal else _PlainView(console)
     with view:
         for event in client.events(job_id):
-            view.show(event)
+            if event.kind != "ranks":  # they come all the time, and are there for curves
+                view.show(event)
     return client.get(job_id)
+
+
+def follow_until_interrupted(client: Client, job_id: str, console: Console) -> JobRecord:
+    """As ``follow``; Ctrl-C ends the following and this program, and leaves the job.
+
+    Raises:
+        typer.Exit: It was Ctrl-C.
+    """
+    try:
+        return follow(client, job_id, console)
+    except KeyboardInterrupt:
+        console.print(f"stopped following; the job goes on. Look again: boost events {job_id} -f", soft_wrap=True)
+        console.print(f"cancel it: boost cancel {job_id}", soft_wrap=True)
+        raise typer.Exit(ExitStatus.INTERRUPTED) from None
+
+
+def exit_as(job: JobRecord) -> None:
+    """End with the status of a job that has come to its end; do nothing if it has not.
+
+    Raises:
+        typer.Exit: The job did not succeed.
+    """
+    if job.finished and job.state is not JobState.SUCCEEDED:
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 class _LiveView:

@@ -8,6 +8,7 @@ from boost_core.config.reports import (
     FaultReport,
     InterruptionReport,
     LogLine,
+    RankTimesReport,
     Report,
     RestartReport,
     ShapeReport,
@@ -106,5 +107,9 @@ def _line(report: Report) -> str:
             return f"step {report.resumed_step}  goes on after {restart_in_words(report)}"
         case FaultReport():
             return f"step {report.step}  {report.what.replace('_', ' ')}: {report.message}"
+        case RankTimesReport():
+            return (
+                f"step {report.step}  busy seconds by rank: {', '.join(f'{each:.3g}' for each in report.busy_seconds)}"
+            )
         case LogLine():
             return f"rank {report.rank} {report.level}: {report.message}"

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from boost_core.config import JobSpec
+from service.secrets import SecretReference
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Assignment:
         rank: This rank.
         meeting: Where the ranks meet.
         holder_of: Which rank keeps the copy of each rank's snapshots.
+        secret: What data and checkpoints are reached with; ``None`` for the node's own means.
     """
 
     generation: int
@@ -60,6 +62,7 @@ class Assignment:
     rank: int
     meeting: Meeting
     holder_of: tuple[int, ...]
+    secret: SecretReference | None = None
 
 
 class End(StrEnum):

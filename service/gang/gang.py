@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayError
 
 from boost_core.config import Drill, JobSpec, Shape
-from boost_core.config.reports import Cause, FaultReport
+from boost_core.config.reports import Cause, FaultReport, RankTimesReport
 from boost_core.plan.snapshots import MemoryState, copy_holders, newest_whole_state
 from service.gang.assignment import FAILURES, Assignment, End, Holder, MisplacedRanks, RankEnd
 from service.gang.cluster_view import ClusterView
@@ -22,6 +22,7 @@ from service.gang.reporter import Message
 from service.gang.resources import gang_in_words, worker_resources
 from service.gang.status import GangPhase, Orders
 from service.gang.watch import GangWatch, RestartLimit
+from service.secrets import SecretReference
 
 logger = logging.getLogger(__name__)
 
@@ -65,10 +66,14 @@ class Gang:
         orders: The first orders.
         record: Takes what happens.
         supervisor: Handle of the ``Supervisor`` actor, for the processes.
+        secret: What the ranks reach data and checkpoints with; ``None`` for their nodes' own means.
     """
 
-    def __init__(self, spec: JobSpec, orders: Orders, record: GangRecord, supervisor: Any) -> None:
+    def __init__(
+        self, spec: JobSpec, orders: Orders, record: GangRecord, supervisor: Any, secret: SecretReference | None
+    ) -> None:
         self._spec, self._orders, self._record, self._supervisor = spec, orders, record, supervisor
+        self._secret = secret
         self._cluster = ClusterView()
         self._limit = RestartLimit(spec.fault_tolerance)
         self._replicas: dict[int, Replica] = {}
@@ -246,7 +251,7 @@ class Gang:
         self._record.formed(move.shape, nodes, makes_copies=bool(copies))
         self._memory_is_lost = False
         for rank, member in enumerate(members):
-            assignment = Assignment(self._generation, spec, rank, meeting, tuple(copies))
+            assignment = Assignment(self._generation, spec, rank, meeting, tuple(copies), self._secret)
             formation.ends[member.call("train", assignment, recovery)] = rank
 
     def _recovery(self) -> MemoryState[Holder] | None:
@@ -267,13 +272,16 @@ class Gang:
     # While it trains
 
     def _look_after(self, formation: Formation) -> None:
-        """Report slow ranks; break up a gang that hangs, or of which a process is silent and does not answer."""
+        """Report what ranks take; break up a gang that hangs, or of which a process is silent and does not answer."""
         now = time.monotonic()
         with self._lock:
             hanging, slow = formation.watch.hangs(now), formation.watch.newly_slow()
+            times = formation.watch.rank_times(len(formation.members), now)
             silent = [
                 member for member in formation.members if now - self._heard.get(member.number, now) > SILENT_SECONDS
             ]
+        if times is not None:
+            self._record.add(RankTimesReport(step=self._record.step, busy_seconds=times))
         for rank in slow:
             message = (
                 f"rank {rank.rank} computes {rank.times:.1f} times as long as the median rank, "

@@ -30,6 +30,8 @@ from service.gang.drills import Drills
 from service.gang.failures import end_of
 from service.gang.reporter import LogReports, SupervisorReporter
 from service.gang.watch import Beat
+from service.redaction import redact, redact_logs
+from service.secrets import load, use_everywhere
 
 MEETING_TIMEOUT = timedelta(seconds=60)
 FLUSH_TIMEOUT_SECONDS = 10.0
@@ -54,6 +56,7 @@ class RankProcess:
         self._membership: Membership | None = None
         self._store: TCPStore | None = None
         self._member = member
+        redact_logs()
 
     def place(self) -> Place:
         """Where this process is; answers when it is up."""
@@ -91,6 +94,8 @@ class RankProcess:
     def _trained(self, assignment: Assignment, membership: Membership) -> RankEnd:
         spec, rank = assignment.spec, assignment.rank
         try:
+            if assignment.secret is not None:
+                use_everywhere(load(assignment.secret))
             self._meet(assignment)
             logger.info(
                 "rank %d of %d is up (host %s, pid %d)", rank, dist.get_world_size(), socket.gethostname(), os.getpid()
@@ -177,10 +182,11 @@ class RankProcess:
     def stacks(self) -> str:
         """What each thread of this process is doing."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        return "\n".join(
+        stacks = "\n".join(
             f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
             for ident, frame in sys._current_frames().items()
         )
+        return redact(stacks)
 
     def drill(self, drill: Drill) -> None:
         """Bring a fault about in this process."""

@@ -1,8 +1,11 @@
 """Gangs on Ray: one detached supervisor actor for each attempt of a job."""
 
+import contextlib
 import os
+import secrets as chance
 import shutil
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -10,9 +13,10 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util import list_named_actors
 
 from boost_core.config import Drill, JobSpec
-from service.gang.ray_private import draining_nodes, free_resources, node_table
+from service.gang.ray_private import draining_nodes, free_resources, node_table, use_token
 from service.gang.status import GangPhase, GangStatus, NodeCapacity, Orders
 from service.gang.supervisor import Supervisor
+from service.secrets import SecretReference
 
 NAMESPACE = "boost"
 POLL_TIMEOUT_SECONDS = 1.0
@@ -26,10 +30,16 @@ class RayGangs:
     Args:
         ray_address: Address of a cluster; ``None`` starts a Ray inside this process, which ends with it.
         cpus: CPUs that an embedded Ray offers; ``None`` for as many as the machine has.
+        secrets: Folder of all secrets, the same on all nodes.
+        token_file: File with the token without which Ray does nothing for anybody. An embedded Ray's is made if there
+            is none; a cluster without one, or whose token the environment tells, needs none. ``None`` leaves it to Ray.
     """
 
-    def __init__(self, ray_address: str | None, cpus: int | None) -> None:
-        self._address, self._cpus = ray_address, cpus
+    def __init__(
+        self, ray_address: str | None, cpus: int | None, secrets: Path, token_file: Path | None = None
+    ) -> None:
+        self._address, self._cpus, self._secrets = ray_address, cpus, str(secrets)
+        self._token_file = token_file
         self._folder: str | None = None
 
     def connect(self) -> None:
@@ -40,8 +50,13 @@ class RayGangs:
         """
         settings: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
         if self._address is not None:
+            if self._token_file and self._token_file.exists() and "RAY_AUTH_MODE" not in os.environ:
+                use_token(self._token_file)
             ray.init(self._address, **settings)
             return
+        if self._token_file:
+            _make_token(self._token_file)
+            use_token(self._token_file)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing goes out unless its owner asks for it
         self._folder = tempfile.mkdtemp(prefix="boost-ray-")  # short: Ray puts sockets there
         ray.init(
@@ -80,15 +95,17 @@ class RayGangs:
         names = [name.rpartition("-") for name in list_named_actors()]
         return {(job_id, int(attempt)) for job_id, _, attempt in names}
 
-    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders) -> None:
+    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders, tenant: str) -> None:
         """Start a gang; launching the same attempt twice starts one."""
+        # Ray shows arguments to whoever may look, so they say only where the ranks find the secret.
+        secret = SecretReference(self._secrets, tenant, spec.credentials) if spec.credentials else None
         ray.remote(Supervisor).options(
             name=_name(job_id, attempt),
             get_if_exists=True,
             lifetime="detached",
             num_cpus=0,
             resources=ON_THE_HEAD,
-        ).remote(spec, orders)
+        ).remote(spec, orders, secret)
 
     def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
         """Give orders; the gang's status, or ``None`` if there is no such gang. Takes a second at most."""
@@ -117,6 +134,16 @@ class RayGangs:
         supervisor = _find(job_id, attempt)
         if supervisor is not None:
             ray.kill(supervisor)
+
+
+def _make_token(file: Path) -> None:
+    """Have a token in a file that only its owner can read, whole from its beginning; one that is there stays."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent) as made:  # only its owner can read these
+        made.write(chance.token_hex(32))
+        made.flush()
+        with contextlib.suppress(FileExistsError):
+            file.hardlink_to(made.name)
 
 
 def _name(job_id: str, attempt: int) -> str:

@@ -1,6 +1,8 @@
 """The one place that leans on what Ray does not promise to keep. Its contract is tested against the pinned version."""
 
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -8,6 +10,15 @@ from ray._private import state
 from ray.core.generated import autoscaler_pb2
 
 _cluster: Any = state.state
+
+
+def use_token(token_file: Path) -> None:
+    """Have this process, and those that it starts, show a token to Ray, and a Ray started from here ask for it."""
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token_file))
+    # Ray has read the environment when it was imported, and kept it.
+    raylet: Any = ray._raylet
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def node_table() -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import ray
 
 from boost_core.config.reports import LogLine, Report
 from service.gang.watch import Beat
+from service.redaction import redact
 
 BACKLOG = 10_000  # reports; more than that wait only when the supervisor is stuck, and then the oldest go first
 BEAT_SECONDS = 0.2  # between messages that carry nothing else
@@ -117,4 +118,4 @@ class LogReports(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Report a record, with its traceback if it has one."""
-        self._reporter.report(LogLine(rank=self._rank, level=record.levelname, message=self.format(record)))
+        self._reporter.report(LogLine(rank=self._rank, level=record.levelname, message=redact(self.format(record))))

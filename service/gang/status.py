@@ -84,8 +84,16 @@ class Gangs(Protocol):
     def alive(self) -> set[tuple[str, int]]:
         """Job id and attempt of every gang that has not been ended."""
 
-    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders) -> None:
-        """Start a gang. ``spec.checkpoint.url`` is set. Launching the same attempt twice starts one gang."""
+    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders, tenant: str) -> None:
+        """Start a gang. ``spec.checkpoint.url`` is set. Launching the same attempt twice starts one gang.
+
+        Args:
+            job_id: The job.
+            attempt: Number of the gang, counted over the job's life.
+            spec: What the job's user has said.
+            orders: The first orders.
+            tenant: Whose secrets ``spec.credentials`` is one of.
+        """
 
     def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
         """Give orders; the gang's status with reports after ``after_sequence``; ``None`` if there is no such gang."""

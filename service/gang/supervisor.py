@@ -10,6 +10,7 @@ from service.gang.gang import Gang
 from service.gang.record import GangRecord
 from service.gang.reporter import Message
 from service.gang.status import GangStatus, Orders
+from service.secrets import SecretReference
 
 
 class Supervisor:
@@ -18,12 +19,13 @@ class Supervisor:
     Args:
         spec: The job.
         orders: The first orders.
+        secret: What the ranks reach data and checkpoints with; ``None`` for their nodes' own means.
     """
 
-    def __init__(self, spec: JobSpec, orders: Orders) -> None:
+    def __init__(self, spec: JobSpec, orders: Orders, secret: SecretReference | None) -> None:
         myself: Any = ray.get_runtime_context().current_actor
         self._record = GangRecord()
-        self._gang = Gang(spec, orders, self._record, myself)
+        self._gang = Gang(spec, orders, self._record, myself, secret)
         threading.Thread(target=self._gang.run, name="gang", daemon=True).start()
 
     def push(self, message: Message) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from boost_core.config import FaultToleranceConfig
 
 _WINDOW = 10  # steps
+_RANKS_SECONDS = 2.0  # between two reports of all ranks' times
 _FIRST_STEP = 5  # so many times as long as a later step may take: kernels are compiled, the state is loaded
 
 
@@ -54,6 +55,8 @@ class GangWatch:
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
         self._busy: dict[int, deque[Beat]] = defaultdict(lambda: deque(maxlen=_WINDOW))
         self._slow: set[int] = set()
+        self._unreported: dict[int, list[float]] = defaultdict(list)
+        self._reported = now
 
     def progress(self, now: float) -> None:
         """The gang has done something besides a step."""
@@ -62,6 +65,7 @@ class GangWatch:
     def beat(self, rank: int, beat: Beat, now: float) -> None:
         """A rank has done a step."""
         self._busy[rank].append(beat)
+        self._unreported[rank].append(beat.busy_seconds)
         self.progress(now)  # also a step that is done again, after a roll back
         if beat.step > self._step:
             self._step = beat.step
@@ -75,6 +79,20 @@ class GangWatch:
             limit = self._config.hang_seconds * _FIRST_STEP
         silent = now - self._progress
         return silent if silent > limit else None
+
+    def rank_times(self, ranks: int, now: float) -> list[float] | None:
+        """Each rank's mean busy seconds since they were last told; ``None`` until it is time and all have some.
+
+        Args:
+            ranks: How many there are.
+            now: The time.
+        """
+        if now < self._reported + _RANKS_SECONDS or len(self._unreported) < ranks:
+            return None
+        times = [statistics.fmean(self._unreported[rank]) for rank in range(ranks)]
+        self._reported = now
+        self._unreported.clear()
+        return times
 
     def newly_slow(self) -> list[SlowRank]:
         """Ranks that have become slow, each told once until it is fast again."""

@@ -13,6 +13,8 @@ from boost_core.config.reports import Cause, CheckpointReport, EvaluationReport,
 from service.jobs.goodput import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
 
+NODES = "nodes"  # the snapshot of the cluster's nodes
+
 _TAG_DIGITS = 16
 
 
@@ -76,6 +78,14 @@ class JobRecord(BaseModel):
         return starting or self.state is JobState.RUNNING
 
     @property
+    def held(self) -> dict[str, float]:
+        """What the newest gang holds of the cluster while it runs, by Ray's names of resources."""
+        if not self.has_gang:
+            return {}
+        ranks, each = self.present_shape.world_size, self.spec.resources
+        return {"GPU": ranks * each.gpus_per_worker, "CPU": ranks * each.cpus_per_worker}
+
+    @property
     def present_shape(self) -> Shape:
         """The newest gang's shape; that of the spec before there was one."""
         if self.shape is None:
@@ -123,6 +133,12 @@ class JobPage(BaseModel):
     next_cursor: str | None = Field(description="Give this as cursor to see older jobs; null when there are none.")
 
 
+EventKind = Literal[
+    "state", "started", "progress", "evaluation", "checkpoint", "shape", "interruption", "restart", "fault",
+    "ranks", "log", "patch", "drill",
+]  # fmt: skip
+
+
 class JobEvent(BaseModel):
     """Something that happened to a job. Ids grow over all jobs; clients resume after the last one they saw."""
 
@@ -130,10 +146,7 @@ class JobEvent(BaseModel):
 
     id: int
     job_id: str
-    kind: Literal[
-        "state", "started", "progress", "evaluation", "checkpoint", "shape", "interruption", "restart", "fault", "log",
-        "patch", "drill",
-    ]  # fmt: skip
+    kind: EventKind
     time: datetime
     data: dict[str, Any] = Field(
         description="For kind=state: state, reason, message; for patch: each changed field's from and to; for drill: "

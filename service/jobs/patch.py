@@ -2,24 +2,21 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from boost_core.config import DataParallelRange, ElasticityConfig, JobSpec
+from boost_core.config.base import Config
 
 
-class ReplicasPatch(BaseModel):
+class ReplicasPatch(Config):
     """New limits of the number of replicas."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     min: int | None = None
     max: int | None = None
 
 
-class JobPatch(BaseModel):
+class JobPatch(Config):
     """What is to be different; what is left out or null stays as it is. The changed job must be legal as a whole."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str | None = None
     priority: int | None = None

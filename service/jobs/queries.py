@@ -1,19 +1,18 @@
 """Reading the record: functions on a session."""
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import Select, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.jobs.model import JobEvent, JobFilter, JobRecord
 from service.jobs.states import TERMINAL_STATES, JobState
 from service.jobs.tables import EventRow, JobRow
 
 ACTIVE_STATES = frozenset(JobState) - TERMINAL_STATES
-
-_CHUNK = 500
 
 
 class JobNotFound(LookupError):
@@ -71,6 +70,11 @@ def listed(wanted: JobFilter, limit: int, cursor: str | None) -> Select[JobRow]:
     return query if cursor is None else query.where(JobRow.id < cursor)
 
 
+def unfinished() -> Select[JobRow]:
+    """The jobs that have not come to their end, in the order of the queue."""
+    return select(JobRow).where(JobRow.state.in_(ACTIVE_STATES)).order_by(JobRow.queued_at, JobRow.id)
+
+
 def events(session: Session, job_id: str, after_id: int, limit: int, wanted: EventFilter) -> Sequence[JobEvent]:
     """Events of a job with ids above ``after_id``, in order, at most ``limit``."""
     query = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > after_id)
@@ -92,27 +96,11 @@ def last_sequence(session: Session, job_id: str, attempt: int) -> int:
     return session.scalar(query) or 0
 
 
-class ActiveJobs:
-    """The jobs that have not come to their end. Remembers them, because to read a record takes long."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, JobRecord] = {}
-
-    def read(self, session: Session) -> list[JobRecord]:
-        """All of them in the order of the queue."""
-        columns = select(JobRow.id, JobRow.version, JobRow.waiting_for)
-        query = columns.where(JobRow.state.in_(ACTIVE_STATES)).order_by(JobRow.queued_at, JobRow.id)
-        found = session.execute(query).all()
-        known = self._known  # another thread may put others in its place meanwhile
-        unknown = [job_id for job_id, version, _ in found if job_id not in known or known[job_id].version != version]
-        known = known | self._fresh(session, unknown)
-        jobs = [known[job_id].model_copy(update={"waiting_for": waiting_for}) for job_id, _, waiting_for in found]
-        self._known = {job.id: job for job in jobs}
-        return [job for job in jobs if not job.finished]
-
-    def _fresh(self, session: Session, job_ids: Sequence[str]) -> dict[str, JobRecord]:
-        records: dict[str, JobRecord] = {}
-        for begin in range(0, len(job_ids), _CHUNK):
-            query = select(JobRow).where(JobRow.id.in_(job_ids[begin : begin + _CHUNK]))
-            records |= {job.id: record_of(job) for job in session.scalars(query)}
-        return records
+def count_by(session: Session, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
+    """How many jobs there are by a column's value, and by state."""
+    counts: dict[str, dict[str, int]] = defaultdict(dict)
+    for value, state, number in session.execute(
+        select(column, JobRow.state, func.count()).group_by(column, JobRow.state)
+    ):
+        counts[value][state] = number
+    return counts

@@ -14,10 +14,11 @@ from service.jobs import queries, requests, writes
 from service.jobs.database import open_engine
 from service.jobs.goodput import Goodput
 from service.jobs.ids import new_job_id
+from service.jobs.known import KnownJobs
 from service.jobs.leases import Lease, LeaseLost
 from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner
 from service.jobs.patch import JobPatch
-from service.jobs.queries import ActiveJobs, EventFilter
+from service.jobs.queries import EventFilter
 from service.jobs.requests import Request
 from service.jobs.states import JobState, Reason
 from service.jobs.tables import EventRow, JobRow, SnapshotRow
@@ -43,7 +44,7 @@ class JobStore:
     def __init__(self, database: str | Engine, lease: Lease | None = None) -> None:
         self.engine = open_engine(database) if isinstance(database, str) else database
         self._lease = lease
-        self._active = ActiveJobs()
+        self._known = KnownJobs()
 
     def close(self) -> None:
         """Close all connections."""
@@ -112,6 +113,16 @@ class JobStore:
             session.add(event)
             return queries.record_of(job)
 
+    def known(self, request: Request) -> JobRecord | None:
+        """The job that a request has brought about already; ``None`` if it has not.
+
+        Raises:
+            IdempotencyKeyReused: The request's key came with another one before.
+        """
+        with Session(self.engine) as session:
+            job_id = requests.find(session, request)
+            return queries.load(session, job_id) if job_id else None
+
     def get(self, job_id: str) -> JobRecord:
         """One job.
 
@@ -130,12 +141,13 @@ class JobStore:
             cursor: Only jobs older than the one with this id.
         """
         with Session(self.engine) as session:
-            return [queries.record_of(job) for job in session.scalars(queries.listed(wanted, limit, cursor))]
+            return self._known.read(session, queries.listed(wanted, limit, cursor))
 
     def active(self) -> Sequence[JobRecord]:
         """All jobs that have not come to their end, in the order of the queue."""
         with Session(self.engine) as session:
-            return self._active.read(session)
+            found = self._known.read(session, queries.unfinished())
+        return [job for job in found if not job.finished]  # one may have ended while they were read
 
     def versions(self, job_ids: Sequence[str]) -> dict[str, int]:
         """The versions of some jobs; they grow with every write to a job."""

@@ -2,22 +2,15 @@
 
 from typing import Any
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, Field
 
 from boost_core.config import JobSpec
+from boost_core.config.base import Config
+from boost_core.plan.report import Plan
 from service.models.identity import Scope, TenantName
 
-try:
-    from boost_core.plan.report import Plan  # type: ignore[import-untyped]
-except ImportError:
-    from service.models.provisional_plan import Plan
 
-
-class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class CloneRequest(_Request):
+class CloneRequest(Config):
     """A new job made of another one's spec."""
 
     changes: dict[str, Any] = Field(
@@ -37,7 +30,7 @@ class DryRun(BaseModel):
     plan: Plan = Field(description="What it would take.")
 
 
-class KeyRequest(_Request):
+class KeyRequest(Config):
     """A key to be made."""
 
     name: str = Field(min_length=1, max_length=100, description="What it is called in records and in the audit log.")
@@ -46,7 +39,7 @@ class KeyRequest(_Request):
     expires_at: AwareDatetime | None = Field(None, description="From when on it is refused; null: never.")
 
 
-class QueueSettings(_Request):
+class QueueSettings(Config):
     """What an operator may say about a queue; the whole of it, so what is left out gets its default."""
 
     description: str = Field("", max_length=500, description="What it is for.")
@@ -54,7 +47,7 @@ class QueueSettings(_Request):
     cpus: float | None = Field(None, ge=0, description="The most CPUs that its jobs may hold; null: no limit.")
 
 
-class TenantSettings(_Request):
+class TenantSettings(Config):
     """A tenant's quota; the whole of it, so what is left out gets its default."""
 
     gpus: float | None = Field(None, ge=0, description="The most GPUs that its jobs may hold; null: no limit.")

@@ -58,8 +58,11 @@ class Gang:
     @property
     def held(self) -> int:
         """Ranks that it has, or that are kept free for it."""
-        if self.waiting:
-            return 0
+        return 0 if self.waiting else self.claimed
+
+    @property
+    def claimed(self) -> int:
+        """Ranks that count for quotas. One that waits for workers may take what it was ordered to be at any time."""
         return max(shape.world_size if shape else 0 for shape in (self.shape, self.target))
 
     @property
@@ -96,7 +99,15 @@ class Launch:
 
 @dataclass(frozen=True)
 class Wait:
-    """The job stays where it is."""
+    """The job, which is SCHEDULING, stays where it is."""
+
+    job: JobRecord
+    message: str
+
+
+@dataclass(frozen=True)
+class Explain:
+    """The job stays in the queue; why, as it is in this round, whether or not that was said before."""
 
     job: JobRecord
     message: str
@@ -127,4 +138,4 @@ class RoomSeen:
     job: JobRecord
 
 
-Action = Admit | Launch | Wait | Resize | Pause | RoomSeen
+Action = Admit | Launch | Wait | Explain | Resize | Pause | RoomSeen

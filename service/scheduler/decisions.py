@@ -1,151 +1,147 @@
 """What to do about jobs and gangs. Pure: records, gangs and capacities in, actions out.
 
-A higher priority comes first, and of equals who came first. A job starts at the best of its shapes that fits now, when
-one does. One that must wait for others to make room holds back those behind it that could use the same nodes, so that
-it cannot starve; one that the whole cluster could not hold does not. A gang that has lost its workers waits among them.
-What nobody waits for, gangs grow into.
+A higher priority comes first, and of equals who is in the queue for longest. A job starts at the best of its shapes
+that fits now, on nodes and in quotas, when one does. One that must wait for others to make room keeps those behind it
+from what could delay it, so that it cannot starve (``backfill``; ``quotas``); one that the whole cluster or its whole
+quota could not hold does not. A gang that has lost its workers waits among them. Gangs grow into what nobody waits for.
 """
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from boost_core.config import Shape
 from boost_core.config.reports import Cause
-from boost_core.plan.resize import fastest, why_not
-from boost_core.plan.throughput import step_seconds
-from service.gang.resources import gang_in_words, worker_resources
+from service.gang.resources import gang_in_words
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
-from service.scheduler.actions import Action, Admit, Gang, Launch, ResizePolicy, Wait
+from service.scheduler import messages
+from service.scheduler.actions import Action, Gang, ResizePolicy
+from service.scheduler.backfill import Head
 from service.scheduler.growth import grow
-from service.scheduler.placement import Nodes, required_labels
-from service.scheduler.preemption import make_room
+from service.scheduler.preemption import make_room, make_room_in_quota
+from service.scheduler.quotas import Account, Limits
 from service.scheduler.scene import Scene
 from service.scheduler.upkeep import keep_up
 
-_NAMED_JOBS = 3  # in a message
 _QUEUED = frozenset({JobState.QUEUED, JobState.SCHEDULING})
 _NONE: Mapping[str, float] = MappingProxyType({})
 
 
 def decide(
     jobs: Sequence[JobRecord], nodes: Sequence[NodeCapacity], gangs: Mapping[str, Gang] = MappingProxyType({}),
-    room_seconds: Mapping[str, float] = _NONE, policy: ResizePolicy | None = None,
+    room_seconds: Mapping[str, float] = _NONE, policy: ResizePolicy | None = None, limits: Limits | None = None,
 ) -> list[Action]:  # fmt: skip
     """What to do now.
 
     Args:
-        jobs: All active jobs in the order of their submission.
+        jobs: All active jobs.
         nodes: What the alive nodes have, and have free.
         gangs: The gangs by job; one that is not there is taken to be starting.
         room_seconds: By job, for how long each round has said ``RoomSeen`` of it.
         policy: When gangs may grow.
+        limits: What tenants and queues may hold.
     """
-    scene = Scene(jobs, nodes, gangs, room_seconds, policy or ResizePolicy())
+    scene = Scene(jobs, nodes, gangs, room_seconds, policy or ResizePolicy(), limits or Limits())
     keep_up(scene)
-    grow(scene, _serve_queue(scene))
+    heads = _serve_queue(scene)
+    grow(scene, [head.nodes for head in heads])
     return scene.actions
 
 
-def _serve_queue(scene: Scene) -> list[Nodes]:
-    """Start what fits. Returns the nodes on which jobs wait for room."""
-    blocked: list[tuple[Nodes, JobRecord]] = []
+def _serve_queue(scene: Scene) -> list[Head]:
+    """Start what may. Returns the jobs that wait for room on nodes and come before those behind them."""
+    heads: list[Head] = []
     for job in scene.queue:
-        gang, usable = scene.gangs.get(job.id), scene.nodes(job)
-        if not (gang.waiting if gang else _is_queued(job)):
-            continue
-        before = next((other for nodes, other in blocked if nodes & usable), None)
-        if before:
-            if job.state is JobState.SCHEDULING and not gang:
-                scene.actions.append(Wait(job, f"is held back by {before.id}, which comes before it"))
-        elif not (_revive(scene, job, gang) if gang else _start(scene, job)):
-            blocked.append((usable, job))
-    return [nodes for nodes, _ in blocked]
+        gang = scene.gangs.get(job.id)
+        before = [head for head in heads if head.nodes & scene.nodes(job)]
+        if gang:
+            served = not gang.waiting or bool(before) or _revive(scene, job, gang)
+        else:
+            served = not _is_queued(job) or _serve(scene, job, before)
+        if not served:
+            heads.append(Head(scene, job))
+    return heads
 
 
 def _is_queued(job: JobRecord) -> bool:
     return job.state in _QUEUED and not job.has_gang and not job.pause_requested
 
 
-def _start(scene: Scene, job: JobRecord) -> bool:
-    """Start a job's gang if it fits; say whether the job waits for no other one."""
-    if job.state is JobState.QUEUED:
-        scene.actions.append(Admit(job))
-    if not scene.fitting(job, scene.whole):
-        scene.actions.append(Wait(job, _never(scene, job)))
+def _serve(scene: Scene, job: JobRecord, before: Sequence[Head]) -> bool:
+    """Start a job's gang, or say what it waits for.
+
+    Args:
+        scene: What there is.
+        job: The job.
+        before: Those that wait for nodes that it could use.
+
+    Returns:
+        Whether it waits for nothing that is kept from those behind it.
+    """
+    possible = scene.possible(job)
+    if not possible:
+        scene.admit(job)
+        scene.wait(job, messages.never_fits(scene, job))
         return True
-    choice = fastest(job.spec, scene.fitting(job, scene.room))
-    if choice is None:
+    least = possible[0].world_size
+    if account := scene.quotas.too_small(job, least):
+        scene.admit(job)
+        scene.wait(job, messages.over_quota(scene, job, least, account))
+        return True
+    if account := scene.quotas.obstacle(job, least):
+        _wait_for_quota(scene, job, least, account)
+        return True
+    return _serve_on_nodes(scene, job, possible, before)
+
+
+def _wait_for_quota(scene: Scene, job: JobRecord, least: int, account: Account) -> None:
+    first = account not in scene.quotas.heads
+    if first:
+        scene.admit(job)
+        make_room_in_quota(scene, job, least, account)
+    scene.wait(job, messages.short_of_quota(scene, job, least, account))
+    scene.lines[account] += 1
+    if first:
+        scene.quotas.heads[account] = job
+        scene.quotas.keep(job, least, until=account)
+
+
+def _serve_on_nodes(scene: Scene, job: JobRecord, possible: Sequence[Shape], before: Sequence[Head]) -> bool:
+    fitting = scene.fitting(job, scene.room, possible)
+    harmless = [shape for shape in fitting if not any(head.delayed_by(job, shape) for head in before)]
+    if choice := scene.demand(job).fastest(harmless):
+        scene.admit(job)
+        words = gang_in_words(choice.world_size, scene.demand(job).each)
+        scene.launch(job, choice, f"starting {choice}: {words}")
+        return True
+    if before:
+        scene.wait(job, messages.held_back(scene, job, before[0].job, bool(fitting)))
+    else:
+        scene.admit(job)
         make_room(scene, job)
-        scene.actions.append(Wait(job, _not_yet(scene, job)))
-        return False
-    words = gang_in_words(choice.world_size, worker_resources(job.spec))
-    scene.actions.append(Launch(job, choice, f"starting {choice}: {words}"))
-    scene.room.place(job.spec, choice)
-    scene.room.hold(job.spec, choice.world_size)
-    scene.gangs[job.id] = Gang(None, choice)
-    return True
+        scene.wait(job, messages.no_room(scene, job))
+        scene.quotas.keep(job, possible[0].world_size)
+    scene.lines[scene.nodes(job)] += 1
+    return bool(before)
 
 
 def _revive(scene: Scene, job: JobRecord, gang: Gang) -> bool:
     """Keep room for a gang that waits for workers, which it looks for by itself; say whether it waits for no other."""
-    if gang.target is None or not scene.fitting(job, scene.whole):
+    if gang.target is None or not scene.possible(job):
         return True
-    choice = fastest(job.spec, scene.fitting(job, scene.room))
+    demand = scene.demand(job)
+    choice = demand.fastest(scene.fitting(job, scene.room))
     if choice is None:
         if gang.unchanged_seconds >= scene.policy.settle_seconds:  # its own old room may be about to be freed
             make_room(scene, job)
         return False
-    held, faster = choice, step_seconds(job.spec, choice) < step_seconds(job.spec, gang.target)
-    if gang.target.world_size <= scene.room.ranks(job.spec) and not faster:
+    held, faster = choice, demand.seconds(choice) < demand.seconds(gang.target)
+    if gang.target.world_size <= scene.room.ranks(demand) and not faster:
         held = gang.target
     elif choice != gang.target:
         cause = Cause.NODE_JOINED if faster else Cause.NODE_LOST
         scene.resize(job, choice, cause, f"there is room for {choice}, not for {gang.target}")
-    scene.room.place(job.spec, choice)
-    scene.room.hold(job.spec, held.world_size)
+    scene.room.place(demand, choice)
+    scene.room.hold(demand, held.world_size)
     return True
-
-
-def _never(scene: Scene, job: JobRecord) -> str:
-    each = worker_resources(job.spec)
-    has = ", ".join(f"{scene.whole.total(job.spec, name):g} {name}" for name in each)
-    slots = scene.whole.slots(job.spec)
-    message = f"needs {_demand(scene, job)}; {_where(job)} {has} in all, room for {sum(slots)}"
-    if sum(slots) >= scene.shapes(job)[0].world_size:
-        message += f": {why_not(job.spec, slots, scene.shapes(job))}"
-    return f"{message}; waits for nodes to join"
-
-
-def _not_yet(scene: Scene, job: JobRecord) -> str:
-    room, each = scene.room, worker_resources(job.spec)
-    free = ", ".join(
-        f"{room.free(job.spec, name):g} of {scene.whole.total(job.spec, name):g} {name} free" for name in each
-    )
-    message = f"waits for {_demand(scene, job)}; {free}"
-    slots = room.slots(job.spec)
-    if sum(slots) >= scene.shapes(job)[0].world_size <= room.ranks(job.spec):
-        message += f": {why_not(job.spec, slots, scene.shapes(job))}"
-    if leaving := scene.leaving(job):
-        return f"{message}; {_named(leaving)} make{'' if len(leaving) > 1 else 's'} room"
-    usable = scene.nodes(job)
-    holders = [other for other in scene.queue if other.id in scene.gangs and scene.nodes(other) & usable]
-    return f"{message}; behind {_named(holders)}" if holders else message
-
-
-def _demand(scene: Scene, job: JobRecord) -> str:
-    """What a job needs at least."""
-    shape = scene.shapes(job)[0]
-    words = gang_in_words(shape.world_size, worker_resources(job.spec))
-    group = shape.tensor * (shape.pipeline if job.spec.resources.placement == "STRICT_PACK" else 1)
-    return f"{words} in groups of {group}" if group > 1 else words
-
-
-def _where(job: JobRecord) -> str:
-    labels = ", ".join(f"{name}={value}" for name, value in required_labels(job.spec).items())
-    return f"the nodes with {labels} have" if labels else "the cluster has"
-
-
-def _named(jobs: Sequence[JobRecord]) -> str:
-    more = len(jobs) - _NAMED_JOBS
-    return ", ".join(job.id for job in jobs[:_NAMED_JOBS]) + (f" and {more} more" if more > 0 else "")

@@ -2,24 +2,16 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from boost_core.config import JobSpec, Shape
+from boost_core.config import Shape
 from boost_core.plan import resize
-from service.gang.resources import worker_resources
 from service.gang.status import NodeCapacity
+from service.scheduler.demand import Demand, Kind
 
-ACCELERATOR_LABEL = "ray.io/accelerator-type"  # which Ray gives to nodes with GPUs
+ROUNDING = 1e-6  # Ray counts resources in steps of 1e-4
 
-_ROUNDING = 1e-6  # Ray counts resources in steps of 1e-4
-
-Nodes = frozenset[str]
-
-
-def required_labels(spec: JobSpec) -> dict[str, str]:
-    """The labels that a node must have for a job."""
-    kind = spec.resources.accelerator_type
-    return dict(spec.resources.node_labels) | ({ACCELERATOR_LABEL: kind} if kind else {})
+Nodes = int  # a set of nodes, a bit for each: such sets are compared all the time
 
 
 class Room:
@@ -31,22 +23,32 @@ class Room:
     Args:
         nodes: The alive nodes.
         free: What is free on each.
-        held: Jobs that have a gang, and how many ranks are theirs.
+        held: What gangs ask for that there are, and how many ranks are theirs.
     """
 
     def __init__(
-        self, nodes: Sequence[NodeCapacity], free: Sequence[dict[str, float]], held: Iterable[tuple[JobSpec, int]] = ()
+        self,
+        nodes: Sequence[NodeCapacity],
+        free: Sequence[Mapping[str, float]],
+        held: Iterable[tuple[Demand, int]] = (),
     ) -> None:
         steady = [(node, dict(left)) for node, left in zip(nodes, free, strict=True) if not node.draining]
         self._nodes = [node for node, _ in steady]
         self._free = [left for _, left in steady]
-        self._everywhere = frozenset(node.node_id for node in self._nodes)
+        self._everywhere: Nodes = (1 << len(self._nodes)) - 1
         self._held: dict[Nodes, dict[str, float]] = {}
-        for spec, ranks in held:
-            self.hold(spec, ranks)
+        self._usable: dict[Iterable[tuple[str, str]], Nodes] = {}
+        self._totals: dict[Nodes, dict[str, float]] = {}
+        # Of demands of a kind: the ranks that each node can take, their groups in all, and the ranks by the sums.
+        self._slots: dict[Kind, list[int]] = {}
+        self._groups: dict[tuple[Kind, int], int] = {}
+        self._ranks: dict[Kind, int] = {}
+        self._shown: dict[tuple[Nodes, str], float] = {}
+        for demand, ranks in held:
+            self.hold(demand, ranks)
 
     @classmethod
-    def now(cls, nodes: Sequence[NodeCapacity], held: Iterable[tuple[JobSpec, int]]) -> "Room":
+    def now(cls, nodes: Sequence[NodeCapacity], held: Iterable[tuple[Demand, int]]) -> "Room":
         """What is free beside the gangs that already run."""
         return cls(nodes, [node.free for node in nodes], held)
 
@@ -55,51 +57,69 @@ class Room:
         """What would be free if nothing ran."""
         return cls(nodes, [node.total for node in nodes])
 
-    def nodes_for(self, spec: JobSpec) -> Nodes:
+    def nodes_for(self, demand: Demand) -> Nodes:
         """The nodes that a job can use."""
-        wanted = required_labels(spec).items()
-        return frozenset(node.node_id for node in self._nodes if wanted <= node.labels.items())
+        if demand.labels not in self._usable:
+            self._usable[demand.labels] = sum(
+                1 << number for number, node in enumerate(self._nodes) if demand.labels <= node.labels.items()
+            )
+        return self._usable[demand.labels]
 
-    def slots(self, spec: JobSpec) -> list[int]:
+    def slots(self, demand: Demand) -> list[int]:
         """How many of a job's ranks each node can take."""
-        usable, each = self.nodes_for(spec), worker_resources(spec)
-        return [
-            max(0, _copies(left, each)) if node.node_id in usable else 0
-            for node, left in zip(self._nodes, self._free, strict=True)
-        ]
+        if demand.kind not in self._slots:
+            usable = self.nodes_for(demand)
+            self._slots[demand.kind] = [
+                max(0, _copies(left, demand.each)) if usable >> number & 1 else 0
+                for number, left in enumerate(self._free)
+            ]
+        return self._slots[demand.kind]
 
-    def ranks(self, spec: JobSpec) -> int:
+    def ranks(self, demand: Demand) -> int:
         """How many of a job's ranks the sums leave room for; below 0 when too many are held already."""
-        usable = self.nodes_for(spec)
-        sets = {usable, self._everywhere, *(nodes for nodes in self._held if usable <= nodes)}
-        return min(_copies(self._left(nodes), worker_resources(spec)) for nodes in sets)
+        if demand.kind not in self._ranks:
+            usable = self.nodes_for(demand)
+            sets = {usable, self._everywhere, *(nodes for nodes in self._held if usable & nodes == usable)}
+            self._ranks[demand.kind] = min(_copies(self._left(nodes), demand.each) for nodes in sets)
+        return self._ranks[demand.kind]
 
-    def fits(self, spec: JobSpec, shape: Shape, own: Shape | None = None, held: int = 0) -> bool:
+    def fits(self, demand: Demand, shape: Shape, own: Shape | None = None, held: int = 0) -> bool:
         """Whether a gang can be placed, or changed.
 
         Args:
-            spec: Its job.
+            demand: What its job asks for.
             shape: The shape that it would have.
             own: The one that it has. Where its groups are is not known, so each counts as a node of its own.
             held: Ranks that are its own already.
         """
-        if shape.world_size > held and shape.world_size - held > self.ranks(spec):
+        if shape.world_size > held and shape.world_size - held > self.ranks(demand):
             return False
-        return resize.fits(shape, self._with_own(spec, own), spec.resources.placement)
+        size, count = demand.groups(shape)
+        if own:
+            own_size, own_count = demand.groups(own)
+            count -= own_size // size * own_count
+        return self._groups_of(demand, size) >= count
 
-    def place(self, spec: JobSpec, shape: Shape, own: Shape | None = None) -> None:
+    def place(self, demand: Demand, shape: Shape, own: Shape | None = None) -> None:
         """Take what a gang needs of the nodes beyond what it has. Arguments as ``fits``; ``hold`` counts it."""
-        taken = resize.place(shape, self._with_own(spec, own), spec.resources.placement)
+        own_slots = resize.own_slots(own, demand.placement) if own else []
+        taken = resize.place(shape, self.slots(demand) + own_slots, demand.placement)
         if taken is None:
             raise AssertionError(f"{shape} was placed where it does not fit")
         for left, ranks in zip(self._free, taken, strict=False):  # the gang's own come last
-            _subtract(left, worker_resources(spec), ranks)
+            if ranks:
+                _subtract(left, demand.each, ranks)
+        self._slots.clear()
+        self._groups.clear()
+        self._shown.clear()
 
-    def hold(self, spec: JobSpec, ranks: int) -> None:
+    def hold(self, demand: Demand, ranks: int) -> None:
         """Count ranks of a job as taken, wherever they are; below 0: as given back."""
         # What can be on none of these nodes takes no room on them.
-        if nodes := self.nodes_for(spec):
-            _subtract(self._held.setdefault(nodes, defaultdict(float)), worker_resources(spec), -ranks)
+        if nodes := self.nodes_for(demand):
+            _subtract(self._held.setdefault(nodes, defaultdict(float)), demand.each, -ranks)
+            self._ranks.clear()
+            self._shown.clear()
 
     def copy(self) -> "Room":
         """The same, to try things on."""
@@ -107,40 +127,47 @@ class Room:
         other._held = {nodes: defaultdict(float, held) for nodes, held in self._held.items()}
         return other
 
-    def total(self, spec: JobSpec, resource: str) -> float:
+    def total(self, demand: Demand, resource: str) -> float:
         """How much of a resource the nodes that a job can use have in all."""
-        usable = self.nodes_for(spec)
-        return sum(node.total.get(resource, 0) for node in self._nodes if node.node_id in usable)
+        return self._total(self.nodes_for(demand)).get(resource, 0)
 
-    def free(self, spec: JobSpec, resource: str) -> float:
+    def free(self, demand: Demand, resource: str) -> float:
         """How much of a resource is free on the nodes that a job can use."""
-        usable = self.nodes_for(spec)
-        shown = sum(
-            left.get(resource, 0)
-            for node, left in zip(self._nodes, self._free, strict=True)
-            if node.node_id in usable
-        )  # fmt: skip
-        return max(0.0, min(shown, self._left(usable).get(resource, 0)))
+        usable = self.nodes_for(demand)
+        key = usable, resource
+        if key not in self._shown:
+            shown = sum(left.get(resource, 0) for number, left in enumerate(self._free) if usable >> number & 1)
+            self._shown[key] = max(0.0, min(shown, self._left(usable).get(resource, 0)))
+        return self._shown[key]
 
-    def _with_own(self, spec: JobSpec, own: Shape | None) -> list[int]:
-        return self.slots(spec) + (resize.own_slots(own, spec.resources.placement) if own else [])
+    def _groups_of(self, demand: Demand, size: int) -> int:
+        key = demand.kind, size
+        if key not in self._groups:
+            self._groups[key] = sum(slot // size for slot in self.slots(demand))
+        return self._groups[key]
 
     def _left(self, nodes: Nodes) -> dict[str, float]:
         """What some nodes have in all, less what gangs hold that can be nowhere else."""
-        left: dict[str, float] = defaultdict(float)
-        for node in self._nodes:
-            if node.node_id in nodes:
-                _subtract(left, node.total, -1)
+        left = dict(self._total(nodes))
         for within, held in self._held.items():
-            if within <= nodes:
+            if within & nodes == within:
                 _subtract(left, held, 1)
         return left
 
+    def _total(self, nodes: Nodes) -> dict[str, float]:
+        if nodes not in self._totals:
+            total: dict[str, float] = defaultdict(float)
+            for number, node in enumerate(self._nodes):
+                if nodes >> number & 1:
+                    _subtract(total, node.total, -1)
+            self._totals[nodes] = total
+        return self._totals[nodes]
 
-def _copies(resources: dict[str, float], each: dict[str, float]) -> int:
-    return math.floor(min((resources.get(name, 0) + _ROUNDING) / amount for name, amount in each.items()))
+
+def _copies(resources: Mapping[str, float], each: Mapping[str, float]) -> int:
+    return math.floor(min((resources.get(name, 0) + ROUNDING) / amount for name, amount in each.items()))
 
 
-def _subtract(resources: dict[str, float], each: dict[str, float], times: int) -> None:
+def _subtract(resources: dict[str, float], each: Mapping[str, float], times: int) -> None:
     for name, amount in each.items():
         resources[name] = resources.get(name, 0) - amount * times

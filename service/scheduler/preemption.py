@@ -1,20 +1,18 @@
 """Whose room a job of higher priority gets."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from boost_core.config import Shape
 from boost_core.config.reports import Cause
 from boost_core.plan import resize
-from boost_core.plan.throughput import step_seconds
-from service.gang.resources import worker_resources
 from service.jobs.model import JobRecord
 from service.scheduler.actions import RoomSeen
+from service.scheduler.placement import ROUNDING
+from service.scheduler.quotas import Account
 from service.scheduler.scene import Scene
 
 Plan = dict[str, Shape | None]  # the target of each gang that may have to make room; None to pause
-
-_ROUNDING = 1e-6
 
 
 def make_room(scene: Scene, job: JobRecord) -> None:
@@ -24,31 +22,47 @@ def make_room(scene: Scene, job: JobRecord) -> None:
     to make room. Where gangs are is not known: should there be room in all and the job still not fit for a while, it
     lies scattered, and one more gang becomes as small as it can, or pauses.
     """
-    victims = {other.id: other for other in scene.lower(job)}
+    nodes, demand = scene.nodes(job), scene.demand(job)
+    victims = {other.id: other for other in scene.lower(job) if scene.nodes(other) & nodes}
     if not victims:
         return
-    needed = next(shape for shape in scene.shapes(job) if scene.whole.fits(job.spec, shape)).world_size
+    needed = scene.possible(job)[0].world_size
+    leaving = [other for other in scene.leaving() if scene.nodes(other) & nodes]
     plan: Plan = {}
-    if (missing := needed - _expected_ranks(scene, job)) > 0:
-        plan = _plan(scene, victims, _resources(job, missing))
-    elif not scene.leaving(job):
+    if (missing := needed - _expected_ranks(scene, job, leaving)) > 0:
+        plan = _plan(scene, victims, demand.amounts(missing))
+    elif not leaving:
         scene.actions.append(RoomSeen(job))
         if scene.room_seconds.get(job.id, 0) >= scene.policy.settle_seconds:
-            missing = needed - sum(scene.room.slots(job.spec))  # others than our gangs may hold some
-            plan = _plan(scene, victims, _resources(job, missing)) if missing > 0 else _one_more(scene, victims)
+            missing = needed - sum(scene.room.slots(demand))  # others than our gangs may hold some
+            plan = _plan(scene, victims, demand.amounts(missing)) if missing > 0 else _one_more(scene, victims)
     _carry_out(scene, job, victims, plan)
 
 
-def _expected_ranks(scene: Scene, job: JobRecord) -> int:
+def make_room_in_quota(scene: Scene, job: JobRecord, ranks: int, account: Account) -> None:
+    """The same within a quota: only those make room that draw on it.
+
+    Args:
+        scene: What there is.
+        job: The one that needs room.
+        ranks: How many it needs.
+        account: Where there is too little.
+    """
+    quotas = scene.quotas
+    victims = {other.id: other for other in scene.lower(job) if account in quotas.accounts(other)}
+    leaving = [other for other in scene.leaving() if account in quotas.accounts(other)]
+    coming = sum(_freed(scene, other)[account.resource] for other in leaving)
+    lacking = scene.demand(job).amounts(ranks)[account.resource] - quotas.left(account) - coming
+    if victims and lacking > ROUNDING:
+        _carry_out(scene, job, victims, _plan(scene, victims, {account.resource: lacking}))
+
+
+def _expected_ranks(scene: Scene, job: JobRecord, leaving: Iterable[JobRecord]) -> int:
     """How many of a job's ranks the sums will leave room for when all gangs have done as ordered."""
     expected = scene.room.copy()
-    for other in scene.leaving(job):
-        expected.hold(other.spec, scene.gangs[other.id].kept - scene.gangs[other.id].held)
-    return expected.ranks(job.spec)
-
-
-def _resources(job: JobRecord, ranks: int) -> dict[str, float]:
-    return {name: amount * ranks for name, amount in worker_resources(job.spec).items()}
+    for other in leaving:
+        expected.hold(scene.demand(other), scene.gangs[other.id].kept - scene.gangs[other.id].held)
+    return expected.ranks(scene.demand(job))
 
 
 def _plan(scene: Scene, victims: dict[str, JobRecord], lacking: Mapping[str, float]) -> Plan:
@@ -77,25 +91,31 @@ def _one_more(scene: Scene, victims: dict[str, JobRecord]) -> Plan:
     return {next(iter(victims)): None}
 
 
+def _freed(scene: Scene, job: JobRecord) -> dict[str, float]:
+    """What a gang gives back when it has done as ordered."""
+    gang = scene.gangs[job.id]
+    return scene.demand(job).amounts(gang.claimed - gang.kept)
+
+
 def _covers(scene: Scene, victims: dict[str, JobRecord], plan: Plan, lacking: Mapping[str, float]) -> bool:
     freed: dict[str, float] = defaultdict(float)
     for job_id, shape in plan.items():
         ranks = scene.gangs[job_id].kept - (shape.world_size if shape else 0)
-        for name, amount in _resources(victims[job_id], ranks).items():
+        for name, amount in scene.demand(victims[job_id]).amounts(ranks).items():
             freed[name] += amount
-    return all(freed[name] + _ROUNDING >= amount for name, amount in lacking.items())
+    return all(freed[name] + ROUNDING >= amount for name, amount in lacking.items())
 
 
 def _smaller(scene: Scene, job: JobRecord) -> list[Shape]:
     """Smaller shapes that a gang can take where it is, the largest first."""
-    gang, placement = scene.gangs[job.id], job.spec.resources.placement
-    own = resize.own_slots(gang.shape, placement) if gang.shape else []
+    gang, demand = scene.gangs[job.id], scene.demand(job)
+    own = resize.own_slots(gang.shape, demand.placement) if gang.shape else []
     shapes = [
         shape
-        for shape in scene.shapes(job)
-        if shape.world_size < gang.kept and resize.fits(shape, own, placement)
+        for shape in demand.shapes
+        if shape.world_size < gang.kept and resize.fits(shape, own, demand.placement)
     ]  # fmt: skip
-    return sorted(shapes, key=lambda shape: (-shape.world_size, step_seconds(job.spec, shape)))
+    return sorted(shapes, key=lambda shape: (-shape.world_size, demand.seconds(shape)))
 
 
 def _carry_out(scene: Scene, job: JobRecord, victims: dict[str, JobRecord], plan: Plan) -> None:

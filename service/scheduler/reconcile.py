@@ -6,7 +6,7 @@ its next pass finds what to do: a gang that the record does not know is ended, o
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
@@ -18,9 +18,11 @@ from service.jobs.model import JobRecord
 from service.jobs.queries import JobNotFound
 from service.jobs.states import IllegalTransition, JobState, Reason
 from service.jobs.store import JobStore
-from service.scheduler.actions import Action, Admit, Launch, Pause, Resize, ResizePolicy, RoomSeen, Wait
+from service.scheduler.actions import Action, Admit, Explain, Launch, Pause, Resize, ResizePolicy, RoomSeen, Wait
 from service.scheduler.decisions import decide
+from service.scheduler.housekeeping import Housekeeping
 from service.scheduler.memory import GangMemory
+from service.scheduler.quotas import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ class Reconciler:
         gangs: A connected cluster.
         policy: When gangs may grow.
         clock: Tells seconds.
+        limits: Gives the quotas of tenants and queues.
     """
 
     def __init__(
@@ -44,9 +47,11 @@ class Reconciler:
         gangs: Gangs,
         policy: ResizePolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
+        limits: Callable[[], Limits] = Limits,
     ) -> None:
         self._store, self._gangs = store, gangs
         self._policy, self._memory = policy or ResizePolicy(), GangMemory(clock)
+        self._limits, self._housekeeping = limits, Housekeeping(store, clock)
 
     def tick(self) -> None:
         """Do one pass. What goes wrong with one job is logged and does not keep the others waiting.
@@ -66,13 +71,22 @@ class Reconciler:
         for action in actions:
             with _apart(action.job.id):
                 self._act(action)
+        self._explain(actions)
 
     def _decide(self) -> list[Action]:
         jobs = self._store.active()
         with_gang = [job for job in jobs if job.has_gang]
         self._memory.forget_others({job.id for job in with_gang})
-        gangs = self._memory.gangs(with_gang)
-        return decide(jobs, self._gangs.nodes(), gangs, self._memory.room_seconds(), self._policy)
+        gangs, nodes = self._memory.gangs(with_gang), self._gangs.nodes()
+        self._housekeeping.show(nodes)
+        return decide(jobs, nodes, gangs, self._memory.room_seconds(), self._policy, self._limits())
+
+    def _explain(self, actions: Sequence[Action]) -> None:
+        """Say what queued jobs wait for, where that is news."""
+        explained = [action for action in actions if isinstance(action, Explain)]
+        news = {action.job.id: action.message for action in explained if action.message != action.job.waiting_for}
+        if news:
+            self._store.explain(news)
 
     def _follow(self, job: JobRecord) -> None:
         if job.cancel_requested:
@@ -156,7 +170,8 @@ class Reconciler:
     def _launch(self, job: JobRecord, shape: Shape, message: str) -> None:
         attempt = job.attempt + 1
         self._store.change(job.id, Reason.GANG_STARTING, message, attempt=attempt)
-        self._gangs.launch(job.id, attempt, _with_checkpoint_folder(job), self._memory.start(job, attempt, shape))
+        orders = self._memory.start(job, attempt, shape)
+        self._gangs.launch(job.id, attempt, _with_checkpoint_folder(job), orders, job.tenant)
 
 
 def _progress(job: JobRecord, status: GangStatus) -> Reason | None:

@@ -1,5 +1,6 @@
 """What one round of decisions works on: it changes with each of them."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -8,94 +9,152 @@ from boost_core.config.reports import Cause
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
-from service.scheduler.actions import Action, Gang, Pause, Resize, ResizePolicy
+from service.scheduler.actions import Action, Admit, Explain, Gang, Launch, Pause, Resize, ResizePolicy, Wait
+from service.scheduler.demand import Demand, Kind, demand_of
 from service.scheduler.placement import Nodes, Room
+from service.scheduler.quotas import Account, Limits, Quotas
 
 
 class Scene:
     """Jobs, gangs and room, and what has been decided so far.
 
     Args:
-        jobs: All active jobs in the order of their submission.
+        jobs: All active jobs.
         nodes: The alive nodes.
         gangs: The gangs by job.
         room_seconds: For how long there has been room for a job, as ``RoomSeen`` said each time.
         policy: When gangs may grow.
+        limits: What tenants and queues may hold.
 
     Attributes:
         actions: What has been decided.
-        gangs: The gangs as they are with that; one of each job that has a gang.
+        jobs: All active jobs by id.
+        capacities: The nodes as they are, draining ones too.
+        gangs: The gangs as they are with that; one of each job that has a gang, those that start last.
+        resized: How many gangs have got another target.
         room: What is left.
         whole: What the nodes could take if nothing ran on them.
+        quotas: What is left of them.
         gone: What nodes that are missing are gone for.
         queue: The jobs in the order in which they come first.
+        lines: How many of those that have had their turn wait for each set of nodes, and for each account.
     """
 
     def __init__(
         self, jobs: Sequence[JobRecord], nodes: Sequence[NodeCapacity], gangs: Mapping[str, Gang],
-        room_seconds: Mapping[str, float], policy: ResizePolicy,
+        room_seconds: Mapping[str, float], policy: ResizePolicy, limits: Limits,
     ) -> None:  # fmt: skip
         self.actions: list[Action] = []
-        self.queue = sorted(jobs, key=lambda job: -job.spec.priority)  # keeps the order among equals
+        self.resized = 0
+        self.jobs = {job.id: job for job in jobs}
+        self.queue = sorted(jobs, key=lambda job: (-job.spec.priority, job.queued_at, job.id))
+        self._demands = {job.id: demand_of(job.spec) for job in jobs}
+        self.capacities = nodes
         self.gangs = {job.id: gangs.get(job.id) or Gang(None, job.present_shape) for job in jobs if job.has_gang}
-        held = [(job.spec, self.gangs[job.id].held) for job in jobs if job.has_gang]
+        held = [(self.demand(job), self.gangs[job.id].held) for job in jobs if job.has_gang]
         self.room, self.whole = Room.now(nodes, held), Room.empty(nodes)
+        self.quotas = Quotas(limits, self.demand)
+        for job in jobs:
+            if gang := self.gangs.get(job.id):
+                self.quotas.take(job, gang.claimed)
         self.gone = Cause.NODE_DRAINED if any(node.draining for node in nodes) else Cause.NODE_LOST
         self.room_seconds, self.policy = room_seconds, policy
-        self._shapes: dict[str, list[Shape]] = {}
+        self.lines: Counter[Nodes | Account] = Counter()
+        self._admitted: set[str] = set()
+        self._possible: dict[Demand, list[Shape]] = {}
+        self._nodes: dict[tuple[Kind, int], Nodes] = {}
 
-    def shapes(self, job: JobRecord) -> list[Shape]:
+    def demand(self, job: JobRecord) -> Demand:
+        """What a job asks of nodes."""
+        return self._demands[job.id]
+
+    def shapes(self, job: JobRecord) -> Sequence[Shape]:
         """All shapes that a job allows."""
-        if job.id not in self._shapes:
-            self._shapes[job.id] = job.spec.shapes()
-        return self._shapes[job.id]
+        return self.demand(job).shapes
 
     def nodes(self, job: JobRecord) -> Nodes:
-        """The nodes that a job can use."""
-        return self.room.nodes_for(job.spec)
+        """The nodes that can take ranks of a job: the smallest group of those that share a node, if they are empty."""
+        demand = self.demand(job)
+        key = demand.kind, demand.smallest_group
+        if key not in self._nodes:
+            slots = self.whole.slots(demand)
+            self._nodes[key] = sum(1 << number for number, slot in enumerate(slots) if slot >= demand.smallest_group)
+        return self._nodes[key]
+
+    def possible(self, job: JobRecord) -> list[Shape]:
+        """The shapes of a job that the nodes could take if it were alone."""
+        demand = self.demand(job)
+        if demand not in self._possible:
+            self._possible[demand] = [shape for shape in demand.shapes if self.whole.fits(demand, shape)]
+        return self._possible[demand]
 
     def fitting(self, job: JobRecord, room: Room, among: Iterable[Shape] | None = None) -> list[Shape]:
-        """The shapes of a job that fit: beside its present one, if it has one and ``room`` is what is left.
+        """The shapes of a job that fit, also in its quotas, beside its present one if it has one.
 
         Args:
             job: The job.
-            room: Where.
+            room: Where: ``room``, or ``whole`` as if no gang held anything.
             among: Shapes to choose from; by default all that it allows.
         """
-        gang = self.gangs.get(job.id)
+        gang, demand = self.gangs.get(job.id), self.demand(job)
         own, held = (gang.own, gang.held) if gang and room is self.room else (None, 0)
-        choice = self.shapes(job) if among is None else among
-        return [shape for shape in choice if room.fits(job.spec, shape, own, held)]
+        claimed = gang.claimed if gang else 0
+        choice = demand.shapes if among is None else among
+        return [
+            shape
+            for shape in choice
+            if room.fits(demand, shape, own, held) and self.quotas.allows(job, shape.world_size - claimed)
+        ]
+
+    def admit(self, job: JobRecord) -> None:
+        """Decide that a job is among those that could be next."""
+        if job.state is JobState.QUEUED:
+            self.actions.append(Admit(job))
+            self._admitted.add(job.id)
+
+    def wait(self, job: JobRecord, message: str) -> None:
+        """Say why a job waits."""
+        queued = job.state is JobState.QUEUED and job.id not in self._admitted
+        self.actions.append(Explain(job, message) if queued else Wait(job, message))
+
+    def launch(self, job: JobRecord, shape: Shape, message: str) -> None:
+        """Decide that a gang starts."""
+        self.actions.append(Launch(job, shape, message))
+        self.room.place(self.demand(job), shape)
+        self.keep(job, shape.world_size)
+        self.gangs[job.id] = Gang(None, shape)
+
+    def keep(self, job: JobRecord, ranks: int) -> None:
+        """Keep room for more ranks of a job, wherever they will be."""
+        self.room.hold(self.demand(job), ranks)
+        self.quotas.take(job, ranks)
 
     def resize(self, job: JobRecord, shape: Shape, cause: Cause, message: str) -> None:
         """Decide that a gang gets another target. More room is taken at once, less only given back when it is free."""
         old = self.gangs[job.id]
         new = self.gangs[job.id] = replace(old, target=shape, cause=cause)
         if old.shape or new.held > old.held:  # one that starts may have taken all of it by now
-            self.room.hold(job.spec, new.held - old.held)
+            self.room.hold(self.demand(job), new.held - old.held)
+        self.quotas.take(job, max(0, new.claimed - old.claimed))
+        self.resized += 1
         self.actions.append(Resize(job, shape, cause, message))
 
     def pause(self, job: JobRecord, message: str) -> None:
         """Decide that a gang makes room altogether."""
         self.gangs[job.id] = replace(self.gangs[job.id], target=None, cause=Cause.ROOM_NEEDED)
+        self.resized += 1
         self.actions.append(Pause(job, message))
 
-    def leaving(self, job: JobRecord) -> list[JobRecord]:
-        """The jobs that give up room which another one could use."""
-        nodes = self.nodes(job)
+    def leaving(self) -> list[JobRecord]:
+        """The jobs that give up room."""
         return [
-            other
-            for other in self.queue
-            if (gang := self.gangs.get(other.id)) and gang.kept < gang.held and self.nodes(other) & nodes
-        ]
+            job for job in self.queue if (gang := self.gangs.get(job.id)) and gang.kept < gang.held
+        ]  # fmt: skip
 
     def lower(self, job: JobRecord) -> list[JobRecord]:
         """The jobs that another one may take room from: the lowest priority first, and of equals the newest."""
-        nodes = self.nodes(job)
         return [
-            other
-            for other in reversed(self.queue)
-            if other.spec.priority < job.spec.priority and self._trains(other) and self.nodes(other) & nodes
+            other for other in reversed(self.queue) if other.spec.priority < job.spec.priority and self._trains(other)
         ]
 
     def _trains(self, job: JobRecord) -> bool:

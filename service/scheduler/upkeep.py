@@ -2,7 +2,6 @@
 
 from boost_core.config import Shape
 from boost_core.config.reports import Cause
-from boost_core.plan.resize import fastest
 from service.jobs.model import JobRecord
 from service.scheduler.actions import Gang
 from service.scheduler.scene import Scene
@@ -19,7 +18,7 @@ def keep_up(scene: Scene) -> None:
             continue
         if gang.target not in scene.shapes(job):
             _follow_limits(scene, job, gang.target)
-        elif not scene.whole.fits(job.spec, gang.target):
+        elif not scene.whole.fits(scene.demand(job), gang.target):
             _follow_nodes(scene, job, gang.target)
         elif gang.shape and gang.shape.world_size < gang.target.world_size:
             _give_up(scene, job, gang, gang.shape, gang.target)
@@ -29,14 +28,14 @@ def keep_up(scene: Scene) -> None:
 def _follow_limits(scene: Scene, job: JobRecord, target: Shape) -> None:
     """A gang goes on as it is until one of the shapes that are allowed now fits."""
     waiting = scene.gangs[job.id].waiting
-    if choice := fastest(job.spec, scene.fitting(job, scene.whole if waiting else scene.room)):
+    if choice := scene.demand(job).fastest(scene.fitting(job, scene.whole if waiting else scene.room)):
         scene.resize(job, choice, Cause.LIMITS_CHANGED, f"{target} is no longer among the shapes that the job allows")
 
 
 def _follow_nodes(scene: Scene, job: JobRecord, target: Shape) -> None:
     """The gang does the same by itself within its layout, so that comes first."""
     same = [shape for shape in scene.shapes(job) if shape.layout == target.layout]
-    choice = fastest(job.spec, scene.fitting(job, scene.whole, same) or scene.fitting(job, scene.whole))
+    choice = scene.demand(job).fastest(scene.fitting(job, scene.whole, same) or scene.fitting(job, scene.whole))
     if choice:
         scene.resize(job, choice, scene.gone, f"the nodes that are left have no room for {target}")
 
@@ -52,7 +51,7 @@ def _give_up(scene: Scene, job: JobRecord, gang: Gang, shape: Shape, target: Sha
         for other in scene.shapes(job)
         if other.layout == target.layout and shape.world_size <= other.world_size < target.world_size
     ]
-    over, late = -scene.room.ranks(job.spec), gang.unchanged_seconds >= scene.policy.patience_seconds
+    over, late = -scene.room.ranks(scene.demand(job)), gang.unchanged_seconds >= scene.policy.patience_seconds
     if late and not scene.fitting(job, scene.room, [target]):
         over = target.world_size - shape.world_size
     if over > 0 and smaller:
@@ -68,7 +67,7 @@ def _untangle(scene: Scene) -> None:
         gang = scene.gangs.get(job.id)
         if gang and gang.target and gang.shape and gang.stalled_seconds >= scene.policy.patience_seconds:
             others = [other.id for other in stuck if scene.nodes(other) & scene.nodes(job)]
-            if others and scene.room.ranks(job.spec) < 0:
+            if others and scene.room.ranks(scene.demand(job)) < 0:
                 scene.pause(job, f"pauses because {others[0]}, which comes before it, lacks the workers that it has")
                 return
             stuck.append(job)

@@ -241,15 +241,15 @@ class Training(ABC):
 class Ours(Training):
     """A gang of ours, polled as the scheduler does."""
 
-    def __init__(self, address: str, spec: JobSpec, scenario: Scenario, _folder: Path) -> None:
+    def __init__(self, address: str, spec: JobSpec, scenario: Scenario, folder: Path) -> None:
         self._scenario = scenario
         self._reports: list[GangReport] = []
         self._sequence = 0
         shapes = spec.shapes()
         self._orders = Orders(shapes[-1], tuple(shapes), Cause.LIMITS_CHANGED)
-        self._gangs = RayGangs(address, None)
+        self._gangs = RayGangs(address, None, folder / "secrets")
         self._gangs.connect()
-        self._gangs.launch("recovery", 1, spec, self._orders)
+        self._gangs.launch("recovery", 1, spec, self._orders, "default")
 
     def look(self) -> None:
         status = self._gangs.poll("recovery", 1, self._sequence, self._orders)

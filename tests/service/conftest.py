@@ -2,17 +2,22 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 
+from service.accounts.keys import KeyStore
 from service.api.app import create_app
 from service.api.server import ApiServer
 from service.client import Client
 from service.jobs.database import migrate
 from service.jobs.store import JobStore
+from service.models.identity import Scope
 from service.settings import Settings
 from tests.postgres import PostgresServer, postgres_server
+from tests.service.routes import READABLE
 
 
 @pytest.fixture(scope="session")
@@ -53,13 +58,14 @@ class RunningApi:
 
     def __init__(self, store: JobStore, settings: Settings) -> None:
         self.not_ready_because: str | None = None
+        self.settings = settings
         self.app = create_app(store, settings, lambda: self.not_ready_because)
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{'https' if settings.tls_cert else 'http'}://127.0.0.1:{self.port}"
         self.start()
 
     def start(self) -> None:
-        self.server = ApiServer(self.app, "127.0.0.1", self.port)
+        self.server = ApiServer(self.app, self.settings.model_copy(update={"port": self.port}))
         self.app.state.context.stopping.clear()
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()
@@ -84,9 +90,47 @@ def free_port() -> int:
 
 @pytest.fixture
 def api(store: JobStore, database_url: str, tmp_path: Path) -> Iterator[RunningApi]:
-    running = RunningApi(store, Settings(home=tmp_path / "home", database_url=database_url))
+    """A server without authentication."""
+    running = RunningApi(store, Settings(home=tmp_path / "home", database_url=database_url, auth=False))
     yield running
     running.stop()
+
+
+@pytest.fixture
+def guarded(store: JobStore, database_url: str, tmp_path: Path) -> Iterator[RunningApi]:
+    """A server that asks for keys."""
+    allowed = (str(READABLE),)
+    running = RunningApi(store, Settings(home=tmp_path / "home", database_url=database_url, allowed_prefixes=allowed))
+    yield running
+    running.stop()
+
+
+class With:
+    """Makes HTTP clients of a server, each with a key of its own."""
+
+    def __init__(self, server: RunningApi) -> None:
+        self._server = server
+        self._open = ExitStack()
+
+    def __call__(self, *scopes: Scope, tenant: str = "default", name: str = "tester") -> httpx.Client:
+        key = KeyStore(self._server.app.state.context.store.engine).create(name, tenant, scopes).key
+        return self.headers({"Authorization": f"Bearer {key}"})
+
+    def headers(self, headers: dict[str, str]) -> httpx.Client:
+        return self._open.enter_context(httpx.Client(base_url=self._server.url, headers=headers, timeout=10))
+
+    def nothing(self) -> httpx.Client:
+        return self.headers({})
+
+    def close(self) -> None:
+        self._open.close()
+
+
+@pytest.fixture
+def client_with(guarded: RunningApi) -> Iterator[With]:
+    made = With(guarded)
+    yield made
+    made.close()
 
 
 @pytest.fixture

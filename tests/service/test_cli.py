@@ -1,21 +1,17 @@
 import json
-import os
 import signal
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-import yaml
-from typer.testing import CliRunner, Result
 
 from boost_core.config import Drill
+from boost_core.config.reports import RankTimesReport
 from service.cli.lines import duration
-from service.cli.main import app
 from service.jobs.patch import JobPatch
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
+from tests.service.command_line import Boost, boost_at, job_file, process, run_boost
 from tests.service.conftest import RunningApi
 from tests.service.records import (
     GOOD,
@@ -31,39 +27,17 @@ from tests.service.records import (
     start,
 )
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture
-def boost(api: RunningApi):
-    def run(*arguments: str) -> Result:
-        return CliRunner().invoke(app, list(arguments), env={"BOOST_URL": api.url})
-
-    return run
-
-
-def process(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "service.cli.main", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | environment,
-    )
-
-
-def job_file(folder: Path, job: object) -> str:
-    path = folder / "job.yaml"
-    path.write_text(job if isinstance(job, str) else yaml.safe_dump(job))
-    return str(path)
+def boost(api: RunningApi) -> Boost:
+    return boost_at(api.url)
 
 
 def test_submit_prints_the_id_and_what_to_do_next(boost, store: JobStore, tmp_path: Path) -> None:
     result = boost("submit", job_file(tmp_path, GOOD))
     assert result.exit_code == 0, result.output
     (job,) = store.list()
-    assert result.stdout.splitlines() == [f"submitted {job.id}", f"watch it with: boost logs {job.id} -f"]
+    assert result.stdout.splitlines() == [f"submitted {job.id}", f"watch it with: boost watch {job.id}"]
 
 
 def test_submit_as_json_gives_the_record(boost, store: JobStore, tmp_path: Path) -> None:
@@ -105,6 +79,17 @@ def test_a_job_file_that_is_not_there(boost) -> None:
         ("ls",),
         ("show", "job-0"),
         ("logs", "job-0"),
+        ("events", "job-0"),
+        ("watch", "job-0"),
+        ("retry", "job-0"),
+        ("clone", "job-0"),
+        ("ckpt", "ls", "job-0"),
+        ("queues", "ls"),
+        ("nodes",),
+        ("keys", "ls"),
+        ("tenants", "ls"),
+        ("audit",),
+        ("whoami",),
         ("cancel", "job-0"),
         ("pause", "job-0"),
         ("resume", "job-0"),
@@ -113,22 +98,22 @@ def test_a_job_file_that_is_not_there(boost) -> None:
     ],
 )
 def test_an_unreachable_service(unused_url: str, arguments: tuple[str, ...]) -> None:
-    result = CliRunner().invoke(app, [*arguments, "--url", unused_url])
+    result = run_boost(*arguments, "--url", unused_url)
     assert result.exit_code == 3, result.output
     assert "is `boost serve` running" in result.stderr
     assert unused_url in result.stderr
 
 
 def test_bad_addresses_and_settings() -> None:
-    result = CliRunner().invoke(app, ["ls", "--url", "localhost:8900"])
+    result = run_boost("ls", "--url", "localhost:8900")
     assert (result.exit_code, "http://127.0.0.1:8900" in result.stderr) == (2, True)
-    result = CliRunner().invoke(app, ["ls"], env={"BOOST_PORT": "http"})
+    result = run_boost("ls", BOOST_PORT="http")
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: BOOST_PORT: should be a valid integer")
+    assert result.stderr.startswith("error: BOOST_PORT: must be a whole number")
     assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", ["show", "logs", "cancel", "pause", "resume"])
+@pytest.mark.parametrize("command", ["show", "events", "logs", "watch", "cancel", "pause", "resume", "retry", "clone"])
 def test_an_unknown_job(boost, command: str) -> None:
     result = boost(command, "job-0")
     assert result.exit_code == 1
@@ -140,10 +125,10 @@ def test_ls_shows_jobs_newest_first(boost, store: JobStore) -> None:
     run_to_the_end(store, jobs[0].id)
     store.change(jobs[1].id, Reason.HEAD_OF_QUEUE, "needs [red]2 CPUs[/red]")
     header, second, first = boost("ls").stdout.splitlines()
-    assert header.split() == ["ID", "NAME", "STATE", "STEP", "LOSS", "AGE", "MESSAGE"]
-    assert second.split()[:5] == [jobs[1].id, "second", "SCHEDULING", "0/10", "-"]
+    assert header.split() == ["ID", "NAME", "QUEUE", "STATE", "STEP", "LOSS", "AGE", "MESSAGE"]
+    assert second.split()[:6] == [jobs[1].id, "second", "default", "SCHEDULING", "0/10", "-"]
     assert second.endswith("needs [red]2 CPUs[/red]")
-    assert first.split()[:5] == [jobs[0].id, "first", "SUCCEEDED", "10/10", "4.0000"]
+    assert first.split()[:6] == [jobs[0].id, "first", "default", "SUCCEEDED", "10/10", "4.0000"]
     listed = json.loads(boost("ls", "--json").stdout)
     assert [job["id"] for job in listed["jobs"]] == [jobs[1].id, jobs[0].id]
 
@@ -183,7 +168,7 @@ def test_show_tells_shape_restarts_and_time(boost, store: JobStore) -> None:
     assert "to be cancelled" in boost("show", job.id).stdout
 
 
-def test_logs_print_what_befell_a_gang(boost, store: JobStore) -> None:
+def test_events_print_what_befell_a_gang(boost, store: JobStore) -> None:
     job = store.create(a_spec(training={"steps": 10, "micro_batch_size": 4}), "/checkpoints")
     start(store, job.id)
     store.append_reports(job.id, 1, numbered(a_shape(2), an_interruption(), a_restart(), a_fault()))
@@ -191,7 +176,7 @@ def test_logs_print_what_befell_a_gang(boost, store: JobStore) -> None:
     store.patch(job.id, JobPatch.model_validate({"data_parallel_size": {"min": 2}}))
     store.request_drill(job.id, Drill(kind="kill_rank", rank=1))
     store.request_drill(job.id, Drill(kind="drop_node", at_step=7))
-    lines = [line.split("  ", 1)[1] for line in boost("logs", job.id).stdout.splitlines()]
+    lines = [line.split("  ", 1)[1] for line in boost("events", job.id).stdout.splitlines()]
     assert lines[4:] == [
         "the gang is tp 2 × pp 1 × dp 2, 4 worker(s) on 2 node(s)",
         "step 3  interrupted by WORKER_LOST: rank 1 was killed by signal 9",
@@ -205,10 +190,10 @@ def test_logs_print_what_befell_a_gang(boost, store: JobStore) -> None:
     ]
 
 
-def test_logs_print_a_line_for_every_event(boost, store: JobStore) -> None:
+def test_events_print_a_line_for_every_event(boost, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     run_to_the_end(store, job.id)
-    result = boost("logs", job.id)
+    result = boost("events", job.id)
     assert result.exit_code == 0
     lines = [line.split("  ", 1)[1] for line in result.stdout.splitlines()]
     assert len(lines) == len(store.events(job.id))
@@ -264,9 +249,10 @@ def test_drill(boost, store: JobStore) -> None:
 
 def test_following_ends_with_the_job(api: RunningApi, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
-    following = process("logs", job.id, "--follow", BOOST_URL=api.url)
+    following = process("events", job.id, "--follow", BOOST_URL=api.url)
     start(store, job.id)
-    store.append_reports(job.id, 1, numbered(*(a_step(step) for step in range(1, 11))))
+    times = RankTimesReport(step=1, busy_seconds=[0.25, 0.5])
+    store.append_reports(job.id, 1, numbered(times, *(a_step(step) for step in range(1, 11))))
     finish(store, job.id)
     output, _ = following.communicate(timeout=20)
     assert following.returncode == 0, output
@@ -274,12 +260,14 @@ def test_following_ends_with_the_job(api: RunningApi, store: JobStore) -> None:
     assert "step 10/10" in output
     assert "SUCCEEDED: all steps done" in output.splitlines()[-1]
     assert len([line for line in output.splitlines() if "loss" in line]) == 2, "steps are shown now and then only"
+    assert "busy seconds" not in output
+    assert "step 1  busy seconds by rank: 0.25, 0.5" in boost_at(api.url)("events", job.id).stdout
 
 
 def test_following_a_job_that_does_not_succeed(boost, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     store.request_cancel(job.id)
-    result = boost("logs", job.id, "-f")
+    result = boost("events", job.id, "-f")
     assert result.exit_code == 1
     assert "CANCELLED" in result.stdout
 
@@ -292,7 +280,7 @@ def test_ctrl_c_stops_following_and_leaves_the_job(api: RunningApi, store: JobSt
     output, _ = following.communicate(timeout=20)
     (job,) = store.list()
     assert following.returncode == 130, output
-    assert f"the job goes on. Look again: boost logs {job.id} -f" in output
+    assert f"the job goes on. Look again: boost events {job.id} -f" in output
     assert job.state == "QUEUED"
 
 
@@ -300,14 +288,14 @@ def test_the_live_view_shows_a_bar(boost, store: JobStore, monkeypatch: pytest.M
     monkeypatch.setenv("FORCE_COLOR", "1")
     job = store.create(a_spec(), "/checkpoints")
     run_to_the_end(store, job.id)
-    shown = boost("logs", job.id, "-f").stdout
+    shown = boost("events", job.id, "-f").stdout
     assert "step 10/10" in shown
     assert "communication 25%" in shown
 
 
 def test_the_demo_needs_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["demo"])
+    result = run_boost("demo")
     assert result.exit_code == 2
     assert "examples/cola-tiny.yaml is not under" in result.stderr
 

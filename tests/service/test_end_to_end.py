@@ -1,14 +1,10 @@
 """The whole service as a process of its own: HTTP in front, a real Ray behind."""
 
-import os
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
@@ -16,56 +12,12 @@ from service.client import Client
 from service.jobs.model import JobEvent, JobRecord
 from service.jobs.states import JobState
 from tests.jobs import tiny_job, write_corpus
-from tests.service.conftest import free_port
-
-BOOST = Path(sys.executable).parent / "boost"
-PATIENCE_SECONDS = 90
-
-
-class Server:
-    """``boost serve`` on a free port, with a home of its own."""
-
-    def __init__(self, home: Path) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.environment = os.environ | {"BOOST_HOME": str(home), "BOOST_CPUS": "2", "BOOST_PORT": str(self.port)}
-        self.log = home.parent / "serve.log"
-        self.start()
-
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen([BOOST, "serve"], env=self.environment, stdout=log, stderr=log)
-
-    def tree(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def answers(self, path: str) -> httpx.Response | None:
-        try:
-            return httpx.get(self.url + path)
-        except httpx.TransportError:
-            return None
-
-    def end(self, how: signal.Signals) -> None:
-        """End it, and see to it that nothing it started lives on."""
-        started = self.tree()
-        if how is signal.SIGKILL:  # two agents of Ray's then tell a head that is gone for a minute, and end
-            started = [process for process in started if not process.name().endswith("Agent")]
-        self.process.send_signal(how)
-        self.process.wait(30)
-        _, alive = psutil.wait_procs(started, timeout=15)
-        assert not alive, alive
-
-
-def until(condition: Callable[[], object], server: Server) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert server.process.poll() is None and time.monotonic() < deadline, server.log.read_text()[-5000:]
-        time.sleep(0.1)
+from tests.service.serving import BOOST, Server
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("service") / "home")
+    server = Server(tmp_path_factory.mktemp("service") / "home", BOOST_AUTH="false")
     yield server
     server.end(signal.SIGTERM)
 
@@ -73,7 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[Client]:
     with Client(server.url) as opened:
-        until(lambda: (answer := server.answers("/healthz")) and answer.is_success, server)
+        server.until(lambda: (answer := server.answers("/healthz")) and answer.is_success)
         yield opened
 
 
@@ -95,7 +47,7 @@ def test_answers_before_ray_is_up(server: Server, client: Client) -> None:
     assert early is not None
     if not early.is_success:  # Ray may have been quick
         assert (early.status_code, early.json()["detail"]) == (503, "Ray is starting")
-    until(lambda: server.answers("/readyz").is_success, server)
+    server.until(lambda: server.answers("/readyz").is_success)
 
 
 def test_a_job_from_post_to_checkpoint(
@@ -123,24 +75,24 @@ def test_a_job_from_post_to_checkpoint(
 
 def test_cancel_over_http(server: Server, client: Client, submit: Callable[[int], JobRecord]) -> None:
     job = submit(1_000_000)
-    until(lambda: progress(client, job) > 5, server)
+    server.until(lambda: progress(client, job) > 5)
     workers = [process for process in server.tree() if "RankActor" in " ".join(process.cmdline())]
     assert len(workers) == 2
     client.cancel(job.id)
     _, alive = psutil.wait_procs(workers, timeout=5)
     assert not alive
-    until(lambda: client.get(job.id).state is JobState.CANCELLED, server)
+    server.until(lambda: client.get(job.id).state is JobState.CANCELLED)
 
 
 def test_a_killed_server_takes_its_jobs_up_again(
     server: Server, client: Client, submit: Callable[[int], JobRecord]
 ) -> None:
     job = submit(100)
-    until(lambda: (newest := client.get(job.id).checkpoint) and newest.step >= 20, server)
+    server.until(lambda: (newest := client.get(job.id).checkpoint) and newest.step >= 20)
     server.end(signal.SIGKILL)
     server.start()
-    until(lambda: server.answers("/healthz"), server)
-    until(lambda: client.get(job.id).finished, server)
+    server.until(lambda: server.answers("/healthz"))
+    server.until(lambda: client.get(job.id).finished)
     job = client.get(job.id)
     assert (job.state, job.attempt) == (JobState.SUCCEEDED, 2)
     resumed = [event for event in client.events(job.id) if event.kind == "started"][-1]

@@ -16,7 +16,8 @@ from boost_core.config import Drill, JobSpec, Shape
 from boost_core.config.reports import Cause, Report
 from service.gang.ray_gangs import RayGangs
 from service.gang.status import GangPhase, GangStatus, Orders
-from service.scheduler.decisions import Wait, decide
+from service.scheduler.actions import Wait
+from service.scheduler.decisions import decide
 from tests.jobs import tiny_job, write_corpus
 from tests.unit.test_decisions import job as waiting_job
 
@@ -25,8 +26,8 @@ ENDLESS = {"steps": 1_000_000, "evaluate_every_steps": 1000}
 
 
 @pytest.fixture(scope="module")
-def gangs() -> Iterator[RayGangs]:
-    gangs = RayGangs(None, 2)
+def gangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayGangs]:
+    gangs = RayGangs(None, 2, tmp_path_factory.mktemp("secrets"))
     gangs.connect()
     yield gangs
     gangs.close()
@@ -42,7 +43,7 @@ class Gang:
         self.sequences = [0]
         self.status = GangStatus(GangPhase.STARTING, "", [])
         self.orders = Orders(Shape.of(spec.parallelism), tuple(spec.shapes()), Cause.LIMITS_CHANGED)
-        gangs.launch(job_id, 1, spec, self.orders)
+        gangs.launch(job_id, 1, spec, self.orders, "default")
 
     def until(self, done: Callable[["Gang"], object]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -97,7 +98,7 @@ def freed_within(gangs: RayGangs, seconds: float) -> bool:
 
 def test_reports_arrive_complete_and_in_order(gangs: RayGangs, start: Callable[..., Gang], tmp_path: Path) -> None:
     gang = start(training={"steps": 30})
-    gangs.launch(gang.job_id, 1, tiny_job(tmp_path, tmp_path), gang.orders)  # the same attempt again starts nothing
+    gangs.launch(gang.job_id, 1, tiny_job(tmp_path, tmp_path), gang.orders, "default")  # again starts nothing
     assert gangs.alive() == {(gang.job_id, 1)}
     gang.until(ended)
     assert (gang.status.phase, gang.status.message) == (GangPhase.SUCCEEDED, "trained 30 steps")

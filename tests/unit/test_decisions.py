@@ -1,77 +1,15 @@
 """The scheduler's decisions, as tables."""
 
-from dataclasses import replace
-from datetime import UTC, datetime
-
 import pytest
 
 from boost_core.config import Shape
 from boost_core.config.reports import Cause
 from service.gang.status import NodeCapacity, Orders
-from service.jobs.model import JobRecord
 from service.jobs.states import JobState, Reason
-from service.scheduler.actions import Action, Gang, Launch, Resize, ResizePolicy, Wait
+from service.scheduler.actions import Gang, ResizePolicy, Wait
 from service.scheduler.decisions import decide
-from service.scheduler.placement import ACCELERATOR_LABEL
-from tests.jobs import tiny_job
-
-WAITING = (JobState.SCHEDULING, Reason.WAITING_FOR_RESOURCES)
-STARTING = (JobState.SCHEDULING, Reason.GANG_STARTING)
-TRAINING = (JobState.RUNNING, Reason.GANG_STARTED)
-LONG = 1000.0
-
-
-def job(
-    name: str, workers: int, state: JobState = JobState.QUEUED, reason: Reason = Reason.SUBMITTED, *,
-    tensor: int = 1, up_to: int | None = None, layouts: list | None = None, priority: int = 0, cpus: float = 1,
-    gpus: int = 0, batches: int | None = None, **resources,
-) -> JobRecord:  # fmt: skip
-    """A job of so many replicas, at least, if there may be up to some more."""
-    elasticity = {"data_parallel_size": {"min": workers, "max": up_to}, "layouts": layouts} if up_to else None
-    spec = tiny_job(
-        "corpus", "checkpoints",
-        parallelism={"tensor_parallel_size": tensor, "data_parallel_size": workers},
-        training={"global_batch_size": 2 * (batches or workers * (24 if up_to else 1))},
-        resources={"cpus_per_worker": cpus, "gpus_per_worker": gpus} | resources,
-        elasticity=elasticity, priority=priority,
-    )  # fmt: skip
-    return JobRecord(
-        id=name, name=name, spec=spec, state=state, reason=reason, message="", attempt=0, cancel_requested=False,
-        checkpoint_url="checkpoints", submitted_at=datetime.now(UTC), started_at=None, finished_at=None, progress=None,
-        evaluation=None, checkpoint=None, version=0,
-    )  # fmt: skip
-
-
-def running(name: str, workers: int, **settings) -> JobRecord:
-    return job(name, workers, *TRAINING, **settings)
-
-
-def trains(data: int, tensor: int = 1, **changes) -> Gang:
-    """A gang that is what it was to become."""
-    shape = Shape(tensor, 1, data)
-    return replace(Gang(shape, shape, unchanged_seconds=LONG), **changes)
-
-
-def nodes(*cpus: float, free: list[float] | None = None, gpus: float = 0, **settings) -> list[NodeCapacity]:
-    frees = cpus if free is None else free
-    return [
-        NodeCapacity(f"node-{index}", {"CPU": total, "GPU": gpus}, {"CPU": left, "GPU": gpus}, **settings)
-        for index, (total, left) in enumerate(zip(cpus, frees, strict=True))
-    ]
-
-
-def summary(actions: list[Action]) -> list[str]:
-    return [_in_words(action) for action in actions]
-
-
-def _in_words(action: Action) -> str:
-    words = f"{type(action).__name__} {action.job.id}"
-    match action:
-        case Launch(shape=shape):
-            return f"{words} {shape.tensor}x{shape.data}"
-        case Resize(shape=shape, cause=cause):
-            return f"{words} {shape.tensor}x{shape.data} {cause}"
-    return words
+from service.scheduler.demand import ACCELERATOR_LABEL, Demand
+from tests.scheduling import LONG, STARTING, WAITING, job, nodes, running, summary, trains
 
 
 @pytest.mark.parametrize(
@@ -81,7 +19,7 @@ def _in_words(action: Action) -> str:
         ([job("a", 2)], nodes(2), ["Admit a", "Launch a 1x2"]),
         ([job("a", 1), job("b", 1)], nodes(2), ["Admit a", "Launch a 1x1", "Admit b", "Launch b 1x1"]),
         # The head waits for others and holds back those behind it, even one that would fit.
-        ([running("a", 1), job("b", 2), job("c", 1)], nodes(2, free=[1]), ["Admit b", "Wait b"]),
+        ([running("a", 1), job("b", 2), job("c", 1)], nodes(2, free=[1]), ["Admit b", "Wait b", "Explain c"]),
         ([running("a", 1), job("b", 2), job("c", 1, *WAITING)], nodes(2, free=[1]), ["Admit b", "Wait b", "Wait c"]),
         # A job that can never fit does not.
         ([job("a", 3), job("b", 2)], nodes(2), ["Admit a", "Wait a", "Admit b", "Launch b 1x2"]),
@@ -141,7 +79,7 @@ H100, L4 = labelled("h", 4, **{ACCELERATOR_LABEL: "H100"}), labelled("l", 4, **{
         (
             [running("a", 2, accelerator_type="H100"), job("b", 4, accelerator_type="H100"), job("c", 6),
              job("d", 4, node_labels={"zone": "b"})],
-            ["Admit b", "Wait b", "Admit d", "Launch d 1x4"],
+            ["Admit b", "Wait b", "Explain c", "Admit d", "Launch d 1x4"],
         ),
         # A gang just started takes room of its own kind of node only, though Ray does not show it yet.
         (
@@ -222,7 +160,7 @@ def test_scattered_room_is_waited_for_and_then_cleared_gang_by_gang() -> None:
     later = decide(jobs, capacities, gangs, {"z": 5.0})
     assert summary(later) == ["RoomSeen z", "Resize b 1x1 ROOM_NEEDED", "Wait z"]
     assert later[-1].message == (
-        "waits for 4 × {CPU: 1} in groups of 4; 4 of 8 CPU free: tp 4 needs 4 workers on one node; the largest has 2; "
+        "needs 4 × {CPU: 1} in groups of 4; 4 of 8 CPU free: tp 4 needs 4 workers on one node; the largest has 2; "
         "b makes room"
     )
     small = {"a": trains(1), "b": trains(1)}
@@ -275,8 +213,7 @@ def test_gangs_grow_in_the_order_of_the_queue_and_into_what_nobody_waits_for() -
 
 def test_growth_keeps_the_layout_unless_another_is_much_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     predicted = {Shape(1, 1, 1): 1.0, Shape(1, 1, 2): 0.9, Shape(2, 1, 1): 0.8, Shape(2, 1, 2): 0.5}
-    for module in ("boost_core.plan.resize", "service.scheduler.growth"):
-        monkeypatch.setattr(f"{module}.step_seconds", lambda _, shape: predicted[shape])
+    monkeypatch.setattr(Demand, "seconds", lambda _, shape: predicted[shape])
     one = running("a", 1, up_to=2, layouts=[[1, 1], [2, 1]], batches=2)
 
     def grown(cpus: float) -> list[str]:
@@ -352,7 +289,7 @@ def test_a_gang_without_workers_comes_before_who_came_after_it() -> None:
     lost = {"a": Gang(None, Shape(1, 1, 2), waiting=True)}
     jobs = [running("a", 2), job("b", 1)]
     assert summary(decide(jobs, nodes(2), lost)) == ["Admit b", "Wait b"]  # two are for a
-    assert summary(decide(jobs, nodes(2, free=[1]), lost)) == []  # held back, too, until a has its two
+    assert summary(decide(jobs, nodes(2, free=[1]), lost)) == ["Explain b"]  # held back, too, until a has its two
     assert summary(decide(jobs, nodes(1), lost)) == ["Admit b", "Launch b 1x1"]  # a is not served by this cluster
 
 
@@ -373,11 +310,11 @@ def test_the_policy_is_the_operators() -> None:
     ("jobs", "capacities", "message"),
     [
         ([running("job-a", 1), job("job-b", 2)], nodes(2, free=[1]),
-         "waits for 2 × {CPU: 1}; 1 of 2 CPU free; behind job-a"),
+         "needs 2 × {CPU: 1}; 1 of 2 CPU free; behind job-a"),
         ([job("job-a", 4, tensor=2)], nodes(4, 4, free=[3, 3]),
-         "waits for 8 × {CPU: 1} in groups of 2; 6 of 8 CPU free"),
+         "needs 8 × {CPU: 1} in groups of 2; 6 of 8 CPU free"),
         ([job("job-a", 2, tensor=2)], nodes(3, 3, free=[3, 1]),
-         "waits for 4 × {CPU: 1} in groups of 2; 4 of 6 CPU free: "
+         "needs 4 × {CPU: 1} in groups of 2; 4 of 6 CPU free: "
          "tp 2 × pp 1 × dp 2 needs 4 workers in groups of 2; there is room for 2"),
         ([job("job-c", 8)], nodes(2),
          "needs 8 × {CPU: 1}; the cluster has 2 CPU in all, room for 2; waits for nodes to join"),
@@ -387,12 +324,12 @@ def test_the_policy_is_the_operators() -> None:
         ([job("job-d", 1, gpus=1)], nodes(2),
          "needs 1 × {CPU: 1, GPU: 1}; the cluster has 2 CPU, 0 GPU in all, room for 0; waits for nodes to join"),
         ([job("job-d", 1, accelerator_type="H100")], nodes(2),
-         "needs 1 × {CPU: 1}; the nodes with ray.io/accelerator-type=H100 have 0 CPU in all, room for 0; "
+         "needs 1 × {CPU: 1} H100; the nodes with ray.io/accelerator-type=H100 have 0 CPU in all, room for 0; "
          "waits for nodes to join"),
         ([*(running(f"job-{index}", 1) for index in range(5)), job("job-z", 2)], nodes(6, free=[1]),
-         "waits for 2 × {CPU: 1}; 1 of 6 CPU free; behind job-0, job-1, job-2 and 2 more"),
+         "needs 2 × {CPU: 1}; 1 of 6 CPU free; behind job-0, job-1, job-2 and 2 more"),
         ([running("job-a", 1), job("job-b", 2), job("job-c", 1, *WAITING)], nodes(2, free=[1]),
-         "is held back by job-b, which comes before it"),
+         "needs 1 × {CPU: 1}; 1 of 2 CPU free; it might delay job-b, which comes before it"),
     ],
 )  # fmt: skip
 def test_messages_say_what_a_job_waits_for(jobs, capacities, message: str) -> None:

@@ -134,6 +134,16 @@ def test_a_spec_survives_json() -> None:
     assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
+def test_a_number_with_an_exponent_is_a_number_in_yaml_too(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "{name: job, model: {preset: tiny, rope_theta: 1E+4}, training: {steps: 1},\n"
+        "optimizer: {learning_rate: 3e-4, epsilon: 1.e-8}}"
+    )
+    spec = load_job(path)
+    assert (spec.model.rope_theta, spec.optimizer.learning_rate, spec.optimizer.epsilon) == (1e4, 3e-4, 1e-8)
+
+
 def test_the_example_job_is_legal() -> None:
     assert load_job("examples/cola-tiny.yaml").parallelism.tensor_parallel_size == 2
 

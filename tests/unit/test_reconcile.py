@@ -50,7 +50,7 @@ class FakeGangs:
     def alive(self) -> set[tuple[str, int]]:
         return set(self.gangs)
 
-    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders) -> None:
+    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders, tenant: str) -> None:
         self._maybe(self.fail_before, "launch")
         if (job_id, attempt) not in self.gangs:
             self.gangs[job_id, attempt] = GangStatus(GangPhase.STARTING, "placing", [])

@@ -19,3 +19,8 @@ STEPS = [100, 200, 300, 400, 450]
 def test_what_may_go(keep_last: int | None, keep_every: int | None, gone: list[int]) -> None:
     assert expendable(STEPS, keep_last, keep_every) == gone
     assert expendable([], keep_last, keep_every) == []
+
+
+def test_what_is_pinned_stays_and_counts_among_the_newest() -> None:
+    assert expendable(STEPS, 2, None, {200, 450}) == [100, 300]
+    assert expendable(STEPS, 1, 200, set(STEPS)) == []

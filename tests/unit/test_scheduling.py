@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 
 import pytest
 
@@ -11,12 +10,12 @@ from boost_core.config import JobSpec, Shape
 from boost_core.config.reports import Cause
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
-from service.jobs.states import JobState, Reason, next_state
+from service.jobs.states import JobState, Reason
 from service.scheduler import reconcile
 from service.scheduler.actions import Action, Gang, Launch, Resize, ResizePolicy
 from service.scheduler.reconcile import Reconciler
 from tests.jobs import tiny_job
-from tests.simulated_cluster import Cluster
+from tests.simulated_cluster import Cluster, MemoryStore
 
 EVENTS = 200  # for each of ten seeds
 POLICY = ResizePolicy(cooldown_seconds=12, settle_seconds=3, patience_seconds=12)
@@ -41,41 +40,6 @@ ELASTIC = [
 SPECS = [one.model_copy(update={"priority": priority}) for one in RIGID + ELASTIC for priority in (0, 0, 0, 2, 5)]
 
 
-class MemoryStore:
-    """What the reconciler needs of the store, in memory; jobs that have ended are forgotten."""
-
-    def __init__(self) -> None:
-        self.jobs: dict[str, JobRecord] = {}
-        self.reasons: Counter[Reason] = Counter()
-
-    def submit(self, job_id: str, one: JobSpec) -> None:
-        self.jobs[job_id] = JobRecord(
-            id=job_id, name="job", spec=one, state=JobState.QUEUED, reason=Reason.SUBMITTED, message="", attempt=0,
-            cancel_requested=False, checkpoint_url="checkpoints", submitted_at=datetime.now(UTC), started_at=None,
-            finished_at=None, progress=None, evaluation=None, checkpoint=None, version=0,
-        )  # fmt: skip
-
-    def update(self, job_id: str, **values) -> None:
-        self.jobs[job_id] = self.jobs[job_id].model_copy(update=values)
-
-    def active(self) -> list[JobRecord]:
-        return [job for job in self.jobs.values() if not job.finished]
-
-    def get(self, job_id: str) -> JobRecord:
-        return self.jobs[job_id]
-
-    def change(self, job_id: str, reason: Reason, message: str, *, attempt: int | None = None) -> None:
-        job = self.jobs[job_id]
-        values = {"state": next_state(job.state, reason), "reason": reason, "message": message}
-        self.update(job_id, **values, attempt=job.attempt if attempt is None else attempt)
-        self.reasons[reason] += 1
-
-    def append_reports(self, *_) -> None: ...
-
-    def last_sequence(self, *_) -> int:
-        return 0
-
-
 class Simulation:
     """All of it, and what must hold in every second."""
 
@@ -92,6 +56,8 @@ class Simulation:
 
     def second(self) -> None:
         self.reconciler.tick()
+        queued = [job for job in self.store.jobs.values() if job.state is JobState.QUEUED and not job.pause_requested]
+        assert all(job.waiting_for for job in queued), "a job waits and nobody knows why"
         self.cluster.step()
         ended = [job for job in self.store.jobs.values() if job.finished]
         assert all(job.state is JobState.SUCCEEDED for job in ended)
@@ -194,5 +160,5 @@ def test_whatever_comes(seed: int, monkeypatch: pytest.MonkeyPatch, caplog: pyte
         simulation.second()
     simulation.second()
     assert not simulation.cluster.gangs
-    assert not any(node.used for node in simulation.cluster.nodes_by_name.values())
+    assert not any(any(node.used.values()) for node in simulation.cluster.nodes_by_name.values())
     assert not [record.message for record in caplog.records if record.levelname == "ERROR"]

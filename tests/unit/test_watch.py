@@ -18,6 +18,21 @@ def after_steps(seconds: float, **config) -> tuple[GangWatch, float]:
     return gang, now
 
 
+def test_the_times_of_all_ranks_are_told_now_and_then() -> None:
+    gang = watch()
+    assert gang.rank_times(2, 102.5) is None
+    gang.beat(0, Beat(1, 1.0, 0.5), 102.5)
+    assert gang.rank_times(2, 102.5) is None
+    gang.beat(1, Beat(1, 1.0, 1.0), 102.5)
+    gang.beat(1, Beat(2, 1.0, 0.8), 102.6)
+    assert gang.rank_times(2, 101.9) is None
+    assert gang.rank_times(2, 102.6) == [0.5, 0.9]
+    gang.beat(0, Beat(2, 1.0, 0.5), 102.7)
+    gang.beat(1, Beat(3, 1.0, 0.5), 102.7)
+    assert gang.rank_times(2, 104.5) is None
+    assert gang.rank_times(2, 104.7) == [0.5, 0.5]
+
+
 def test_before_the_first_step_a_gang_may_take_five_times_as_long() -> None:
     gang = watch(hang_seconds=10)
     assert gang.hangs(150.0) is None

@@ -1,53 +1,96 @@
-"""A job's events as a stream of server-sent events."""
+"""A job's events and log lines as streams of server-sent events."""
 
 from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
 from typing import Annotated
 
-import anyio
 from fastapi import APIRouter, Header, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import AwareDatetime
 
+from service.api.auth import Principal, Reader
 from service.api.deps import Context, ContextDep, JobDep
 from service.api.errors import problem_responses
-from service.jobs.model import JobEvent
+from service.api.streams import HoldStream
+from service.jobs.model import EventKind, JobEvent, JobRecord
+from service.jobs.queries import EventFilter
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-_POLL_SECONDS = 0.25
 _LARGEST_ID = 2**63 - 1  # what a database can compare
+_MOST_RANKS = 2**31 - 1
+
+After = Annotated[int, Query(ge=0, le=_LARGEST_ID, description="Start after the event with this id.")]
+LastEventId = Annotated[int | None, Header(ge=0, le=_LARGEST_ID, description="The same; sent by clients that resume.")]
+Follow = Annotated[bool, Query(description="Go on until the job has come to its end.")]
 
 
 @router.get(
     "/{job_id}/events",
     response_class=EventSourceResponse,
+    dependencies=[HoldStream],
     responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def events(
     job: JobDep,
+    who: Reader,
     context: ContextDep,
-    after: Annotated[int, Query(ge=0, le=_LARGEST_ID, description="Start after the event with this id.")] = 0,
-    last_event_id: Annotated[
-        int | None, Header(ge=0, le=_LARGEST_ID, description="The same; sent by clients that resume.")
-    ] = None,
-    follow: Annotated[bool, Query(description="Go on until the job has come to its end.")] = True,
+    kind: Annotated[list[EventKind], Query(description="Only events of one of these kinds.")] = [],  # noqa: B006  # FastAPI copies it
+    since: Annotated[AwareDatetime | None, Query(description="Only events that are not older.")] = None,
+    after: After = 0,
+    last_event_id: LastEventId = None,
+    follow: Follow = True,
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream what happened to a job and what happens next: state changes, progress, evaluations, logs."""
-    seen = after if last_event_id is None else last_event_id
+    wanted = EventFilter(frozenset(kind) or None, since)
+    async for event in _stream(context, who, job, wanted, after if last_event_id is None else last_event_id, follow):
+        yield event
+
+
+@router.get(
+    "/{job_id}/logs",
+    response_class=EventSourceResponse,
+    dependencies=[HoldStream],
+    responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+async def logs(
+    job: JobDep,
+    who: Reader,
+    context: ContextDep,
+    rank: Annotated[int | None, Query(ge=0, le=_MOST_RANKS, description="Only lines of this rank.")] = None,
+    level: Annotated[
+        list[str], Query(max_length=8, description="Only lines of one of these levels, such as ERROR.")
+    ] = [],  # noqa: B006  # FastAPI copies it
+    since: Annotated[AwareDatetime | None, Query(description="Only lines that are not older.")] = None,
+    after: After = 0,
+    last_event_id: LastEventId = None,
+    follow: Follow = True,
+) -> AsyncIterator[ServerSentEvent]:
+    """Stream the log lines of a job's ranks. They are kept when the gang is gone."""
+    wanted = EventFilter(frozenset({"log"}), since, rank, frozenset(level) or None)
+    async for event in _stream(context, who, job, wanted, after if last_event_id is None else last_event_id, follow):
+        yield event
+
+
+async def _stream(
+    context: Context, who: Principal, job: JobRecord, wanted: EventFilter, seen: int, follow: bool
+) -> AsyncIterator[ServerSentEvent]:
     while not context.stopping.is_set():
-        finished, batch = await run_in_threadpool(_look, context, job.id, seen)
+        if not await run_in_threadpool(context.keys.is_good, who):
+            return  # revoked or expired since; whoever comes again with it is told so
+        job, batch = await run_in_threadpool(_look, context, job.id, seen, wanted)
         for event in batch:
             yield ServerSentEvent(id=str(event.id), event=event.kind, data=event)
             seen = event.id
         if batch:
             continue
-        if finished or not follow:
+        if job.finished or not follow:
             return
-        await anyio.sleep(_POLL_SECONDS)
+        await context.follower.changed(job.id, job.version)
 
 
-def _look(context: Context, job_id: str, after: int) -> tuple[bool, Sequence[JobEvent]]:
-    """Whether the job has come to its end, and its next events. In this order, so that none is missed."""
-    finished = context.store.get(job_id).finished
-    return finished, context.store.events(job_id, after)
+def _look(context: Context, job_id: str, after: int, wanted: EventFilter) -> tuple[JobRecord, Sequence[JobEvent]]:
+    """The job, and then its next events. In this order, so that none is missed."""
+    job = context.store.get(job_id)
+    return job, context.store.events(job_id, after, wanted=wanted)

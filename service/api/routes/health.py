@@ -5,8 +5,9 @@ from http import HTTPStatus
 from fastapi import APIRouter, Request, Response
 from prometheus_client.exposition import choose_encoder
 
+from service.api.auth import Reader
 from service.api.deps import ContextDep
-from service.api.errors import NotReady, problem_responses
+from service.api.errors import GUARDED, NotReady, problem_responses
 
 router = APIRouter(tags=["operations"])
 
@@ -26,8 +27,8 @@ def readyz(context: ContextDep) -> dict[str, str]:
     return {"status": "ready"}
 
 
-@router.get("/metrics", response_class=Response)
-def metrics(request: Request, context: ContextDep) -> Response:
+@router.get("/metrics", response_class=Response, responses=GUARDED)
+def metrics(request: Request, _who: Reader, context: ContextDep) -> Response:
     """Jobs and their newest numbers, for Prometheus."""
     encode, media_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(context.metrics), media_type=media_type)

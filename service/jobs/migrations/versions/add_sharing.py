@@ -83,18 +83,19 @@ def _create_account_tables() -> None:
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("expires_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("last_used_at", sa.DateTime(timezone=True), nullable=True),
     )
     op.create_table(
         "audit",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True, autoincrement=True),
         sa.Column("time", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("tenant", sa.String(32), nullable=False),
+        sa.Column("tenant", sa.String(32), nullable=True),
         sa.Column("key_id", sa.String(8), nullable=True),
-        sa.Column("key_name", sa.String(100), nullable=False),
+        sa.Column("key_name", sa.String(100), nullable=True),
         sa.Column("action", sa.String(64), nullable=False),
         sa.Column("resource", sa.String(255), nullable=False),
         sa.Column("status", sa.Integer(), nullable=False),
-        sa.Column("address", sa.String(64), nullable=False),
+        sa.Column("address", sa.String(64), nullable=True),
         sa.Column("request_id", sa.String(64), nullable=False),
     )
     op.create_index("ix_audit_tenant_id", "audit", ["tenant", "id"])

@@ -1,0 +1,49 @@
+"""Strings, numbers, true and false are different things, in JSON and here; pydantic takes one for another."""
+
+from collections.abc import Iterator
+from types import EllipsisType, NoneType
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic_core import InitErrorDetails
+
+# Types that pydantic mixes up, and what it says of a value that is none of theirs; int goes first.
+_KINDS: dict[Any, str] = {int: "int_type", float: "float_type", bool: "bool_type"}
+
+
+def mixed_up(value: Any, annotation: Any) -> list[InitErrorDetails]:
+    """What in a value is of another kind than its type asks for; in a list, with its place.
+
+    Args:
+        value: What was given.
+        annotation: The type of its field. Of others than numbers, true and false, pydantic knows itself.
+    """
+    types = set(_plain_types(annotation)) - {NoneType, EllipsisType}
+    wanted = types - {tuple}
+    if not wanted or not wanted <= _KINDS.keys() or isinstance(value, list | tuple) != (tuple in types):
+        return []
+    kind = next(kind for python_type, kind in _KINDS.items() if python_type in wanted)
+    return [
+        InitErrorDetails(type=kind, loc=place, input=given)
+        for place, given in _scalars(value)
+        if isinstance(given, str) or isinstance(given, bool) != (wanted == {bool})
+    ]
+
+
+def _plain_types(annotation: Any) -> Iterator[Any]:
+    """The types in a type such as ``int | None`` or ``tuple[float, ...]``, which is one itself, or a ``Literal``."""
+    parts = get_args(annotation)[:1] if get_origin(annotation) is Annotated else get_args(annotation)
+    if get_origin(annotation) is tuple:
+        yield tuple
+    for part in parts:
+        yield from _plain_types(part)
+    if not parts:
+        yield annotation if isinstance(annotation, type) else type(annotation)
+
+
+def _scalars(value: Any, place: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], bool | int | float | str]]:
+    """Each string, number, true and false in lists, with its place."""
+    if isinstance(value, bool | int | float | str):
+        yield place, value
+    elif isinstance(value, list | tuple):
+        for index, entry in enumerate(value):
+            yield from _scalars(entry, (*place, index))

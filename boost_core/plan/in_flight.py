@@ -1,0 +1,67 @@
+"""Which micro-batches a pipeline rank has in hand at a time, by the schedules of ``torch.distributed.pipelining``.
+
+Forward passes come first, as many as the schedule warms up with: under 1f1b one a stage from this one to the last; with
+v = 2 stages a rank, (v − 1)·p and two more (one under zero_bubble) for each rank after this one. Then forward and
+backward take turns. Under zero_bubble the weight gradients of rank r's first r backward passes wait, and from then on
+those of as many (arXiv 2104.04473, 2401.10241).
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+
+from boost_core.config.parallelism import ParallelismConfig
+
+_ROUNDS = 4  # of p micro-batches; by then it repeats
+
+# Micro-batches kept of a rank's first and second stage, and how many of each owe their weight gradients.
+InHand = tuple[tuple[int, int], tuple[int, int]]
+
+
+def in_hand(parallelism: ParallelismConfig, rank: int, micro_batches: int) -> frozenset[InHand]:
+    """What a rank has in hand at one moment or another of a step.
+
+    Args:
+        parallelism: The pipeline.
+        rank: The pipeline rank.
+        micro_batches: Of a step.
+    """
+    size = parallelism.pipeline_parallel_size
+    if parallelism.pipeline_schedule == "1f1b":
+        return frozenset({((min(micro_batches, size - rank), 0), (0, 0))})
+    late = parallelism.pipeline_schedule == "zero_bubble"
+    return _of_two_stages(size, rank, min(micro_batches, _ROUNDS * size), late)
+
+
+@lru_cache(maxsize=1024)
+def _of_two_stages(size: int, rank: int, micro_batches: int, late: bool) -> frozenset[InHand]:
+    passes = 2 * micro_batches
+    warm_up = min(size + (1 if late else 2) * (size - 1 - rank), passes)
+    forward = [(step // size) % 2 for step in range(passes)]
+    backward = [1 - stage for stage in forward]
+    changes = _changes(forward, backward, warm_up, rank if late else None)
+    return frozenset(accumulate(changes, _sum, initial=((0, 0), (0, 0))))
+
+
+def _changes(forward: Sequence[int], backward: Sequence[int], warm_up: int, delay: int | None) -> list[InHand]:
+    changes, paid = [], 0
+    for step in range(len(forward) + warm_up):
+        if step < len(forward):
+            changes.append((_one(forward[step]), (0, 0)))
+        if step < warm_up:
+            continue
+        done = step - warm_up
+        changes.append((_one(backward[done], -1), (0, 0) if delay is None else _one(backward[done])))
+        if delay is not None and done >= delay:
+            changes.append(((0, 0), _one(backward[paid], -1)))
+            paid += 1
+    return changes
+
+
+def _one(stage: int, by: int = 1) -> tuple[int, int]:
+    return (0, by) if stage else (by, 0)
+
+
+def _sum(before: InHand, change: InHand) -> InHand:
+    (kept, owed), (more_kept, more_owed) = before, change
+    return (kept[0] + more_kept[0], kept[1] + more_kept[1]), (owed[0] + more_owed[0], owed[1] + more_owed[1])

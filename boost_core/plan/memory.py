@@ -1,0 +1,223 @@
+"""How much memory a job needs on a rank at a shape: on the one that needs most.
+
+``state_memory`` has what is there all the time, ``activations`` what a token costs, ``in_flight`` how many
+micro-batches are there at once. On top of those here:
+
+=========  ==========================================================================================================
+head       ``parallel.vocabulary``: logits of a chunk of 2²⁶/(V/tp) tokens, twice where there are several chunks; and
+           backward the gradients of the hidden vectors, c·T·d, and of the head, in fp32 and rounded or as a summand
+pipeline   torch's stages have a buffer for each micro-batch of a step that a neighbour sends, forward and backward; its
+           schedules of several stages keep what they have sent until the step's end
+batch      24 bytes a token of a replica's step: ids and targets in 64 bits, what counts, and weights
+rotary     24 bytes for each position and pair of a head's elements: angles in fp64 and fp32
+documents  a byte a pair of positions of a micro-batch, and in each block one of the compute type, where apart
+=========  ==========================================================================================================
+
+A step is fullest either as the loss's backward pass begins, with all activations and the head's, or in the block before
+the head, with gradients of activations and what is computed again. ``total`` is the fuller of the two, or what the
+start or LORO's update takes if that is more; so it can be less than the sum of its parts. CUDA's context, NCCL's
+buffers and the allocator's gaps are not in it. ``tests/numerics/test_memory_plan.py`` compares with what is allocated.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from boost_core.config.elasticity import Shape
+from boost_core.config.job import JobSpec
+from boost_core.plan.activations import PRECISE, Activations
+from boost_core.plan.in_flight import InHand, in_hand
+from boost_core.plan.stages import Stage, cut
+from boost_core.plan.state_memory import largest_weight, starting_peak, state_bytes
+
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
+_CHUNK_ELEMENTS = 1 << 26  # ``parallel.vocabulary.CHUNK_ELEMENTS``
+_BATCH_BYTES = 24
+_DOCUMENT_BYTES = 8
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """The most that a rank holds, in bytes.
+
+    Attributes:
+        weights: What the model computes with.
+        gradients: Sums of gradients.
+        optimizer: Masters, moments and rounded copies.
+        activations: What is kept for the backward pass, and what that takes in a block.
+        logits: What head and loss take.
+        total: The most at any moment; not all of the above is there at once.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    total: int
+
+
+def rank_memory(spec: JobSpec, shape: Shape) -> RankMemory:
+    """What the rank that needs most of a gang of one shape needs.
+
+    Args:
+        spec: The job.
+        shape: One of ``spec.shapes()``.
+    """
+    job = spec.at(shape)
+    stages = cut(job.model, job.parallelism, job.training.sequence_length)
+    of_ranks = [stages[rank :: shape.pipeline] for rank in range(shape.pipeline)]
+    memories = (_Rank(job, rank, of_ranks[rank]).memory() for rank in _extremes(job, of_ranks))
+    return max(memories, key=lambda memory: memory.total)
+
+
+def _extremes(job: JobSpec, of_ranks: Sequence[Sequence[Stage]]) -> set[int]:
+    """Of pipeline ranks that have alike stages, the first and the last.
+
+    From one to the next, fewer micro-batches are in flight, and under zero_bubble more gradients are owed; each by the
+    same number, so that none between the two needs more than both.
+    """
+    alike: dict[tuple[tuple[object, ...], ...], list[int]] = {}
+    for rank, stages in enumerate(of_ranks):
+        alike.setdefault(tuple(_likeness(job, stage) for stage in stages), []).append(rank)
+    return {rank for ranks in alike.values() for rank in (ranks[0], ranks[-1])}
+
+
+def _likeness(job: JobSpec, stage: Stage) -> tuple[object, ...]:
+    """What a stage's memory depends on."""
+    crosses = job.model.crosses_into
+    crossed = sum(map(crosses, stage.layers))
+    ends = crosses(stage.layers.start), crosses(stage.layers.stop)
+    return len(stage.layers), crossed, *ends, stage.first, stage.last
+
+
+class _Rank:
+    """One pipeline rank.
+
+    Args:
+        job: The job at its shape.
+        rank: The pipeline rank.
+        stages: Its stages.
+    """
+
+    def __init__(self, job: JobSpec, rank: int, stages: Sequence[Stage]) -> None:
+        self._job, self._rank, self._stages = job, rank, stages
+        self._element = ELEMENT_BYTES[job.training.precision]
+        self._each = Activations(job.model, job.parallelism, self._element, job.resources.gpus_per_worker > 0)
+        self._tokens = job.training.micro_batch_size * job.training.sequence_length
+        self._micro_batches = job.training.micro_batches(job.parallelism.data_parallel_size)
+
+    def memory(self) -> RankMemory:
+        groups = state_bytes(self._job, self._stages, self._element)
+        weights, gradients, optimizer = (
+            sum(sizes)
+            for sizes in zip(*((each.weights, each.gradients, each.optimizer) for each in groups), strict=True)
+        )
+        kept, backward, head = self._kept(), self._backward(), self._head()
+        step = weights + gradients + optimizer + kept + max(backward, head)
+        update = weights + gradients + optimizer + self._update(weights // self._element)
+        total = max(step, starting_peak(groups) + self._rotary(), update)
+        return RankMemory(weights, gradients, optimizer, kept + backward, head, total)
+
+    def _kept(self) -> int:
+        """Activations as the last of the micro-batches in hand has gone through."""
+        of_stages = [self._of_stage(stage) for stage in self._stages]
+        owed = [self._owed(stage) for stage in self._stages]
+        most = max(_bytes(moment, of_stages, owed) for moment in self._moments())
+        return most + self._buffers() + self._batch() + self._rotary()
+
+    def _moments(self) -> frozenset[InHand]:
+        if self._job.parallelism.pipeline_parallel_size == 1:
+            return frozenset({((1, 0), (0, 0))})
+        return in_hand(self._job.parallelism, self._rank, self._micro_batches)
+
+    def _of_stage(self, stage: Stage) -> int:
+        """What a stage keeps of a micro-batch, the head left out."""
+        each = self._each
+        a_token = sum(each.block(crossed, given) for crossed, given in self._blocks(stage))
+        if stage.first:
+            a_token += each.embedding()
+        else:
+            a_token -= each.residual * self._element  # its input is in a buffer
+        if not stage.last and self._job.parallelism.pipeline_schedule == "1f1b":  # else it is among what was sent
+            a_token += each.residual * self._element + self._crossing(stage.layers.stop)
+        return a_token * self._tokens + self._masks(stage)
+
+    def _blocks(self, stage: Stage) -> Iterator[tuple[bool, bool]]:
+        """For each block whether latents cross into it, and whether it is given some."""
+        model = self._job.model
+        for layer in stage.layers:
+            crossed = model.crosses_into(layer)
+            yield crossed, crossed or (model.lax is not None and layer > stage.layers.start)
+
+    def _crossing(self, layer: int) -> int:
+        """Bytes a token that LaX sends to the stage that begins with a block."""
+        return self._each.carried if self._job.model.crosses_into(layer) else 0
+
+    def _masks(self, stage: Stage) -> int:
+        if not self._job.data.documents_apart:
+            return 0
+        pairs = self._tokens * self._job.training.sequence_length
+        again = 1 if self._job.parallelism.recompute != "none" else len(stage.layers)
+        return pairs * (1 + self._element * again)
+
+    def _owed(self, stage: Stage) -> int:
+        """What weight gradients that wait need of a micro-batch: inputs and output gradients of all products.
+
+        About what a block keeps without recomputation.
+        """
+        plain = self._job.parallelism.model_copy(update={"recompute": "none"})
+        each = Activations(self._job.model, plain, self._element, self._each.kernels)
+        return self._tokens * sum(each.block(crossed, given) for crossed, given in self._blocks(stage))
+
+    def _buffers(self) -> int:
+        """Of torch's pipeline stages, for what neighbours send."""
+        width = self._each.residual * self._element
+        a_token = 0
+        for stage in self._stages:
+            a_token += 0 if stage.first else width + self._crossing(stage.layers.start)
+            a_token += 0 if stage.last else width + self._crossing(stage.layers.stop)
+        # The schedules of several stages wait for what they have sent at the end of a step, and keep it until then.
+        sent_too = 1 if self._job.parallelism.pipeline_schedule == "1f1b" else 2
+        return a_token * self._tokens * self._micro_batches * sent_too
+
+    def _batch(self) -> int:
+        a_token = _BATCH_BYTES + (_DOCUMENT_BYTES if self._job.data.documents_apart else 0)
+        return a_token * self._tokens * self._micro_batches
+
+    def _rotary(self) -> int:
+        return 24 * self._job.training.sequence_length * self._job.model.head_size // 2
+
+    def _backward(self) -> int:
+        """What a block's backward pass takes, with a weight's gradient; or the embedding's gradient."""
+        crossed, given = next(self._blocks(self._stages[-1]))
+        block = self._tokens * self._each.block_backward(crossed, given)
+        gradient = (2 * self._element + PRECISE) * largest_weight(self._job, self._stages)
+        embedding = self._element * self._table() if any(stage.first for stage in self._stages) else 0
+        return max(block + gradient, embedding)
+
+    def _head(self) -> int:
+        if not self._stages[-1].last:
+            return 0
+        job, element = self._job, self._element
+        vocabulary = job.model.vocab_size // job.parallelism.tensor_parallel_size
+        chunk = min(self._tokens, max(1, _CHUNK_ELEMENTS // vocabulary))
+        logits = chunk * vocabulary * element * (1 if chunk == self._tokens else 2)
+        if not self._each.kernels:
+            # Their gradient is not made in their memory, and of bf16 there is a copy.
+            logits += chunk * vocabulary * PRECISE * (1 if element == PRECISE else 2)
+        hidden = (self._tokens + chunk) * job.model.hidden_size * element
+        tied = element if job.model.tie_embeddings and self._each.strategy == "btp" else 0
+        gradients = (PRECISE + element + tied) * self._table()
+        return self._tokens * self._each.head() + logits + hidden + gradients
+
+    def _table(self) -> int:
+        return self._job.model.vocab_size * self._job.model.hidden_size // self._job.parallelism.tensor_parallel_size
+
+    def _update(self, weights: int) -> int:
+        """LORO has the directions of all factors at once."""
+        return PRECISE * weights if self._job.optimizer.loro is not None else 0
+
+
+def _bytes(moment: InHand, kept: Sequence[int], owed: Sequence[int]) -> int:
+    counts = zip(moment, (kept, owed), strict=True)
+    return sum(count * size for pair, sizes in counts for count, size in zip(pair, sizes, strict=False))

@@ -1,0 +1,174 @@
+"""Bytes of a rank's weights, gradients and optimizer state, as ``optim.group`` lays them out.
+
+n weights of a group, padded so that each begins at a multiple of 64 and the group divides among the replicas that share
+its state (``FlatLayout``); c bytes an element of the compute type; ZeRO's share is 1 replica's (arXiv 1910.02054):
+
+=========  =============================================================================================================
+weights    c·n
+gradients  4n, and 4n/dp for the reduced part where the state is shared. Under ZeRO's second stage the sums of all are
+           there in the first step, too (``optim.gradients`` learns in it how often each comes), and so they count
+optimizer  moments 8n/dp; the master 4n/dp, unless it is the weight itself (fp32, not shared); its rounded copy c·n/dp
+           (bf16, shared)
+=========  =============================================================================================================
+
+LORO's factors are whole on each replica (``Kind.apart``). A checkpoint's copy is in the host's memory.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from boost_core.config.job import JobSpec
+from boost_core.config.strategy import chosen_strategy
+from boost_core.plan.activations import PRECISE
+from boost_core.plan.parameters import balanced_factors, projections
+from boost_core.plan.stages import Stage
+
+_BLOCK = 64  # elements; ``optim.flat.BLOCK``
+_PRODUCTS = (("query", "key", "value"), ("output",), ("gate", "up"), ("down",))
+_NORMED = (True, False, True, False)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the weights of a group have in common; as ``optim.group.Kind``."""
+
+    decay: float
+    split: bool
+    latent: bool = False
+    tied: bool = False
+    apart: bool = False
+
+
+@dataclass(frozen=True)
+class GroupBytes:
+    """One group's.
+
+    Attributes:
+        weights: What the model computes with.
+        gradients: Their sums.
+        optimizer: Masters, moments, and rounded copies, without what is counted as weights.
+        temporary: What there is besides while the group is made: everything in fp32, and then its gradients.
+        given: The fp32 weights that it is made from, which are let go.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    temporary: int
+    given: int
+
+    @property
+    def state(self) -> int:
+        """All that stays."""
+        return self.weights + self.gradients + self.optimizer
+
+
+def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> list[GroupBytes]:
+    """Those of a rank's groups, in the order in which they are made.
+
+    Args:
+        spec: The job at its shape.
+        stages: The rank's.
+        element_bytes: Of the compute type.
+    """
+    sizes: dict[Kind, list[int]] = defaultdict(list)
+    for kind, elements in _weights(spec, stages):
+        sizes[kind].append(elements)
+    kinds = sorted(sizes, key=lambda kind: (-kind.decay, kind.latent, kind.tied, kind.apart))
+    return [_group(spec, kind, sizes[kind], element_bytes) for kind in kinds]
+
+
+def starting_peak(groups: Iterable[GroupBytes]) -> int:
+    """The most that there is at a time while the groups are made, one after the other."""
+    groups = list(groups)
+    waiting, held, peak = sum(group.given for group in groups), 0, 0
+    for group in groups:
+        peak = max(peak, held + waiting + group.temporary + group.weights)
+        waiting -= group.given
+        held += group.state
+        peak = max(peak, held + waiting + group.temporary)
+    return peak
+
+
+def largest_weight(spec: JobSpec, stages: Sequence[Stage]) -> int:
+    """Elements of the largest weight of a rank's blocks."""
+    return max(
+        elements for stage in stages for elements in (count for _, count in _block_weights(spec, stage.layers[0]))
+    )
+
+
+def _group(spec: JobSpec, kind: Kind, sizes: list[int], element_bytes: int) -> GroupBytes:
+    replicas, zero_stage = spec.parallelism.data_parallel_size, spec.parallelism.zero_stage
+    shared = zero_stage > 0 and not kind.apart and replicas > 1
+    parts = replicas if shared else 1
+    length = _rounded_up(sum(_rounded_up(size, _BLOCK) for size in sizes), _BLOCK * parts)
+    own, rounded = length // parts, element_bytes < PRECISE
+    gradients = PRECISE * length
+    if shared or (zero_stage == 2 and replicas > 1):
+        gradients += PRECISE * own
+    optimizer = 2 * PRECISE * own
+    if rounded or shared:
+        optimizer += PRECISE * own
+    if rounded and shared:
+        optimizer += element_bytes * own
+    # Everything in fp32 is the master itself, or the weights, unless both are something else.
+    temporary = PRECISE * length if rounded and shared else 0
+    return GroupBytes(element_bytes * length, gradients, optimizer, temporary, PRECISE * sum(sizes))
+
+
+def _weights(spec: JobSpec, stages: Sequence[Stage]) -> Iterator[tuple[Kind, int]]:
+    """Kind and elements of every weight that a rank has."""
+    model, size = spec.model, spec.parallelism.tensor_parallel_size
+    decay, pipelined = spec.optimizer.weight_decay, spec.parallelism.pipeline_parallel_size > 1
+    first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
+    table = model.vocab_size * model.hidden_size // size
+    if first or (last and model.tie_embeddings):
+        yield Kind(decay, split=True, tied=model.tie_embeddings and pipelined), table
+    for stage in stages:
+        for layer in stage.layers:
+            yield from _block_weights(spec, layer)
+    if last:
+        yield _norm_scale(spec)
+        if not model.tie_embeddings:
+            yield Kind(decay, split=True), table
+
+
+def _block_weights(spec: JobSpec, layer: int) -> Iterator[tuple[Kind, int]]:
+    model, size = spec.model, spec.parallelism.tensor_parallel_size
+    widths = projections(model)
+    matrices = Kind(spec.optimizer.weight_decay, split=True, apart=spec.optimizer.loro is not None)
+    for names, normed in zip(_PRODUCTS, _NORMED, strict=True):
+        wide_in, outs = widths[names[0]][0], [widths[name][1] for name in names]
+        runs = [(wide_out, len(list(run))) for wide_out, run in groupby(outs)]
+        if model.family == "dense":
+            yield from ((matrices, wide_in * members * wide_out // size) for wide_out, members in runs)
+        else:
+            rank = model.bottleneck_rank
+            yield matrices, wide_in * len(names) * rank // size
+            yield from ((matrices, members * rank * wide_out // size) for wide_out, members in runs)
+        if normed:
+            yield _norm_scale(spec)
+        if model.crosses_into(layer):
+            yield from _crossing_weights(spec, len(names))
+
+
+def _norm_scale(spec: JobSpec) -> tuple[Kind, int]:
+    split = chosen_strategy(spec.model, spec.parallelism) == "btp"
+    size = spec.parallelism.tensor_parallel_size if split else 1
+    return Kind(0.0, split=split), spec.model.hidden_size // size
+
+
+def _crossing_weights(spec: JobSpec, count: int) -> Iterator[tuple[Kind, int]]:
+    rank, lax = spec.model.bottleneck_rank, spec.model.lax
+    gate = lax.gate if lax is not None else "identity"
+    sides = {"identity": (), "dense": (rank,), "tensor": balanced_factors(rank)}[gate]
+    for side in sides:
+        yield Kind(spec.optimizer.weight_decay, split=False, latent=True), count * side**2
+    for _ in range(2):  # scale and shift
+        yield Kind(0.0, split=False, latent=True), count * rank
+
+
+def _rounded_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple

@@ -1,0 +1,221 @@
+"""API keys: made, listed, revoked, and recognised when a request comes with one.
+
+A key is ``boost_<id>_<secret>``. The store keeps its SHA-256 alone: with 256 bits of chance in the secret there is
+nothing that a slow hash would protect, and each request is checked.
+"""
+
+import hashlib
+import hmac
+import secrets
+import string
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Engine, select, update
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from service.accounts.principal import Principal
+from service.accounts.tables import KeyRow, TenantRow
+from service.jobs import requests
+from service.jobs.database import open_engine
+from service.jobs.requests import Request
+from service.models.identity import Scope
+from service.models.keys import Key, NewKey
+
+REMEMBERED_SECONDS = 5.0  # for so long at most, a process still takes a key that was revoked
+USE_NOTED_EVERY = timedelta(minutes=1)
+
+_PREFIX = "boost"
+_ID_LETTERS = string.ascii_lowercase + string.digits
+_ID_LENGTH = 8
+_SECRET_BYTES = 32
+_NOBODYS = "0" * 64  # what a secret is compared with where there is no such key, so that this takes as long
+
+
+class KeyNotFound(LookupError):
+    """There is no key with this id."""
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(f"there is no key {key_id!r}; GET /v1/keys lists those that there are")
+
+
+class KeyRevoked(RuntimeError):
+    """A key was to be given a new secret, but it is revoked."""
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(
+            f"the key {key_id} that this request made is revoked; send another Idempotency-Key for a new one"
+        )
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is remembered of a key for a while."""
+
+    principal: Principal
+    sha256: str
+    expires_at: datetime | None
+    until: float
+    used_at: datetime | None
+
+    def alive(self) -> bool:
+        return self.expires_at is None or datetime.now(UTC) < self.expires_at
+
+
+class KeyStore:
+    """Keys in an SQL database whose tables are up to date. Threads may share it, and processes a database.
+
+    Args:
+        database: A URL of SQLAlchemy, or an engine.
+    """
+
+    def __init__(self, database: str | Engine) -> None:
+        self._engine = open_engine(database) if isinstance(database, str) else database
+        self._known: dict[str, _Known] = {}
+
+    def create(
+        self,
+        name: str,
+        tenant: str,
+        scopes: Collection[Scope],
+        expires_at: datetime | None = None,
+        request: Request | None = None,
+    ) -> NewKey:
+        """Make a key, and its tenant if there is none of that name.
+
+        The same request again gives the same key with another secret, and the one before is good for nothing: the
+        answer to the first may have been lost, and the store cannot tell its secret again.
+
+        Args:
+            name: What it is called in records.
+            tenant: The tenant that it acts for.
+            scopes: What it is good for.
+            expires_at: From when on it is refused; ``None`` for never.
+            request: What asks for it, if that may come again.
+
+        Raises:
+            IdempotencyKeyReused: The request's key came with another one before.
+            KeyRevoked: The request has made a key that is revoked by now.
+        """
+        row = KeyRow(
+            id="".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH)),
+            name=name,
+            tenant=tenant,
+            scopes=[scope for scope in Scope if scope in scopes],
+            created_at=datetime.now(UTC),
+            expires_at=expires_at,
+        )
+        try:
+            return self._insert(row, request)
+        except IntegrityError:  # the same request, or one that made the tenant, was faster
+            return self._insert(row, request)
+
+    def list(self) -> Sequence[Key]:
+        """All keys, the newest first."""
+        with Session(self._engine) as session:
+            rows = session.scalars(select(KeyRow).order_by(KeyRow.created_at.desc(), KeyRow.id))
+            return [_shown(row) for row in rows]
+
+    def empty(self) -> bool:
+        """Whether no key was ever made."""
+        with Session(self._engine) as session:
+            return session.scalar(select(KeyRow.id).limit(1)) is None
+
+    def revoke(self, key_id: str) -> None:
+        """Have a key refused; ``REMEMBERED_SECONDS`` later every process does. Again: no change.
+
+        Raises:
+            KeyNotFound: There is no such key.
+        """
+        with Session(self._engine) as session, session.begin():
+            row = session.get(KeyRow, key_id)
+            if row is None:
+                raise KeyNotFound(key_id)
+            row.revoked_at = row.revoked_at or datetime.now(UTC)
+        self._known.pop(key_id, None)
+
+    def verify(self, presented: str) -> Principal | None:
+        """Who comes with this key; ``None`` if it is none, or is revoked or has expired."""
+        key_id = _id_in(presented)
+        known = self._find(key_id) if key_id is not None else None
+        right = hmac.compare_digest(_sha256(presented), known.sha256 if known else _NOBODYS)
+        if known is None or not right or not known.alive():
+            return None
+        self._note_use(known)
+        return known.principal
+
+    def is_good(self, principal: Principal) -> bool:
+        """Whether the key that somebody came with is still accepted; with authentication off nobody had one."""
+        known = self._find(principal.key_id) if principal.key_id is not None else None
+        return principal.key_id is None or (known is not None and known.alive())
+
+    def _insert(self, row: KeyRow, request: Request | None) -> NewKey:
+        """Store a key, or give the one that the request has made a new secret."""
+        with Session(self._engine, expire_on_commit=False) as session, session.begin():
+            known = requests.find(session, request) if request is not None else None
+            made = session.get_one(KeyRow, known) if known is not None else row
+            if made.revoked_at is not None:
+                raise KeyRevoked(made.id)
+            key = f"{_PREFIX}_{made.id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
+            made.sha256 = _sha256(key)
+            if known is None:
+                session.add(made)
+                if request is not None:
+                    session.add(requests.row_of(request, made.id))
+                if session.get(TenantRow, made.tenant) is None:
+                    session.add(TenantRow(name=made.tenant))
+        self._known.pop(made.id, None)
+        return NewKey(**_facts(made), key=key)
+
+    def _find(self, key_id: str) -> _Known | None:
+        known = self._known.get(key_id)
+        if known is None or known.until < time.monotonic():
+            known = self._load(key_id)
+            if known is None:
+                self._known.pop(key_id, None)
+            else:  # only keys that there are, so that nobody can fill the memory
+                self._known[key_id] = known
+        return known
+
+    def _load(self, key_id: str) -> _Known | None:
+        until = time.monotonic() + REMEMBERED_SECONDS
+        with Session(self._engine) as session:
+            row = session.get(KeyRow, key_id)
+        if row is None or row.revoked_at is not None:
+            return None
+        principal = Principal(row.tenant, row.id, row.name, tuple(Scope(scope) for scope in row.scopes))
+        return _Known(principal, row.sha256, row.expires_at, until, row.last_used_at)
+
+    def _note_use(self, known: _Known) -> None:
+        now, key_id = datetime.now(UTC), known.principal.key_id
+        if key_id is None or (known.used_at is not None and now - known.used_at < USE_NOTED_EVERY):
+            return
+        self._known[key_id] = replace(known, used_at=now)
+        # It is noted for people who tidy up, and is no reason to turn anybody away.
+        with suppress(SQLAlchemyError), self._engine.begin() as connection:
+            connection.execute(update(KeyRow).where(KeyRow.id == key_id).values(last_used_at=now))
+
+
+def _id_in(presented: str) -> str | None:
+    """The id in what is presented as a key; ``None`` if that has not the form of one."""
+    prefix, _, rest = presented.partition("_")
+    key_id, _, secret = rest.partition("_")
+    well_formed = prefix == _PREFIX and secret and len(key_id) == _ID_LENGTH and set(key_id) <= set(_ID_LETTERS)
+    return key_id if well_formed else None
+
+
+def _sha256(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _facts(row: KeyRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in ("id", "name", "tenant", "scopes", "created_at", "expires_at")}
+
+
+def _shown(row: KeyRow) -> Key:
+    return Key(**_facts(row), revoked_at=row.revoked_at, last_used_at=row.last_used_at)

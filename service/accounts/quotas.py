@@ -1,0 +1,148 @@
+"""Queues and tenants, and how much the gangs of each may hold together."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from sqlalchemy import Engine, select
+from sqlalchemy.orm import Session
+
+from service.accounts.tables import QueueRow, TenantRow
+from service.jobs.known import KnownJobs
+from service.jobs.model import JobRecord
+from service.jobs.queries import count_by, unfinished
+from service.jobs.tables import JobRow
+from service.models.queues import DEFAULT_QUEUE, Queue
+from service.models.requests import QueueSettings, TenantSettings
+from service.models.tenants import Tenant
+
+Limit = dict[str, float]  # by Ray's names of resources; what is missing is not limited
+
+
+class QueueNotFound(LookupError):
+    """There is no queue of this name."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        super().__init__(f"there is no queue {name!r}; there are: {', '.join(known)}")
+
+
+class QueueInUse(ValueError):
+    """A queue that cannot go."""
+
+
+class QuotaStore:
+    """Queues and tenants with their limits.
+
+    Args:
+        engine: The database.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._known = KnownJobs()
+
+    def limits(self) -> tuple[dict[str, Limit], dict[str, Limit]]:
+        """The limits of tenants and of queues that have any, by name."""
+        with Session(self._engine) as session:
+            tenants = {row.name: _limit(row) for row in session.scalars(select(TenantRow))}
+            queues = {row.name: _limit(row) for row in session.scalars(select(QueueRow))}
+        return tenants, queues
+
+    def refuse_unknown_queue(self, name: str) -> None:
+        """Check that there is a queue.
+
+        Raises:
+            QueueNotFound: There is none.
+        """
+        with Session(self._engine) as session:
+            if session.get(QueueRow, name) is None:
+                raise _queue_not_found(session, name)
+
+    def queues(self) -> list[Queue]:
+        """All queues by name, with what their jobs hold."""
+        with Session(self._engine) as session:
+            rows = session.scalars(select(QueueRow).order_by(QueueRow.name)).all()
+            jobs, counts = self._known.read(session, unfinished()), count_by(session, JobRow.queue)
+        return [
+            Queue(
+                name=row.name,
+                description=row.description,
+                gpus=row.gpus,
+                cpus=row.cpus,
+                used_gpus=_held(jobs, "queue", row.name, "GPU"),
+                used_cpus=_held(jobs, "queue", row.name, "CPU"),
+                jobs=counts.get(row.name, {}),
+            )
+            for row in rows
+        ]
+
+    def queue(self, name: str) -> Queue:
+        """One queue.
+
+        Raises:
+            QueueNotFound: There is none of this name.
+        """
+        for queue in self.queues():
+            if queue.name == name:
+                return queue
+        with Session(self._engine) as session:
+            raise _queue_not_found(session, name)
+
+    def put_queue(self, name: str, settings: QueueSettings) -> Queue:
+        """Make a queue, or change it."""
+        with Session(self._engine) as session, session.begin():
+            session.merge(QueueRow(name=name, **settings.model_dump()))
+        return self.queue(name)
+
+    def delete_queue(self, name: str) -> None:
+        """Delete a queue.
+
+        Raises:
+            QueueNotFound: There is none of this name.
+            QueueInUse: It is the default one, or has jobs that have not ended.
+        """
+        with Session(self._engine) as session, session.begin():
+            row = session.get(QueueRow, name)
+            if row is None:
+                raise _queue_not_found(session, name)
+            if name == DEFAULT_QUEUE:
+                raise QueueInUse(f"the queue {name!r} is where jobs go that name no other; it stays")
+            jobs = [job.id for job in self._known.read(session, unfinished()) if job.queue == name]
+            if jobs:
+                raise QueueInUse(f"the queue {name!r} has {len(jobs)} jobs that have not ended, such as {jobs[0]}")
+            session.delete(row)
+
+    def tenants(self) -> list[Tenant]:
+        """All tenants that have jobs or limits, by name, with what their jobs hold."""
+        with Session(self._engine) as session:
+            rows = {row.name: row for row in session.scalars(select(TenantRow))}
+            jobs, counts = self._known.read(session, unfinished()), count_by(session, JobRow.tenant)
+        return [
+            Tenant(
+                name=name,
+                gpus=rows[name].gpus if name in rows else None,
+                cpus=rows[name].cpus if name in rows else None,
+                used_gpus=_held(jobs, "tenant", name, "GPU"),
+                used_cpus=_held(jobs, "tenant", name, "CPU"),
+                jobs=counts.get(name, {}),
+            )
+            for name in sorted(rows.keys() | counts.keys())
+        ]
+
+    def put_tenant(self, name: str, settings: TenantSettings) -> Tenant:
+        """Set the limits of a tenant."""
+        with Session(self._engine) as session, session.begin():
+            session.merge(TenantRow(name=name, **settings.model_dump()))
+        return next(tenant for tenant in self.tenants() if tenant.name == name)
+
+
+def _queue_not_found(session: Session, name: str) -> QueueNotFound:
+    return QueueNotFound(name, session.scalars(select(QueueRow.name).order_by(QueueRow.name)).all())
+
+
+def _limit(row: TenantRow | QueueRow) -> Limit:
+    limits = {"GPU": row.gpus, "CPU": row.cpus}
+    return {name: limit for name, limit in limits.items() if limit is not None}
+
+
+def _held(jobs: Sequence[JobRecord], field: Literal["queue", "tenant"], name: str, resource: str) -> float:
+    return sum(job.held.get(resource, 0) for job in jobs if getattr(job, field) == name)

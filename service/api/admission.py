@@ -1,0 +1,53 @@
+"""What a job spec is checked for at the door beyond its own legality."""
+
+from boost_core.config import JobSpec
+from boost_core.config.sources import UnfitData, check_data
+from boost_core.config.urls import StorageOptions
+from service.accounts.quotas import QueueNotFound
+from service.api.deps import Context
+from service.api.errors import InvalidJob
+from service.prefixes import prefix_errors
+from service.problems import FieldError
+from service.redaction import redact
+from service.secrets import SecretReference, SecretUnusable, load
+
+
+def refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
+    """Check that a job could run: its queue, its paths, its secret and its data.
+
+    Raises:
+        InvalidJob: It could not; names the fields at fault.
+    """
+    errors = prefix_errors(spec, context.settings.prefixes(), tenant)
+    if errors:
+        raise InvalidJob(errors)
+    try:
+        context.quotas.refuse_unknown_queue(spec.queue)
+    except QueueNotFound as error:
+        raise InvalidJob([FieldError(field="queue", message=str(error), value=spec.queue)]) from error
+    try:
+        options = storage_options(spec, context, tenant)
+    except SecretUnusable as error:
+        raise InvalidJob([FieldError(field="credentials", message=str(error))]) from error
+    _refuse_absent_data(spec, options)
+
+
+def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOptions | None:
+    """What a job's object store is reached with; ``None`` for the service's own means.
+
+    Raises:
+        SecretUnusable: The secret that the job names is not there, or not as it should be.
+    """
+    if spec.credentials is None:
+        return None
+    return load(SecretReference(str(context.settings.secrets_dir), tenant, spec.credentials)).storage_options()
+
+
+def _refuse_absent_data(spec: JobSpec, options: StorageOptions | None) -> None:
+    try:
+        check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length, options)
+    except UnfitData as error:
+        raise InvalidJob([FieldError(field=error.field, message=redact(str(error)))]) from error
+    except Exception as error:  # the clients of object stores raise types of their own
+        problem = f"cannot be looked up: {error}; check the URL and that the service has credentials for it"
+        raise InvalidJob([FieldError(field="data", message=redact(problem))]) from error

@@ -1,0 +1,121 @@
+"""The API's way to a job's checkpoints: their folder is looked at, which only the trainer's library knows."""
+
+from boost_core.checkpoint import folder as stored
+from boost_core.checkpoint.folder import CheckpointFolder, Manifest
+from service.api.admission import storage_options
+from service.api.deps import Context
+from service.api.errors import CheckpointInUse, CheckpointNotFound, CheckpointPinned, StoreUnavailable
+from service.jobs.model import JobRecord
+from service.models.checkpoints import Checkpoint, CheckpointDetail, CheckpointFile
+from service.redaction import redact
+from service.secrets import SecretUnusable
+
+
+class JobCheckpoints:
+    """The checkpoints of one job.
+
+    Args:
+        job: The job.
+        context: Where its secrets are.
+
+    Raises:
+        StoreUnavailable: The job's secret is not to be had, or its store does not answer; of all methods, too.
+    """
+
+    def __init__(self, job: JobRecord, context: Context) -> None:
+        self._job = job
+        try:
+            options = storage_options(job.spec, context, job.tenant)
+            self._folder = CheckpointFolder(job.checkpoint_url, options)
+        except Exception as error:  # the clients of object stores raise types of their own
+            raise _unavailable(job, error) from error
+
+    def all(self) -> list[Checkpoint]:
+        """All that are committed, the newest first."""
+        try:
+            pinned = self._folder.pinned()
+            return [_checkpoint(self._folder, step, step in pinned) for step in reversed(self._folder.steps())]
+        except Exception as error:
+            raise _unavailable(self._job, error) from error
+
+    def one(self, step: int) -> CheckpointDetail:
+        """One of them.
+
+        Raises:
+            CheckpointNotFound: There is none of that step.
+        """
+        try:
+            manifest, pinned = self._folder.manifest(step), self._folder.pinned()
+        except FileNotFoundError as error:
+            raise CheckpointNotFound(self._job.id, step) from error
+        except Exception as error:
+            raise _unavailable(self._job, error) from error
+        files = {name: CheckpointFile(bytes=file.bytes, crc32=file.crc32) for name, file in manifest.files.items()}
+        return CheckpointDetail(
+            **_facts(self._folder, manifest, step in pinned), files=files, versions=manifest.versions
+        )
+
+    def pin(self, step: int, pinned: bool) -> Checkpoint:
+        """Pin a checkpoint, or unpin it.
+
+        Raises:
+            CheckpointNotFound: There is none of that step.
+        """
+        self.one(step)
+        change = self._folder.pin if pinned else self._folder.unpin
+        try:
+            change(step)
+        except Exception as error:
+            raise _unavailable(self._job, error) from error
+        return Checkpoint.model_validate(self.one(step).model_dump())
+
+    def delete(self, step: int) -> None:
+        """Remove a checkpoint.
+
+        Raises:
+            CheckpointNotFound: There is none of that step.
+            CheckpointInUse: The job has not ended, and would go on from it.
+            CheckpointPinned: It is to be kept.
+        """
+        self.one(step)
+        try:
+            newest = max(self._folder.steps())
+        except Exception as error:
+            raise _unavailable(self._job, error) from error
+        if step == newest and not self._job.finished:
+            raise CheckpointInUse(
+                f"job {self._job.id} is {self._job.state} and would go on from step {step}; cancel it"
+            )
+        self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        try:
+            self._folder.remove(step)
+        except stored.CheckpointPinned as error:
+            raise CheckpointPinned(str(error)) from error
+        except Exception as error:
+            raise _unavailable(self._job, error) from error
+
+
+def _unavailable(job: JobRecord, error: Exception) -> StoreUnavailable:
+    why = str(error) if isinstance(error, SecretUnusable) else f"{type(error).__name__}: {error}"
+    return StoreUnavailable(redact(f"the checkpoints of job {job.id} cannot be reached at {job.checkpoint_url}: {why}"))
+
+
+def _checkpoint(folder: CheckpointFolder, step: int, pinned: bool) -> Checkpoint:
+    return Checkpoint(**_facts(folder, folder.manifest(step), pinned))
+
+
+def _facts(folder: CheckpointFolder, manifest: Manifest, pinned: bool) -> dict[str, object]:
+    layout = manifest.parallelism
+    return {
+        "step": manifest.step,
+        "url": folder.step_url(manifest.step),
+        "bytes": manifest.bytes,
+        "saved_at": manifest.saved_at,
+        "pinned": pinned,
+        "tensor_parallel_size": layout.tensor_parallel_size,
+        "pipeline_parallel_size": layout.pipeline_parallel_size,
+        "data_parallel_size": layout.data_parallel_size,
+        "samples": manifest.samples,
+    }

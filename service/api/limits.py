@@ -1,0 +1,116 @@
+"""How much may be asked of the service, by whom. Counted in this process alone: each replica allows as much."""
+
+import ipaddress
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from limits import RateLimitItem, RateLimitItemPerSecond
+from limits.storage import MemoryStorage
+from limits.strategies import MovingWindowRateLimiter
+
+from service.accounts.principal import Principal
+from service.api.refusals import RateLimited
+from service.settings import Settings
+
+WINDOW_SECONDS = 10  # so long a burst may use up what is allowed for so long
+
+_MOST_COUNTED = 5_000  # addresses; nobody fills the memory with more
+_STREAM_RETRY_SECONDS = 5
+
+
+class _Window:
+    """At most so many requests of each sender in the time just past."""
+
+    def __init__(self, item: RateLimitItem, what: str) -> None:
+        self._item, self._what = item, what
+        self._storage = MemoryStorage()
+        self._limiter = MovingWindowRateLimiter(self._storage)
+
+    def count(self, who: str) -> None:
+        """Count a request.
+
+        Raises:
+            RateLimited: There were too many; this one is not counted.
+        """
+        if len(self._storage.events) > _MOST_COUNTED:
+            self._storage.reset()
+        if not self._limiter.hit(self._item, who):
+            until_free = self._limiter.get_window_stats(self._item, who).reset_time - time.time()
+            raise RateLimited(self._what, max(1, math.ceil(until_free)))
+
+
+class Limits:
+    """The limits of one process. Used from its event loop alone.
+
+    Args:
+        settings: The operator's settings.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        rate, failures = settings.rate_per_second, settings.failed_logins_per_minute
+        often = RateLimitItemPerSecond(rate * WINDOW_SECONDS, WINDOW_SECONDS)
+        self._keys = _Window(often, f"this key has sent more than {rate} requests a second")
+        self._addresses = _Window(often, f"this address has sent more than {rate} requests a second without a key")
+        self._failures = _Window(
+            RateLimitItemPerSecond(failures, 60), f"this address has sent more than {failures} wrong keys in a minute"
+        )
+        self._most_streams = settings.streams_per_key
+        self._streams: Counter[str] = Counter()
+
+    def count(self, principal: Principal) -> None:
+        """Count a request that came with a key.
+
+        Raises:
+            RateLimited: There were too many.
+        """
+        self._keys.count(str(principal.key_id))
+
+    def count_address(self, address: str | None) -> None:
+        """Count a request that came without a key.
+
+        Raises:
+            RateLimited: There were too many.
+        """
+        self._addresses.count(_network(address))
+
+    def count_failure(self, address: str | None) -> None:
+        """Count a request that came with a wrong key.
+
+        Raises:
+            RateLimited: There were too many. Those who come from there with a right key are let in all the same.
+        """
+        self._failures.count(_network(address))
+
+    @contextmanager
+    def stream(self, principal: Principal) -> Iterator[None]:
+        """Count an event stream as long as it is open. With authentication off, any number may be.
+
+        Raises:
+            RateLimited: The key has too many open.
+        """
+        key_id = principal.key_id
+        if key_id is None:
+            yield
+            return
+        if self._streams[key_id] >= self._most_streams:
+            message = f"this key has {self._most_streams} event streams open, and may have no more; close some"
+            raise RateLimited(message, _STREAM_RETRY_SECONDS)
+        self._streams[key_id] += 1
+        try:
+            yield
+        finally:
+            self._streams[key_id] -= 1
+            if not self._streams[key_id]:
+                del self._streams[key_id]
+
+
+def _network(address: str | None) -> str:
+    """The address, or with IPv6 its network: one sender has a whole one."""
+    try:
+        found = ipaddress.ip_address(address or "")
+    except ValueError:
+        return "unknown"
+    return str(found) if found.version == 4 else str(ipaddress.ip_network((found, 64), strict=False))

@@ -1,0 +1,86 @@
+"""What can be done to a job: change, pause, resume, retry, cancel, drill."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Response
+from pydantic import BaseModel, ValidationError
+
+from boost_core.config import Drill, JobSpec
+from service.api.auth import Submitter
+from service.api.deps import ContextDep, JobDep
+from service.api.errors import InvalidJob, problem_responses
+from service.api.idempotency import IdempotentDep
+from service.api.requests import StrictRoute
+from service.jobs.model import JobRecord
+from service.jobs.patch import JobPatch
+from service.problems import job_errors
+
+router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"], route_class=StrictRoute)
+
+_REFUSED = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
+_BODY_REFUSED = _REFUSED | problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+
+IfMatch = Annotated[
+    str | None,
+    Header(max_length=256, description="Change it only if its ETag is still this one; * or none: in any case."),
+]
+
+
+@router.patch("", responses=_BODY_REFUSED | problem_responses(HTTPStatus.PRECONDITION_FAILED))
+def patch(
+    job: JobDep, changes: JobPatch, _who: Submitter, context: ContextDep, response: Response, if_match: IfMatch = None
+) -> JobRecord:
+    """Change a job's name, its priority or the limits of its replicas, to which its gang is then fitted."""
+    with _illegal_fields(JobSpec):
+        record = context.store.patch(job.id, changes, None if if_match == "*" else if_match)
+    response.headers["ETag"] = record.etag
+    return record
+
+
+@router.post("/pause", status_code=HTTPStatus.ACCEPTED, responses=_REFUSED)
+def pause(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
+    """Pause a job. Its gang finishes its step, saves and ends; follow the job's events to see it PAUSED."""
+    return context.store.request_pause(job.id)
+
+
+@router.post("/resume", status_code=HTTPStatus.ACCEPTED, responses=_REFUSED)
+def resume(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
+    """Resume a paused job: it is QUEUED, and goes on where it was. One that was not paused yet just goes on."""
+    return context.store.resume(job.id)
+
+
+@router.post("/retry", status_code=HTTPStatus.ACCEPTED, responses=_REFUSED)
+def retry(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
+    """Queue a job again that has FAILED or was CANCELLED. It goes on from its newest checkpoint."""
+    return context.store.retry(job.id)
+
+
+@router.post("/drills", status_code=HTTPStatus.ACCEPTED, responses=_BODY_REFUSED)
+def request_drill(job: JobDep, drill: Drill, _who: Submitter, context: ContextDep, request: IdempotentDep) -> JobRecord:
+    """Bring a fault about in a job that is RUNNING, to see that it gets over it."""
+    with _illegal_fields(Drill):
+        return context.store.request_drill(job.id, drill, request)
+
+
+@router.post("/cancel", status_code=HTTPStatus.ACCEPTED, responses=_REFUSED)
+def cancel(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
+    """Cancel a job. Its workers end within seconds; follow its events to see it CANCELLED."""
+    return context.store.request_cancel(job.id)
+
+
+@router.delete("", status_code=HTTPStatus.ACCEPTED, responses=_REFUSED)
+def delete(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
+    """Cancel a job; its record stays."""
+    return context.store.request_cancel(job.id)
+
+
+@contextmanager
+def _illegal_fields(model: type[BaseModel]) -> Iterator[None]:
+    """Have what only the record can tell to be illegal refused like the rest."""
+    try:
+        yield
+    except ValidationError as error:
+        raise InvalidJob(job_errors(error.errors(), model)) from error

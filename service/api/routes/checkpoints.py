@@ -1,0 +1,54 @@
+"""A job's checkpoints: list, look at, pin, delete."""
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from service.api.auth import Submitter
+from service.api.checkpoints import JobCheckpoints
+from service.api.deps import ContextDep, JobDep
+from service.api.errors import problem_responses
+from service.models.checkpoints import Checkpoint, CheckpointDetail, CheckpointList
+
+router = APIRouter(prefix="/v1/jobs/{job_id}/checkpoints", tags=["checkpoints"])
+
+_LAST_STEP = 10**15
+
+Step = Annotated[int, Path(ge=0, le=_LAST_STEP, description="Steps done when it was written.")]
+
+_LOOKED_AT = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+@router.get("", responses=_LOOKED_AT)
+def list_checkpoints(job: JobDep, context: ContextDep) -> CheckpointList:
+    """List a job's committed checkpoints, the newest first."""
+    return CheckpointList(checkpoints=JobCheckpoints(job, context).all())
+
+
+@router.get("/{step}", responses=_LOOKED_AT)
+def show(job: JobDep, step: Step, context: ContextDep) -> CheckpointDetail:
+    """Look at one checkpoint and its files."""
+    return JobCheckpoints(job, context).one(step)
+
+
+@router.put("/{step}/pin", responses=_LOOKED_AT)
+def pin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Checkpoint:
+    """Keep a checkpoint until it is unpinned, whatever the job's own rules would remove."""
+    return JobCheckpoints(job, context).pin(step, True)
+
+
+@router.delete("/{step}/pin", responses=_LOOKED_AT)
+def unpin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Checkpoint:
+    """Leave a checkpoint to the job's own rules again."""
+    return JobCheckpoints(job, context).pin(step, False)
+
+
+@router.delete(
+    "/{step}",
+    status_code=HTTPStatus.NO_CONTENT,
+    responses=_LOOKED_AT | problem_responses(HTTPStatus.CONFLICT),
+)
+def delete(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> None:
+    """Delete a checkpoint, unless it is pinned or the newest of a job that goes on."""
+    JobCheckpoints(job, context).delete(step)

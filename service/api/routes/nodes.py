@@ -1,0 +1,35 @@
+"""The cluster's nodes, and what runs on them."""
+
+from collections import Counter
+
+from fastapi import APIRouter
+
+from service.api.auth import Principal, Reader
+from service.api.deps import ContextDep
+from service.jobs.model import NODES, JobRecord
+from service.models.identity import Scope
+from service.models.nodes import Node, NodeJob, NodeList
+
+router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
+
+
+@router.get("")
+def list_nodes(who: Reader, context: ContextDep) -> NodeList:
+    """List the nodes as the scheduler saw them last, and the jobs on them."""
+    seen = context.store.snapshot(NODES)
+    if seen is None:
+        return NodeList(seen_at=None, nodes=[])
+    time, nodes = seen
+    running = [job for job in context.store.active() if job.has_gang and job.shape]
+    return NodeList(seen_at=time, nodes=[Node(**node, **_tenants_of(node["node_id"], running, who)) for node in nodes])
+
+
+def _tenants_of(node_id: str, running: list[JobRecord], who: Principal) -> dict[str, object]:
+    jobs, others = [], 0
+    for job in running:
+        ranks = Counter(job.shape.nodes if job.shape else ())[node_id]
+        if ranks and (job.tenant == who.tenant or who.may(Scope.ADMIN)):
+            jobs.append(NodeJob(id=job.id, name=job.name, ranks=ranks))
+        else:
+            others += ranks
+    return {"jobs": jobs, "other_ranks": others}

@@ -1,0 +1,56 @@
+"""What jobs would take, before they are submitted, and what there is to choose from."""
+
+import platform
+from http import HTTPStatus
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+from boost_core.plan.report import Plan, PresetList, plan, presets
+from fastapi import APIRouter
+
+from boost_core import __version__
+from boost_core.config import JobSpec
+from service.api.auth import Reader
+from service.api.deps import ContextDep
+from service.api.errors import problem_responses
+from service.api.requests import StrictRoute
+from service.models.versions import Versions
+
+router = APIRouter(prefix="/v1", tags=["plans"], route_class=StrictRoute)
+
+
+@router.post(
+    "/plans", responses=problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
+)
+def make_plan(spec: JobSpec, _who: Reader) -> Plan:
+    """Work out a job's legal shapes, and for each the memory of a rank, the exchange and the time. Data is not read."""
+    return plan(spec)
+
+
+@router.get("/presets")
+def list_presets(_who: Reader) -> PresetList:
+    """List the published model shapes that a spec can name."""
+    return presets()
+
+
+@router.get("/versions")
+def show_versions(_who: Reader, context: ContextDep) -> Versions:
+    """The versions of the service and of what it stands on."""
+    database: Literal["sqlite", "postgresql"] = (
+        "postgresql" if context.store.engine.dialect.name == "postgresql" else "sqlite"
+    )
+    return Versions(
+        service=__version__,
+        api="v1",
+        python=platform.python_version(),
+        ray=_installed("ray"),
+        torch=_installed("torch"),
+        database=database,
+    )
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

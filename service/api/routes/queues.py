@@ -1,0 +1,63 @@
+"""Queues and tenants, and their limits."""
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+
+from service.api.auth import Admin, Reader
+from service.api.deps import ContextDep
+from service.api.errors import problem_responses
+from service.api.requests import StrictRoute
+from service.models.identity import TenantName
+from service.models.queues import Queue, QueueList, QueueName
+from service.models.requests import QueueSettings, TenantSettings
+from service.models.tenants import Tenant, TenantList
+
+router = APIRouter(prefix="/v1", tags=["queues"], route_class=StrictRoute)
+
+QueuePath = Annotated[QueueName, Path(description="The queue.")]
+TenantPath = Annotated[TenantName, Path(description="The tenant.")]
+
+_NOT_FOUND = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
+_BODY_REFUSED = problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
+
+
+@router.get("/queues")
+def list_queues(_who: Reader, context: ContextDep) -> QueueList:
+    """List the queues, their limits, and what their jobs hold."""
+    return QueueList(queues=context.quotas.queues())
+
+
+@router.get("/queues/{name}", responses=_NOT_FOUND)
+def show_queue(name: QueuePath, _who: Reader, context: ContextDep) -> Queue:
+    """Look at one queue."""
+    return context.quotas.queue(name)
+
+
+@router.put("/queues/{name}", responses=_BODY_REFUSED)
+def put_queue(name: QueuePath, settings: QueueSettings, _who: Admin, context: ContextDep) -> Queue:
+    """Make a queue, or change it. Limits below what its jobs hold disturb no job that runs."""
+    return context.quotas.put_queue(name, settings)
+
+
+@router.delete(
+    "/queues/{name}",
+    status_code=HTTPStatus.NO_CONTENT,
+    responses=_NOT_FOUND | problem_responses(HTTPStatus.CONFLICT),
+)
+def delete_queue(name: QueuePath, _who: Admin, context: ContextDep) -> None:
+    """Delete a queue that has no jobs that go on."""
+    context.quotas.delete_queue(name)
+
+
+@router.get("/tenants")
+def list_tenants(_who: Admin, context: ContextDep) -> TenantList:
+    """List the tenants, their limits, and what their jobs hold."""
+    return TenantList(tenants=context.quotas.tenants())
+
+
+@router.put("/tenants/{name}", responses=_BODY_REFUSED)
+def put_tenant(name: TenantPath, settings: TenantSettings, _who: Admin, context: ContextDep) -> Tenant:
+    """Set a tenant's limits. Limits below what its jobs hold disturb no job that runs."""
+    return context.quotas.put_tenant(name, settings)

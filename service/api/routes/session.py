@@ -1,0 +1,60 @@
+"""A browser's session: its API key in a cookie that no script can read."""
+
+from http import HTTPStatus
+
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.api.auth import COOKIE
+from service.api.deps import ContextDep
+from service.api.errors import problem_responses
+from service.api.gate import refuse_foreign_page
+from service.api.refusals import Unauthenticated
+from service.api.requests import StrictRoute
+from service.exposure import is_seen_over_tls
+
+router = APIRouter(
+    prefix="/session",
+    tags=["identity"],
+    route_class=StrictRoute,
+    responses=problem_responses(HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS),
+)
+
+
+class SessionRequest(BaseModel):
+    """What opens a session."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    key: str = Field(max_length=200, description="An API key.")
+
+
+@router.post(
+    "",
+    status_code=HTTPStatus.NO_CONTENT,
+    responses=problem_responses(
+        HTTPStatus.UNAUTHORIZED,
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+    ),
+)
+async def open_session(wanted: SessionRequest, request: Request, response: Response, context: ContextDep) -> None:
+    """Have the browser send a key with each of its requests to the service, until it is closed."""
+    refuse_foreign_page(request)
+    principal = await run_in_threadpool(context.keys.verify, wanted.key)
+    if principal is None:
+        context.limits.count_failure(request.client.host if request.client else None)
+        raise Unauthenticated("this is no valid API key: wrong, expired or revoked; whoever operates the service knows")
+    request.state.principal = principal
+    secure = is_seen_over_tls(context.settings)
+    response.set_cookie(COOKIE, wanted.key, httponly=True, samesite="strict", secure=secure)
+
+
+@router.delete("", status_code=HTTPStatus.NO_CONTENT)
+async def close_session(request: Request, response: Response, context: ContextDep) -> None:
+    """Have the browser forget the key."""
+    refuse_foreign_page(request)
+    secure = is_seen_over_tls(context.settings)
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=secure)

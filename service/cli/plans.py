@@ -1,0 +1,56 @@
+"""A plan as a table for people."""
+
+from collections.abc import Iterator
+
+from boost_core.plan.report import Plan, PlannedShape
+from service.cli.lines import duration
+from service.cli.printing import print_table, say
+
+_COLUMNS = ("SHAPE", "RANKS", "MEMORY A RANK", "FITS", "STEP", "TOKENS/S", "DURATION", "")
+_MEMORY = ("weights", "gradients", "optimizer", "activations", "logits")
+
+
+def print_plan(plan: Plan) -> None:
+    """Print what a job takes in each of its shapes."""
+    for name, value in _facts(plan):
+        say(f"{name:<17}{value}")
+    print_table(_COLUMNS, (_row(shape, index == plan.fastest) for index, shape in enumerate(plan.shapes)))
+    largest = max((shape.memory for shape in plan.shapes), key=lambda memory: memory.total)
+    say(f"the most that a rank needs: {', '.join(f'{part} {_size(getattr(largest, part))}' for part in _MEMORY)}")
+    for note in plan.notes:
+        say(f"note: {note}")
+
+
+def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    yield "parameters", f"{plan.parameters:,}"
+    yield "FLOPs a token", f"{plan.flops_per_token:,}"
+    yield "tokens a step", f"{plan.tokens_per_step:,}"
+
+
+def _row(shape: PlannedShape, is_fastest: bool) -> tuple[str, ...]:
+    sizes = shape.tensor_parallel_size, shape.pipeline_parallel_size, shape.data_parallel_size
+    return (
+        "tp {} × pp {} × dp {}".format(*sizes),
+        str(shape.world_size),
+        _size(shape.memory.total),
+        _fits(shape),
+        f"{shape.step_seconds:.3g} s",
+        f"{shape.tokens_per_second:,.0f}",
+        duration(shape.total_seconds),
+        "fastest" if is_fastest else "",
+    )
+
+
+def _fits(shape: PlannedShape) -> str:
+    if shape.fits_device is None or shape.device_memory_bytes is None:
+        return "unknown"
+    return f"{'yes' if shape.fits_device else 'no'}, of {_size(shape.device_memory_bytes)}"
+
+
+def _size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:,.1f} GiB"

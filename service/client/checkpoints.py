@@ -1,0 +1,35 @@
+"""Operations on a job's checkpoints."""
+
+from types import NoneType
+
+from service.client.calls import Call, get, operation, path_of
+from service.models.checkpoints import Checkpoint, CheckpointDetail, CheckpointList
+
+
+class CheckpointCalls:
+    """What can be done with a job's checkpoints."""
+
+    @operation
+    def checkpoints(self, job_id: str) -> Call[CheckpointList]:
+        """A job's committed checkpoints, the newest first."""
+        return get(path_of("jobs", job_id, "checkpoints"), CheckpointList)
+
+    @operation
+    def checkpoint(self, job_id: str, step: int) -> Call[CheckpointDetail]:
+        """One checkpoint with its files."""
+        return get(path_of("jobs", job_id, "checkpoints", step), CheckpointDetail)
+
+    @operation
+    def pin(self, job_id: str, step: int) -> Call[Checkpoint]:
+        """Have a checkpoint kept, whatever else is thinned out."""
+        return Call("PUT", path_of("jobs", job_id, "checkpoints", step, "pin"), Checkpoint, repeatable=True)
+
+    @operation
+    def unpin(self, job_id: str, step: int) -> Call[Checkpoint]:
+        """Have a checkpoint thinned out like the others again."""
+        return Call("DELETE", path_of("jobs", job_id, "checkpoints", step, "pin"), Checkpoint, repeatable=True)
+
+    @operation
+    def delete_checkpoint(self, job_id: str, step: int) -> Call[None]:
+        """Delete a checkpoint that is neither pinned nor needed by its job."""
+        return Call("DELETE", path_of("jobs", job_id, "checkpoints", step), NoneType, repeatable=True)

@@ -1,0 +1,167 @@
+"""Operations on jobs."""
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import Any
+
+from boost_core.config import Drill, JobSpec
+from service.client.calls import Call, Stream, create, get, operation, path_of, plain, stream
+from service.jobs.model import JobPage, JobRecord
+from service.jobs.patch import JobPatch
+from service.jobs.states import JobState
+from service.models.metrics import MetricsHistory
+from service.models.requests import CloneRequest, DryRun
+
+
+class JobCalls:
+    """What can be done with jobs."""
+
+    @operation
+    def submit(self, spec: JobSpec | Mapping[str, Any], *, idempotency_key: str | None = None) -> Call[JobRecord]:
+        """Submit a job; a mapping is checked by the service.
+
+        Args:
+            spec: The job.
+            idempotency_key: However often this comes with this key, there is one job; a new key if none is given.
+        """
+        return create(path_of("jobs"), JobRecord, plain(spec), idempotency_key)
+
+    @operation
+    def dry_run(self, spec: JobSpec | Mapping[str, Any]) -> Call[DryRun]:
+        """What a submission would come to; nothing is submitted."""
+        return Call("POST", path_of("jobs", "dry-run"), DryRun, body=plain(spec), repeatable=True)
+
+    @operation
+    def list(
+        self,
+        states: Collection[JobState | str] = (),
+        limit: int = 100,
+        cursor: str | None = None,
+        *,
+        queue: str | None = None,
+        name: str | None = None,
+        tenant: str | None = None,
+        submitted_by: str | None = None,
+    ) -> Call[JobPage]:
+        """One page of jobs, the newest first.
+
+        Args:
+            states: Only jobs in one of these; of none: in any.
+            limit: At most so many.
+            cursor: The ``next_cursor`` of the page before.
+            queue: Only jobs in this queue.
+            name: Only jobs with this in their name.
+            tenant: Only this tenant's jobs; for operators.
+            submitted_by: Only jobs submitted with the key of this name.
+        """
+        filters = {"queue": queue, "name": name, "tenant": tenant, "submitted_by": submitted_by}
+        return get(path_of("jobs"), JobPage, state=[*states], limit=limit, cursor=cursor, **filters)
+
+    @operation
+    def get(self, job_id: str) -> Call[JobRecord]:
+        """One job."""
+        return get(path_of("jobs", job_id), JobRecord)
+
+    @operation
+    def patch(
+        self, job_id: str, changes: JobPatch | Mapping[str, Any], *, if_match: str | None = None
+    ) -> Call[JobRecord]:
+        """Change a job's name, priority or limits of replicas; a mapping is checked by the service.
+
+        Args:
+            job_id: The job.
+            changes: What is to be different.
+            if_match: The ``etag`` of the record that the changes are made to; refused if it is another by now.
+        """
+        headers = {"If-Match": if_match} if if_match else {}
+        return Call("PATCH", path_of("jobs", job_id), JobRecord, body=plain(changes), headers=headers)
+
+    @operation
+    def cancel(self, job_id: str) -> Call[JobRecord]:
+        """Ask for a job to be cancelled."""
+        return Call("DELETE", path_of("jobs", job_id), JobRecord, repeatable=True)
+
+    @operation
+    def pause(self, job_id: str) -> Call[JobRecord]:
+        """Ask for a job to be paused."""
+        return Call("POST", path_of("jobs", job_id, "pause"), JobRecord)
+
+    @operation
+    def resume(self, job_id: str) -> Call[JobRecord]:
+        """Put a paused job in the queue again."""
+        return Call("POST", path_of("jobs", job_id, "resume"), JobRecord)
+
+    @operation
+    def retry(self, job_id: str) -> Call[JobRecord]:
+        """Put a job that failed or was cancelled in the queue again; it goes on from its newest checkpoint."""
+        return Call("POST", path_of("jobs", job_id, "retry"), JobRecord)
+
+    @operation
+    def clone(
+        self,
+        job_id: str,
+        changes: Mapping[str, Any] | None = None,
+        *,
+        from_checkpoint: bool = False,
+        idempotency_key: str | None = None,
+    ) -> Call[JobRecord]:
+        """Submit a new job made of another one's spec.
+
+        Args:
+            job_id: The other one.
+            changes: What is different, as a JSON merge patch.
+            from_checkpoint: Begin with the weights of its newest checkpoint.
+            idempotency_key: As of ``submit``.
+        """
+        body = CloneRequest(changes=dict(changes or {}), from_checkpoint=from_checkpoint)
+        return create(path_of("jobs", job_id, "clone"), JobRecord, plain(body), idempotency_key)
+
+    @operation
+    def drill(
+        self, job_id: str, drill: Drill | Mapping[str, Any], *, idempotency_key: str | None = None
+    ) -> Call[JobRecord]:
+        """Have a fault brought about in a job, once; a mapping is checked by the service."""
+        return create(path_of("jobs", job_id, "drills"), JobRecord, plain(drill), idempotency_key)
+
+    @operation
+    def metrics(
+        self, job_id: str, points: int = 500, *, from_step: int | None = None, to_step: int | None = None
+    ) -> Call[MetricsHistory]:
+        """A job's curves, thinned out to about so many points."""
+        path = path_of("jobs", job_id, "metrics")
+        return get(path, MetricsHistory, points=points, from_step=from_step, to_step=to_step)
+
+    @stream
+    def events(self, job_id: str, after: int = 0, follow: bool = True) -> Stream:
+        """A job's events with ids above ``after``, in order and each once; a lost connection is made again.
+
+        Args:
+            job_id: The job.
+            after: The last event already seen.
+            follow: Go on until the job has come to its end; else stop after the events that there are.
+        """
+        return Stream(job_id, "events", after, follow)
+
+    @stream
+    def logs(
+        self,
+        job_id: str,
+        rank: int | None = None,
+        level: str | Collection[str] = (),
+        since: datetime | None = None,
+        after: int = 0,
+        follow: bool = True,
+    ) -> Stream:
+        """What a job's ranks have logged, as events of kind ``log``; a lost connection is made again.
+
+        Args:
+            job_id: The job.
+            rank: Only this rank's lines.
+            level: Only lines of this level, or of one of these; of none: of any.
+            since: Only lines from then on.
+            after: The last event already seen.
+            follow: Go on until the job has come to its end; else stop after the lines that there are.
+        """
+        levels = [level] if isinstance(level, str) else [*level]
+        params = {"rank": rank, "level": levels, "since": since.astimezone().isoformat() if since else None}
+        return Stream(job_id, "logs", after, follow, params)

@@ -1,0 +1,85 @@
+"""Takes secrets that this process knows out of all that it says."""
+
+import html
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+REDACTED = "[redacted]"
+SHORTEST = 4  # characters of what can be told from other text
+
+
+def _lower_case_escapes(value: str) -> str:
+    return re.sub("%..", lambda escape: escape.group().lower(), quote(value, safe=""))
+
+
+# How a value may stand in a text: as it is, in a URL, in JSON, in Python and in markup.
+_WRITINGS: tuple[Callable[[str], str], ...] = (
+    str,
+    quote,
+    quote_plus,
+    _lower_case_escapes,
+    lambda value: json.dumps(value)[1:-1],
+    lambda value: repr(value)[1:-1],
+    html.escape,
+)
+
+
+class _Known:
+    """The values that nobody is to see, and how to find them."""
+
+    def __init__(self) -> None:
+        self._forms: set[str] = set()
+        self._pattern: re.Pattern[str] | None = None
+        self._lock = threading.Lock()
+
+    def add(self, values: Iterable[str]) -> None:
+        with self._lock:
+            forms = {write(value) for value in values for write in _WRITINGS}
+            if not forms <= self._forms:
+                self._forms |= forms
+                # The longest first, because one may be part of another.
+                self._pattern = re.compile("|".join(map(re.escape, sorted(self._forms, key=len, reverse=True))))
+
+    def redact(self, text: str) -> str:
+        return text if self._pattern is None else self._pattern.sub(REDACTED, text)
+
+
+_known = _Known()
+
+
+def keep_quiet_about(values: Iterable[str]) -> None:
+    """Have ``redact`` take values out of text from now on, in all the process.
+
+    Args:
+        values: Each of ``SHORTEST`` characters at least.
+    """
+    _known.add(values)
+
+
+def redact(text: str) -> str:
+    """A text without the values to keep quiet about, however it writes them."""
+    return _known.redact(text)
+
+
+def redact_logs() -> None:
+    """Have every log record of this process redacted, whoever makes it and whichever handler writes it."""
+    logging.setLogRecordFactory(_redacted_record)
+
+
+def _redacted_record(*arguments: Any, **named: Any) -> logging.LogRecord:
+    record = logging.LogRecord(*arguments, **named)
+    try:
+        message = record.getMessage()
+    except Exception:  # a message that does not go with its arguments; the handler says so, as without us
+        return record
+    if (redacted := redact(message)) != message:
+        record.msg, record.args = redacted, ()
+    if record.exc_info:
+        # Formatters take this text where there is one.
+        record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
+    return record

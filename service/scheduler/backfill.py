@@ -1,0 +1,155 @@
+"""Who may go before a job that waits for room, because that cannot delay it.
+
+How long gangs run is not known, so a job B may start before a blocked job H only if it does no harm in whatever order
+gangs end: for every set of gangs that may have ended, if H fits without B then it fits with B. Nor is it known where
+gangs are, or where Ray will place B; so that must be true wherever they are. The test may refuse what would be
+harmless. It never lets through what could harm, as long as gangs end, shrink for others' sake, or come back to their
+targets; nodes that come and go, and what others do on the same cluster, can upset any plan.
+
+All is counted in H's units: g ranks that share a node, of which H needs c. Let q(x) be the units for which a node has
+room of which the amounts x are free: the least over the resources r of ⌊x_r / u_r⌋. When ranks that share a node and
+take the amounts v come to it, then, whatever x is,
+
+    min_r ⌊v_r / u_r⌋  ≤  q(x) − q(x − v)  ≤  max_r ⌈v_r / u_r⌉.
+
+For with k units on the left, each resource has room for k units less than before; and the resource that is the
+scarcest afterwards had room for at most ⌈v_r / u_r⌉ units more before. So a gang that stays takes between its sums of
+the left and of the right sides, over its groups, of the Q units of the empty nodes; 0 at least if it may be on other
+nodes than H's. What all that stay take is therefore among the sums of one number of each gang's range, or 0 if it has
+ended: a set R of numbers, built gang by gang. H fits where no more than Q − c are taken. B adds at most D, the sum of
+its right sides. So B delays H in no case if R has no number that is above Q − c − D and not above Q − c.
+
+Resources that decide nothing are left out of a unit (``scarcity``): so jobs that take CPUs only start beside GPUs that
+are waited for. Where H allows groups of several sizes, B must pass for each: at the size at which H fits without B, it
+fits with B.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import islice
+
+from boost_core.config import Shape
+from service.jobs.model import JobRecord
+from service.scheduler.actions import Gang
+from service.scheduler.demand import Demand
+from service.scheduler.placement import ROUNDING
+from service.scheduler.scarcity import Scarcity
+from service.scheduler.scene import Scene
+from service.scheduler.units import Amounts, Taken, units_in, units_taken
+
+
+@dataclass(frozen=True)
+class _Stay:
+    """A gang that may stay.
+
+    Attributes:
+        demand: What each of its ranks takes.
+        shapes: Those that it may have.
+        inside: Whether it is on the head's nodes for sure.
+    """
+
+    demand: Demand
+    shapes: frozenset[Shape]
+    inside: bool
+
+    def units(self, unit: Amounts) -> tuple[int, int]:
+        """The fewest and the most units that it takes."""
+        ranges = [units_taken(self.demand, shape, unit) for shape in self.shapes]
+        return min(low for low, _ in ranges) if self.inside else 0, max(high for _, high in ranges)
+
+
+class Head:
+    """A job that waits for room and must not be delayed.
+
+    Args:
+        scene: With what has been decided so far; what is decided later is heeded, too.
+        job: The one that waits.
+
+    Attributes:
+        job: The same.
+        nodes: Those that can take ranks of it.
+    """
+
+    def __init__(self, scene: Scene, job: JobRecord) -> None:
+        self.job, self.nodes = job, scene.nodes(job)
+        self._scene, self._demand = scene, scene.demand(job)
+        self._capacities = [
+            node for node in scene.capacities if not node.draining and self._demand.labels <= node.labels.items()
+        ]
+        self._all_steady = not any(node.draining for node in scene.capacities)
+        self._of_others = _held_by_others(scene)
+        self._fewest = _fewest_groups(self._demand)
+        self._forget()
+
+    def delayed_by(self, job: JobRecord, shape: Shape) -> bool:
+        """Whether a gang of another job that starts now might delay this one."""
+        self._follow_scene()
+        return any(self._harmed(size, self._scene.demand(job), shape) for size in self._fewest)
+
+    def _forget(self) -> None:
+        self._known, self._resized = 0, self._scene.resized
+        self._stays: list[_Stay] = []
+        self._scarcity = Scarcity(self._capacities, self._demand.each, self._of_others)
+        self._taken: dict[tuple[int, frozenset[str]], Taken] = {}
+
+    def _follow_scene(self) -> None:
+        """Heed the gangs that have been started meanwhile; begin again if one was resized."""
+        if self._resized != self._scene.resized:
+            self._forget()
+        for job_id, gang in islice(self._scene.gangs.items(), self._known, None):
+            job = self._scene.jobs[job_id]
+            if job is not self.job and gang.claimed and self._scene.nodes(job) & self.nodes:
+                self._heed(job, gang)
+        self._known = len(self._scene.gangs)
+
+    def _heed(self, job: JobRecord, gang: Gang) -> None:
+        demand, shown = self._scene.demand(job), gang.shape.world_size if gang.shape else 0
+        self._scarcity.heed(demand, gang.claimed, unseen=gang.claimed - shown)
+        shapes = {shape for shape in (gang.shape, gang.target) if shape}
+        if gang.shape != gang.target or job.spec.priority < self.job.spec.priority:  # it may have to do with less
+            shapes |= {shape for shape in demand.shapes if shape.world_size <= gang.claimed}
+        inside = self._all_steady and self._scene.nodes(job) & ~self.nodes == 0
+        stay = _Stay(demand, frozenset(shapes), inside)
+        self._stays.append(stay)
+        for (size, deciding), taken in self._taken.items():
+            taken.add(*stay.units(self._unit(size, deciding)))
+
+    def _harmed(self, size: int, demand: Demand, shape: Shape) -> bool:
+        key = size, self._scarcity.deciding(size, demand.amounts(shape.world_size))
+        unit = self._unit(*key)
+        if key not in self._taken:
+            self._taken[key] = self._all_taken(size, unit)
+        _, most = units_taken(demand, shape, unit)
+        return self._taken[key].too_much_with(most)
+
+    def _all_taken(self, size: int, unit: Amounts) -> Taken:
+        taken = Taken(sum(units_in(node.total, unit) for node in self._capacities) - self._fewest[size])
+        for stay in self._stays:
+            taken.add(*stay.units(unit))
+        if any(self._of_others[name] > ROUNDING for name in unit):
+            taken.add(0, sum(units_in(node.total, unit) - units_in(node.free, unit) for node in self._capacities))
+        return taken
+
+    def _unit(self, size: int, deciding: frozenset[str]) -> Amounts:
+        return {name: amount for name, amount in self._demand.amounts(size).items() if name in deciding}
+
+
+def _fewest_groups(demand: Demand) -> dict[int, int]:
+    """How many groups a job needs at least, by the ranks that share a node."""
+    fewest: dict[int, int] = {}
+    for size, count in map(demand.groups, demand.shapes):
+        fewest[size] = min(count, fewest.get(size, count))
+    return fewest
+
+
+def _held_by_others(scene: Scene) -> dict[str, float]:
+    """What is taken on the nodes and not by our gangs."""
+    taken: dict[str, float] = defaultdict(float)
+    for node in scene.capacities:
+        for name, total in node.total.items():
+            taken[name] += total - node.free.get(name, 0)
+    for job_id, gang in scene.gangs.items():
+        if gang.shape:
+            for name, amount in scene.demand(scene.jobs[job_id]).amounts(gang.shape.world_size).items():
+                taken[name] -= amount
+    return taken

@@ -1,0 +1,104 @@
+"""Why a job waits, for people. The same words from round to round while nothing changes."""
+
+from collections.abc import Collection, Sequence
+
+from boost_core.plan.resize import why_not
+from service.jobs.model import JobRecord
+from service.scheduler.placement import Room
+from service.scheduler.quotas import Account
+from service.scheduler.scene import Scene
+
+_NAMED_JOBS = 3
+
+
+def never_fits(scene: Scene, job: JobRecord) -> str:
+    """All nodes together could not hold it."""
+    demand = scene.demand(job)
+    has = ", ".join(f"{scene.whole.total(demand, name):g} {name}" for name in demand.each)
+    room = sum(scene.whole.slots(demand))
+    message = f"needs {scene.demand(job).in_words}; {_where(job, scene)} {has} in all, room for {room}"
+    return f"{message}{_scattered(scene, job, scene.whole)}; waits for nodes to join"
+
+
+def over_quota(scene: Scene, job: JobRecord, ranks: int, account: Account) -> str:
+    """Its quota could not hold it even if it were empty."""
+    message = f"{_amount(scene, job, ranks, account)}; {account.holder} may hold {scene.quotas.limit(account):g}"
+    return f"{message}; waits for a higher quota"
+
+
+def short_of_quota(scene: Scene, job: JobRecord, ranks: int, account: Account) -> str:
+    """Others hold its quota, or come before it there."""
+    quotas = scene.quotas
+    message = (
+        f"{_amount(scene, job, ranks, account)}; {account.holder} may hold {quotas.limit(account):g} and holds "
+        f"{quotas.held(account):g}"
+    )
+    if kept := quotas.kept(account):
+        message += f", {sum(kept.values()):g} kept for {_named(list(kept))}"
+    if head := quotas.heads.get(account):
+        return f"{message}; {_behind(head, scene.lines[account])}"
+    leaving = [other.id for other in scene.leaving() if account in quotas.accounts(other)]
+    return f"{message}; {_make_room(leaving)}" if leaving else message
+
+
+def no_room(scene: Scene, job: JobRecord) -> str:
+    """It waits for others to make room, or to end."""
+    nodes = scene.nodes(job)
+    message = f"needs {scene.demand(job).in_words}; {_free(scene, job)}{_scattered(scene, job, scene.room)}"
+    if leaving := [other.id for other in scene.leaving() if scene.nodes(other) & nodes]:
+        return f"{message}; {_make_room(leaving)}"
+    holders = [other.id for other in scene.queue if other.id in scene.gangs and scene.nodes(other) & nodes]
+    return f"{message}; behind {_named(holders)}" if holders else message
+
+
+def held_back(scene: Scene, job: JobRecord, head: JobRecord, fits: bool) -> str:
+    """Another comes before it.
+
+    Args:
+        scene: What there is.
+        job: The one that waits.
+        head: The one that comes before it, and waits itself.
+        fits: Whether it would have room now.
+    """
+    message = f"needs {scene.demand(job).in_words}; {_free(scene, job)}"
+    if fits:
+        return f"{message}; it might delay {head.id}, which comes before it"
+    nodes = scene.nodes(job)
+    waiting = sum(count for line, count in scene.lines.items() if isinstance(line, int) and line & nodes)
+    return f"{message}; {_behind(head, waiting)}"
+
+
+def _amount(scene: Scene, job: JobRecord, ranks: int, account: Account) -> str:
+    return f"needs {scene.demand(job).amounts(ranks)[account.resource]:g} {account.resource}"
+
+
+def _free(scene: Scene, job: JobRecord) -> str:
+    demand, room = scene.demand(job), scene.room
+    return ", ".join(f"{room.free(demand, name):g} of {room.total(demand, name):g} {name} free" for name in demand.each)
+
+
+def _scattered(scene: Scene, job: JobRecord, room: Room) -> str:
+    """What keeps a job from fitting where there is enough room in all."""
+    demand = scene.demand(job)
+    slots, least = room.slots(demand), demand.shapes[0].world_size
+    if sum(slots) >= least <= room.ranks(demand):
+        return f": {why_not(job.spec, slots, demand.shapes)}"
+    return ""
+
+
+def _where(job: JobRecord, scene: Scene) -> str:
+    labels = ", ".join(f"{name}={value}" for name, value in sorted(scene.demand(job).labels))
+    return f"the nodes with {labels} have" if labels else "the cluster has"
+
+
+def _behind(head: JobRecord, waiting: int) -> str:
+    return f"behind {head.id}" + (f" and {waiting - 1} more" if waiting > 1 else "")
+
+
+def _make_room(job_ids: Collection[str]) -> str:
+    return f"{_named(list(job_ids))} make{'' if len(job_ids) > 1 else 's'} room"
+
+
+def _named(job_ids: Sequence[str]) -> str:
+    more = len(job_ids) - _NAMED_JOBS
+    return ", ".join(job_ids[:_NAMED_JOBS]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,51 @@
+// Which page an address means, and moving between pages without loading them anew.
+
+import { session } from "./api.js";
+import { showJob } from "./job.js";
+import { showJobs } from "./jobs.js";
+import { notify } from "./notices.js";
+import { identify, showSignIn } from "./signin.js";
+
+const main = document.getElementById("main");
+let stop = () => {};
+
+function show() {
+  stop();
+  stop = () => {};
+  main.replaceChildren();
+  const job = /^\/jobs\/([^/]+)$/.exec(location.pathname);
+  stop = job ? showJob(main, decodeURIComponent(job[1]), open) : showJobs(main);
+}
+
+function open(address) {
+  history.pushState(null, "", address);
+  show();
+  scrollTo(0, 0);
+  main.focus({ preventScroll: true });
+}
+
+async function begin() {
+  try {
+    await identify();
+  } catch (problem) {
+    if (problem.status === 401) return;
+    if (problem.status !== 0) notify(problem);
+  }
+  show();
+}
+
+document.addEventListener("click", (event) => {
+  const anchor = event.target.closest?.("a[data-route]");
+  if (!anchor || event.defaultPrevented || event.button !== 0) return;
+  if (event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+  event.preventDefault();
+  open(anchor.getAttribute("href"));
+});
+addEventListener("popstate", show);
+session.addEventListener("unauthenticated", () => {
+  if (main.querySelector(".sign-in")) return;
+  stop();
+  stop = () => {};
+  showSignIn(main, begin);
+});
+begin();

@@ -1,0 +1,126 @@
+// A job's checkpoints: what there is, which must stay, and deleting those that need not.
+
+import { call, get, jobPath } from "./api.js";
+import { ask } from "./dialog.js";
+import { card, h, setText, time } from "./dom.js";
+import { bytes, moment, shape, whole } from "./format.js";
+import { notify } from "./notices.js";
+import { mayChange } from "./signin.js";
+
+const FIRST = 6; // shown until all are wanted
+
+/** The card. `read` asks for the list anew. */
+export function checkpointCard(id) {
+  const body = h("tbody");
+  const summary = h("p", { class: "muted" });
+  const columns = ["Step", "Saved", "Size", "Shape", "Samples", ""];
+  const table = h(
+    "table",
+    { class: "plain stacked" },
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        columns.map((name) => h("th", { scope: "col" }, name)),
+      ),
+    ),
+    body,
+  );
+  const all = h("button", {
+    type: "button",
+    class: "small",
+    on: {
+      click: () => {
+        shortened = !shortened;
+        show();
+      },
+    },
+  });
+  let shortened = true;
+  let listed = [];
+  const element = card(
+    "Checkpoints",
+    { id: "checkpoints", controls: [summary] },
+    h("div", { class: "scroll", tabindex: 0 }, table),
+    all,
+  );
+
+  async function read(signal) {
+    listed = (await get(jobPath(id, "checkpoints"), {}, signal)).checkpoints;
+    show();
+  }
+
+  function show() {
+    table.hidden = !listed.length;
+    all.hidden = listed.length <= FIRST;
+    setText(all, shortened ? `Show all ${whole(listed.length)}` : "Show the newest");
+    const size = listed.reduce((sum, one) => sum + one.bytes, 0);
+    setText(summary, listed.length ? `${whole(listed.length)} with ${bytes(size)}` : "None yet.");
+    body.replaceChildren(...listed.slice(0, shortened ? FIRST : listed.length).map(row));
+  }
+
+  function row(one) {
+    const pin = h(
+      "button",
+      {
+        type: "button",
+        class: "small",
+        "aria-pressed": String(one.pinned),
+        disabled: !mayChange(),
+        on: {
+          click: () => done(() => call(one.pinned ? "DELETE" : "PUT", jobPath(id, "checkpoints", one.step, "pin"))),
+        },
+      },
+      one.pinned ? "Unpin" : "Pin",
+    );
+    const remove = h(
+      "button",
+      {
+        type: "button",
+        class: "small danger",
+        disabled: one.pinned || !mayChange(),
+        title: one.pinned ? "Unpin it first" : null,
+        on: {
+          click: () =>
+            ask({
+              title: `Delete the checkpoint of step ${whole(one.step)}?`,
+              text: `${bytes(one.bytes)} at ${one.url}. It cannot be brought back.`,
+              action: "Delete",
+              danger: true,
+              act: async () => {
+                await call("DELETE", jobPath(id, "checkpoints", one.step));
+                await read();
+              },
+            }),
+        },
+      },
+      "Delete",
+    );
+    const cells = [
+      h("span", {}, whole(one.step), one.pinned && h("span", { class: "badge state-succeeded" }, "pinned")),
+      time(one.saved_at, moment(one.saved_at)),
+      bytes(one.bytes),
+      shape(one),
+      whole(one.samples),
+      h("span", { class: "controls" }, pin, remove),
+    ];
+    return h(
+      "tr",
+      { title: one.url },
+      cells.map((content, index) => h("td", { "data-label": columns[index] }, content)),
+    );
+  }
+
+  async function done(act) {
+    try {
+      await act();
+      await read();
+    } catch (problem) {
+      notify(problem);
+    }
+  }
+
+  return { element, read };
+}

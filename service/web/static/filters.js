@@ -1,0 +1,89 @@
+// Which jobs the list shows: by state, queue and part of the name. The address keeps it.
+
+import { STATES } from "./badge.js";
+import { h, setText } from "./dom.js";
+
+const TYPING_MS = 300;
+
+/** The filters' controls. `changed` is called when another list is wanted; `query` says which. */
+export function jobFilters(changed) {
+  const chosen = new URLSearchParams(location.search);
+  const states = new Set(chosen.getAll("state"));
+  const counts = new Map(STATES.map((state) => [state, h("span", { class: "count" })]));
+  const chips = STATES.map((state) =>
+    h(
+      "button",
+      {
+        type: "button",
+        class: `chip state-${state.toLowerCase()}`,
+        "aria-pressed": String(states.has(state)),
+        on: { click: (event) => toggle(event.currentTarget, state) },
+      },
+      state.toLowerCase(),
+      counts.get(state),
+    ),
+  );
+  const name = h("input", {
+    type: "search",
+    placeholder: "Part of a name",
+    "aria-label": "Part of a name",
+    value: chosen.get("name") ?? "",
+  });
+  const queue = h("select", { "aria-label": "Queue" }, h("option", { value: "" }, "All queues"));
+  let wantedQueue = chosen.get("queue") ?? "";
+  let typing = null;
+
+  name.addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(told, TYPING_MS);
+  });
+  queue.addEventListener("change", () => {
+    wantedQueue = queue.value;
+    told();
+  });
+
+  function toggle(chip, state) {
+    states.has(state) ? states.delete(state) : states.add(state);
+    chip.setAttribute("aria-pressed", String(states.has(state)));
+    told();
+  }
+
+  function told() {
+    const address = new URLSearchParams();
+    for (const [key, value] of Object.entries(query()))
+      for (const item of [value].flat()) if (item) address.append(key, item);
+    const text = address.toString();
+    history.replaceState(null, "", text ? `/?${text}` : "/");
+    changed();
+  }
+
+  function query() {
+    return { state: [...states], queue: wantedQueue, name: name.value.trim() };
+  }
+
+  /** Show the queues that there are, and how many jobs are in each state. */
+  function update(queues) {
+    const names = [...new Set([...queues.map((one) => one.name), wantedQueue].filter(Boolean))];
+    if (
+      names.join() !==
+      Array.from(queue.options, (option) => option.value)
+        .slice(1)
+        .join()
+    ) {
+      queue.replaceChildren(queue.options[0], ...names.map((one) => h("option", { value: one }, one)));
+    }
+    queue.value = wantedQueue;
+    for (const [state, place] of counts) {
+      const count = queues.reduce((sum, one) => sum + (one.jobs[state] ?? 0), 0);
+      setText(place, count ? String(count) : "");
+    }
+  }
+
+  const element = h(
+    "form",
+    { class: "filters", role: "search", "aria-label": "Jobs", on: { submit: (event) => event.preventDefault() } },
+    h("div", { class: "chips", role: "group", "aria-label": "State" }, chips),
+    h("div", { class: "fields" }, queue, name),
+  );
+  return { element, query, update };
+}

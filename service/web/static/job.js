@@ -1,0 +1,121 @@
+// The page of one job: its parts, and what keeps them up to date.
+
+import { get, jobPath } from "./api.js";
+import { FINISHED } from "./badge.js";
+import { checkpointCard } from "./checkpoints.js";
+import { Course } from "./course.js";
+import { curveCards } from "./curves.js";
+import { card, h, link } from "./dom.js";
+import { goodputCard } from "./goodput.js";
+import { heatCard } from "./heat.js";
+import { jobHead } from "./jobhead.js";
+import { every } from "./live.js";
+import { logCard } from "./logs.js";
+import { planCard } from "./plan.js";
+import { watch } from "./watch.js";
+import { ranks, restarts, TIMELINE_KINDS } from "./timeline.js";
+import { timelineCard } from "./timelineview.js";
+
+const RECORD_SECONDS = 5;
+const DRAW_SECONDS = 1;
+
+/** Show the page; returns what ends it. `open` shows another page. */
+export function showJob(main, id, open) {
+  document.title = "Job · BOOST";
+  const stopped = new AbortController();
+  const stops = [() => stopped.abort()];
+  begin().catch((problem) => problem.name !== "AbortError" && problem.status !== 401 && absent(main, problem));
+  return () => stops.forEach((stop) => stop());
+
+  async function begin() {
+    let job = await get(jobPath(id), {}, stopped.signal);
+    const events = [];
+    const course = new Course(id);
+    const head = jobHead(take, open);
+    const parts = {
+      timeline: timelineCard(),
+      goodput: goodputCard(),
+      heat: heatCard(),
+      plan: planCard(),
+      checkpoints: checkpointCard(id),
+    };
+    const curves = curveCards(course, () => reading.now());
+    const logs = logCard(id, () => (FINISHED.has(job.state) ? job.finished_at : null));
+    const spec = h("pre", { tabindex: 0 });
+    stops.push(curves.stop, parts.heat.stop, logs.stop);
+    main.replaceChildren(
+      h(
+        "article",
+        { class: "job", "aria-label": job.name },
+        head.element,
+        parts.timeline.element,
+        parts.goodput.element,
+        curves.element,
+        parts.heat.element,
+        logs.element,
+        parts.checkpoints.element,
+        parts.plan.element,
+        card("Spec", { id: "spec" }, h("details", {}, h("summary", {}, "As it is now, defaults included"), spec)),
+      ),
+    );
+
+    let changed = true;
+    function take(record) {
+      const again = FINISHED.has(job.state) && !FINISHED.has(record.state);
+      job = record;
+      changed = true;
+      if (again) logs.restart();
+      if (again) watching.restart();
+      draw();
+    }
+
+    function draw() {
+      head.update(job);
+      parts.timeline.update(job, events);
+      parts.goodput.update(job);
+      parts.plan.update(job);
+      logs.update(job.shape ? ranks(job.shape) : 0);
+      if (!changed) return;
+      changed = false;
+      spec.textContent = JSON.stringify(job.spec, null, 2);
+      curves.update(restarts(events).map((restart) => restart.resumed_step));
+      parts.heat.update(course.ranks, job.shape?.nodes);
+    }
+
+    const watching = watch(course, {
+      finished: () => FINISHED.has(job.state),
+      happened(event) {
+        changed = true;
+        if (TIMELINE_KINDS.includes(event.kind)) events.push(event);
+        if (event.kind === "progress") job = { ...job, progress: event.data };
+        if (event.kind === "state" || event.kind === "restart" || event.kind === "shape") records.now();
+        // A list that cannot be read now is read with the next one.
+        if (event.kind === "checkpoint") parts.checkpoints.read(stopped.signal).catch(() => {});
+      },
+      read() {
+        changed = true;
+        draw();
+      },
+    });
+    const reading = watching.reading;
+    const records = every(RECORD_SECONDS, async () => take(await get(jobPath(id), {}, stopped.signal)));
+    const drawing = every(DRAW_SECONDS, async () => draw());
+    const once = every(RECORD_SECONDS, async () => {
+      await Promise.all([parts.plan.read(job), parts.checkpoints.read(stopped.signal)]);
+      once.stop();
+    });
+    stops.push(watching.stop, records.stop, drawing.stop, once.stop);
+  }
+}
+
+function absent(main, problem) {
+  main.replaceChildren(
+    h(
+      "section",
+      { class: "card absent" },
+      h("h1", {}, problem.title || "No job"),
+      h("p", {}, problem.message),
+      link("/", {}, "← Jobs"),
+    ),
+  );
+}

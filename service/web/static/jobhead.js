@@ -1,0 +1,87 @@
+// The head of a job's page: what it is, how it stands, and what can be done.
+
+import { actionButtons } from "./actions.js";
+import { badge, explanation, FINISHED } from "./badge.js";
+import { h, link, setText } from "./dom.js";
+import { ago, duration, loss, moment, percent, seconds, shape, short, UNKNOWN, whole } from "./format.js";
+import { progressBar } from "./jobrow.js";
+
+// Label and text of each fact; a job without it shows a dash.
+const FACTS = [
+  ["Step", (job) => `${whole(job.progress?.step ?? 0)} of ${whole(job.spec.training.steps)}`],
+  ["Left", (job) => (job.state === "RUNNING" && job.progress ? duration(job.progress.eta_seconds) : UNKNOWN)],
+  ["Loss", (job) => (job.progress ? loss(job.progress.loss) : UNKNOWN)],
+  [
+    "Held-out loss",
+    (job) => (job.evaluation ? `${loss(job.evaluation.loss)} at ${whole(job.evaluation.step)}` : UNKNOWN),
+  ],
+  ["Tokens/s", (job) => (job.progress ? short(job.progress.tokens_per_second) : UNKNOWN)],
+  ["Model FLOPs/s", (job) => (job.progress ? short(job.progress.model_flops_per_second) : UNKNOWN)],
+  [
+    "Waits for collectives",
+    (job) =>
+      job.progress?.step_seconds
+        ? percent(job.progress.exposed_communication_seconds / job.progress.step_seconds)
+        : UNKNOWN,
+  ],
+  ["Shape", (job) => shape(job.shape ?? job.spec.parallelism), "tensor × pipeline × data parallel"],
+  ["Restarts", (job) => whole(Object.values(job.restart_counts).reduce((sum, count) => sum + count, 0))],
+  ["Checkpoint", (job) => (job.checkpoint ? `step ${whole(job.checkpoint.step)}` : UNKNOWN)],
+  ["Submitted", (job) => ago(job.submitted_at), (job) => `${moment(job.submitted_at)} by ${job.submitted_by}`],
+  ["Ran", (job) => (job.started_at ? duration(seconds(job.started_at, job.finished_at)) : UNKNOWN)],
+];
+
+/** The head. `update` takes the job. */
+export function jobHead(changed, open) {
+  const [name, why, origin] = [
+    h("h1"),
+    h("p", { class: "explanation", role: "status" }),
+    h("p", { class: "muted origin" }),
+  ];
+  const state = badge();
+  const bar = progressBar();
+  const buttons = actionButtons(changed, open);
+  const values = FACTS.map(() => h("dd"));
+  const facts = h(
+    "dl",
+    { class: "facts" },
+    FACTS.map(([label], index) => h("div", {}, h("dt", {}, label), values[index])),
+  );
+  const element = h(
+    "header",
+    { class: "job-head" },
+    h("nav", { "aria-label": "Where you are" }, link("/", {}, "← Jobs")),
+    h("div", { class: "job-title" }, h("div", {}, name, state.element), buttons.element),
+    origin,
+    why,
+    bar.element,
+    facts,
+  );
+
+  function update(job) {
+    const done = job.progress?.step ?? 0;
+    const share = FINISHED.has(job.state) ? "" : ` ${percent(done / job.spec.training.steps)}`;
+    document.title = `${job.name} · ${job.state.toLowerCase()}${share} · BOOST`;
+    setText(name, job.name);
+    state.update(job);
+    setText(why, explanation(job));
+    why.classList.toggle("failed", job.state === "FAILED");
+    const known = [job.id, job.tenant, `queue ${job.queue}`, `priority ${job.spec.priority}`].join(" · ");
+    if (origin.dataset.known !== known) {
+      origin.dataset.known = known;
+      origin.replaceChildren(
+        known,
+        ...(job.cloned_from
+          ? [" · clone of ", link(`/jobs/${encodeURIComponent(job.cloned_from)}`, {}, job.cloned_from)]
+          : []),
+      );
+    }
+    bar.update(done, job.spec.training.steps);
+    buttons.update(job);
+    FACTS.forEach(([, text, hint], index) => {
+      setText(values[index], text(job));
+      if (hint) values[index].title = typeof hint === "string" ? hint : hint(job);
+    });
+  }
+  return { element, update };
+}

@@ -1,0 +1,115 @@
+// The page of all jobs: a list that keeps itself up to date, and what of the cluster they use.
+
+import { get } from "./api.js";
+import { clusterPanels } from "./cluster.js";
+import { h, setText } from "./dom.js";
+import { jobFilters } from "./filters.js";
+import { Histories } from "./histories.js";
+import { COLUMNS, jobRow } from "./jobrow.js";
+import { every } from "./live.js";
+
+const LIST_SECONDS = 2;
+const CLUSTER_SECONDS = 5;
+const PAGE = 25;
+
+/** Show the page; returns what ends it. */
+export function showJobs(main) {
+  document.title = "Jobs · BOOST";
+  const pages = [null]; // the cursors that led here
+  const rows = new Map();
+  const shown = new Map();
+  let asked = 0;
+
+  const body = h("tbody");
+  const empty = h("p", { class: "empty" });
+  const table = h(
+    "table",
+    { class: "jobs" },
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        COLUMNS.map((column, index) => h("th", { scope: "col", class: `cell-${index}` }, column)),
+      ),
+    ),
+    body,
+  );
+  const newer = h(
+    "button",
+    { type: "button", on: { click: () => turn(() => pages.length > 1 && pages.pop()) } },
+    "← Newer",
+  );
+  const older = h(
+    "button",
+    { type: "button", on: { click: () => turn(() => older.next && pages.push(older.next)) } },
+    "Older →",
+  );
+  const where = h("span", { "aria-live": "polite" });
+  const filters = jobFilters(() => turn(() => pages.splice(1)));
+  const cluster = clusterPanels();
+  const histories = new Histories(
+    (id) => shown.has(id) && rows.get(id)?.update(shown.get(id), histories.of(shown.get(id))),
+  );
+
+  main.append(
+    h(
+      "div",
+      { class: "overview" },
+      h(
+        "section",
+        { class: "list", "aria-labelledby": "jobs-title" },
+        h("h1", { id: "jobs-title" }, "Jobs"),
+        filters.element,
+        table,
+        empty,
+        h("nav", { class: "pages", "aria-label": "Pages of jobs" }, newer, where, older),
+      ),
+      cluster.element,
+    ),
+  );
+
+  const list = every(LIST_SECONDS, async () => {
+    const mine = ++asked;
+    const page = await get("/v1/jobs", { ...filters.query(), limit: PAGE, cursor: pages.at(-1) });
+    if (mine === asked) showPage(page);
+  });
+  const around = every(CLUSTER_SECONDS, async () => {
+    const [{ queues }, nodes] = await Promise.all([get("/v1/queues"), get("/v1/nodes")]);
+    filters.update(queues);
+    cluster.update(queues, nodes);
+  });
+
+  function turn(change) {
+    change();
+    asked += 1; // what is under way is for another page
+    list.now();
+  }
+
+  function showPage({ jobs, next_cursor: next }) {
+    shown.clear();
+    for (const job of jobs) {
+      shown.set(job.id, job);
+      if (!rows.has(job.id)) rows.set(job.id, jobRow(job));
+      rows.get(job.id).update(job, histories.of(job));
+    }
+    const wanted = jobs.map((job) => rows.get(job.id).element);
+    if (wanted.length !== body.children.length || wanted.some((row, index) => row !== body.children[index])) {
+      body.replaceChildren(...wanted);
+    }
+    table.hidden = !jobs.length;
+    setText(empty, jobs.length ? "" : "No jobs here. Submit one with: boost submit examples/cola-tiny.yaml");
+    newer.disabled = pages.length === 1;
+    older.disabled = !next;
+    older.next = next;
+    newer.parentElement.hidden = pages.length === 1 && !next;
+    setText(where, pages.length > 1 || next ? `Page ${pages.length}` : "");
+  }
+
+  return () => {
+    list.stop();
+    around.stop();
+    histories.stop();
+  };
+}

@@ -1,0 +1,121 @@
+// What the service's plan says of a job: memory of a rank by kind, and a step's time, at each shape that it may take.
+
+import { call } from "./api.js";
+import { card, h } from "./dom.js";
+import { bytes, duration, percent, shape, short, whole } from "./format.js";
+
+const MEMORY = ["weights", "gradients", "optimizer", "activations", "logits"];
+
+/** The card. `read` asks for the plan of a spec; `update` marks the shape that the job has now. */
+export function planCard() {
+  const place = h("div");
+  const element = card("Plan", { id: "plan" }, place);
+  let planned = null;
+  let now = "";
+
+  async function read(job) {
+    try {
+      planned = await call("POST", "/v1/plans", { body: job.spec });
+      show(job);
+    } catch (problem) {
+      if (problem.passing || problem.status === 401) throw problem;
+      place.replaceChildren(h("p", { class: "muted" }, `There is no plan for this job: ${problem.message}`));
+    }
+  }
+
+  function update(job) {
+    const key = `${shape(job.shape ?? job.spec.parallelism)} ${job.state} ${measured(job) && duration(measured(job))}`;
+    if (planned && key !== now) show(job, (now = key));
+  }
+
+  function show(job) {
+    const present = shape(job.shape ?? job.spec.parallelism);
+    const largest = Math.max(...planned.shapes.map((one) => Math.max(one.memory.total, one.device_memory_bytes ?? 0)));
+    const heads = ["Shape", "Memory of a rank", "Step", "Tokens/s", "Whole run"];
+    const rows = planned.shapes.map((one, index) =>
+      h(
+        "tr",
+        { class: shape(one) === present ? "present" : "" },
+        h(
+          "th",
+          { scope: "row", "data-label": heads[0] },
+          shape(one),
+          h(
+            "small",
+            {},
+            [
+              whole(one.world_size),
+              one.world_size === 1 ? " rank" : " ranks",
+              shape(one) === present && ", now",
+              index === planned.fastest && ", fastest that fits",
+            ]
+              .filter(Boolean)
+              .join(""),
+          ),
+        ),
+        h("td", { "data-label": heads[1] }, memory(one, largest)),
+        h(
+          "td",
+          { "data-label": heads[2] },
+          duration(one.step_seconds),
+          shape(one) === present && measured(job) && h("small", {}, `measured ${duration(measured(job))}`),
+        ),
+        h("td", { "data-label": heads[3] }, short(one.tokens_per_second)),
+        h("td", { "data-label": heads[4] }, duration(one.total_seconds)),
+      ),
+    );
+    place.replaceChildren(
+      h(
+        "p",
+        { class: "muted" },
+        `${short(planned.parameters)} parameters, ${short(planned.tokens_per_step)} tokens a step, ` +
+          `${short(planned.flops_per_token)} FLOPs a token.`,
+      ),
+      h(
+        "div",
+        { class: "scroll", tabindex: 0 },
+        h(
+          "table",
+          { class: "plain stacked" },
+          h(
+            "thead",
+            {},
+            h(
+              "tr",
+              {},
+              heads.map((head) => h("th", { scope: "col" }, head)),
+            ),
+          ),
+          h("tbody", {}, rows),
+        ),
+      ),
+      h(
+        "ul",
+        { class: "legend plain" },
+        MEMORY.map((kind) => h("li", {}, h("i", { class: `kind-${kind}` }), h("span", {}, kind))),
+      ),
+      ...planned.notes.map((note) => h("p", { class: "muted" }, note)),
+    );
+  }
+
+  return { element, read, update };
+}
+
+function memory(one, largest) {
+  const said = MEMORY.map((kind) => `${kind} ${bytes(one.memory[kind])}`).join("\n");
+  const parts = MEMORY.map((kind) =>
+    h("span", { class: `kind-${kind}`, style: { "flex-grow": one.memory[kind] / largest } }),
+  );
+  const rest = h("span", { style: { "flex-grow": Math.max(0, 1 - one.memory.total / largest) } });
+  const { memory, device_memory_bytes: device } = one;
+  const of = device ? ` of ${bytes(device)} (${percent(memory.total / device)})` : "";
+  const limit = `${bytes(memory.total)}${of}${one.fits_device === false ? ", too much" : ""}`;
+  return [
+    h("div", { class: "stack", role: "img", "aria-label": said, title: said }, parts, rest),
+    h("small", { class: one.fits_device === false ? "too-much" : "" }, limit),
+  ];
+}
+
+function measured(job) {
+  return job.state === "RUNNING" && job.progress ? job.progress.step_seconds : null;
+}

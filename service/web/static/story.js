@@ -1,0 +1,44 @@
+// One event in a sentence.
+
+import { bytes, duration, node, shape, small, whole, words } from "./format.js";
+
+const SENTENCES = {
+  state: (data) => `${data.state}: ${data.message}`,
+  started: (data) =>
+    [`${whole(data.world_size)} ranks from step ${whole(data.step)}`, data.resumed_from].filter(Boolean).join(", "),
+  shape: (data) => `${shape(data)} on ${[...new Set(data.nodes)].map(node).join(", ")}`,
+  interruption: (data) => `${words(data.cause)} after step ${whole(data.step)}: ${data.message}`,
+  restart: restartText,
+  fault: (data) => `${words(data.what)} at step ${whole(data.step)}: ${data.message}`,
+  checkpoint: (data) =>
+    `step ${whole(data.step)}, ${bytes(data.bytes)}; the loop stood still for ${duration(data.seconds)}`,
+  evaluation: (data) => `step ${whole(data.step)}: held-out loss ${small(data.loss)}`,
+  drill: (data) => `${words(data.kind)} of rank ${data.rank} was asked for`,
+  patch: (data) =>
+    Object.entries(data)
+      .map(([field, change]) => `${field} from ${value(change?.from)} to ${value(change?.to)}`)
+      .join(", "),
+};
+
+/** What an event says, for people. */
+export function story(event) {
+  return SENTENCES[event.kind]?.(event.data) ?? value(event.data);
+}
+
+/** What a restart was for and what it has cost. */
+export function restartText(restart) {
+  const lost = restart.step - restart.resumed_step;
+  const parts = Object.entries(restart.parts)
+    .filter(([, length]) => length > 0.05)
+    .map(([name, length]) => `${words(name)} ${duration(length)}`);
+  return [
+    `${words(restart.cause)} after step ${whole(restart.step)}: ${restart.message}.`,
+    `Cost ${duration(restart.seconds)}${parts.length ? ` (${parts.join(", ")})` : ""}`,
+    `and ${lost} ${lost === 1 ? "step" : "steps"} done again,`,
+    `recovered from ${restart.recovered_from}.`,
+  ].join(" ");
+}
+
+function value(anything) {
+  return typeof anything === "string" ? anything : JSON.stringify(anything);
+}

@@ -1,0 +1,104 @@
+// Server-sent events over fetch: unlike EventSource it tells why a stream was refused.
+
+import { send } from "./api.js";
+import { pauseAfter } from "./live.js";
+import { connection } from "./notices.js";
+
+/**
+ * Follow a stream while the tab is visible; after a lost connection it goes on where it was.
+ *
+ * `event` takes each event's data; `ended` is called when the service has ended the stream and says
+ * whether to ask again. Returns a function that stops.
+ */
+export function follow(path, query, { event, ended = () => false }) {
+  let lastId = null;
+  let controller = null;
+  let timer = null;
+  let failures = 0;
+  let over = false;
+
+  async function run() {
+    clearTimeout(timer);
+    if (over || controller || document.hidden) return;
+    const mine = (controller = new AbortController());
+    let pause = null;
+    try {
+      await read(mine.signal);
+      failures = 0;
+      over = !ended();
+      pause = over ? null : 1;
+    } catch (problem) {
+      if (mine.signal.aborted) return;
+      failures += 1;
+      pause = pauseAfter(problem, failures);
+      over = pause === null;
+    }
+    controller = null;
+    if (pause !== null) timer = setTimeout(run, pause * 1000);
+  }
+
+  async function read(signal) {
+    const headers = { Accept: "text/event-stream", ...(lastId !== null && { "Last-Event-ID": lastId }) };
+    const answer = await send("GET", path, { query, headers, signal });
+    connection(null);
+    failures = 0;
+    for await (const message of messages(answer.body)) {
+      if (signal.aborted) return;
+      lastId = message.id ?? lastId;
+      if (message.data !== "") event(JSON.parse(message.data));
+    }
+  }
+
+  function pauseOrGoOn() {
+    if (!document.hidden) return run();
+    clearTimeout(timer);
+    controller?.abort();
+    controller = null;
+  }
+
+  document.addEventListener("visibilitychange", pauseOrGoOn);
+  run();
+  return () => {
+    over = true;
+    clearTimeout(timer);
+    controller?.abort();
+    document.removeEventListener("visibilitychange", pauseOrGoOn);
+  };
+}
+
+/** The events of a body: id and data of each. */
+export async function* messages(body) {
+  let message = { id: null, data: [] };
+  for await (const line of lines(body)) {
+    if (line === "") {
+      if (message.id !== null || message.data.length) yield { id: message.id, data: message.data.join("\n") };
+      message = { id: null, data: [] };
+    } else if (line.startsWith("id:")) {
+      message.id = line.slice(3).trimStart();
+    } else if (line.startsWith("data:")) {
+      message.data.push(line.slice(5).replace(/^ /, ""));
+    }
+  }
+}
+
+async function* lines(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read().catch((failure) => Promise.reject(cutOff(failure)));
+      if (done) return;
+      const parts = (rest + value).split(/\r?\n/);
+      rest = parts.pop();
+      yield* parts;
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+function cutOff(failure) {
+  return failure.name === "AbortError"
+    ? failure
+    : Object.assign(new Error("The connection was lost."), { passing: true, status: 0 });
+}

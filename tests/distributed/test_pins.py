@@ -1,0 +1,132 @@
+"""Pinned checkpoints, on disk and on a real S3 server."""
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from boost_core.checkpoint.folder import CheckpointFolder, CheckpointPinned
+from boost_core.config import JobSpec
+from tests.distributed.recording import train_and_record
+from tests.jobs import tiny_job, write_corpus
+from tests.ranks import Ranks
+from tests.s3 import BUCKET, CREDENTIALS, S3Server, s3_server
+
+SHARD = b"weights"
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(params=["file", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict | None]:
+    """URL of a folder, and what it is reached with; nothing of the environment is needed for it."""
+    if request.param == "file":
+        return f"file://{tmp_path}/runs", None
+    server: S3Server = request.getfixturevalue("s3")
+    return f"s3://{BUCKET}/{tmp_path.name}", {
+        "key": CREDENTIALS["AWS_ACCESS_KEY_ID"],
+        "secret": CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+        "endpoint_url": server.environment["AWS_ENDPOINT_URL"],
+        "client_kwargs": {"region_name": "us-east-1"},
+    }
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobSpec:
+    return tiny_job(tmp_path / "corpus", tmp_path / "runs")
+
+
+def written(store: tuple[str, dict | None], job: JobSpec, *steps: int) -> CheckpointFolder:
+    folder = CheckpointFolder(*store)
+    for step in steps:
+        folder.prepare(step)
+        with fsspec.open(f"{folder.step_url(step)}/shard", "wb", **folder.storage_options) as stream:
+            stream.write(SHARD)
+        folder.commit_written(job, job.parallelism, step, step * 4, {"shard": zlib.crc32(SHARD)})
+    return folder
+
+
+def test_a_pinned_checkpoint_is_neither_pruned_nor_removed(store: tuple[str, dict | None], job: JobSpec) -> None:
+    folder = written(store, job, 100, 200, 300, 400)
+    assert folder.pinned() == set()
+    folder.pin(200)
+    folder.pin(200)
+    other = CheckpointFolder(*store)
+    assert other.pinned() == {200}
+    assert other.prune(1, None) == [100, 300]
+    assert other.steps() == [200, 400]
+    with pytest.raises(CheckpointPinned, match=r"step 200 in .* is pinned; unpin it to remove it"):
+        other.remove(200)
+    assert other.damage(200) == []
+
+    other.unpin(200)
+    other.unpin(200)
+    assert folder.pinned() == set()
+    folder.remove(200)
+    assert folder.steps() == [400]
+    filesystem, path = fsspec.url_to_fs(folder.step_url(200), **folder.storage_options)
+    assert filesystem.glob(f"{path}/*") == []  # some S3 servers keep empty folders
+
+
+def test_only_what_is_there_can_be_pinned_or_removed(store: tuple[str, dict | None], job: JobSpec) -> None:
+    folder = written(store, job, 100)
+    for refused in (folder.pin, folder.remove):
+        with pytest.raises(FileNotFoundError):
+            refused(200)
+    assert folder.pinned() == set()
+    assert folder.prune(1, None) == []
+
+
+class Pinning(CheckpointFolder):
+    """Somebody else pins what is being removed, right after it was found not to be pinned."""
+
+    def _refuse_pinned(self, step: int) -> None:
+        super()._refuse_pinned(step)
+        CheckpointFolder(self.url, self.storage_options).pin(step)
+
+
+def test_a_pin_that_comes_while_a_checkpoint_is_removed_holds(store: tuple[str, dict | None], job: JobSpec) -> None:
+    folder = written(store, job, 100, 200)
+    before = folder.manifest(100)
+    with pytest.raises(CheckpointPinned):
+        Pinning(*store).remove(100)
+    assert (folder.steps(), folder.pinned(), folder.damage(100)) == ([100, 200], {100}, [])
+    assert folder.manifest(100) == before
+
+    folder.unpin(100)
+    assert Pinning(*store).prune(1, None) == []
+    assert folder.steps() == [100, 200]
+
+
+class RemovedMeanwhile(CheckpointFolder):
+    """Somebody else removes what is being pinned, right after it was found to be there."""
+
+    def _refuse_uncommitted(self, step: int) -> None:
+        super()._refuse_uncommitted(step)
+        CheckpointFolder(self.url, self.storage_options).remove(step)
+
+
+def test_what_is_removed_while_it_is_pinned_is_not_said_to_be_pinned(
+    store: tuple[str, dict | None], job: JobSpec
+) -> None:
+    folder = written(store, job, 100, 200)
+    with pytest.raises(FileNotFoundError, match="no committed checkpoint of step 100"):
+        RemovedMeanwhile(*store).pin(100)
+    assert (folder.steps(), folder.pinned()) == ([200], set())
+
+
+def test_a_trainer_spares_what_is_pinned(ranks: Ranks, tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    ranks.run(2, train_and_record, tiny_job(corpus, tmp_path / "runs"))
+    folder = CheckpointFolder(str(tmp_path / "runs"))
+    assert folder.steps() == [3, 6, 8]
+    folder.pin(3)
+    longer = tiny_job(corpus, tmp_path / "runs", training={"steps": 11}, checkpoint={"keep_last": 1})
+    ranks.run(2, train_and_record, longer)
+    assert folder.steps() == [3, 11]

@@ -1,0 +1,58 @@
+"""``boost serve`` as a process of its own, for tests of the whole service."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.service.conftest import free_port
+
+BOOST = Path(sys.executable).parent / "boost"
+PATIENCE_SECONDS = 90
+
+
+class Server:
+    """``boost serve`` on a free port, with a home of its own."""
+
+    def __init__(self, home: Path, **settings: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        own = {"BOOST_HOME": str(home), "BOOST_CPUS": "2", "BOOST_PORT": str(self.port)}
+        self.environment = os.environ | own | settings
+        self.log = home.parent / "serve.log"
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen([BOOST, "serve"], env=self.environment, stdout=log, stderr=log)
+
+    def tree(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def answers(self, path: str) -> httpx.Response | None:
+        try:
+            return httpx.get(self.url + path)
+        except httpx.TransportError:
+            return None
+
+    def until(self, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()[-5000:]
+            time.sleep(0.1)
+
+    def end(self, how: signal.Signals) -> None:
+        """End it, and see to it that nothing it started lives on."""
+        started = self.tree()
+        if how is signal.SIGKILL:  # two agents of Ray's then tell a head that is gone for a minute, and end
+            started = [process for process in started if not process.name().endswith("Agent")]
+        self.process.send_signal(how)
+        self.process.wait(30)
+        _, alive = psutil.wait_procs(started, timeout=15)
+        assert not alive, alive

@@ -1,0 +1,263 @@
+"""Commands about jobs against a service that answers what it is told to."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.cli.failures import BadInput
+from service.cli.submit import merge_patch
+from service.cli.times import moment_before_now, moment_from_now
+from tests.service.canned import A_CHECKPOINT, A_PLAN, a_job
+from tests.service.command_line import boost_at, job_file
+from tests.service.records import GOOD
+from tests.service.scripted import Answer, Asked, events, problem, serving
+
+CREATED = Answer(201, a_job())
+
+
+# New jobs
+
+
+def test_submit_in_other_words_than_the_files(tmp_path: Path) -> None:
+    with serving({"POST /v1/jobs": CREATED}) as server:
+        boost = boost_at(server.url)
+        file = job_file(tmp_path, GOOD)
+        options = ("--name", "other", "--queue", "night", "--priority", "0", "--idempotency-key", "night-42")
+        assert boost("submit", file, *options).exit_code == 0
+        assert boost("submit", job_file(tmp_path, GOOD | {"priority": 7})).exit_code == 0
+        refused = boost("submit", file, "--queue", "No Queue")
+    changed, plain = server.asked
+    assert (changed.body["name"], changed.body["queue"], changed.body["priority"]) == ("other", "night", 0)
+    assert (plain.body["name"], plain.body["queue"], plain.body["priority"]) == ("tiny", "default", 7)
+    assert changed.headers["Idempotency-Key"] == "night-42"
+    assert plain.headers["Idempotency-Key"]
+    assert (refused.exit_code, "error: queue: " in refused.stderr) == (2, True)
+
+
+def test_a_dry_run_submits_nothing(tmp_path: Path) -> None:
+    answer = Answer(200, {"spec": a_job()["spec"], "plan": A_PLAN})
+    with serving({"POST /v1/jobs/dry-run": answer}) as server:
+        boost = boost_at(server.url)
+        shown = boost("submit", job_file(tmp_path, GOOD), "--dry-run")
+        as_json = boost("submit", job_file(tmp_path, GOOD), "--dry-run", "--json")
+    assert (shown.exit_code, [asked.path for asked in server.asked]) == (0, ["/v1/jobs/dry-run"] * 2)
+    assert "tiny could be submitted to the queue default" in shown.stdout
+    assert "tp 2 × pp 1 × dp 2" in shown.stdout
+    assert json.loads(as_json.stdout)["plan"]["fastest"] == 1
+
+
+def test_plan(tmp_path: Path) -> None:
+    with serving({"POST /v1/plans": Answer(200, A_PLAN)}) as server:
+        shown = boost_at(server.url)("plan", job_file(tmp_path, GOOD))
+        as_json = boost_at(server.url)("plan", job_file(tmp_path, GOOD), "--json")
+    assert shown.exit_code == 0, shown.output
+    parameters, _, _, header, small, large, most, note = shown.stdout.splitlines()
+    assert parameters.split() == ["parameters", "1,234,567"]
+    assert header.startswith("SHAPE")
+    assert "100.0 GiB" in small
+    assert "no, of 80.0 GiB" in small
+    for fact in ("tp 2 × pp 1 × dp 2", "36.0 GiB", "yes, of 80.0 GiB", "2,000,000", "0.25 s", "1:00:00", "fastest"):
+        assert fact in large, fact
+    assert "fastest" not in small
+    assert most.startswith("the most that a rank needs: weights 8.0 GiB, gradients 8.0 GiB, optimizer 16.0 GiB")
+    assert note == "note: times are of an H100"
+    assert json.loads(as_json.stdout)["tokens_per_step"] == 2048
+
+
+def test_clone() -> None:
+    with serving({"POST /v1/jobs/job-0/clone": Answer(201, a_job(cloned_from="job-0"))}) as server:
+        boost = boost_at(server.url)
+        result = boost(
+            "clone", "job-0", "--set", "training.steps=500", "--set", "name=longer", "--from-checkpoint",
+            "--idempotency-key", "k",
+        )  # fmt: skip
+        refused = boost("clone", "job-0", "--set", "training.steps")
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (0, "submitted job-1")
+    (asked,) = server.asked
+    assert asked.body == {"changes": {"training": {"steps": 500}, "name": "longer"}, "from_checkpoint": True}
+    assert asked.headers["Idempotency-Key"] == "k"
+    assert (refused.exit_code, "such as training.steps=500" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "patch"),
+    [
+        ([], {}),
+        (["elasticity=null"], {"elasticity": None}),
+        (["a.b.c=1", "a.b.d=x=y", "a.e=[1, 2]"], {"a": {"b": {"c": 1, "d": "x=y"}, "e": [1, 2]}}),
+        (["optimizer.learning_rate=0.003"], {"optimizer": {"learning_rate": 0.003}}),
+        (["name="], {"name": None}),
+    ],
+)
+def test_changes_as_a_merge_patch(changes: list[str], patch: dict[str, Any]) -> None:
+    assert merge_patch(changes) == patch
+
+
+@pytest.mark.parametrize("changes", [["=1"], ["a..b=1"], ["a"], ["a=1", "a.b=2"], ["a={"]])
+def test_changes_that_make_no_patch(changes: list[str]) -> None:
+    with pytest.raises(BadInput, match=f"--set {changes[-1].split('=')[0]}"):
+        merge_patch(changes)
+
+
+def test_retry() -> None:
+    checkpoint = {"kind": "checkpoint", "step": 400, "url": "s3://x", "bytes": 1, "seconds": 1.0, "commit_seconds": 1.0}
+    with serving({"POST /v1/jobs/job-1/retry": Answer(202, a_job(checkpoint=checkpoint))}) as server:
+        assert boost_at(server.url)("retry", "job-1").stdout == "job-1 is QUEUED again, and goes on from step 400\n"
+    with serving({"POST /v1/jobs/job-1/retry": problem(409, "wrong-state")}) as server:
+        assert boost_at(server.url)("retry", "job-1").exit_code == 1
+
+
+# Looking
+
+
+def asked_for_jobs(*arguments: str) -> Asked:
+    with serving({"GET /v1/jobs": Answer(200, {"jobs": [], "next_cursor": None})}) as server:
+        assert boost_at(server.url)("ls", *arguments).exit_code == 0
+    (asked,) = server.asked
+    return asked
+
+
+def test_ls_filters() -> None:
+    assert asked_for_jobs().query == {"limit": ["100"]}
+    filters = ("--state", "running", "--state", "QUEUED", "--queue", "night", "--name", "co", "--tenant", "acme")
+    assert asked_for_jobs(*filters, "-n", "5", "--cursor", "job-9").query == {
+        "state": ["RUNNING", "QUEUED"], "queue": ["night"], "name": ["co"], "tenant": ["acme"], "limit": ["5"],
+        "cursor": ["job-9"],
+    }  # fmt: skip
+
+
+def test_ls_takes_as_many_pages_as_it_needs() -> None:
+    def page(first: int, count: int, cursor: str | None) -> Answer:
+        jobs = [a_job(id=f"job-{number}") for number in range(first, first + count)]
+        return Answer(200, {"jobs": jobs, "next_cursor": cursor})
+
+    with serving({"GET /v1/jobs": [page(0, 500, "job-499"), page(500, 20, "job-519")]}) as server:
+        shown = boost_at(server.url)("ls", "-n", "520")
+    assert [(asked.query["limit"], asked.query.get("cursor")) for asked in server.asked] == [
+        (["500"], None),
+        (["20"], ["job-499"]),
+    ]
+    lines = shown.stdout.splitlines()
+    assert len(lines) == 1 + 520 + 1
+    assert lines[-1] == "(these are 520; older ones: the same with --cursor job-519)"
+    with serving({"GET /v1/jobs": [page(0, 500, "job-499"), page(500, 3, None)]}) as server:
+        listed = json.loads(boost_at(server.url)("ls", "-n", "1000", "--json").stdout)
+    assert (len(listed["jobs"]), listed["next_cursor"]) == (503, None)
+
+
+def test_why_a_job_waits_is_shown() -> None:
+    job = a_job(waiting_for="4 GPUs of the queue night", cloned_from="job-0", queue="night")
+    with serving(
+        {"GET /v1/jobs": Answer(200, {"jobs": [job], "next_cursor": None}), "GET /v1/jobs/job-1": Answer(200, job)}
+    ) as server:
+        listed = boost_at(server.url)("ls").stdout
+        shown = boost_at(server.url)("show", "job-1").stdout
+    assert listed.splitlines()[1].endswith("4 GPUs of the queue night")
+    for fact in ("waits for   4 GPUs of the queue night", "clone of    job-0", "tenant      acme", "ago) by ci"):
+        assert fact in shown
+    assert "queue       night, priority 0" in shown
+
+
+# Logs
+
+
+def a_log_event(number: int, rank: int, message: str) -> dict[str, Any]:
+    data = {"kind": "log", "rank": rank, "level": "ERROR", "message": message}
+    return {"id": number, "job_id": "job-1", "kind": "log", "time": "2026-01-01T00:00:00Z", "data": data}
+
+
+def test_logs_of_ranks() -> None:
+    script = {
+        "GET /v1/jobs/job-1": Answer(200, a_job()),
+        "GET /v1/jobs/job-1/logs": events(a_log_event(1, 0, "out of memory"), a_log_event(2, 1, "too")),
+    }
+    with serving(script) as server:
+        boost = boost_at(server.url)
+        shown = boost("logs", "job-1", "--rank", "0", "--level", "error", "--level", "WARNING", "--since", "10m")
+        as_json = boost("logs", "job-1", "--json")
+        refused = boost("logs", "job-1", "--since", "yesterday")
+    assert shown.exit_code == 0, shown.output
+    lines = [line.split("  ", 1)[1] for line in shown.stdout.splitlines()]
+    assert lines == ["rank 0 ERROR: out of memory", "rank 1 ERROR: too"]
+    filtered, plain = (asked.query for asked in server.asked if asked.path.endswith("/logs"))
+    since = datetime.fromisoformat(filtered.pop("since")[0])
+    assert timedelta(minutes=9) < datetime.now(UTC) - since < timedelta(minutes=11)
+    assert filtered == {"rank": ["0"], "level": ["ERROR", "WARNING"], "follow": ["false"]}
+    assert plain == {"follow": ["false"]}
+    assert [json.loads(line)["id"] for line in as_json.stdout.splitlines()] == [1, 2]
+    assert (refused.exit_code, "'yesterday' is no time" in refused.stderr) == (2, True)
+
+
+def test_logs_and_events_say_what_the_other_is_for() -> None:
+    boost = boost_at("http://127.0.0.1:1")
+    assert "boost events" in boost("logs", "--help").stdout
+    assert "boost logs" in boost("events", "--help").stdout
+
+
+# Times
+
+
+@pytest.mark.parametrize("read", [moment_before_now, moment_from_now])
+def test_times_that_are_none(read: Callable[[str], datetime]) -> None:
+    for text in ("", "10", "m", "10 m", "-5m", "1y", "soon", "2026-13-01"):
+        with pytest.raises(BadInput, match="is no time"):
+            read(text)
+
+
+def test_times() -> None:
+    now = datetime.now(UTC)
+    for text, span in (("90s", 90), ("10m", 600), ("2h", 7200), ("3d", 3 * 86_400), ("1w", 7 * 86_400)):
+        assert (now - moment_before_now(text)).total_seconds() == pytest.approx(span, abs=30)
+        assert (moment_from_now(text) - now).total_seconds() == pytest.approx(span, abs=30)
+    assert moment_before_now("2026-01-02T03:04:05Z") == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert moment_before_now("2026-01-02T03:04:05").utcoffset() is not None
+    assert moment_from_now("2999-01-01").year == 2999
+    with pytest.raises(BadInput, match="not in the future"):
+        moment_from_now("2020-01-01")
+
+
+# Checkpoints
+
+
+def test_checkpoints_of_a_job() -> None:
+    at_step = "/v1/jobs/job-1/checkpoints/100"
+    detail = A_CHECKPOINT | {"files": {"__0_0.distcp": {"bytes": 9, "crc32": 8}}, "versions": {"torch": "2.11"}}
+    script = {
+        "GET /v1/jobs/job-1/checkpoints": Answer(200, {"checkpoints": [A_CHECKPOINT]}),
+        f"GET {at_step}": Answer(200, detail),
+        f"PUT {at_step}/pin": Answer(200, A_CHECKPOINT),
+        f"DELETE {at_step}/pin": Answer(200, A_CHECKPOINT | {"pinned": False}),
+        f"DELETE {at_step}": Answer(204),
+    }
+    with serving(script) as server:
+        boost = boost_at(server.url)
+        header, line = boost("ckpt", "ls", "job-1").stdout.splitlines()
+        listed = json.loads(boost("ckpt", "ls", "job-1", "--json").stdout)
+        newest = json.loads(boost("ckpt", "show", "job-1").stdout)
+        assert newest == json.loads(boost("ckpt", "show", "job-1", "--step", "100").stdout)
+        assert "is kept until it is unpinned" in boost("ckpt", "pin", "job-1", "100").stdout
+        assert "as long as the job's own rules say" in boost("ckpt", "unpin", "job-1", "100").stdout
+        assert boost("ckpt", "rm", "job-1", "100").stdout == "deleted the checkpoint of step 100 of job-1\n"
+    assert header.split() == ["STEP", "SAVED", "SIZE", "LAYOUT", "PINNED", "URL"]
+    for fact in ("100", "3.0 MiB", "tp 2 × pp 1 × dp 4", "pinned", "s3://runs/job-1/step-00000100"):
+        assert fact in line
+    assert listed["checkpoints"][0]["samples"] == 6400
+    assert newest["files"] == {"__0_0.distcp": {"bytes": 9, "crc32": 8}}
+    assert [f"{asked.method} {asked.path}" for asked in server.asked[-3:]] == list(script)[2:]
+
+
+def test_a_job_without_checkpoints_and_refusals() -> None:
+    script = {
+        "GET /v1/jobs/job-1/checkpoints": Answer(200, {"checkpoints": []}),
+        "DELETE /v1/jobs/job-1/checkpoints/5": problem(409, "checkpoint-pinned"),
+    }
+    with serving(script) as server:
+        boost = boost_at(server.url)
+        none = boost("ckpt", "show", "job-1")
+        pinned = boost("ckpt", "rm", "job-1", "5")
+    assert (none.exit_code, none.stderr) == (2, "error: job-1 has no committed checkpoint yet\n")
+    assert (pinned.exit_code, "it is checkpoint-pinned" in pinned.stderr) == (1, True)

@@ -1,0 +1,77 @@
+"""The embedded Ray does nothing for those who do not have its token."""
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_EMBEDDED = """
+import sys
+from pathlib import Path
+import ray
+from service.gang.ray_gangs import RayGangs
+
+gangs = RayGangs(None, 1, Path(sys.argv[1]), Path(sys.argv[1]) / "home" / "ray-token")
+gangs.connect()
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+gangs.close()
+"""
+_CLIENT = """
+import sys
+import ray
+
+ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False)
+print([node["Alive"] for node in ray.nodes()])
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("embedded")
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _EMBEDDED, folder], env=without_token(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin and process.stdout
+    yield process.stdout.readline().decode().strip()
+    process.stdin.close()
+    assert process.wait(60) == 0
+
+
+def without_token(**more: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")} | more
+
+
+def come(address: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _CLIENT, address]
+    return subprocess.run(command, env=without_token(**environment), capture_output=True, text=True, timeout=120)
+
+
+def test_only_the_owner_can_read_the_token(address: str, folder: Path) -> None:
+    file = folder / "home" / "ray-token"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert len(file.read_text()) == 64
+    assert [path.name for path in file.parent.iterdir()] == ["ray-token"]
+
+
+def test_who_has_the_token_is_let_in(address: str, folder: Path) -> None:
+    done = come(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(folder / "home" / "ray-token"))
+    assert done.stdout.strip() == "[True]", done.stderr
+
+
+@pytest.mark.parametrize(
+    "environment", [{"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}]
+)
+def test_who_has_not_is_refused(address: str, environment: dict[str, str]) -> None:
+    done = come(address, **environment)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert "AuthenticationError" in done.stderr or "Unauthenticated" in done.stderr, done.stderr

@@ -1,0 +1,264 @@
+"""What the API has besides jobs' plain life: copies, retries, requests that come twice, checkpoints, queues, nodes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.config import ParallelismConfig
+from service.api.routes.nodes import NODES
+from service.jobs.model import JobRecord, Owner
+from service.jobs.states import Reason
+from service.jobs.store import JobStore
+from tests.service.conftest import RunningApi
+from tests.service.records import GOOD, a_checkpoint, a_log_line, a_shape, a_spec, a_step, numbered, start
+
+
+@pytest.fixture
+def http(api: RunningApi) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"{api.url}/v1") as opened:
+        yield opened
+
+
+def submit(http: httpx.Client, **changes: Any) -> dict[str, Any]:
+    answer = http.post("/jobs", json=GOOD | changes)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+def code(answer: httpx.Response) -> tuple[int, str]:
+    problem = answer.json()
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert problem["type"] == f"urn:boost:problem:{problem['code']}"
+    return answer.status_code, problem["code"]
+
+
+def test_the_same_request_again_is_the_same_job(http: httpx.Client) -> None:
+    headers = {"Idempotency-Key": "monday-1"}
+    first = http.post("/jobs", json=GOOD, headers=headers)
+    again = http.post("/jobs", json=GOOD, headers=headers)
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert first.json() == again.json()
+    assert len(http.get("/jobs").json()["jobs"]) == 1
+    other = http.post("/jobs", json=GOOD | {"name": "other"}, headers=headers)
+    assert code(other) == (422, "idempotency-key-reused")
+    malformed = http.post("/jobs", json=GOOD, headers={"Idempotency-Key": "two words"})
+    assert code(malformed) == (422, "invalid-request")
+    assert malformed.json()["errors"][0]["field"] == "Idempotency-Key"
+
+
+def test_an_answered_request_is_answered_again_when_its_data_is_gone(http: httpx.Client, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(3):
+        (text / f"{number}.txt").write_text("some words " * 100)
+    job = GOOD | {"data": {"source": {"kind": "text", "paths": [str(text)]}}}
+    first = http.post("/jobs", json=job, headers={"Idempotency-Key": "k"})
+    assert first.status_code == 201
+    for file in text.iterdir():
+        file.unlink()
+    assert http.post("/jobs", json=job).status_code == 422
+    assert http.post("/jobs", json=job, headers={"Idempotency-Key": "k"}).json() == first.json()
+
+
+def test_a_dry_run_records_nothing(http: httpx.Client) -> None:
+    answer = http.post("/jobs/dry-run", json=GOOD)
+    assert answer.status_code == 200
+    assert answer.json()["spec"]["training"]["steps"] == 10
+    assert answer.json()["plan"]["shapes"][0]["tensor_parallel_size"] == 2
+    assert http.get("/jobs").json()["jobs"] == []
+    refused = http.post("/jobs/dry-run", json=GOOD | {"queue": "nowhere"})
+    assert code(refused) == (422, "invalid-job")
+    assert refused.json()["errors"] == [
+        {"field": "queue", "message": "there is no queue 'nowhere'; there are: default", "value": "nowhere"}
+    ]
+
+
+def test_a_job_changes_only_as_it_was_looked_at(http: httpx.Client) -> None:
+    job = submit(http)
+    path = f"/jobs/{job['id']}"
+    tag = http.get(path).headers["ETag"]
+    changed = http.patch(path, json={"priority": 3}, headers={"If-Match": tag})
+    assert (changed.status_code, changed.json()["spec"]["priority"]) == (200, 3)
+    assert changed.headers["ETag"] not in ("", tag)
+    late = http.patch(path, json={"priority": 4}, headers={"If-Match": tag})
+    assert code(late) == (412, "precondition-failed")
+    assert http.get(path).json()["spec"]["priority"] == 3
+    assert http.patch(path, json={"priority": 5}, headers={"If-Match": "*"}).status_code == 200
+    assert http.patch(path, json={"priority": 6}).status_code == 200
+
+
+def test_progress_does_not_alter_the_tag(http: httpx.Client, store: JobStore) -> None:
+    job = store.create(a_spec(), "file:///checkpoints")
+    start(store, job.id)
+    tag = http.get(f"/jobs/{job.id}").headers["ETag"]
+    store.append_reports(job.id, 1, numbered(a_step(1)))
+    assert http.get(f"/jobs/{job.id}").headers["ETag"] == tag
+
+
+def test_filters(http: httpx.Client, store: JobStore) -> None:
+    assert http.put("/queues/night", json={}).status_code == 200
+    night = submit(http, queue="night", name="Owl_1")
+    other = store.create(a_spec(name="lark"), "file:///c", Owner("birds", "ci")).id
+
+    def found(**query: str) -> list[str]:
+        return [job["id"] for job in http.get("/jobs", params=query).json()["jobs"]]
+
+    assert found() == [other, night["id"]]
+    assert found(queue="night") == found(name="owl") == found(name="L_1") == found(tenant="default") == [night["id"]]
+    assert found(tenant="birds") == found(submitted_by="ci") == found(name="LARK") == [other]
+    assert found(name="o_l") == []
+
+
+def test_cancelled_and_failed_jobs_are_retried(http: httpx.Client, store: JobStore) -> None:
+    job = submit(http)
+    path = f"/jobs/{job['id']}"
+    assert code(http.post(f"{path}/retry")) == (409, "wrong-state")
+    assert http.post(f"{path}/cancel").json()["state"] == "CANCELLED"
+    again = http.post(f"{path}/retry")
+    assert (again.status_code, again.json()["state"], again.json()["reason"]) == (202, "QUEUED", "RETRIED_BY_USER")
+    assert again.json()["queued_at"] > again.json()["submitted_at"]
+    assert (again.json()["finished_at"], again.json()["cancel_requested"]) == (None, False)
+    start(store, job["id"])
+    store.change(job["id"], Reason.TRAINING_FAILED, "a defect")
+    assert http.post(f"{path}/retry").json()["state"] == "QUEUED"
+    start_again(store, job["id"], attempt=2)
+    store.change(job["id"], Reason.TRAINING_FINISHED, "all steps done")
+    assert code(http.post(f"{path}/retry")) == (409, "wrong-state")
+
+
+def start_again(store: JobStore, job_id: str, attempt: int) -> None:
+    store.change(job_id, Reason.HEAD_OF_QUEUE, "is next")
+    store.change(job_id, Reason.GANG_STARTING, "starts", attempt=attempt)
+    store.change(job_id, Reason.GANG_STARTED, "trains")
+
+
+def test_a_clone_is_like_its_original_but_for_the_changes(http: httpx.Client, store: JobStore) -> None:
+    job = submit(http, priority=3)
+    path = f"/jobs/{job['id']}/clone"
+    plain = http.post(path, json={}).json()
+    assert (plain["spec"], plain["cloned_from"]) == (job["spec"], job["id"])
+    assert plain["id"] != job["id"]
+    changes = {"name": "longer", "training": {"steps": 20}, "priority": None}
+    changed = http.post(path, json={"changes": changes}).json()
+    assert (changed["name"], changed["spec"]["training"]["steps"], changed["spec"]["priority"]) == ("longer", 20, 0)
+    assert changed["spec"]["training"]["sequence_length"] == 64
+    refused = http.post(path, json={"changes": {"training": {"stepz": 20}}})
+    assert code(refused) == (422, "invalid-job")
+    assert refused.json()["errors"][0]["field"] == "training.stepz"
+    assert code(http.post(path, json={"from_checkpoint": True})) == (409, "wrong-state")
+    start(store, job["id"])
+    store.append_reports(job["id"], 1, numbered(a_step(10), a_checkpoint(10)))
+    onward = http.post(path, json={"from_checkpoint": True}).json()
+    assert onward["spec"]["checkpoint"]["resume_from"] == job["checkpoint_url"]
+
+
+@pytest.fixture
+def saved(store: JobStore, tmp_path: Path) -> JobRecord:
+    """A job that trains, with checkpoints of steps 10, 20 and 30."""
+    job = store.create(a_spec(), f"file://{tmp_path}")
+    start(store, job.id)
+    folder = CheckpointFolder(job.checkpoint_url)
+    for step in (10, 20, 30):
+        folder.prepare(step)
+        (Path(job.checkpoint_url.removeprefix("file://")) / f"step-{step:08}" / "part").write_bytes(b"12345")
+        folder.commit_written(job.spec, ParallelismConfig(), step, step * 8, {"part": 0xCBF53A1C})
+    return job
+
+
+def test_checkpoints(http: httpx.Client, store: JobStore, saved: JobRecord) -> None:
+    path = f"/jobs/{saved.id}/checkpoints"
+    listed = http.get(path).json()["checkpoints"]
+    assert [(each["step"], each["bytes"], each["pinned"], each["samples"]) for each in listed] == [
+        (30, 5, False, 240), (20, 5, False, 160), (10, 5, False, 80),
+    ]  # fmt: skip
+    detail = http.get(f"{path}/20").json()
+    assert (detail["files"], detail["url"]) == (
+        {"part": {"bytes": 5, "crc32": 0xCBF53A1C}}, f"{saved.checkpoint_url}/step-00000020",
+    )  # fmt: skip
+    assert http.put(f"{path}/10/pin").json()["pinned"]
+    assert code(http.delete(f"{path}/10")) == (409, "checkpoint-pinned")
+    assert code(http.delete(f"{path}/30")) == (409, "checkpoint-in-use")
+    assert code(http.get(f"{path}/15")) == code(http.put(f"{path}/15/pin")) == (404, "checkpoint-not-found")
+    assert http.delete(f"{path}/20").status_code == 204
+    assert not http.delete(f"{path}/10/pin").json()["pinned"]
+    assert http.delete(f"{path}/10").status_code == 204
+    store.change(saved.id, Reason.TRAINING_FINISHED, "all steps done")
+    assert http.delete(f"{path}/30").status_code == 204
+    assert http.get(path).json()["checkpoints"] == []
+
+
+def test_a_store_that_is_away_is_no_fault_of_the_service(http: httpx.Client, store: JobStore) -> None:
+    spec = a_spec(checkpoint={"url": "s3://nowhere/at-all"})
+    job = store.create(spec.model_copy(update={"credentials": "gone"}), "file:///c")
+    answer = http.get(f"/jobs/{job.id}/checkpoints")
+    assert code(answer) == (503, "store-unavailable")
+    assert answer.headers["Retry-After"] == "5"
+
+
+def test_queues_and_tenants(http: httpx.Client, store: JobStore) -> None:
+    assert [queue["name"] for queue in http.get("/queues").json()["queues"]] == ["default"]
+    made = http.put("/queues/night", json={"description": "after eight", "gpus": 4}).json()
+    assert (made["gpus"], made["cpus"], made["used_cpus"], made["jobs"]) == (4.0, None, 0.0, {})
+    waiting = submit(http, queue="night")
+    running = store.create(a_spec(queue="night"), "file:///c", Owner("birds", "ci"))
+    start(store, running.id)
+    store.append_reports(running.id, 1, numbered(a_shape(2)))
+    night = http.get("/queues/night").json()
+    assert (night["used_cpus"], night["used_gpus"], night["jobs"]) == (4.0, 0.0, {"QUEUED": 1, "RUNNING": 1})
+    assert code(http.delete("/queues/night")) == (409, "queue-in-use")
+    assert code(http.delete("/queues/default")) == (409, "queue-in-use")
+    http.post(f"/jobs/{waiting['id']}/cancel")
+    store.change(running.id, Reason.TRAINING_FINISHED, "all steps done")
+    assert http.delete("/queues/night").status_code == 204
+    assert code(http.get("/queues/night")) == code(http.delete("/queues/night")) == (404, "queue-not-found")
+    assert http.put("/tenants/birds", json={"cpus": 2}).json() == {
+        "name": "birds", "gpus": None, "cpus": 2.0, "used_gpus": 0.0, "used_cpus": 0.0, "jobs": {"SUCCEEDED": 1},
+    }  # fmt: skip
+    assert [tenant["name"] for tenant in http.get("/tenants").json()["tenants"]] == ["birds", "default"]
+
+
+def test_nodes_and_what_runs_on_them(http: httpx.Client, store: JobStore) -> None:
+    assert http.get("/nodes").json() == {"seen_at": None, "nodes": []}
+    nodes = [
+        {"node_id": name, "total": {"CPU": 4.0}, "free": {"CPU": 2.0}, "labels": {"zone": "a"}, "draining": False}
+        for name in ("node-a", "node-b")
+    ]
+    store.keep_snapshot(NODES, nodes)
+    job = store.create(a_spec(), "file:///c")
+    start(store, job.id)
+    store.append_reports(job.id, 1, numbered(a_shape(2)))
+    found = http.get("/nodes").json()
+    assert found["seen_at"] is not None
+    expected = {"jobs": [{"id": job.id, "name": "tiny", "ranks": 2}], "other_ranks": 0}
+    assert found["nodes"] == [node | expected for node in nodes]
+
+
+def test_log_lines_by_rank_level_and_time(http: httpx.Client, store: JobStore) -> None:
+    job = store.create(a_spec(), "file:///c")
+    start(store, job.id)
+    lines = [a_log_line("one"), a_step(1), a_log_line("two").model_copy(update={"rank": 0, "level": "ERROR"})]
+    store.append_reports(job.id, 1, numbered(*lines))
+    store.change(job.id, Reason.TRAINING_FINISHED, "all steps done")
+
+    def messages(**query: str) -> list[str]:
+        text = http.get(f"/jobs/{job.id}/logs", params=query).text
+        return [each for each in ("one", "two") if f'"message":"{each}"' in text.replace('": "', '":"')]
+
+    assert messages() == messages(since="2020-01-01T00:00:00Z") == ["one", "two"]
+    assert messages(rank="1") == messages(level="INFO") == ["one"]
+    assert messages(level="ERROR") == ["two"]
+    assert messages(since="2100-01-01T00:00:00Z") == messages(rank="7") == []
+
+
+def test_plans_presets_versions(http: httpx.Client) -> None:
+    plan = http.post("/plans", json=GOOD | {"data": {"source": {"kind": "text", "paths": ["/not/read"]}}}).json()
+    assert plan["parameters"] > 0
+    assert plan["shapes"][0]["memory"]["total"] > 0
+    assert [preset["name"] for preset in http.get("/presets").json()["presets"]][:2] == ["tiny", "60m"]
+    versions = http.get("/versions").json()
+    assert (versions["api"], versions["database"]) == ("v1", "sqlite")
+    assert versions["ray"]

@@ -1,0 +1,189 @@
+"""Relations that hold between shapes whatever the bytes are. That these are right is for ``tests/numerics``."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from boost_core.config import JobSpec
+from boost_core.config.elasticity import Shape
+from boost_core.plan.memory import RankMemory, rank_memory
+from boost_core.plan.stages import cut
+from boost_core.plan.state_memory import state_bytes
+
+
+def job(precision: str = "bf16", optimizer: dict[str, Any] | None = None, **sections: dict[str, Any]) -> JobSpec:
+    model = {
+        "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8, "num_attention_heads": 8, "rank": 64,
+        "vocab_size": 4096,
+    } | sections.get("model", {})  # fmt: skip
+    if model.get("family") == "dense":
+        del model["rank"]
+    training = {
+        "steps": 10, "sequence_length": 128, "global_batch_size": 64, "micro_batch_size": 4, "precision": precision,
+    } | sections.get("training", {})  # fmt: skip
+    return JobSpec.model_validate(
+        {
+            "name": "planned", "model": model, "training": training, "optimizer": optimizer or {},
+            "parallelism": sections.get("parallelism", {}), "data": sections.get("data", {}),
+            "resources": {"gpus_per_worker": 1} | sections.get("resources", {}),
+        }
+    )  # fmt: skip
+
+
+def memory(spec: JobSpec) -> RankMemory:
+    return rank_memory(spec, Shape.of(spec.parallelism))
+
+
+MODELS = st.sampled_from(
+    [
+        {"family": "dense"},
+        {"family": "svd"},
+        {"family": "cola"},
+        {"family": "cola", "tie_embeddings": True, "num_key_value_heads": 8},
+        {"family": "lax", "lax": {"gate": "tensor"}},
+        {"family": "lax", "lax": {"chain_length": 3}},
+    ]
+)
+LOW_RANK = MODELS.filter(lambda model: model["family"] != "dense")
+PRECISIONS = st.sampled_from(["fp32", "bf16"])
+SIZES = st.sampled_from([1, 2, 4, 8])
+
+
+@settings(max_examples=60, deadline=None)
+@given(MODELS, PRECISIONS, st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]), st.sampled_from(["none", "full"]))
+def test_more_tensor_parallel_ranks_never_need_more(
+    model: dict[str, Any], precision: str, size: int, stages: int, recompute: str
+) -> None:
+    few, many = (
+        memory(
+            job(
+                precision,
+                model=model,
+                parallelism={
+                    "tensor_parallel_size": ranks, "pipeline_parallel_size": stages, "recompute": recompute,
+                },
+            )
+        )
+        for ranks in (size, 2 * size)
+    )  # fmt: skip
+    assert many.weights < few.weights
+    assert many.gradients < few.gradients
+    assert many.optimizer < few.optimizer
+    assert many.activations < few.activations
+    assert many.total < few.total
+
+
+@settings(max_examples=40, deadline=None)
+@given(LOW_RANK, PRECISIONS, SIZES, st.integers(0, 1))
+def test_what_is_computed_again_is_not_kept(model: dict[str, Any], precision: str, size: int, gpus: int) -> None:
+    none, latent, full = (
+        memory(
+            job(
+                precision, model=model, resources={"gpus_per_worker": gpus},
+                parallelism={"tensor_parallel_size": size, "recompute": recompute},
+            )
+        )
+        for recompute in ("none", "latent", "full")
+    )  # fmt: skip
+    assert full.activations <= latent.activations <= none.activations
+    assert full.total <= latent.total <= none.total
+
+
+@settings(max_examples=40, deadline=None)
+@given(MODELS, PRECISIONS, st.sampled_from([2, 4, 8]))
+def test_zero_shares_the_optimizers_state_among_replicas(model: dict[str, Any], precision: str, replicas: int) -> None:
+    whole, shared = (
+        memory(job(precision, model=model, parallelism={"data_parallel_size": replicas, "zero_stage": stage}))
+        for stage in (0, 1)
+    )
+    assert shared.weights == pytest.approx(whole.weights, rel=1e-2)  # but for padding
+    # Masters and moments are 12 bytes and each replica has its share; in bf16 also of the rounded weights.
+    expected = whole.weights / (2 if precision == "bf16" else 4) * (14 if precision == "bf16" else 12) / replicas
+    assert shared.optimizer == pytest.approx(expected, rel=1e-2)
+    if precision == "bf16" and replicas > 2:
+        assert shared.total < whole.total
+
+
+@settings(max_examples=40, deadline=None)
+@given(MODELS, PRECISIONS, st.integers(0, 1), st.integers(1, 8), st.sampled_from([32, 128, 512]))
+def test_activations_grow_with_the_micro_batch_and_the_sequence(
+    model: dict[str, Any], precision: str, gpus: int, sequences: int, length: int
+) -> None:
+    def at(micro_batch: int, length: int) -> RankMemory:
+        training = {"micro_batch_size": micro_batch, "global_batch_size": 2 * 8 * 9 * 5 * 7, "sequence_length": length}
+        return memory(job(precision, model=model, training=training, resources={"gpus_per_worker": gpus}))
+
+    base = at(sequences, length)
+    # Sizes that divide the batch, whatever was drawn.
+    for other in (at(2 * sequences, length), at(sequences, 2 * length)):
+        assert other.activations > base.activations
+        assert other.total > base.total
+        assert (other.weights, other.gradients, other.optimizer) == (base.weights, base.gradients, base.optimizer)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zero_bubble"])
+@pytest.mark.parametrize("model", [{"family": "cola"}, {"family": "lax", "lax": {"chain_length": 3}}], ids=str)
+def test_the_rank_that_needs_most_is_among_those_that_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], schedule: str
+) -> None:
+    jobs = [
+        job(
+            model=model | {"num_hidden_layers": layers},
+            parallelism={"pipeline_parallel_size": size, "pipeline_schedule": schedule, "recompute": recompute},
+            training={"micro_batch_size": 1, "global_batch_size": 48},
+        )
+        for layers, size in ((8, 4), (13, 4), (24, 8), (17, 3))
+        for recompute in ("none", "full")
+    ]
+    looked_at = [memory(spec) for spec in jobs]
+    monkeypatch.setattr("boost_core.plan.memory._extremes", lambda _, of_ranks: set(range(len(of_ranks))))
+    assert [each.total for each in looked_at] == [memory(spec).total for spec in jobs]
+
+
+def test_a_pipeline_has_a_buffer_for_each_micro_batch() -> None:
+    few, many = (
+        memory(
+            job(
+                parallelism={"pipeline_parallel_size": 2},
+                training={"micro_batch_size": 1, "global_batch_size": size},
+            )
+        ).activations
+        for size in (8, 16)
+    )  # fmt: skip
+    # The first rank receives gradients, the last activations: one of 256 bf16 elements a token; a batch's 24 bytes.
+    assert many - few == 8 * 128 * (256 * 2 + 24)
+
+
+def test_documents_apart_cost_a_mask_in_each_block() -> None:
+    together, apart = (
+        memory(job(data={"documents_apart": choice}, training={"micro_batch_size": 4})).activations
+        for choice in (False, True)
+    )
+    assert apart - together == 4 * 128 * 128 * (1 + 2 * 8) + 8 * 64 * 128
+
+
+def test_loros_factors_are_whole_on_each_replica() -> None:
+    parallelism = {"data_parallel_size": 4}
+    adamw, loro = (
+        memory(job(model={"family": "svd"}, optimizer={"kind": kind}, parallelism=parallelism))
+        for kind in ("adamw", "loro")
+    )
+    assert loro.optimizer > 2 * adamw.optimizer
+
+
+@pytest.mark.parametrize(("precision", "bytes_a_parameter"), [("fp32", 16), ("bf16", 18)])
+def test_a_parameter_costs_what_mixed_precision_costs(precision: str, bytes_a_parameter: int) -> None:
+    """18 bytes with fp32 masters, moments and gradients beside rounded weights; 16 without those."""
+    planned = memory(job(precision, model={"family": "dense"}))
+    held = planned.weights + planned.gradients + planned.optimizer
+    parameters = 8 * (4 * 256**2 + 3 * 256 * 704 + 2 * 256) + 2 * 4096 * 256 + 256
+    assert held == bytes_a_parameter * parameters
+
+
+def test_the_state_of_all_stages_is_that_of_the_model() -> None:
+    spec = job(model={"family": "cola"}, parallelism={"pipeline_parallel_size": 4})
+    stages = cut(spec.model, spec.parallelism, 128)
+    together = sum(group.state for rank in range(4) for group in state_bytes(spec, stages[rank::4], 2))
+    assert together == sum(group.state for group in state_bytes(spec, stages, 2))
