@@ -117,7 +117,8 @@ class Reconciler:
         if job.pause_requested:
             self._store.change(job.id, Reason.PAUSED_BY_USER, "paused before it had a gang")
         else:
-            self._gangs.launch(job.id, job.attempt, _with_checkpoint_folder(job), self._memory.orders(job))
+            orders = self._memory.orders(job)
+            self._gangs.launch(job.id, job.attempt, _with_checkpoint_folder(job), orders, job.tenant)
 
     def _record(self, job: JobRecord, status: GangStatus) -> None:
         reports = [(report.sequence, report.time, report.report) for report in status.reports]

@@ -95,7 +95,7 @@ class FileCluster:
         with closing(self._open()) as file:
             return [kind for (kind,) in file.execute("SELECT kind FROM drills WHERE job_id = ?", [job_id])]
 
-    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders) -> None:
+    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders, tenant: str) -> None:
         assert orders.target is not None
         shape = orders.target
         values = [job_id, attempt, spec.name, shape.tensor, shape.pipeline, shape.data]
