@@ -10,7 +10,7 @@ import psycopg
 from alembic import command
 from alembic.config import Config
 from psycopg.abc import Buffer
-from psycopg.types.string import StrDumper
+from psycopg.types.string import StrDumperUnknown
 from sqlalchemy import Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError
 
@@ -48,7 +48,7 @@ def open_engine(database_url: str) -> Engine:
     return engine
 
 
-class _WithoutNul(StrDumper):
+class _WithoutNul(StrDumperUnknown):
     """Text for PostgreSQL, which lacks one character."""
 
     def dump(self, obj: str) -> Buffer | None:
