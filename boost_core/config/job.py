@@ -40,7 +40,7 @@ AcceleratorType = Annotated[
 class ResourcesConfig(Config):
     """What one worker needs of its node."""
 
-    cpus_per_worker: float = Field(1, gt=0, le=1024)
+    cpus_per_worker: float = Field(1, ge=0.01, le=1024)
     gpus_per_worker: Literal[0, 1] = Field(0, description="1: NCCL on a GPU a rank; 0: gloo on CPU.")
     accelerator_type: AcceleratorType | None = Field(None, description="Kind of GPU by Ray's name, for example H100.")
     node_labels: dict[Label, Label] = Field({}, max_length=16, description="Labels that the nodes must have.")

@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import BaseModel, Field
 
 from boost_core.config import JobSpec
 from boost_core.config.base import Config
 from boost_core.plan.report import Plan
 from service.models.identity import Scope, TenantName
+from service.models.moment import Moment
 
 
 class CloneRequest(Config):
@@ -36,7 +37,7 @@ class KeyRequest(Config):
     name: str = Field(min_length=1, max_length=100, description="What it is called in records and in the audit log.")
     tenant: TenantName = Field(description="The tenant that it acts for; made if there is none of that name.")
     scopes: list[Scope] = Field(min_length=1, max_length=len(Scope), description="What it is good for.")
-    expires_at: AwareDatetime | None = Field(None, description="From when on it is refused; null: never.")
+    expires_at: Moment | None = Field(None, description="From when on it is refused; null: never.")
 
 
 class QueueSettings(Config):

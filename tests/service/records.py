@@ -1,9 +1,11 @@
 """Jobs for tests of the service, driven by hand through the store."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from boost_core.config import JobSpec
+from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.config import JobSpec, ParallelismConfig
 from boost_core.config.reports import (
     Cause,
     CheckpointReport,
@@ -90,6 +92,15 @@ def start(store: JobStore, job_id: str) -> JobRecord:
     store.change(job_id, Reason.HEAD_OF_QUEUE, "is next")
     store.change(job_id, Reason.GANG_STARTING, "2 workers start", attempt=1)
     return store.change(job_id, Reason.GANG_STARTED, "2 workers train")
+
+
+def write_checkpoints(job: JobRecord, *steps: int) -> None:
+    """Leave checkpoints of one file each, as a job's trainer does."""
+    folder = CheckpointFolder(job.checkpoint_url)
+    for step in steps:
+        folder.prepare(step)
+        (Path(job.checkpoint_url.removeprefix("file://")) / f"step-{step:08}" / "part").write_bytes(b"12345")
+        folder.commit_written(job.spec, ParallelismConfig(), step, step * 8, {"part": 0xCBF53A1C})
 
 
 def finish(store: JobStore, job_id: str) -> JobRecord:

@@ -7,14 +7,22 @@ from typing import Any
 import httpx
 import pytest
 
-from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.config import ParallelismConfig
 from service.api.routes.nodes import NODES
 from service.jobs.model import JobRecord, Owner
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from tests.service.conftest import RunningApi
-from tests.service.records import GOOD, a_checkpoint, a_log_line, a_shape, a_spec, a_step, numbered, start
+from tests.service.records import (
+    GOOD,
+    a_checkpoint,
+    a_log_line,
+    a_shape,
+    a_spec,
+    a_step,
+    numbered,
+    start,
+    write_checkpoints,
+)
 
 
 @pytest.fixture
@@ -161,11 +169,7 @@ def saved(store: JobStore, tmp_path: Path) -> JobRecord:
     """A job that trains, with checkpoints of steps 10, 20 and 30."""
     job = store.create(a_spec(), f"file://{tmp_path}")
     start(store, job.id)
-    folder = CheckpointFolder(job.checkpoint_url)
-    for step in (10, 20, 30):
-        folder.prepare(step)
-        (Path(job.checkpoint_url.removeprefix("file://")) / f"step-{step:08}" / "part").write_bytes(b"12345")
-        folder.commit_written(job.spec, ParallelismConfig(), step, step * 8, {"part": 0xCBF53A1C})
+    write_checkpoints(job, 10, 20, 30)
     return job
 
 

@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from pydantic import AwareDatetime
 
 from service.api.auth import Principal, Reader
 from service.api.deps import Context, ContextDep, JobDep
@@ -15,6 +14,7 @@ from service.api.errors import problem_responses
 from service.api.streams import HoldStream
 from service.jobs.model import EventKind, JobEvent, JobRecord
 from service.jobs.queries import EventFilter
+from service.models.moment import Moment
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -37,7 +37,7 @@ async def events(
     who: Reader,
     context: ContextDep,
     kind: Annotated[list[EventKind], Query(description="Only events of one of these kinds.")] = [],  # noqa: B006  # FastAPI copies it
-    since: Annotated[AwareDatetime | None, Query(description="Only events that are not older.")] = None,
+    since: Annotated[Moment | None, Query(description="Only events that are not older.")] = None,
     after: After = 0,
     last_event_id: LastEventId = None,
     follow: Follow = True,
@@ -62,7 +62,7 @@ async def logs(
     level: Annotated[
         list[str], Query(max_length=8, description="Only lines of one of these levels, such as ERROR.")
     ] = [],  # noqa: B006  # FastAPI copies it
-    since: Annotated[AwareDatetime | None, Query(description="Only lines that are not older.")] = None,
+    since: Annotated[Moment | None, Query(description="Only lines that are not older.")] = None,
     after: After = 0,
     last_event_id: LastEventId = None,
     follow: Follow = True,

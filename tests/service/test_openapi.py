@@ -1,0 +1,96 @@
+"""The API against its own OpenAPI document: thousands of requests that schemathesis makes of it, good and bad.
+
+The requests are the same in every run; ``pytest --hypothesis-seed=<number>`` makes others.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.jobs.database import migrate
+from service.jobs.model import JobRecord
+from service.jobs.states import JobState, Reason
+from service.jobs.store import JobStore
+from service.models.identity import Scope
+from service.settings import Settings
+from tests.service.conftest import RunningApi
+from tests.service.records import a_log_line, a_spec, a_step, numbered, run_to_the_end, start, write_checkpoints
+
+CASES = 5000
+CONFIG = Path(__file__).with_name("openapi.toml")
+SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def lived_in(folder: Path) -> Iterator[RunningApi]:
+    """A server without authentication that knows jobs in every state, checkpoints, a queue and keys."""
+    url = f"sqlite:///{folder}/boost.db"
+    migrate(url)
+    store = JobStore(url)
+    settings = Settings(
+        home=folder, database_url=url, auth=False, allowed_prefixes=(str(folder),), rate_per_second=1_000_000
+    )
+    running = RunningApi(store, settings)
+    jobs = jobs_in_every_state(store, f"file://{folder}/checkpoints")
+    keys = [running.app.state.context.keys.create(f"key {n}", "lab", [Scope.READ]).id for n in range(3)]
+    for name, known in (("jobs", [job.id for job in jobs]), ("keys", keys)):
+        (folder / f"{name}.txt").write_text("\n".join(f'"{each}"' for each in known))
+    yield running
+    running.stop()
+    store.close()
+
+
+def jobs_in_every_state(store: JobStore, checkpoints: str) -> list[JobRecord]:
+    _, scheduling, running, paused, succeeded, failed, cancelled = (
+        store.create(a_spec(name=state.lower(), data={}), checkpoints) for state in JobState
+    )
+    store.change(scheduling.id, Reason.HEAD_OF_QUEUE, "is next")
+    start(store, running.id)
+    store.append_reports(running.id, 1, numbered(a_step(10), a_log_line("step 10")))
+    store.request_pause(paused.id)
+    run_to_the_end(store, succeeded.id)
+    start(store, failed.id)
+    store.change(failed.id, Reason.TRAINING_FAILED, "the loss is not finite")
+    store.request_cancel(cancelled.id)
+    for job in (running, succeeded, failed):
+        write_checkpoints(job, 10, 20, 30, 40)
+    jobs = list(store.list())
+    assert {job.state for job in jobs} == set(JobState)
+    return jobs
+
+
+@pytest.mark.timeout(1200)
+def test_the_api_is_as_its_document_says(lived_in: RunningApi, folder: Path, pytestconfig: pytest.Config) -> None:
+    report, output = gone_over(lived_in, folder, pytestconfig.getoption("--hypothesis-seed"))
+    operations = sum(len(path) for path in lived_in.app.openapi()["paths"].values())
+    assert report["exit_code"] == 0, output
+    assert report["errors"] == []
+    accepted = {
+        name for name, phases in report["valid_rates"].items() if any(phase["accepted"] for phase in phases.values())
+    }
+    assert sorted(report["valid_rates"].keys() - accepted) == []
+    assert report["operations"] == report["operations"] | {"total": operations, "tested": operations, "errored": 0}
+    assert report["test_cases"]["generated"] >= CASES
+
+
+def gone_over(api: RunningApi, folder: Path, seed: str | None) -> tuple[dict[str, Any], str]:
+    """What schemathesis reports."""
+    config, command = CONFIG.read_text(), [SCHEMATHESIS, "run", f"{api.url}/openapi.json", "--no-color"]
+    if seed is not None:
+        config = config.replace("deterministic = true", "deterministic = false")
+        command += ["--seed", seed]
+    (folder / "schemathesis.toml").write_text(config)
+    report = folder / "report.json"
+    ran = subprocess.run([*command, "--report-json-path", report], cwd=folder, capture_output=True, text=True)
+    assert report.exists(), ran.stdout + ran.stderr
+    return json.loads(report.read_text()), ran.stdout
