@@ -41,7 +41,7 @@ def run(settings: Settings) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     redact_logs()
     with contextlib.closing(_listen(settings.host, settings.port)) as listener:
-        settings.home.mkdir(parents=True, exist_ok=True)
+        settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         migrate(settings.database_url)
         with contextlib.closing(JobStore(settings.database_url)) as store:
             _say_how_to_begin(settings, store)

@@ -42,7 +42,7 @@ def open_engine(database_url: str) -> Engine:
     if url.get_backend_name() != "sqlite":
         raise ArgumentError(f"{url.get_backend_name()!r} is no database that is served; use sqlite or postgresql")
     if url.database:
-        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        Path(url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it is nobody else's to read
     engine = create_engine(url)
     event.listen(engine, "connect", _set_up_sqlite)
     return engine
