@@ -106,7 +106,7 @@ def _behind_another_job(journey: Journey) -> None:
         journey.until(job_id, JobState.PAUSED)
         assert client.resume(job_id).state is JobState.QUEUED
     journey.until(head, JobState.SCHEDULING)
-    for job_id in (head, behind):
+    for job_id in (behind, head):
         client.cancel(job_id)
         journey.until(job_id, JobState.CANCELLED)
         assert client.retry(job_id).state is JobState.QUEUED
