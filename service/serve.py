@@ -16,6 +16,7 @@ from service.gang.ray_gangs import RayGangs
 from service.jobs.database import migrate
 from service.jobs.leases import Leases
 from service.jobs.store import JobStore
+from service.redaction import redact_logs
 from service.scheduler.actions import ResizePolicy
 from service.scheduler.loop import ReconcileLoop
 from service.scheduler.quotas import Limits
@@ -38,8 +39,9 @@ def run(settings: Settings) -> None:
     except UnsafeExposure as error:
         raise SystemExit(str(error)) from error
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    redact_logs()
     with contextlib.closing(_listen(settings.host, settings.port)) as listener:
-        settings.home.mkdir(parents=True, exist_ok=True)
+        settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         migrate(settings.database_url)
         with contextlib.closing(JobStore(settings.database_url)) as store:
             _say_how_to_begin(settings, store)

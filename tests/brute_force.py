@@ -1,7 +1,8 @@
 """Whether a gang delays a job, found out by trying everything: all sets of gangs that may end, and all places."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
+
+import numpy as np
 
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
@@ -32,25 +33,38 @@ def rank_amounts(job: JobRecord) -> dict[str, float]:
     return {name: amount for name, amount in amounts.items() if amount}
 
 
-def fits(job: JobRecord, nodes: Sequence[NodeCapacity], stay: Sequence[Place]) -> bool:
-    """Whether one of a job's shapes has room beside gangs at some places."""
-    each, slots = rank_amounts(job), []
-    for node in usable(nodes, job):
-        left = dict(node.total)
-        for place in stay:
-            for name, amount in place.get(node.node_id, {}).items():
-                left[name] -= amount
-        slots.append(int(min((left.get(name, 0) + 1e-6) // amount for name, amount in each.items())))
-    return any(sum(max(0, slot) // size for slot in slots) >= count for size, count in groups(job))
-
-
-def delays(job: JobRecord, nodes: Sequence[NodeCapacity], gangs: Sequence[Place], more: Place) -> bool:
+def delays(job: JobRecord, nodes: Iterable[NodeCapacity], gangs: Sequence[Place], more: Place) -> bool:
     """Whether there is a set of gangs with whose end a job would fit, if it were not for one more gang."""
-    return any(
-        fits(job, nodes, stay) and not fits(job, nodes, [*stay, more])
-        for number in range(len(gangs) + 1)
-        for stay in combinations(gangs, number)
-    )
+    each, used_nodes = rank_amounts(job), usable(nodes, job)
+    concerned = [place for place in gangs if any(node.node_id in place for node in used_nodes)]
+    stay = (np.arange(2 ** len(concerned))[:, None] >> np.arange(len(concerned))) & 1  # all sets, a row each
+    ranks_without, ranks_with = [], []
+    for node in used_nodes:
+        total, alone = _of(node.total, each), _of(more.get(node.node_id, {}), each)
+        free = total - stay @ np.array([_of(place.get(node.node_id, {}), each) for place in concerned]).reshape(
+            -1, len(each)
+        )
+        ranks_without.append(_ranks(free, each))
+        ranks_with.append(_ranks(free - alone, each))
+    without, beside = _fits(job, ranks_without, len(stay)), _fits(job, ranks_with, len(stay))
+    return bool(np.any(without & ~beside))
+
+
+def _of(amounts: Amounts, each: Amounts) -> np.ndarray:
+    return np.array([amounts.get(name, 0) for name in each], dtype=float)
+
+
+def _ranks(free: np.ndarray, each: Amounts) -> np.ndarray:
+    """For how many ranks there is room, by sets."""
+    return np.maximum(0, np.floor((free + 1e-6) / np.array(list(each.values()))).min(axis=1))
+
+
+def _fits(job: JobRecord, ranks: Sequence[np.ndarray], sets: int) -> np.ndarray:
+    """Whether one of a job's shapes fits, by sets."""
+    found = np.zeros(sets, dtype=bool)
+    for size, count in groups(job):
+        found |= sum((slots // size for slots in ranks), np.zeros(sets)) >= count
+    return found
 
 
 def places(job: JobRecord, size: int, count: int, nodes: Sequence[NodeCapacity]) -> Iterator[Place]:

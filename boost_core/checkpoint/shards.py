@@ -5,7 +5,6 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -13,6 +12,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from boost_core.checkpoint.checksums import ChecksummingWriter
 from boost_core.checkpoint.chunks import Chunk, LoadChunks, SaveChunks
 from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.reading import CarefulReader
 
 Result = TypeVar("Result")
 
@@ -107,5 +107,5 @@ def _writer(folder: CheckpointFolder, step: int) -> ChecksummingWriter:
     return ChecksummingWriter(folder.step_url(step), sync_files=folder.is_local, **folder.storage_options)
 
 
-def _reader(folder: CheckpointFolder, step: int) -> FsspecReader:
-    return FsspecReader(folder.step_url(step), **folder.storage_options)
+def _reader(folder: CheckpointFolder, step: int) -> CarefulReader:
+    return CarefulReader(folder.step_url(step), **folder.storage_options)

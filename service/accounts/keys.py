@@ -149,6 +149,11 @@ class KeyStore:
         self._note_use(known)
         return known.principal
 
+    def is_good(self, principal: Principal) -> bool:
+        """Whether the key that somebody came with is still accepted; with authentication off nobody had one."""
+        known = self._find(principal.key_id) if principal.key_id is not None else None
+        return principal.key_id is None or (known is not None and known.alive())
+
     def _insert(self, row: KeyRow, request: Request | None) -> NewKey:
         """Store a key, or give the one that the request has made a new secret."""
         with Session(self._engine, expire_on_commit=False) as session, session.begin():

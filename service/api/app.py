@@ -15,6 +15,7 @@ from service.accounts.quotas import QuotaStore
 from service.api.audit import Audit
 from service.api.deps import Context
 from service.api.errors import GUARDED, document_media_type, install_error_handlers
+from service.api.examples import document_examples
 from service.api.following import Follower
 from service.api.gate import Gate
 from service.api.headers import AnswerHeaders, allow_origins
@@ -48,7 +49,9 @@ class _Api(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            document_media_type(super().openapi())
+            document = super().openapi()
+            document_media_type(document)
+            document_examples(document)
         return super().openapi()
 
 

@@ -78,7 +78,7 @@ def _train(client: Client, spec: JobSpec, console: Console) -> tuple[JobRecord, 
 def _service(log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A service in a process of its own, on a free port; stopped on the way out, however that comes."""
     port = _free_port()
-    log.parent.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     address = ["--host", "127.0.0.1", "--port", str(port)]
     command = [sys.executable, "-m", "service.cli.main", "serve", "--no-auth", *address]
     with log.open("wb") as output:

@@ -41,7 +41,8 @@ def follow(client: Client, job_id: str, console: Console) -> JobRecord:
     view: _View = _LiveView(console) if console.is_terminal else _PlainView(console)
     with view:
         for event in client.events(job_id):
-            view.show(event)
+            if event.kind != "ranks":  # they come all the time, and are there for curves
+                view.show(event)
     return client.get(job_id)
 
 

@@ -68,7 +68,7 @@ def keys_in_database(settings: Settings) -> Iterator[KeyBook]:
     from service.jobs.database import migrate
 
     try:
-        settings.home.mkdir(parents=True, exist_ok=True)
+        settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         migrate(settings.database_url)
         yield LocalKeys(settings.database_url)
     except KeyNotFound as error:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from boost_core.plan.report import Plan, PlannedShape
 from service.cli.lines import duration
 from service.cli.printing import print_table, say
-from service.models.plan import Plan, PlannedShape
 
 _COLUMNS = ("SHAPE", "RANKS", "MEMORY A RANK", "FITS", "STEP", "TOKENS/S", "DURATION", "")
 _MEMORY = ("weights", "gradients", "optimizer", "activations", "logits")

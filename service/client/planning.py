@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from boost_core.config import JobSpec
+from boost_core.plan.report import Plan, PresetList
 from service.client.calls import Call, get, operation, path_of, plain
-from service.models.plan import Plan, PresetList
 from service.models.versions import Versions
 
 

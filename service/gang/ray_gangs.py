@@ -138,7 +138,7 @@ class RayGangs:
 
 def _make_token(file: Path) -> None:
     """Have a token in a file that only its owner can read, whole from its beginning; one that is there stays."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=file.parent) as made:  # only its owner can read these
         made.write(chance.token_hex(32))
         made.flush()

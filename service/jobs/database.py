@@ -1,5 +1,7 @@
 """Opening the database and bringing its tables up to date."""
 
+import json
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -7,12 +9,16 @@ from typing import Any
 import psycopg
 from alembic import command
 from alembic.config import Config
+from psycopg.abc import Buffer
+from psycopg.types.string import StrDumperUnknown
 from sqlalchemy import Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError
 
 _BUSY_MILLISECONDS = 30_000
 _CONNECT_SECONDS = 5
 _SILENT_MILLISECONDS = 10_000  # then the other side is taken to be gone
+_NUL, _REPLACEMENT = "\0", "\ufffd"
+_ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # and no backslash that is escaped, before u0000
 _MIGRATION_LOCK = 0x626F6F7374  # any number, the same in all processes
 
 
@@ -29,20 +35,34 @@ def open_engine(database_url: str) -> Engine:
             url.set(drivername="postgresql+psycopg"),
             pool_pre_ping=True,  # a connection from before the database was restarted is made anew
             connect_args={"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": _SILENT_MILLISECONDS},
+            json_serializer=_json_without_nul,
         )
         event.listen(engine, "connect", _set_up_postgresql)
         return engine
     if url.get_backend_name() != "sqlite":
         raise ArgumentError(f"{url.get_backend_name()!r} is no database that is served; use sqlite or postgresql")
     if url.database:
-        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        Path(url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it is nobody else's to read
     engine = create_engine(url)
     event.listen(engine, "connect", _set_up_sqlite)
     return engine
 
 
+class _WithoutNul(StrDumperUnknown):
+    """Text for PostgreSQL, which lacks one character."""
+
+    def dump(self, obj: str) -> Buffer | None:
+        return super().dump(obj.replace(_NUL, _REPLACEMENT))
+
+
+def _json_without_nul(value: Any) -> str:
+    """JSON that PostgreSQL can look into."""
+    return _ESCAPED_NUL.sub(rf"\1{_REPLACEMENT}", json.dumps(value))
+
+
 def _set_up_postgresql(connection: psycopg.Connection[Any], _record: Any) -> None:
-    """Take the locks of a process that is stopped in mid-transaction away from it."""
+    """Write what is legible, and take the locks of a process that is stopped in mid-transaction away from it."""
+    connection.adapters.register_dumper(str, _WithoutNul)
     connection.execute(f"SET idle_in_transaction_session_timeout = {_SILENT_MILLISECONDS}")
     connection.commit()
 

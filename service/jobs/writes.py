@@ -68,7 +68,7 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
     Raises:
         IllegalTransition: The reason leads nowhere from the job's state.
     """
-    state = next_state(record.state, reason)
+    state, message = next_state(record.state, reason), _legible(message)
     unchanged = (record.state, record.reason, record.message, record.attempt) == (state, reason, message, attempt)
     if reason in _REPEATED and unchanged:
         return None
@@ -229,6 +229,11 @@ def _at_once(record: JobRecord, reason: Reason, message: str, values: dict[str, 
 
 def _event(record: JobRecord, kind: str, data: dict[str, Any]) -> EventRow:
     return EventRow(job_id=record.id, attempt=record.attempt, kind=kind, time=datetime.now(UTC), data=data)
+
+
+def _legible(message: str) -> str:
+    """A message without what no database keeps, such as bytes of a file's name that are no text."""
+    return message.encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
 def _plain(report: Report) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from pydantic import BaseModel, Field
 
 from boost_core.config import JobSpec
 from boost_core.config.base import Config
+from boost_core.plan.report import Plan
 from service.models.identity import Scope, TenantName
 from service.models.moment import Moment
-from service.models.plan import Plan
 
 
 class CloneRequest(Config):

@@ -19,14 +19,12 @@ nodes than H's. What all that stay take is therefore among the sums of one numbe
 ended: a set R of numbers, built gang by gang. H fits where no more than Q − c are taken. B adds at most D, the sum of
 its right sides. So B delays H in no case if R has no number that is above Q − c − D and not above Q − c.
 
-A resource of which every node keeps enough for all the units that its other resources could ever allow decides nothing,
-and is left out: so jobs that take CPUs only start beside GPUs that are waited for. Where H allows groups of several
-sizes, B must pass for each: at the size at which H fits without B, it fits with B.
+Resources that decide nothing are left out of a unit (``scarcity``): so jobs that take CPUs only start beside GPUs that
+are waited for. Where H allows groups of several sizes, B must pass for each: at the size at which H fits without B, it
+fits with B.
 """
 
-import math
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -35,9 +33,9 @@ from service.jobs.model import JobRecord
 from service.scheduler.actions import Gang
 from service.scheduler.demand import Demand
 from service.scheduler.placement import ROUNDING
+from service.scheduler.scarcity import Scarcity
 from service.scheduler.scene import Scene
-
-Amounts = Mapping[str, float]  # by Ray's names of resources
+from service.scheduler.units import Amounts, Taken, units_in, units_taken
 
 
 @dataclass(frozen=True)
@@ -56,33 +54,8 @@ class _Stay:
 
     def units(self, unit: Amounts) -> tuple[int, int]:
         """The fewest and the most units that it takes."""
-        ranges = [_units_taken(self.demand, shape, unit) for shape in self.shapes]
+        ranges = [units_taken(self.demand, shape, unit) for shape in self.shapes]
         return min(low for low, _ in ranges) if self.inside else 0, max(high for _, high in ranges)
-
-
-class _Taken:
-    """The set R: how many units those who stay may take in all.
-
-    Args:
-        spare: So many are not needed; larger numbers are of no interest.
-    """
-
-    def __init__(self, spare: int) -> None:
-        self._spare, self._mask = spare, (1 << max(0, spare + 1)) - 1
-        self._numbers = 1 & self._mask
-
-    def add(self, low: int, high: int) -> None:
-        """One more may stay, and takes a number of units from a range."""
-        shifted, width = self._numbers << low, 1
-        while width <= high - low:
-            step = min(width, high - low + 1 - width)
-            shifted |= shifted << step
-            width += step
-        self._numbers = (self._numbers | shifted) & self._mask
-
-    def too_much_with(self, more: int) -> bool:
-        """Whether some units more might be more than are spare where those who stay leave enough."""
-        return more > 0 and self._numbers >> max(0, self._spare - more + 1) != 0
 
 
 class Head:
@@ -106,21 +79,18 @@ class Head:
         self._all_steady = not any(node.draining for node in scene.capacities)
         self._of_others = _held_by_others(scene)
         self._fewest = _fewest_groups(self._demand)
-        units = {size: self._demand.amounts(size) for size in self._fewest}
-        self._surplus = {size: {name: self._surplus_of(unit, name) for name in unit} for size, unit in units.items()}
         self._forget()
 
     def delayed_by(self, job: JobRecord, shape: Shape) -> bool:
         """Whether a gang of another job that starts now might delay this one."""
         self._follow_scene()
-        demand = self._scene.demand(job)
-        return any(self._harmed(size, demand, shape) for size in self._fewest)
+        return any(self._harmed(size, self._scene.demand(job), shape) for size in self._fewest)
 
     def _forget(self) -> None:
         self._known, self._resized = 0, self._scene.resized
         self._stays: list[_Stay] = []
-        self._coming: dict[str, float] = defaultdict(float)  # what gangs may take that nodes show as free
-        self._taken: dict[tuple[int, frozenset[str]], _Taken] = {}
+        self._scarcity = Scarcity(self._capacities, self._demand.each, self._of_others)
+        self._taken: dict[tuple[int, frozenset[str]], Taken] = {}
 
     def _follow_scene(self) -> None:
         """Heed the gangs that have been started meanwhile; begin again if one was resized."""
@@ -134,8 +104,7 @@ class Head:
 
     def _heed(self, job: JobRecord, gang: Gang) -> None:
         demand, shown = self._scene.demand(job), gang.shape.world_size if gang.shape else 0
-        for name, amount in demand.amounts(gang.claimed - shown).items():
-            self._coming[name] += amount
+        self._scarcity.heed(demand, gang.claimed, unseen=gang.claimed - shown)
         shapes = {shape for shape in (gang.shape, gang.target) if shape}
         if gang.shape != gang.target or job.spec.priority < self.job.spec.priority:  # it may have to do with less
             shapes |= {shape for shape in demand.shapes if shape.world_size <= gang.claimed}
@@ -146,32 +115,20 @@ class Head:
             taken.add(*stay.units(self._unit(size, deciding)))
 
     def _harmed(self, size: int, demand: Demand, shape: Shape) -> bool:
-        deciding = self._deciding(size, demand.amounts(shape.world_size))
-        unit = self._unit(size, deciding)
-        if (size, deciding) not in self._taken:
-            self._taken[size, deciding] = self._all_taken(size, unit)
-        return self._taken[size, deciding].too_much_with(_units_taken(demand, shape, unit)[1])
+        key = size, self._scarcity.deciding(size, demand.amounts(shape.world_size))
+        unit = self._unit(*key)
+        if key not in self._taken:
+            self._taken[key] = self._all_taken(size, unit)
+        _, most = units_taken(demand, shape, unit)
+        return self._taken[key].too_much_with(most)
 
-    def _all_taken(self, size: int, unit: Amounts) -> _Taken:
-        taken = _Taken(sum(_units(node.total, unit) for node in self._capacities) - self._fewest[size])
+    def _all_taken(self, size: int, unit: Amounts) -> Taken:
+        taken = Taken(sum(units_in(node.total, unit) for node in self._capacities) - self._fewest[size])
         for stay in self._stays:
             taken.add(*stay.units(unit))
         if any(self._of_others[name] > ROUNDING for name in unit):
-            taken.add(0, sum(_units(node.total, unit) - _units(node.free, unit) for node in self._capacities))
+            taken.add(0, sum(units_in(node.total, unit) - units_in(node.free, unit) for node in self._capacities))
         return taken
-
-    def _deciding(self, size: int, taken: Amounts) -> frozenset[str]:
-        """The resources that may be scarce for groups of a size if so much is taken of one node beside all gangs."""
-        surplus = self._surplus[size]
-        return frozenset(name for name in surplus if surplus[name] < self._coming[name] + taken.get(name, 0))
-
-    def _surplus_of(self, unit: Amounts, name: str) -> float:
-        """How much of a resource every node has left beyond what its other resources allow to be used."""
-        others = {other: amount for other, amount in unit.items() if other != name}
-        if not others:
-            return -math.inf
-        allowed = [(node, _units(node.total, others)) for node in self._capacities]
-        return min((node.free.get(name, 0) - unit[name] * units for node, units in allowed if units), default=math.inf)
 
     def _unit(self, size: int, deciding: frozenset[str]) -> Amounts:
         return {name: amount for name, amount in self._demand.amounts(size).items() if name in deciding}
@@ -183,22 +140,6 @@ def _fewest_groups(demand: Demand) -> dict[int, int]:
     for size, count in map(demand.groups, demand.shapes):
         fewest[size] = min(count, fewest.get(size, count))
     return fewest
-
-
-def _units(amounts: Amounts, unit: Amounts) -> int:
-    """For how many units there is room; none if nothing decides."""
-    if not unit:
-        return 0
-    return math.floor(min((amounts.get(name, 0) + ROUNDING) / amount for name, amount in unit.items()))
-
-
-def _units_taken(demand: Demand, shape: Shape, unit: Amounts) -> tuple[int, int]:
-    """The fewest and the most units for which there is no more room beside a gang."""
-    size, count = demand.groups(shape)
-    parts = [size * demand.each.get(name, 0) / amount for name, amount in unit.items()]
-    if not parts:
-        return 0, 0
-    return count * math.floor(min(parts) + ROUNDING), count * math.ceil(max(parts) - ROUNDING)
 
 
 def _held_by_others(scene: Scene) -> dict[str, float]:

@@ -42,10 +42,14 @@ class GangMemory:
         self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now)
         return gang.orders(job.spec)
 
+    def knows(self, job: JobRecord) -> bool:
+        """Whether a job's newest gang has been seen or started since the service began."""
+        entry = self._entries.get(job.id)
+        return entry is not None and entry.attempt == job.attempt
+
     def orders(self, job: JobRecord) -> Orders:
         """What to tell a job's gang. One that is seen for the first time is to stay as the record has it."""
-        entry = self._entries.get(job.id)
-        if entry is None or entry.attempt != job.attempt:
+        if not self.knows(job):
             self.start(job, job.attempt, _shape_in_record(job))
         self._follow_user(job)
         return self._entries[job.id].gang.orders(job.spec)

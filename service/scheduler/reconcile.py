@@ -102,13 +102,23 @@ class Reconciler:
         if job.drills:
             for drill in self._store.take_drills(job.id):
                 self._gangs.drill(job.id, job.attempt, drill)
-        stored = self._store.last_sequence(job.id, job.attempt)
+        stored, known = self._store.last_sequence(job.id, job.attempt), self._memory.knows(job)
         status = self._gangs.poll(job.id, job.attempt, stored, self._memory.orders(job))
-        if status is None:
+        if status is None and not (known or stored) and job.state is JobState.SCHEDULING:
+            self._make_up_for_launch(job)
+        elif status is None:
             self._lost(job)
         else:
             self._memory.saw(job, status)
             self._record(job, status)
+
+    def _make_up_for_launch(self, job: JobRecord) -> None:
+        """Start a gang that the record announces, and that the service before this one did not live to start."""
+        if job.pause_requested:
+            self._store.change(job.id, Reason.PAUSED_BY_USER, "paused before it had a gang")
+        else:
+            orders = self._memory.orders(job)
+            self._gangs.launch(job.id, job.attempt, _with_checkpoint_folder(job), orders, job.tenant)
 
     def _record(self, job: JobRecord, status: GangStatus) -> None:
         reports = [(report.sequence, report.time, report.report) for report in status.reports]

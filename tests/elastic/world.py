@@ -102,7 +102,8 @@ class Service:
         self.port = free_port()
         self.environment = os.environ | {
             "BOOST_HOME": str(home), "BOOST_PORT": str(self.port), "BOOST_RAY_ADDRESS": ray_address,
-            "BOOST_RECONCILE_SECONDS": "0.2", "BOOST_GROW_COOLDOWN_SECONDS": "1", "BOOST_GROW_SETTLE_SECONDS": "1",
+            "BOOST_AUTH": "false", "BOOST_RECONCILE_SECONDS": "0.2", "BOOST_GROW_COOLDOWN_SECONDS": "1",
+            "BOOST_GROW_SETTLE_SECONDS": "1",
         }  # fmt: skip
         self.log = home.parent / "serve.log"
         self.client = Client(f"http://127.0.0.1:{self.port}")

@@ -100,9 +100,7 @@ def api(store: JobStore, database_url: str, tmp_path: Path) -> Iterator[RunningA
 def guarded(store: JobStore, database_url: str, tmp_path: Path) -> Iterator[RunningApi]:
     """A server that asks for keys."""
     allowed = (str(READABLE),)
-    running = RunningApi(
-        store, Settings(home=tmp_path / "home", database_url=database_url, allowed_prefixes=allowed)
-    )
+    running = RunningApi(store, Settings(home=tmp_path / "home", database_url=database_url, allowed_prefixes=allowed))
     yield running
     running.stop()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from boost_core.config import Drill
+from boost_core.config.reports import RankTimesReport
 from service.cli.lines import duration
 from service.jobs.patch import JobPatch
 from service.jobs.states import Reason
@@ -250,7 +251,8 @@ def test_following_ends_with_the_job(api: RunningApi, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     following = process("events", job.id, "--follow", BOOST_URL=api.url)
     start(store, job.id)
-    store.append_reports(job.id, 1, numbered(*(a_step(step) for step in range(1, 11))))
+    times = RankTimesReport(step=1, busy_seconds=[0.25, 0.5])
+    store.append_reports(job.id, 1, numbered(times, *(a_step(step) for step in range(1, 11))))
     finish(store, job.id)
     output, _ = following.communicate(timeout=20)
     assert following.returncode == 0, output
@@ -258,6 +260,8 @@ def test_following_ends_with_the_job(api: RunningApi, store: JobStore) -> None:
     assert "step 10/10" in output
     assert "SUCCEEDED: all steps done" in output.splitlines()[-1]
     assert len([line for line in output.splitlines() if "loss" in line]) == 2, "steps are shown now and then only"
+    assert "busy seconds" not in output
+    assert "step 1  busy seconds by rank: 0.25, 0.5" in boost_at(api.url)("events", job.id).stdout
 
 
 def test_following_a_job_that_does_not_succeed(boost, store: JobStore) -> None:

@@ -136,14 +136,15 @@ def _on_the_way(journey: Journey) -> None:
     assert (JobState.RUNNING, Reason.PAUSED_FOR_PRIORITY) in journey.transitions()
     journey.until(job_id, JobState.RUNNING)
     client.cancel(job_id)
-    done = journey.until(job_id, JobState.CANCELLED).progress
-    assert done is not None
+    saved = journey.until(job_id, JobState.CANCELLED).checkpoint
+    assert saved is not None
     client.retry(job_id)
     again = journey.until(job_id, JobState.RUNNING)
     assert again.finished_at is None
-    journey.trained(job_id, done.step + 1)
-    starts = [event.data for event in client.events(job_id, follow=False) if event.kind == "started"]
-    assert 0 < starts[-1]["step"] <= done.step + 1
+    start = [event.data for event in client.events(job_id, follow=False) if event.kind == "started"][-1]
+    assert start["step"] >= saved.step
+    assert start["resumed_from"].startswith(again.checkpoint_url)
+    journey.trained(job_id, start["step"] + 1)
     client.cancel(job_id)
     journey.until(job_id, JobState.CANCELLED)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from httpx_sse import connect_sse
 from sqlalchemy import Engine, event, select
 
 from service.accounts import keys
@@ -18,8 +19,10 @@ from service.accounts.principal import ANONYMOUS, Principal
 from service.accounts.tables import TenantRow
 from service.jobs.database import open_engine
 from service.jobs.requests import IdempotencyKeyReused, Request
+from service.jobs.store import JobStore
 from service.models.identity import Scope
 from tests.service.conftest import With
+from tests.service.records import a_spec
 
 READ = (Scope.READ,)
 
@@ -224,6 +227,17 @@ class TestRoutes:
         assert using.get("/v1/whoami").status_code == 401
         absent = admin.delete("/v1/keys/absent")
         assert (absent.status_code, absent.json()["code"]) == (404, "key-not-found")
+
+    def test_a_stream_ends_when_its_key_does(self, client_with: With, store: JobStore) -> None:
+        admin, reader = client_with(Scope.ADMIN), client_with(Scope.READ)
+        job = store.create(a_spec(), "/checkpoints")
+        with connect_sse(reader, "GET", f"/v1/jobs/{job.id}/events") as source:
+            sent = source.iter_sse()
+            assert next(sent).json()["data"]["state"] == "QUEUED"
+            key_id = reader.headers["Authorization"].split("_")[1]
+            assert admin.delete(f"/v1/keys/{key_id}").status_code == 204
+            assert list(sent) == []
+        assert not store.get(job.id).finished
 
     def test_a_repeated_request_gives_the_key_another_secret(self, client_with: With) -> None:
         admin = client_with(Scope.ADMIN)

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Request, expect
 
 from service.accounts.keys import KeyStore
 from service.jobs.model import Owner
@@ -371,7 +372,18 @@ def test_a_tab_that_nobody_sees_does_nothing(visitor: Visit, job: SampleJob) -> 
         Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});
         document.dispatchEvent(new Event('visibilitychange'));
     }"""
-    page.evaluate(hide, True)
+    expect(page.locator(".timeline-bar .phase-running").first).to_be_visible()
+    job.report(step_report(DONE + 1))  # both streams are open when this is seen
+    page.clock.run_for(2_000)
+    expect(page.locator("#loss .chart")).to_have_attribute("aria-label", loss_at(DONE + 1))
+    streams = {"logs", "events"}
+
+    def ends_the_last(request: Request) -> bool:
+        streams.discard(urlsplit(request.url).path.rsplit("/", 1)[1])
+        return not streams
+
+    with page.expect_event("requestfailed", ends_the_last):
+        page.evaluate(hide, True)
     page.clock.run_for(10_000)  # what was under way ends
     before = len(visitor.requests)
     job.report(log_line("unseen"))

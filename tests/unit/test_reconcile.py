@@ -240,6 +240,31 @@ def test_dying_around_a_launch_never_starts_two_gangs(service: Service, when: st
     assert set(service.gangs.gangs) == {(job_id, job.attempt)}
 
 
+def test_a_launch_that_the_service_did_not_live_to_make_is_made_up_for(service: Service) -> None:
+    job_id = service.submit(fault_tolerance={"max_restarts": 0})
+    service.gangs.fail_before["launch"] = Crash()
+    with pytest.raises(Crash):
+        service.tick()
+    service.start_again()
+    service.tick()
+    assert service.gangs.launched == [(job_id, 1)]
+    assert service.gangs.orders[job_id].target == Shape(2, 1, 1)
+    service.gangs.gangs.clear()
+    service.tick()
+    assert service.store.get(job_id).reason is Reason.RESTARTS_EXHAUSTED, "this one was there and is gone"
+
+
+def test_a_launch_that_was_not_made_is_not_made_up_for_when_its_user_wants_a_pause(service: Service) -> None:
+    job_id = service.submit()
+    service.gangs.fail_before["launch"] = Crash()
+    with pytest.raises(Crash):
+        service.tick()
+    service.store.request_pause(job_id)
+    service.start_again()
+    service.tick()
+    assert (service.store.get(job_id).state, service.gangs.launched) == (JobState.PAUSED, [])
+
+
 def test_dying_after_reports_are_stored_stores_none_twice(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     job = service.started()
     service.gangs.now(job, GangPhase.SUCCEEDED, "trained 8 steps", logs=3)

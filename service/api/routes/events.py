@@ -8,6 +8,7 @@ from fastapi import APIRouter, Header, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
+from service.api.auth import Principal, Reader
 from service.api.deps import Context, ContextDep, JobDep
 from service.api.errors import problem_responses
 from service.api.streams import HoldStream
@@ -33,6 +34,7 @@ Follow = Annotated[bool, Query(description="Go on until the job has come to its 
 )
 async def events(
     job: JobDep,
+    who: Reader,
     context: ContextDep,
     kind: Annotated[list[EventKind], Query(description="Only events of one of these kinds.")] = [],  # noqa: B006  # FastAPI copies it
     since: Annotated[Moment | None, Query(description="Only events that are not older.")] = None,
@@ -42,7 +44,7 @@ async def events(
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream what happened to a job and what happens next: state changes, progress, evaluations, logs."""
     wanted = EventFilter(frozenset(kind) or None, since)
-    async for event in _stream(context, job, wanted, after if last_event_id is None else last_event_id, follow):
+    async for event in _stream(context, who, job, wanted, after if last_event_id is None else last_event_id, follow):
         yield event
 
 
@@ -54,6 +56,7 @@ async def events(
 )
 async def logs(
     job: JobDep,
+    who: Reader,
     context: ContextDep,
     rank: Annotated[int | None, Query(ge=0, le=_MOST_RANKS, description="Only lines of this rank.")] = None,
     level: Annotated[
@@ -66,14 +69,16 @@ async def logs(
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream the log lines of a job's ranks. They are kept when the gang is gone."""
     wanted = EventFilter(frozenset({"log"}), since, rank, frozenset(level) or None)
-    async for event in _stream(context, job, wanted, after if last_event_id is None else last_event_id, follow):
+    async for event in _stream(context, who, job, wanted, after if last_event_id is None else last_event_id, follow):
         yield event
 
 
 async def _stream(
-    context: Context, job: JobRecord, wanted: EventFilter, seen: int, follow: bool
+    context: Context, who: Principal, job: JobRecord, wanted: EventFilter, seen: int, follow: bool
 ) -> AsyncIterator[ServerSentEvent]:
     while not context.stopping.is_set():
+        if not await run_in_threadpool(context.keys.is_good, who):
+            return  # revoked or expired since; whoever comes again with it is told so
         job, batch = await run_in_threadpool(_look, context, job.id, seen, wanted)
         for event in batch:
             yield ServerSentEvent(id=str(event.id), event=event.kind, data=event)

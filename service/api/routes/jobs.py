@@ -3,11 +3,11 @@
 from http import HTTPStatus
 from typing import Annotated
 
-from boost_core.plan.report import plan
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from boost_core.config import JobSpec
+from boost_core.plan.report import plan
 from service.api.admission import refuse_unfit
 from service.api.auth import Principal, Reader, Submitter
 from service.api.deps import Context, ContextDep, JobDep

@@ -5,11 +5,11 @@ from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
-from boost_core.plan.report import Plan, PresetList, plan, presets
 from fastapi import APIRouter
 
 from boost_core import __version__
 from boost_core.config import JobSpec
+from boost_core.plan.report import Plan, PresetList, plan, presets
 from service.api.auth import Reader
 from service.api.deps import ContextDep
 from service.api.errors import problem_responses

@@ -1,0 +1,110 @@
+"""Examples for the OpenAPI document: of what is sent, and of what is answered. A test reads each with its model."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from boost_core.config import Drill, JobSpec
+from boost_core.config.reports import CheckpointReport, ShapeReport, StepReport
+from boost_core.plan.report import plan
+from service.api.routes.session import SessionRequest
+from service.jobs.model import JobPage, JobRecord
+from service.jobs.patch import JobPatch
+from service.jobs.states import JobState, Reason
+from service.models.checkpoints import Checkpoint, CheckpointList
+from service.models.identity import Identity, Scope
+from service.models.keys import NewKey
+from service.models.nodes import Node, NodeJob, NodeList
+from service.models.queues import Queue, QueueList
+from service.models.requests import CloneRequest, KeyRequest, QueueSettings, TenantSettings
+from service.models.tenants import Tenant, TenantList
+from service.problems import FieldError, Problem
+
+_TIME = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+_JOB_ID = "job-1k0skwwex4yq1zy2"
+_FOLDER = f"s3://checkpoints/lab/{_JOB_ID}"
+
+SPEC: dict[str, Any] = {
+    "name": "cola-350m",
+    "model": {"preset": "350m", "family": "cola"},
+    "parallelism": {"tensor_parallel_size": 4, "data_parallel_size": 2},
+    "training": {"steps": 10_000, "sequence_length": 1024, "global_batch_size": 512, "micro_batch_size": 16},
+    "data": {"source": {"kind": "standard_library"}},
+    "resources": {"gpus_per_worker": 1, "accelerator_type": "H100"},
+    "elasticity": {"data_parallel_size": {"min": 1, "max": 4}},
+    "queue": "research",
+}
+
+
+def document_examples(openapi: dict[str, Any]) -> None:
+    """Put the examples into an OpenAPI document."""
+    examples = {type(example).__name__: _plain(example) for example in examples_of_models()}
+    for name, schema in openapi["components"]["schemas"].items():
+        if (example := examples.get(name.removesuffix("-Input").removesuffix("-Output"))) is not None:
+            schema["examples"] = [SPEC if name == "JobSpec-Input" else example]
+
+
+def examples_of_models() -> list[Any]:
+    """One example of each model that has one."""
+    job = _job()
+    checkpoint = Checkpoint(
+        step=400, url=f"{_FOLDER}/step-00000400", bytes=4_316_000_000, saved_at=_TIME, pinned=False,
+        tensor_parallel_size=4, pipeline_parallel_size=1, data_parallel_size=2, samples=204_800,
+    )  # fmt: skip
+    queue = Queue(
+        name="research", description="Experiments.", gpus=64, cpus=None, used_gpus=8, used_cpus=8, jobs={"RUNNING": 1}
+    )
+    tenant = Tenant(name="lab", gpus=32, cpus=None, used_gpus=8, used_cpus=8, jobs={"RUNNING": 1})
+    total, free = {"CPU": 96.0, "GPU": 8.0}, {"CPU": 88.0, "GPU": 0.0}
+    on_node = [NodeJob(id=job.id, name=job.name, ranks=8)]
+    node = Node(node_id="6f0c", labels={}, total=total, free=free, draining=False, jobs=on_node, other_ranks=0)
+    fault = FieldError(field="queue", message="there is no queue 'nite'; there are: default, night", value="nite")
+    return [
+        job.spec,
+        job,
+        JobPage(jobs=[job], next_cursor=None),
+        JobPatch.model_validate({"priority": 5, "data_parallel_size": {"max": 3}}),
+        CloneRequest(changes={"training": {"steps": 20_000}}, from_checkpoint=True),
+        Drill(kind="kill_rank", rank=1, at_step=50),
+        plan(job.spec),
+        checkpoint,
+        CheckpointList(checkpoints=[checkpoint]),
+        queue,
+        QueueList(queues=[queue]),
+        QueueSettings(description="Experiments.", gpus=64),
+        tenant,
+        TenantList(tenants=[tenant]),
+        TenantSettings(gpus=32),
+        NodeList(seen_at=_TIME, nodes=[node]),
+        KeyRequest(name="alice", tenant="lab", scopes=[Scope.SUBMIT]),
+        NewKey(
+            id="k3x9q2ab", name="alice", tenant="lab", scopes=[Scope.SUBMIT], key="boost_k3x9q2ab_…", created_at=_TIME,
+            expires_at=None,
+        ),
+        SessionRequest(key="boost_k3x9q2ab_…"),
+        Identity(tenant="lab", name="alice", scopes=[Scope.SUBMIT]),
+        Problem(
+            type="urn:boost:problem:invalid-job", code="invalid-job", title="Invalid job", status=422,
+            detail=f"{fault.field}: {fault.message}", instance="/v1/jobs", errors=[fault],
+        ),
+    ]  # fmt: skip
+
+
+def _job() -> JobRecord:
+    step = StepReport(
+        step=412, steps=10_000, loss=3.412, learning_rate=0.003, gradient_norm=0.41, tokens=216_006_656,
+        tokens_per_second=655_000, step_seconds=0.8, communication_seconds=0.21, exposed_communication_seconds=0.05,
+        communication_bytes=176_000_000, model_flops_per_second=9.3e14, eta_seconds=7670,
+    )  # fmt: skip
+    shape = ShapeReport(tensor_parallel_size=4, pipeline_parallel_size=1, data_parallel_size=2, nodes=["6f0c"] * 8)
+    saved = CheckpointReport(step=400, url=f"{_FOLDER}/step-00000400", bytes=4_316_000_000, seconds=0.3)
+    return JobRecord(
+        id=_JOB_ID, tenant="lab", submitted_by="alice", queue="research", name="cola-350m",
+        spec=JobSpec.model_validate(SPEC), state=JobState.RUNNING, reason=Reason.GANG_STARTED,
+        message="tp 4 × pp 1 × dp 2: 8 workers are training", attempt=1, cancel_requested=False, checkpoint_url=_FOLDER,
+        submitted_at=_TIME, queued_at=_TIME, started_at=_TIME, finished_at=None, progress=step, evaluation=None,
+        checkpoint=saved, shape=shape, version=830,
+    )  # fmt: skip
+
+
+def _plain(example: Any) -> Any:
+    return example.model_dump(mode="json")
