@@ -1,292 +1,234 @@
-"""Short jobs on a service whose parts die all the time: replicas of the API, the database, the object store.
+"""Jobs through several replicas of the service while replicas die, the database crashes and the object store goes away.
 
-``python -m tests.benchmarks.chaos --jobs 200`` writes docs/figures/chaos.md. All is real: PostgreSQL, the S3 server, a
-Ray cluster, two replicas of ``boost serve``, every gang. Some jobs are cancelled, some paused and resumed, some fail.
+``python -m tests.benchmarks.chaos --jobs 200`` writes docs/figures/chaos.md; it takes about half an hour on two cores.
+It fails if a job is lost, ends twice or otherwise than it should, or leaves anything behind.
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from boost_core.checkpoint.folder import CheckpointFolder
-from service.client import ApiError, Client
-from service.jobs.model import JobEvent, JobRecord
-from service.jobs.states import TERMINAL_STATES, JobState
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.jobs.store import JobStore
+from service.jobs.tables import LeaseRow
+from service.scheduler.loop import LEASE_SECONDS
+from tests.benchmarks.chaos_jobs import TURNS, Findings, Users
 from tests.benchmarks.figures import FIGURES, write_table
 from tests.elastic.world import Nodes
-from tests.jobs import tiny_job, write_corpus
+from tests.jobs import write_corpus
 from tests.postgres import PostgresServer, postgres_server
 from tests.s3 import BUCKET, S3Server, s3_server
 from tests.service.conftest import free_port
+from tests.service.serving import BOOST
 
 logger = logging.getLogger(__name__)
 
-BOOST = Path(sys.executable).parent / "boost"
-REPLICAS = 2
-STEPS = 12
-SUBMITTERS = 4
-QUIET_SECONDS = (4.0, 10.0)  # between two faults
-OUTAGE_SECONDS = (3.0, 12.0)  # of the object store
-PATIENCE_SECONDS = 600.0  # for all jobs to come to their ends after the last fault
-# What becomes of a job, and the state that it must end in. One in ten of each of the first three.
-FATES = {"cancelled": JobState.CANCELLED, "paused": JobState.SUCCEEDED, "doomed": JobState.FAILED}
+REPLICAS = 3
+USERS = 8
+CLEAR_SECONDS = 60.0  # after the last job's end, for everything to be gone
 
 
-class Replica:
-    """One ``boost serve``, which is started again when it is killed."""
+class Replicas:
+    """``boost serve``, several times on one database, one Ray and one object store."""
 
-    def __init__(self, number: int, folder: Path, environment: dict[str, str]) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        own = {"BOOST_HOME": str(folder / "home"), "BOOST_PORT": str(self.port)}
-        self._environment, self.log = os.environ | environment | own, folder / f"replica-{number}.log"
-        self.start()
+    def __init__(self, folder: Path, **settings: str) -> None:
+        self.database_url = settings["BOOST_DATABASE_URL"]
+        self._folder, self._settings = folder, settings
+        self.ports = [free_port() for _ in range(REPLICAS)]
+        self._processes = [self._start(number) for number in range(REPLICAS)]
 
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen([BOOST, "serve"], env=self._environment, stdout=log, stderr=log)
+    @property
+    def urls(self) -> list[str]:
+        return [f"http://127.0.0.1:{port}" for port in self.ports]
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
+    def kill(self, number: int) -> None:
+        self._processes[number].kill()
+        self._processes[number].wait()
 
-    def end(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(60)
+    def start_again(self, number: int) -> None:
+        self._processes[number] = self._start(number)
+
+    def signal(self, number: int, what: signal.Signals) -> None:
+        self._processes[number].send_signal(what)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.wait(60)
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        own = {"BOOST_HOME": str(self._folder / f"home-{number}"), "BOOST_PORT": str(self.ports[number])}
+        with (self._folder / f"replica-{number}.log").open("ab") as log:
+            environment = os.environ | self._settings | own
+            return subprocess.Popen([BOOST, "serve"], env=environment, stdout=log, stderr=log)
 
 
 @dataclass
 class Chaos:
-    """One run.
+    """What goes wrong, one thing after the other: each kind once, and then by chance.
 
     Attributes:
-        replicas: The services.
-        database: Theirs.
-        store: That of the checkpoints.
-        chance: Draws faults and fates.
-        done: How often each fault has been brought about.
-        fates: By job, what was to become of it.
-        failures: What has gone wrong in threads.
+        replicas: The service.
+        postgres: Its database.
+        s3: Its object store.
+        chance: Draws what comes next.
+        done: How often each has happened.
+        outages: Seconds that the object store was away each time.
     """
 
-    replicas: list[Replica]
-    database: PostgresServer
-    store: S3Server
+    replicas: Replicas
+    postgres: PostgresServer
+    s3: S3Server
     chance: random.Random
     done: Counter[str] = field(default_factory=Counter)
-    fates: dict[str, str] = field(default_factory=dict)
-    failures: list[Exception] = field(default_factory=list)
+    outages: list[float] = field(default_factory=list)
 
-    def run(self, specs: list[tuple[str, dict[str, Any]]]) -> None:
-        """Have all jobs submitted while parts die, and go on with that until all have ended.
-
-        Args:
-            specs: Fate and spec of each job.
-        """
-        over = threading.Event()
-        breaking = threading.Thread(target=self._guarded(lambda: self._break(over)))
-        breaking.start()
-        shares = [specs[number::SUBMITTERS] for number in range(SUBMITTERS)]
-        submitting = [
-            threading.Thread(target=self._guarded(lambda share=share: self._submit(share))) for share in shares
-        ]
-        for thread in submitting:
-            thread.start()
-        for thread in submitting:
-            thread.join()
-        self.until(lambda: self._unfinished() < len(specs) // 10)
-        over.set()
-        breaking.join()
-        self.until(lambda: self._unfinished() == 0)
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something."""
-        deadline = time.monotonic() + PATIENCE_SECONDS * (1 + len(self.fates) / 50)
-        while not condition():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{self._unfinished()} jobs have not come to their end")
-            time.sleep(1.0)
-
-    def client(self) -> Client:
-        """A client of any replica; what it asks for it tries for long, there or later."""
-        return Client(self.chance.choice(self.replicas).url, retry_seconds=60.0)
-
-    def _guarded(self, work: Callable[[], None]) -> Callable[[], None]:
-        def guarded() -> None:
-            try:
-                work()
-            except Exception as error:
-                logger.exception("a thread has failed")
-                self.failures.append(error)
-
-        return guarded
-
-    def _unfinished(self) -> int:
-        states = [state for state in JobState if state not in TERMINAL_STATES]
-        with self.client() as client:
-            return len(client.list(states, limit=500).jobs)
-
-    def _submit(self, specs: list[tuple[str, dict[str, Any]]]) -> None:
-        for fate, spec in specs:
-            with self.client() as client:
-                job = client.submit(spec)
-                self.fates[job.id] = fate
-                if fate == "cancelled":
-                    time.sleep(self.chance.uniform(0, 10))
-                    client.cancel(job.id)
-                if fate == "paused":
-                    time.sleep(self.chance.uniform(0, 10))
-                    self._pause_and_resume(client, job.id)
-
-    def _pause_and_resume(self, client: Client, job_id: str) -> None:
-        try:
-            client.pause(job_id)
-            time.sleep(self.chance.uniform(0, 3))
-            client.resume(job_id)
-        except ApiError as error:
-            if error.code != "job-already-finished":  # it was quick
-                raise
-
-    def _break(self, over: threading.Event) -> None:
-        while not over.wait(self.chance.uniform(*QUIET_SECONDS)):
-            fault = self.chance.choice(list(_FAULTS))
+    def run(self, enough: threading.Event) -> None:
+        """Go on until there is enough, and leave all as it was."""
+        first = list(_FAULTS)
+        while not enough.wait(self.chance.uniform(3, 12)):
+            fault = first.pop() if first else self.chance.choice(list(_FAULTS))
             logger.info("%s", fault)
             _FAULTS[fault](self)
             self.done[fault] += 1
 
     def kill_replica(self) -> None:
-        """SIGKILL one, and start it again a moment later."""
-        replica = self.chance.choice(self.replicas)
-        replica.kill()
-        time.sleep(self.chance.uniform(0, 2))
-        replica.start()
+        number = self.chance.randrange(REPLICAS)
+        self.replicas.kill(number)
+        time.sleep(self.chance.uniform(0, 5))
+        self.replicas.start_again(number)
 
-    def restart_database(self) -> None:
-        """As in a crash."""
-        self.database.restart()
+    def stop_replica(self) -> None:
+        """Until another one has taken it for dead."""
+        number = self.chance.randrange(REPLICAS)
+        self.replicas.signal(number, signal.SIGSTOP)
+        time.sleep(LEASE_SECONDS + self.chance.uniform(0, 5))
+        self.replicas.signal(number, signal.SIGCONT)
 
-    def stop_store(self) -> None:
-        """For some seconds."""
-        self.store.stop()
-        time.sleep(self.chance.uniform(*OUTAGE_SECONDS))
-        self.store.start()
+    def crash_database(self) -> None:
+        self.postgres.stop("immediate")
+        time.sleep(self.chance.uniform(0, 3))
+        self.postgres.start()
+
+    def take_store_away(self) -> None:
+        seconds = self.chance.uniform(5, 20)
+        self.s3.stop()
+        time.sleep(seconds)
+        self.s3.start()
+        self.outages.append(seconds)
 
 
 _FAULTS: dict[str, Callable[[Chaos], None]] = {
-    "replica killed": Chaos.kill_replica,
-    "database restarted": Chaos.restart_database,
-    "object store stopped": Chaos.stop_store,
+    "replica killed (SIGKILL) and started again": Chaos.kill_replica,
+    "replica stopped (SIGSTOP) for longer than its lease": Chaos.stop_replica,
+    "database crashed (immediate) and started again": Chaos.crash_database,
+    "object store away for 5 to 20 s": Chaos.take_store_away,
 }
 
 
-def jobs_to_run(corpus: Path, count: int, chance: random.Random) -> list[tuple[str, dict[str, Any]]]:
-    """Fates and specs."""
-    fates = [fate for fate in FATES for _ in range(count // 10)]
-    fates += ["left alone"] * (count - len(fates))
-    chance.shuffle(fates)
-    training = {"steps": STEPS, "evaluate_every_steps": STEPS}
-    layout = {"tensor_parallel_size": 1}
-    faults = {"max_restarts": 100}
-    spec = tiny_job(corpus, "unused", training=training, parallelism=layout, fault_tolerance=faults)
-    plain = spec.model_dump(mode="json") | {"checkpoint": {"every_steps": 6}}
-    doomed = plain | {"checkpoint": {"every_steps": 6, "resume_from": f"s3://{BUCKET}/nothing/here"}}
-    return [(fate, doomed if fate == "doomed" else plain) for fate in fates]
-
-
-def wrong(job: JobRecord, events: list[JobEvent], fate: str, folder: CheckpointFolder) -> list[str]:
-    """What is not as it should be with a job that has come to its end."""
-    expected = {FATES.get(fate, JobState.SUCCEEDED)} | ({JobState.SUCCEEDED} if fate == "cancelled" else set())
-    states = [event.data["state"] for event in events if event.kind == "state"]
-    steps = {event.data["step"] for event in events if event.kind == "progress"}
-    ends = [state for state in states if state in TERMINAL_STATES]
-    found = []
-    if job.state not in expected:
-        found.append(f"is {job.state} ({job.message}), and was to be {fate}")
-    if ends != [job.state]:
-        found.append(f"has ended as {ends}")
-    if job.state is JobState.SUCCEEDED and steps != set(range(1, STEPS + 1)):
-        found.append(f"has reports of the steps {sorted(steps)}")
-    if job.state is JobState.SUCCEEDED and folder.steps()[-1:] != [STEPS]:
-        found.append(f"has checkpoints of {folder.steps()}")
-    return [f"{job.id} {problem}" for problem in found]
-
-
-@contextmanager
-def world(folder: Path, chance: random.Random) -> Iterator[tuple[Chaos, Nodes]]:
-    """All parts, running."""
-    with postgres_server() as database, s3_server(folder) as store:
-        os.environ.update(store.environment)  # before the nodes start, whose workers have theirs
-        nodes = Nodes(1)
-        environment = {
-            "BOOST_AUTH": "false", "BOOST_DATABASE_URL": database.create_database(), "BOOST_RAY_ADDRESS": nodes.address,
-            "BOOST_CHECKPOINT_ROOT": f"s3://{BUCKET}/runs",
+@contextlib.contextmanager
+def world(folder: Path) -> Iterator[tuple[Nodes, Replicas, PostgresServer, S3Server]]:
+    """All that a service needs, each part in processes of its own."""
+    with contextlib.ExitStack() as stack:
+        (folder / "s3").mkdir()
+        postgres, s3 = stack.enter_context(postgres_server()), stack.enter_context(s3_server(folder / "s3"))
+        os.environ.update(s3.environment)
+        nodes = Nodes(2)
+        stack.callback(nodes.close)
+        settings = {
+            "BOOST_AUTH": "false", "BOOST_DATABASE_URL": postgres.create_database(),
+            "BOOST_RAY_ADDRESS": nodes.address, "BOOST_CHECKPOINT_ROOT": f"s3://{BUCKET}/jobs",
+            "BOOST_RATE_PER_SECOND": "10000", "BOOST_RECONCILE_SECONDS": "0.3",
         }  # fmt: skip
-        replicas = [Replica(number, folder, environment) for number in range(REPLICAS)]
-        try:
-            yield Chaos(replicas, database, store, chance), nodes
-            for replica in replicas:
-                replica.end()
-        finally:
-            for replica in replicas:
-                replica.kill()
-            nodes.close()
-
-
-def report(chaos: Chaos, nodes: Nodes, seconds: float) -> list[tuple[str, str]]:
-    """Look at every job, and say what there is to say as rows of a table."""
-    problems, states, attempts, restarts = [str(error) for error in chaos.failures], Counter[str](), 0, 0
-    with chaos.client() as client:
-        listed = client.list(limit=500).jobs
-        for job in listed:
-            events = list(client.events(job.id, follow=False))
-            folder = CheckpointFolder(job.checkpoint_url)
-            problems += wrong(job, events, chaos.fates[job.id], folder)
-            states[job.state] += 1
-            attempts, restarts = attempts + job.attempt, restarts + sum(job.restart_counts.values())
-    if {job.id for job in listed} != set(chaos.fates):
-        problems.append(f"{len(listed)} jobs are there of {len(chaos.fates)} that were answered with an id")
-    left = nodes.taken()
-    for problem in problems + left:
-        logger.error("%s", problem)
-    rows = [(f"fault: {fault}", str(count)) for fault, count in sorted(chaos.done.items())]
-    rows += [(f"jobs {state}", str(count)) for state, count in sorted(states.items())]
-    return [
-        *rows,
-        ("jobs lost, doubled, or not as they should be", str(len(problems))),
-        ("gangs started, and recoveries within gangs", f"{attempts}, {restarts}"),
-        ("placement groups, actors and processes left over", ", ".join(left) or "none"),
-        ("time in all", f"{seconds / 60:.1f} minutes"),
-    ]
+        replicas = Replicas(folder, **settings)
+        stack.callback(replicas.close)
+        yield nodes, replicas, postgres, s3
 
 
 def main() -> None:
-    """Measure and write the figure."""
+    """Run, look at what has become of it all, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=FIGURES / "chaos.md")
+    arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    chance = random.Random(given.seed)
-    with tempfile.TemporaryDirectory(prefix="chaos-") as name, world(Path(name), chance) as (chaos, nodes):
-        specs = jobs_to_run(write_corpus(Path(name) / "corpus"), given.jobs, chance)
-        begun = time.monotonic()
-        chaos.run(specs)
-        rows = report(chaos, nodes, time.monotonic() - begun)
-    write_table(FIGURES / "chaos.md", ["", f"{given.jobs} short jobs on {REPLICAS} replicas"], rows)
+    folder = Path(tempfile.mkdtemp(prefix="boost-chaos-"))
+    logger.info("logs are in %s", folder)
+    kinds = {f"chaos-{number}": TURNS[number % len(TURNS)] for number in range(arguments.jobs)}
+    with world(folder) as (nodes, replicas, postgres, s3):
+        users = Users(replicas.urls, write_corpus(folder / "corpus"))
+        chaos = Chaos(replicas, postgres, s3, random.Random(arguments.seed))
+        seconds = _run(users, chaos, kinds)
+        left_over = _left_over(nodes)
+        findings = Findings(JobStore(replicas.database_url))
+        for name, kind in kinds.items():
+            findings.look_at(users.get(users.records[name].id), kind)
+        rows = _rows(users, chaos, kinds, findings, left_over)
+    write_table(arguments.out, ["", f"{arguments.jobs} jobs in {seconds / 60:.0f} minutes"], rows)
+    assert not (findings.wrong or left_over), "\n".join([*findings.wrong, *left_over])
+
+
+def _run(users: Users, chaos: Chaos, kinds: dict[str, str]) -> float:
+    """Submit all jobs and see them through; how many seconds that took."""
+    begun, enough = time.monotonic(), threading.Event()
+    with ThreadPoolExecutor(USERS + 1) as pool:
+        disturbing = pool.submit(chaos.run, enough)
+        try:
+            list(pool.map(users.submit, kinds, kinds.values()))
+            logger.info("all jobs are submitted")
+            parts = [dict(list(kinds.items())[number::USERS]) for number in range(USERS)]
+            list(pool.map(users.see_through, parts))
+        finally:
+            enough.set()
+        disturbing.result()
+    return time.monotonic() - begun
+
+
+def _left_over(nodes: Nodes) -> list[str]:
+    deadline = time.monotonic() + CLEAR_SECONDS
+    while (left := nodes.taken()) and time.monotonic() < deadline:
+        time.sleep(1)
+    return left
+
+
+def _rows(
+    users: Users, chaos: Chaos, kinds: dict[str, str], findings: Findings, left_over: list[str]
+) -> list[list[str]]:
+    names, states = users.names(), Counter(job.state for job in users.records.values())
+    with Session(JobStore(chaos.replicas.database_url).engine) as session:
+        hands = session.scalars(select(LeaseRow.token)).one()
+    rows = [[f"job: {kind}", str(count)] for kind, count in Counter(kinds.values()).items()]
+    rows += [[fault, str(chaos.done[fault])] for fault in _FAULTS]
+    rows += [
+        ["seconds that the object store was away in all", f"{sum(chaos.outages):.0f}"],
+        ["times that another replica began to schedule", str(hands - 1)],
+        ["requests of users, of them sent again", f"{users.asked}, {users.asked_again}"],
+    ]
+    rows += [[f"jobs in the end: {state}", str(count)] for state, count in sorted(states.items())]
+    rows += [
+        ["jobs lost", str(sum(name not in names for name in kinds))],
+        ["jobs doubled", str(sum(names.values()) - len(names))],
+        ["anything else about a job's end, events or checkpoints", "; ".join(findings.wrong) or "as it should be"],
+        ["placement groups, actors and CPUs left over", "; ".join(left_over) or "none"],
+    ]
+    return rows
 
 
 if __name__ == "__main__":
