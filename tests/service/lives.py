@@ -5,6 +5,7 @@ each point: a process is killed there, and another one takes over. What became o
 program of its own because it forks.
 """
 
+import gc
 import json
 import logging
 import os
@@ -122,10 +123,11 @@ def is_cancelled(user: User) -> list[JobRecord]:
     return [job]
 
 
-def is_cancelled_in_the_queue(user: User) -> list[JobRecord]:
-    first, second = user.submit("succeeds"), user.submit("fails")
+def is_cancelled_while_it_waits(user: User) -> list[JobRecord]:
+    first, second = user.submit("goes-on-and-on"), user.submit("succeeds")
     if first.state is JobState.RUNNING:
         second = user.store.request_cancel(second.id)
+        first = user.store.request_cancel(first.id)
     return [first, second]
 
 
@@ -139,8 +141,10 @@ def is_paused_and_resumed(user: User) -> list[JobRecord]:
 
 
 def is_retried(user: User) -> list[JobRecord]:
-    job = user.submit("fails-at-first")
-    return [user.store.retry(job.id) if job.state is JobState.FAILED else job]
+    job = user.submit("fails")
+    if job.state is JobState.FAILED:
+        job = user.store.retry(job.id)
+    return [user.store.request_cancel(job.id) if job.reason is Reason.RETRIED_BY_USER else job]
 
 
 def is_changed(user: User) -> list[JobRecord]:
@@ -167,18 +171,20 @@ def is_cancelled_as_it_starts(user: User) -> list[JobRecord]:
 
 def is_paused_at_once(user: User) -> list[JobRecord]:
     job = user.submit("succeeds")
-    if (job.state, job.reason) == (JobState.QUEUED, Reason.SUBMITTED):
+    if job.reason is Reason.SUBMITTED:
         job = user.store.request_pause(job.id)
-    elif job.state is JobState.PAUSED:
-        user.store.resume(job.id)
-    return [job]
+    if job.state is JobState.PAUSED:
+        job = user.store.resume(job.id)
+    return [user.store.request_cancel(job.id) if job.reason is Reason.RESUMED_BY_USER else job]
 
 
 def is_cancelled_at_once_and_retried(user: User) -> list[JobRecord]:
     job = user.submit("succeeds")
-    if (job.state, job.reason) == (JobState.QUEUED, Reason.SUBMITTED):
+    if job.reason is Reason.SUBMITTED:
         job = user.store.request_cancel(job.id)
-    return [user.store.retry(job.id) if job.state is JobState.CANCELLED else job]
+    if not user.store.count_changes(job.id, Reason.RETRIED_BY_USER, job.submitted_at):
+        job = user.store.retry(job.id)
+    return [user.store.request_cancel(job.id) if job.reason is Reason.RETRIED_BY_USER else job]
 
 
 def makes_room(user: User) -> list[JobRecord]:
@@ -194,7 +200,7 @@ LIVES: dict[str, Callable[[User], list[JobRecord]]] = {
     "fails as it starts": simple("fails-as-it-starts"),
     "is lost as it starts": simple("is-lost-as-it-starts", fault_tolerance={"max_restarts": 1}),
     "is cancelled": is_cancelled,
-    "is cancelled in the queue": is_cancelled_in_the_queue,
+    "is cancelled while it waits": is_cancelled_while_it_waits,
     "is paused and resumed": is_paused_and_resumed,
     "is paused as it starts": is_paused_as_it_starts,
     "is cancelled as it starts": is_cancelled_as_it_starts,
@@ -281,7 +287,10 @@ def play(store: JobStore, folder: Path, life: str, kill_at: int | None = None) -
 
 def main(database_url: str, name: str) -> None:
     folder, store = Path(name), JobStore(database_url)
+    if store.engine.dialect.name == "sqlite":  # the dead are processes, not machines
+        event.listen(store.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))
     logging.basicConfig(filename=folder / "log", level=logging.WARNING)
+    gc.freeze()  # or the children would copy all of it
     told, been_there = {}, set[tuple[str, ...]]()
     (warm_up := folder / "warm-up").mkdir()
     live(store, warm_up, "is changed")  # so that no process has to compile statements again

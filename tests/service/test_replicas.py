@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from service.jobs.database import migrate
 from service.jobs.model import JobRecord
-from service.jobs.states import TERMINAL_STATES
+from service.jobs.states import TERMINAL_STATES, JobState
 from service.jobs.store import JobStore
 from service.jobs.tables import EventRow
 from tests.postgres import PostgresServer, postgres_server
@@ -32,8 +32,16 @@ ENDS = {  # the states that lives come to in the end, and the attempts that they
     "is lost": (["SUCCEEDED"], 2),
     "is cancelled": (["CANCELLED"], 1),
     "is paused and resumed": (["SUCCEEDED"], 2),
-    "is retried": (["FAILED", "SUCCEEDED"], 2),
+    "is retried and succeeds": (["FAILED", "SUCCEEDED"], 2),
 }
+
+
+def is_retried_and_succeeds(user: User) -> list[JobRecord]:
+    job = user.submit("fails-at-first")
+    return [user.store.retry(job.id) if job.state is JobState.FAILED else job]
+
+
+OURS = LIVES | {"is retried and succeeds": is_retried_and_succeeds}
 
 
 class Replicas:
@@ -132,7 +140,7 @@ def use(store: JobStore) -> list[tuple[str, JobRecord]]:
         for number, (life, user) in enumerate(zip(lives, users, strict=True)):
             if number not in records or not records[number].finished:
                 try:
-                    (records[number],) = LIVES[life](user)
+                    (records[number],) = OURS[life](user)
                 except DBAPIError:
                     continue
         time.sleep(0.2)
