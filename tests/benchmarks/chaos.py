@@ -245,8 +245,8 @@ def world(folder: Path, chance: random.Random) -> Iterator[tuple[Chaos, Nodes]]:
             nodes.close()
 
 
-def report(chaos: Chaos, nodes: Nodes, seconds: float) -> list[tuple[str, str]]:
-    """Look at every job, and say what there is to say as rows of a table."""
+def report(chaos: Chaos, nodes: Nodes, seconds: float) -> tuple[list[tuple[str, str]], bool]:
+    """Look at every job; what there is to say as rows of a table, and whether all is as it should be."""
     problems, states, attempts, restarts = [str(error) for error in chaos.failures], Counter[str](), 0, 0
     with chaos.client() as client:
         listed = client.list(limit=500).jobs
@@ -263,13 +263,13 @@ def report(chaos: Chaos, nodes: Nodes, seconds: float) -> list[tuple[str, str]]:
         logger.error("%s", problem)
     rows = [(f"fault: {fault}", str(count)) for fault, count in sorted(chaos.done.items())]
     rows += [(f"jobs {state}", str(count)) for state, count in sorted(states.items())]
-    return [
-        *rows,
+    rows += [
         ("jobs lost, doubled, or not as they should be", str(len(problems))),
         ("gangs started, and recoveries within gangs", f"{attempts}, {restarts}"),
         ("placement groups, actors and processes left over", ", ".join(left) or "none"),
         ("time in all", f"{seconds / 60:.1f} minutes"),
     ]
+    return rows, not (problems or left)
 
 
 def main() -> None:
@@ -285,8 +285,9 @@ def main() -> None:
         specs = jobs_to_run(write_corpus(Path(name) / "corpus"), given.jobs, chance)
         begun = time.monotonic()
         chaos.run(specs)
-        rows = report(chaos, nodes, time.monotonic() - begun)
+        rows, good = report(chaos, nodes, time.monotonic() - begun)
     write_table(FIGURES / "chaos.md", ["", f"{given.jobs} short jobs on {REPLICAS} replicas"], rows)
+    sys.exit(not good)
 
 
 if __name__ == "__main__":
