@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from boost_core import __version__
@@ -37,7 +36,6 @@ from service.api.routes import (
 )
 from service.jobs.store import JobStore
 from service.settings import Settings
-from service.telemetry.exporter import JobCollector
 
 
 class _Api(FastAPI):
@@ -65,12 +63,10 @@ def create_app(store: JobStore, settings: Settings, readiness: Callable[[], str 
     """
     # FastAPI's pages of documentation come from servers of others; /openapi.json is all that they are made of.
     app = _Api(title="BOOST Service", version=__version__, docs_url=None, redoc_url=None)
-    metrics = CollectorRegistry()
-    metrics.register(JobCollector(store))
     quotas, follower = QuotaStore(store.engine), Follower(store.versions)
     known_keys, limits = KeyStore(store.engine), Limits(settings)
     app.state.context = Context(
-        store, settings, readiness, metrics, quotas, follower, known_keys, AuditLog(store.engine), limits
+        store, settings, readiness, quotas, follower, known_keys, AuditLog(store.engine), limits
     )
     install_error_handlers(app)
     app.router.middleware_stack = Gate(app.router.middleware_stack, known_keys, limits, settings)

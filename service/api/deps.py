@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
-from prometheus_client import CollectorRegistry
 
 from service.accounts.audit import AuditLog
 from service.accounts.keys import KeyStore
@@ -29,7 +28,6 @@ class Context:
         store: The record.
         settings: The operator's settings.
         readiness: Gives ``None`` when jobs can be scheduled, else the reason why not.
-        metrics: What ``/metrics`` shows.
         quotas: Queues, tenants and their limits.
         follower: Tells open streams that a job has changed.
         keys: API keys.
@@ -41,7 +39,6 @@ class Context:
     store: JobStore
     settings: Settings
     readiness: Callable[[], str | None]
-    metrics: CollectorRegistry
     quotas: QuotaStore
     follower: Follower
     keys: KeyStore

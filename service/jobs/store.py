@@ -155,9 +155,11 @@ class JobStore:
             found = session.execute(select(JobRow.id, JobRow.version).where(JobRow.id.in_(job_ids)))
             return {row.id: row.version for row in found}
 
-    def counts(self) -> dict[JobState, int]:
-        """How many jobs are in each state; zeros included."""
+    def counts(self, tenant: str | None = None) -> dict[JobState, int]:
+        """How many jobs, of a tenant or of all, are in each state; zeros included."""
         query = select(JobRow.state, func.count()).group_by(JobRow.state)
+        if tenant is not None:
+            query = query.where(JobRow.tenant == tenant)
         with Session(self.engine) as session:
             found = {JobState(state): count for state, count in session.execute(query)}
         return {state: found.get(state, 0) for state in JobState}

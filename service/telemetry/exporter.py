@@ -132,18 +132,24 @@ _LABELLED = (
 
 
 class JobCollector(Collector):
-    """Collects the number of jobs in each state, and gauges of the jobs that are SCHEDULING, RUNNING or PAUSED."""
+    """Collects the number of jobs in each state, and gauges of the jobs that are SCHEDULING, RUNNING or PAUSED.
 
-    def __init__(self, store: JobStore) -> None:
-        self._store = store
+    Args:
+        store: The record.
+        tenant: Whose jobs; ``None`` for all.
+    """
+
+    def __init__(self, store: JobStore, tenant: str | None = None) -> None:
+        self._store, self._tenant = store, tenant
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The metrics as of now."""
         states = GaugeMetricFamily("boost_jobs", "Jobs in each state.", labels=("state",))
-        for state, count in self._store.counts().items():
+        for state, count in self._store.counts(self._tenant).items():
             states.add_metric((state,), count)
         yield states
-        jobs = [job for job in self._store.active() if job.state is not JobState.QUEUED]
+        active = [job for job in self._store.active() if self._tenant in (None, job.tenant)]
+        jobs = [job for job in active if job.state is not JobState.QUEUED]
         for gauge in _GAUGES:
             yield _family(gauge, jobs)
         for gauges in _LABELLED:

@@ -184,8 +184,20 @@ def test_a_refused_request_is_not_read(client_with: With) -> None:
     assert refusal(http.get("/v1/nothing")) == (401, "unauthenticated"), "what there is, is not told either"
 
 
-def test_metrics_take_any_key(client_with: With) -> None:
-    assert client_with(Scope.READ).get("/metrics").status_code == 200
+def test_metrics_are_of_the_tenants_own_jobs(client_with: With, store: JobStore) -> None:
+    for tenant in ("lab", "birds"):
+        start(store, store.create(a_spec(name=f"job of {tenant}"), "file:///checkpoints", Owner(tenant, "ci")).id)
+    seen = {}
+    for name, scope, tenant in (
+        ("lab", Scope.READ, "lab"),
+        ("birds", Scope.SUBMIT, "birds"),
+        ("all", Scope.ADMIN, "ops"),
+    ):
+        answer = client_with(scope, tenant=tenant).get("/metrics")
+        seen[name] = [each for each in ("job of lab", "job of birds") if each in answer.text]
+        count = 2.0 if scope is Scope.ADMIN else 1.0
+        assert f'boost_jobs{{state="RUNNING"}} {count}' in answer.text
+    assert seen == {"lab": ["job of lab"], "birds": ["job of birds"], "operators": ["job of lab", "job of birds"]}
 
 
 def test_probes_and_the_document_are_open(client_with: With) -> None:

@@ -3,11 +3,14 @@
 from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from service.api.auth import Reader
 from service.api.deps import ContextDep
 from service.api.errors import GUARDED, NotReady, problem_responses
+from service.models.identity import Scope
+from service.telemetry.exporter import JobCollector
 
 router = APIRouter(tags=["operations"])
 
@@ -28,7 +31,9 @@ def readyz(context: ContextDep) -> dict[str, str]:
 
 
 @router.get("/metrics", response_class=Response, responses=GUARDED)
-def metrics(request: Request, _who: Reader, context: ContextDep) -> Response:
-    """Jobs and their newest numbers, for Prometheus."""
+def metrics(request: Request, who: Reader, context: ContextDep) -> Response:
+    """The tenant's jobs and their newest numbers, for Prometheus; operators see those of all tenants."""
+    registry = CollectorRegistry()
+    registry.register(JobCollector(context.store, None if who.may(Scope.ADMIN) else who.tenant))
     encode, media_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(encode(context.metrics), media_type=media_type)
+    return Response(encode(registry), media_type=media_type)
