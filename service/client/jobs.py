@@ -84,7 +84,7 @@ class JobCalls:
     @operation
     def pause(self, job_id: str) -> Call[JobRecord]:
         """Ask for a job to be paused."""
-        return Call("POST", path_of("jobs", job_id, "pause"), JobRecord)
+        return Call("POST", path_of("jobs", job_id, "pause"), JobRecord, repeatable=True)
 
     @operation
     def resume(self, job_id: str) -> Call[JobRecord]:

@@ -22,7 +22,7 @@ from service.jobs.queries import EventFilter
 from service.jobs.requests import Request
 from service.jobs.states import JobState, Reason
 from service.jobs.tables import EventRow, JobRow, SnapshotRow
-from service.jobs.writes import Write
+from service.jobs.writes import TakenBack, Write
 
 _LOST_RACES = 100
 _ANYBODY = Owner()
@@ -178,9 +178,12 @@ class JobStore:
         Raises:
             JobNotFound: There is no such job.
             IllegalTransition: The reason leads nowhere from the job's state.
+            TakenBack: It was to be paused for its user, who has resumed it meanwhile.
         """
 
         def plan(record: JobRecord) -> Write | None:
+            if reason is Reason.PAUSED_BY_USER and not record.pause_requested:
+                raise TakenBack(record)
             return writes.changed(record, reason, message, record.attempt if attempt is None else attempt)
 
         return self._write(job_id, plan)

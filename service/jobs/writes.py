@@ -40,6 +40,13 @@ class WrongState(ValueError):
         self.record = record
 
 
+class TakenBack(RuntimeError):
+    """A job's user no longer wants it paused, which they did when that was decided."""
+
+    def __init__(self, record: JobRecord) -> None:
+        super().__init__(f"the user of job {record.id} has taken the pause back")
+
+
 class Outdated(ValueError):
     """Somebody else has changed the job meanwhile."""
 

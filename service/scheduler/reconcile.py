@@ -18,6 +18,7 @@ from service.jobs.model import JobRecord
 from service.jobs.queries import JobNotFound
 from service.jobs.states import IllegalTransition, JobState, Reason
 from service.jobs.store import JobStore
+from service.jobs.writes import TakenBack
 from service.scheduler.actions import Action, Admit, Explain, Launch, Pause, Resize, ResizePolicy, RoomSeen, Wait
 from service.scheduler.decisions import decide
 from service.scheduler.housekeeping import Housekeeping
@@ -207,7 +208,7 @@ def _apart(job_id: str) -> Iterator[None]:
         yield
     except LeaseLost:
         raise
-    except IllegalTransition as overtaken:  # its user cancelled the job meanwhile
+    except (IllegalTransition, TakenBack) as overtaken:  # its user cancelled or resumed the job meanwhile
         logger.info("%s: %s", job_id, overtaken)
     except Exception:
         logger.exception("%s: this pass failed; the next one tries again", job_id)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from boost_core.checkpoint.folder import CheckpointFolder
-from service.client import ApiError, Client
+from service.client import ApiError, Client, ServiceUnreachable
 from service.jobs.model import JobEvent, JobRecord
 from service.jobs.states import TERMINAL_STATES, JobState
 from tests.benchmarks.figures import FIGURES, write_table
@@ -155,10 +155,19 @@ class Chaos:
         try:
             client.pause(job_id)
             time.sleep(self.chance.uniform(0, 3))
-            client.resume(job_id)
+            self._resume(client, job_id)
         except ApiError as error:
             if error.code != "job-already-finished":  # it was quick
                 raise
+
+    def _resume(self, client: Client, job_id: str) -> None:
+        """The client sends this once, because it may have taken effect when the answer is lost: look, and try again."""
+        while (job := client.get(job_id)).state is JobState.PAUSED or job.pause_requested:
+            try:
+                client.resume(job_id)
+            except (ApiError, ServiceUnreachable) as error:
+                logger.info("resuming %s: %s", job_id, error)
+                time.sleep(1.0)
 
     def _break(self, over: threading.Event) -> None:
         while not over.wait(self.chance.uniform(*QUIET_SECONDS)):

@@ -102,12 +102,11 @@ def test_two_submissions_are_two_jobs(ask: Ask) -> None:
 @pytest.mark.parametrize(
     "what",
     [
-        lambda client: client.pause("job-1"),
         lambda client: client.resume("job-1"),
         lambda client: client.retry("job-1"),
         lambda client: client.patch("job-1", {"priority": 2}),
     ],
-    ids=["pause", "resume", "retry", "patch"],
+    ids=["resume", "retry", "patch"],
 )
 def test_what_may_not_come_twice_is_sent_once(ask: Ask, what: Callable[[Any], Any]) -> None:
     with scripted(DROP, CREATED) as server, pytest.raises(ServiceUnreachable):

@@ -338,6 +338,25 @@ def test_a_pause_that_is_taken_back(service: Service) -> None:
     assert service.gangs.orders[job.id].target == Shape(2, 1, 1)
 
 
+def test_a_pause_is_taken_back_as_it_comes_about(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = service.started()
+    service.store.request_pause(job.id)
+    service.tick()
+    service.gangs.now(job, GangPhase.PAUSED, "paused after step 5")
+    poll = service.gangs.poll
+
+    def resumed_meanwhile(*asked) -> GangStatus | None:
+        monkeypatch.undo()
+        service.store.resume(job.id)
+        return poll(*asked)
+
+    monkeypatch.setattr(service.gangs, "poll", resumed_meanwhile)
+    service.tick()
+    assert service.store.get(job.id).state is not JobState.PAUSED
+    service.tick()
+    assert service.gangs.launched == [(job.id, 1), (job.id, 2)]
+
+
 def test_a_gang_is_paused_while_it_starts(service: Service) -> None:
     job_id = service.submit()
     service.tick()
