@@ -95,7 +95,7 @@ def wrk(url: str, seconds: float) -> dict[str, str]:
     """Ask for a page of jobs over and over; latencies as ``wrk`` prints them, requests a second, and errors."""
     command = ["wrk", "-t2", f"-c{CONNECTIONS}", f"-d{seconds:.0f}s", "--latency", url + PAGE]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = dict(re.findall(r"^\s+(50%|99%)\s+(\S+)$", text, re.MULTILINE))
+    found = dict(re.findall(r"^\s+(50%|99%)\s+(\S+)\s*$", text, re.MULTILINE))
     rate = re.search(r"Requests/sec:\s+(\S+)", text)
     errors = re.search(r"Non-2xx or 3xx responses: (\d+)", text)
     assert rate is not None, text
