@@ -51,7 +51,8 @@ class Nodes:
     """Simulated Ray nodes of two CPUs each; the head has none, so that gangs leave it alone."""
 
     def __init__(self, count: int) -> None:
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        head = {"num_cpus": 0, "dashboard_port": free_port()}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self._nodes = [self.cluster.add_node(num_cpus=2) for _ in range(count)]
         ray.init(self.cluster.address, namespace="boost", log_to_driver=False, logging_level="ERROR")
 
