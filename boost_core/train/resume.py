@@ -1,12 +1,16 @@
 """Finding the checkpoint to continue from."""
 
 import logging
+import time
 
 import torch.distributed as dist
 
 from boost_core.checkpoint.folder import CheckpointFolder
 
 logger = logging.getLogger(__name__)
+
+STORE_PATIENCE_SECONDS = 60.0
+RETRY_SECONDS = 2.0
 
 
 def newest_checkpoint(folder: CheckpointFolder, resume_from: str | None) -> tuple[CheckpointFolder, int] | None:
@@ -45,9 +49,24 @@ def _candidates(folder: CheckpointFolder, resume_from: str | None) -> list[tuple
     found: list[list[tuple[str, int]]] = [[]]
     if dist.get_rank() == 0:
         folders = [folder] if resume_from is None else [folder, CheckpointFolder(resume_from)]
-        listings = ([(each.url, step) for step in reversed(each.steps())] for each in folders)
+        listings = ([(each.url, step) for step in reversed(_steps(each))] for each in folders)
         found = [next(filter(None, listings), [])]
         if resume_from is not None and not found[0]:
             raise ValueError(f"checkpoint.resume_from: no committed checkpoint is at {resume_from!r}; check the URL")
     dist.broadcast_object_list(found, src=0)
     return found[0]
+
+
+def _steps(folder: CheckpointFolder) -> list[int]:
+    """Steps of its checkpoints. A store that is away is waited for, as it is when one is saved."""
+    deadline = time.monotonic() + STORE_PATIENCE_SECONDS
+    while True:
+        try:
+            return folder.steps()
+        except (FileNotFoundError, PermissionError):  # it is there, and has said no
+            raise
+        except Exception as error:  # the clients of object stores raise types of their own
+            if time.monotonic() > deadline:
+                raise
+            logger.warning("%s cannot be looked at, the next try is in %g s: %s", folder.url, RETRY_SECONDS, error)
+        time.sleep(RETRY_SECONDS)

@@ -83,6 +83,17 @@ def test_a_store_that_is_away_for_a_while_costs_time_and_no_step(s3: S3Server, r
     assert any("cannot be written" in line and "the next try is in" in line for line in warnings)
 
 
+def test_a_store_that_is_away_when_a_job_starts_is_waited_for(s3: S3Server, ranks: Ranks, tmp_path: Path) -> None:
+    job = tiny_job(write_corpus(tmp_path / "corpus"), f"s3://{BUCKET}/runs/late")
+    s3.stop()
+    return_of_the_store = threading.Timer(AWAY_SECONDS, s3.start)
+    return_of_the_store.start()
+    (got, warnings), _ = ranks.run(2, with_environment_and_warnings, s3.environment, job)
+    return_of_the_store.join()
+    assert sorted(losses(got)) == list(range(1, 9))
+    assert any("cannot be looked at, the next try is in" in line for line in warnings)
+
+
 def test_a_store_that_denies_us_costs_checkpoints_and_no_step(s3: S3Server, ranks: Ranks, tmp_path: Path) -> None:
     job = tiny_job(
         write_corpus(tmp_path / "corpus"), f"s3://{BUCKET}/runs/denied", training=LONG, checkpoint={"every_steps": 10}
