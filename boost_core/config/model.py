@@ -2,12 +2,21 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from boost_core.config.base import Config, FieldProblem, raise_problems
 from boost_core.config.presets import PRESETS
 
 _OF_THE_BOTTLENECK = ("rank", "gate_activation")
+
+
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
+def _sizes_or_preset(schema: dict[str, Any]) -> None:
+    """Say in a JSON schema that a preset stands for the sizes, which the fields cannot say one by one."""
+    schema["required"] = [field for field in schema["required"] if field not in _SIZES]
+    schema["anyOf"] = [{"required": ["preset"], "properties": {"preset": {"type": "string"}}}, {"required": [*_SIZES]}]
 
 
 class LaxConfig(Config):
@@ -33,7 +42,11 @@ class ModelConfig(Config):
     tiny model with a narrower bottleneck.
     """
 
-    preset: str | None = Field(None, description="Name of a published shape to start from.")
+    model_config = ConfigDict(json_schema_extra=_sizes_or_preset)
+
+    preset: str | None = Field(
+        None, description="Name of a published shape to start from.", json_schema_extra={"enum": [*PRESETS, None]}
+    )
     family: Literal["dense", "svd", "cola", "lax"] = Field(
         "cola",
         description="dense: no bottleneck; svd: a linear one; cola: with a SiLU; lax: latents that cross blocks.",

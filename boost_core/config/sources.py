@@ -3,6 +3,7 @@
 Looked up at the door, before a job is accepted, and again by the trainer: both see the same split.
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -177,7 +178,7 @@ def list_files(source: SourceConfig, storage_options: StorageOptions | None = No
         ValueError: A path, glob or URL names no file.
     """
     if source.kind == "standard_library":
-        return _standard_library_files()
+        return list(_standard_library_files())
     files: dict[str, SourceFile] = {}
     for pattern in source.paths:
         found = _expand(pattern, storage_options)
@@ -189,12 +190,13 @@ def list_files(source: SourceConfig, storage_options: StorageOptions | None = No
     return sorted(files.values(), key=_url)
 
 
-def _standard_library_files() -> list[SourceFile]:
+@functools.cache  # it stays what it is, and with the packages beside it there are tens of thousands of files
+def _standard_library_files() -> tuple[SourceFile, ...]:
     root = sysconfig.get_paths()["stdlib"]
     found = [file for file in _expand(f"{root}/**/*.py", None) if not _skipped(file.url.removeprefix(root))]
     if not found:
         raise ValueError(f"no Python source text is under {root}; use kind=text with paths of your own")
-    return sorted(found, key=_url)
+    return tuple(sorted(found, key=_url))
 
 
 def _skipped(relative_path: str) -> bool:

@@ -66,7 +66,7 @@ def jobs_in_every_state(store: JobStore) -> list[str]:
 def job_with_checkpoints(store: JobStore, folder: Path) -> str:
     job = store.create(a_spec(data={}), f"file://{folder}/checkpoints")
     start(store, job.id)
-    write_checkpoints(job, 10, 20, 30, 40)
+    write_checkpoints(job, *range(10, 100, 10))
     return job.id
 
 
