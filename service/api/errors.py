@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy.exc import DisconnectionError, InterfaceError, OperationalError, TimeoutError  # noqa: A004
+from sqlalchemy.exc import DisconnectionError, InterfaceError, InternalError, OperationalError, TimeoutError  # noqa: A004
 from starlette.exceptions import HTTPException
 
 from service.accounts.keys import KeyNotFound, KeyRevoked
@@ -74,7 +74,7 @@ _PROBLEMS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     StoreUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "store-unavailable"),
 }
 # What SQLAlchemy raises when the database is away or has no connection to spare, and not when a query is wrong.
-_DATABASE_AWAY = (OperationalError, InterfaceError, DisconnectionError, TimeoutError)
+_DATABASE_AWAY = (OperationalError, InternalError, InterfaceError, DisconnectionError, TimeoutError)
 _RETRY_SECONDS = "5"
 _MOST_FAULTS = 50  # of one request that are told of: a megabyte of them would keep the service busy for a minute
 
