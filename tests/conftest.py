@@ -4,8 +4,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests.ranks import Ranks
+
+# How long an example takes depends on the machine, and says nothing about the code.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
