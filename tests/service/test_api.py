@@ -482,6 +482,7 @@ def test_metrics_of_shape_restarts_and_goodput(http: httpx.Client, store: JobSto
     assert labelled(http, "boost_job_restarts", "cause") == {"WORKER_LOST": 1}
     goodput = labelled(http, "boost_job_goodput_seconds", "kind")
     assert goodput.keys() == {"productive", "recomputed", "checkpoint", "restart", "waiting", "data_stall", "compile"}
+    store.request_pause(job.id)
     store.change(job.id, Reason.PAUSED_BY_USER, "its state is saved")
     assert samples(http)["boost_job_workers", job.id] == 0
     before = labelled(http, "boost_job_goodput_seconds", "kind")["waiting"]
