@@ -169,7 +169,7 @@ def test_drills_bring_about_what_they_say(gangs: RayGangs, start: Callable[..., 
     def drill(**how: Any) -> None:
         gangs.drill(gang.job_id, 1, Drill(**how))
 
-    drill(kind="delay_rank", rank=1, steps=60, seconds=0.1)
+    drill(kind="delay_rank", rank=1, steps=30, seconds=0.3)  # far longer than what else a machine may do meanwhile
     gang.until(lambda gang: gang.of("fault"))
     (slow,) = gang.of("fault")
     assert (slow.what, slow.rank) == ("slow_rank", 1)
