@@ -59,7 +59,7 @@ def _say_how_to_begin(settings: Settings, store: JobStore) -> None:
 def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:
     gangs = RayGangs(settings.ray_address, settings.cpus, settings.secrets_dir, settings.ray_token_file)
     policy = ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds)
-    quotas = QuotaStore(store.engine)
+    quotas = QuotaStore(store)
     leases = Leases(store.engine, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
 
     def reconciler(record: JobStore) -> Reconciler:

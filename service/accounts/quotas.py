@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from sqlalchemy import Engine, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.accounts.tables import QueueRow, TenantRow
-from service.jobs.known import KnownJobs
 from service.jobs.model import JobRecord
-from service.jobs.queries import count_by, unfinished
+from service.jobs.queries import count_by
+from service.jobs.store import JobStore
 from service.jobs.tables import JobRow
 from service.models.queues import DEFAULT_QUEUE, Queue
 from service.models.requests import QueueSettings, TenantSettings
@@ -33,12 +33,11 @@ class QuotaStore:
     """Queues and tenants with their limits.
 
     Args:
-        engine: The database.
+        store: The record, whose jobs draw on the quotas and in whose database these are.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._known = KnownJobs()
+    def __init__(self, store: JobStore) -> None:
+        self._store, self._engine = store, store.engine
 
     def limits(self) -> tuple[dict[str, Limit], dict[str, Limit]]:
         """The limits of tenants and of queues that have any, by name."""
@@ -61,7 +60,8 @@ class QuotaStore:
         """All queues by name, with what their jobs hold."""
         with Session(self._engine) as session:
             rows = session.scalars(select(QueueRow).order_by(QueueRow.name)).all()
-            jobs, counts = self._known.read(session, unfinished()), count_by(session, JobRow.queue)
+            counts = count_by(session, JobRow.queue)
+        jobs = self._store.active()
         return [
             Queue(
                 name=row.name,
@@ -106,7 +106,7 @@ class QuotaStore:
                 raise _queue_not_found(session, name)
             if name == DEFAULT_QUEUE:
                 raise QueueInUse(f"the queue {name!r} is where jobs go that name no other; it stays")
-            jobs = [job.id for job in self._known.read(session, unfinished()) if job.queue == name]
+            jobs = [job.id for job in self._store.active() if job.queue == name]
             if jobs:
                 raise QueueInUse(f"the queue {name!r} has {len(jobs)} jobs that have not ended, such as {jobs[0]}")
             session.delete(row)
@@ -115,7 +115,8 @@ class QuotaStore:
         """All tenants that have jobs or limits, by name, with what their jobs hold."""
         with Session(self._engine) as session:
             rows = {row.name: row for row in session.scalars(select(TenantRow))}
-            jobs, counts = self._known.read(session, unfinished()), count_by(session, JobRow.tenant)
+            counts = count_by(session, JobRow.tenant)
+        jobs = self._store.active()
         return [
             Tenant(
                 name=name,

@@ -63,7 +63,7 @@ def create_app(store: JobStore, settings: Settings, readiness: Callable[[], str 
     """
     # FastAPI's pages of documentation come from servers of others; /openapi.json is all that they are made of.
     app = _Api(title="BOOST Service", version=__version__, docs_url=None, redoc_url=None)
-    quotas, follower = QuotaStore(store.engine), Follower(store.versions)
+    quotas, follower = QuotaStore(store), Follower(store.versions)
     known_keys, limits = KeyStore(store.engine), Limits(settings)
     app.state.context = Context(
         store, settings, readiness, quotas, follower, known_keys, AuditLog(store.engine), limits

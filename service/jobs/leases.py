@@ -34,7 +34,7 @@ class Lease:
 
     def holds(self) -> ColumnElement[bool]:
         """A condition for writes."""
-        return exists().where(LeaseRow.name == self.name, LeaseRow.token == self.token)
+        return exists().where(_newest(self))
 
 
 class Leases:
