@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup debian-venv postgresql debian-postgresql chromium demo test check format lock clean
+.PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium demo test check format lock clean
 
 setup: $(VENV)/.installed
 
@@ -37,7 +37,13 @@ debian-postgresql:
 	@[ "$$(id -u)" = 0 ] || { echo 'PostgreSQL is missing; run: sudo apt-get install postgresql' >&2; exit 1; }
 	apt-get update --quiet && apt-get install --quiet --yes postgresql
 
-test: setup postgresql chromium
+# Prometheus, its promtool and its Alertmanager. Without them the tests of what is seen fail and say so.
+prometheus:
+	@command -v promtool > /dev/null || [ "$$(id -u)" != 0 ] || { \
+		apt-get update --quiet && \
+		apt-get install --quiet --yes --no-install-recommends prometheus prometheus-alertmanager; } || true
+
+test: setup postgresql prometheus chromium
 	$(BIN)/python -m pytest
 
 check: setup
