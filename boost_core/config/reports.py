@@ -133,11 +133,20 @@ class RestartReport(Frozen):
     )
 
 
+class Fault(StrEnum):
+    """What can be wrong without ending a job."""
+
+    HANG = "hang"
+    SLOW_RANK = "slow_rank"
+    DIVERGENCE = "divergence"
+    STORE = "store"
+
+
 class FaultReport(Frozen):
-    """Something about a rank or a step that people should know."""
+    """Something about a rank, a step or a checkpoint that people should know."""
 
     kind: Literal["fault"] = "fault"
-    what: Literal["hang", "slow_rank", "divergence"]
+    what: Fault = Field(description="Of store: a checkpoint was given up because the store failed.")
     step: int
     rank: int | None = None
     share: float | None = Field(None, description="Of a slow rank: the part of the step in which it computed.")

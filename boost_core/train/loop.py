@@ -13,6 +13,7 @@ from boost_core.config import JobSpec
 from boost_core.config.reports import (
     Cause,
     EvaluationReport,
+    Fault,
     FaultReport,
     InterruptionReport,
     Report,
@@ -205,7 +206,7 @@ class _Run:
         if self._watch.too_many(state.step):
             raise FloatingPointError(f"{what}, the last of {policy.max_divergences} divergences; {remedy}")
         if policy.on_divergence == "skip":
-            self._report(FaultReport(what="divergence", step=state.step, message=f"{what}; its update is left out"))
+            self._report(FaultReport(what=Fault.DIVERGENCE, step=state.step, message=f"{what}; its update is left out"))
         else:
             self._roll_back(what)
 
@@ -217,7 +218,7 @@ class _Run:
             raise FloatingPointError(f"{what}, and there is no copy of the state to go back to")
         seconds = time.perf_counter() - started
         message = f"{what}; back to step {state.step}, and past the batches since"
-        self._report(FaultReport(what="divergence", step=step, message=message))
+        self._report(FaultReport(what=Fault.DIVERGENCE, step=step, message=message))
         self._report(
             RestartReport(
                 cause=Cause.DIVERGENCE, message=message, step=step, resumed_step=state.step,

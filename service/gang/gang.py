@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayError
 
 from boost_core.config import Drill, JobSpec, Shape
-from boost_core.config.reports import Cause, FaultReport, RankTimesReport
+from boost_core.config.reports import Cause, Fault, FaultReport, RankTimesReport
 from boost_core.plan.snapshots import MemoryState, copy_holders, newest_whole_state
 from service.gang.assignment import FAILURES, Assignment, End, Holder, MisplacedRanks, RankEnd
 from service.gang.cluster_view import ClusterView
@@ -288,11 +288,13 @@ class Gang:
                 f"{rank.share:.0%} of the step; the others wait for it"
             )
             self._record.add(
-                FaultReport(what="slow_rank", step=self._record.step, rank=rank.rank, share=rank.share, message=message)
+                FaultReport(
+                    what=Fault.SLOW_RANK, step=self._record.step, rank=rank.rank, share=rank.share, message=message
+                )
             )
         if hanging is not None:
             message = f"no step for {hanging:.0f} s; the stacks of all ranks are in the log"
-            self._record.add(FaultReport(what="hang", step=self._record.step, message=message))
+            self._record.add(FaultReport(what=Fault.HANG, step=self._record.step, message=message))
             self._broken(Cause.HANG, message, now, mute=self._dump_stacks(formation))
         elif silent and (mute := self._mute(silent)):
             gone = self._cluster.gone({member.where.node for member in mute if member.where is not None})
