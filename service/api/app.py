@@ -35,6 +35,7 @@ from service.api.routes import (
     plans,
     queues,
     session,
+    targets,
 )
 from service.jobs.store import JobStore
 from service.settings import Settings
@@ -87,7 +88,7 @@ def create_app(
     install_error_handlers(app)
     app.router.middleware_stack = Gate(app.router.middleware_stack, known_keys, limits, settings)
     allow_origins(app, settings.cors_origins)
-    for routes in (jobs, changes, events, history, checkpoints, queues, nodes, plans, keys, audit, identity):
+    for routes in (jobs, changes, events, history, checkpoints, queues, nodes, plans, keys, audit, identity, targets):
         app.include_router(routes.router, responses=GUARDED)
     for open_routes in (session, health, web):
         app.include_router(open_routes.router)
