@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import promql_parser
+
 from deploy.grafana.source import build
 from deploy.grafana.source.panels import Need
 
@@ -64,6 +66,14 @@ def need_of(query: Query) -> Need | None:
         if panel["title"] == query.panel
     ]
     return next((need for need in Need if need in said), None)
+
+
+def asked(expr: Any) -> set[str]:
+    """The names of the series that a parsed query reads."""
+    if isinstance(expr, promql_parser.VectorSelector):
+        return {expr.name}
+    parts = [getattr(expr, part, None) for part in ("expr", "param", "lhs", "rhs", "vector_selector")]
+    return set().union(*(asked(part) for part in (*parts, *getattr(expr, "args", ())) if part is not None))
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:

@@ -13,7 +13,8 @@ from deploy.grafana import source
 from deploy.grafana.source import build
 from deploy.grafana.source.frame import Encoder
 from deploy.grafana.source.panels import WIDTH, Need
-from tests.deploy.dashboards import CHOICES, Query, dashboards, filled, need_of, panels, queries
+from tests.deploy.dashboards import CHOICES, Query, asked, dashboards, filled, need_of, panels, queries
+from tests.deploy.exported import names
 
 BOARDS = dashboards()
 BUILT = Path(source.__file__).parents[1] / "dashboards"
@@ -29,6 +30,18 @@ def test_prometheus_would_understand_the_query(query: Query):
 def test_what_prometheus_would_not_understand_is_found():
     with pytest.raises(ValueError):
         promql_parser.parse("sum by (rank) rate(boost_rank_steps_total)")
+
+
+def test_every_series_that_is_asked_for_is_one_that_somebody_exports(tmp_path: Path):
+    exported = names(tmp_path)
+    unknown = {(query.panel, name) for query in queries() for name in asked(promql_parser.parse(query.expr)) - exported}
+    assert not unknown
+    assert "boost_job_loss" not in exported
+
+
+def test_the_names_in_a_query_are_found_wherever_they_are():
+    query = "sum by (rank) (rate(a[1m])) / on () group_left () max(b offset 5m) or -c + max_over_time((d + e)[5m:1m])"
+    assert asked(promql_parser.parse(query)) == set("abcde")
 
 
 @boards

@@ -60,7 +60,8 @@ def _speed() -> Row:
         _of_job("boost_job_data_seconds", "data"),
         _of_job("boost_job_exposed_communication_seconds", "exposed communication"),
     )
-    return Row("Speed", [_tokens(), _tokens_of_a_worker(), stacked(parts), whole, _utilization(), _flops()])
+    panels = [_tokens(), _tokens_of_a_worker(), _samples(), _shape(), stacked(parts), whole, _utilization(), _flops()]
+    return Row("Speed", [panel.span(6) for panel in panels])
 
 
 def _tokens() -> timeseries.Panel:
@@ -79,6 +80,15 @@ def _tokens_of_a_worker() -> timeseries.Panel:
         "Tokens trained on a second by each worker, which elasticity should not change.",
         "si:tokens/s",
         _of_job("boost_job_tokens_per_second_per_worker", "a worker"),
+    )
+
+
+def _samples() -> timeseries.Panel:
+    return time_series(
+        "Samples",
+        "Sequences trained on a second.",
+        "suffix: samples/s",
+        _of_job("boost_job_samples_per_second", "newest step"),
     )
 
 
@@ -102,16 +112,6 @@ def _flops() -> timeseries.Panel:
     )
 
 
-def _time() -> Row:
-    return Row("Time", [_goodput(), _shape(), _restarts(), _faults()])
-
-
-def _goodput() -> bargauge.Panel:
-    seconds = newest("boost_job_goodput_seconds", JOB, "kind")
-    says = "What all of the job's time so far went into."
-    return bars("Goodput", says, "s", Query(f"sort_desc({seconds})", "{{kind}}")).span(6)
-
-
 def _shape() -> timeseries.Panel:
     panel = time_series(
         "Shape",
@@ -122,13 +122,23 @@ def _shape() -> timeseries.Panel:
         _of_job("boost_job_pipeline_parallel_size", "pipeline parallel"),
         _of_job("boost_job_data_parallel_size", "data parallel"),
     )
-    return stepped(panel).span(6)
+    return stepped(panel)
+
+
+def _time() -> Row:
+    return Row("Time", [_goodput(), _restarts(), _faults()])
+
+
+def _goodput() -> bargauge.Panel:
+    seconds = newest("boost_job_goodput_seconds", JOB, "kind")
+    says = "What all of the job's time so far went into."
+    return bars("Goodput", says, "s", Query(f"sort_desc({seconds})", "{{kind}}"))
 
 
 def _restarts() -> timeseries.Panel:
     restarts = _of_job("boost_job_restarts_total", "{{cause}}", "cause")
     panel = time_series("Restarts", "How often training went on after each kind of interruption.", "none", restarts)
-    return stepped(panel).span(6)
+    return stepped(panel)
 
 
 def _faults() -> timeseries.Panel:
@@ -136,4 +146,4 @@ def _faults() -> timeseries.Panel:
     panel = time_series(
         "Faults", "How often a hang, a slow rank, a divergence or a failing store was found.", "none", faults
     )
-    return stepped(panel).span(6)
+    return stepped(panel)
