@@ -1,0 +1,1 @@
+"""What is shipped with the service, and what builds it."""
