@@ -23,6 +23,7 @@ from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
 from service.settings import Settings
 from service.telemetry.process import ProcessMetrics
+from service.trainer import REMEDY, has_trainer
 
 _log = logging.getLogger(__name__)
 
@@ -33,12 +34,18 @@ def run(settings: Settings) -> None:
     Jobs that run on an embedded Ray end with it, and are taken up from their checkpoints by the next start.
 
     Raises:
-        SystemExit: The port cannot be had, or the settings would leave the service open; the message says why.
+        SystemExit: The port cannot be had, the settings would leave the service open, or there is nothing to train
+            with; the message says why.
     """
     try:
         check_exposure(settings)
     except UnsafeExposure as error:
         raise SystemExit(str(error)) from error
+    if settings.ray_address is None and not has_trainer():
+        raise SystemExit(
+            "jobs cannot train here, because the trainer is not installed; set BOOST_RAY_ADDRESS to a Ray cluster on "
+            f"whose nodes it is, or {REMEDY}"
+        )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     redact_logs()
     with contextlib.closing(_listen(settings.host, settings.port)) as listener:

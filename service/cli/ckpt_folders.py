@@ -1,7 +1,5 @@
 """``boost ckpt`` on a folder: check, thin out, take a model out of one. Needs no service."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +8,7 @@ import typer
 
 from boost_core.checkpoint.folder import CheckpointFolder, Manifest
 from service.cli.failures import BadInput, ExitStatus
+from service.cli.handed_on import run_trainer
 from service.models.checkpoints import Checkpoint
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="Folder of a job's checkpoints: a path, file:// or s3://.")]
@@ -77,9 +76,7 @@ def prune(
 
 def export(url: Url, model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder to write to.")]) -> None:
     """Write the newest checkpoint's model as safetensors; `python -m boost_core.convert` can do more."""
-    # In a process of its own, because it needs torch, which this program does not load.
-    done = subprocess.run([sys.executable, "-m", "boost_core.convert", "export", url, str(model)])
-    raise typer.Exit(done.returncode)
+    raise typer.Exit(run_trainer("boost_core.convert", ["export", url, str(model)]))
 
 
 def _steps(folder: CheckpointFolder) -> list[int]:

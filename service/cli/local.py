@@ -1,7 +1,5 @@
 """What runs on this machine, not in a service: ``boost serve``, ``bench``, ``data``, ``import-config``, ``demo``."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +9,8 @@ from rich.console import Console
 
 from service.cli.demo import run_demo
 from service.cli.failures import read_foreign_config, read_settings
+from service.cli.handed_on import run_trainer
 
-# What needs torch or reads much data runs in a process of its own, which this program does not load.
 HANDED_ON: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
     "add_help_option": False,
@@ -48,12 +46,12 @@ def serve(
 
 def bench(context: typer.Context) -> None:
     """Measure what the trainer's work costs on this machine; `boost bench --help` says what there is."""
-    raise typer.Exit(subprocess.run([sys.executable, "-m", "boost_core.bench", *context.args]).returncode)
+    raise typer.Exit(run_trainer("boost_core.bench", context.args))
 
 
 def data(context: typer.Context) -> None:
     """Make tokens of documents; `boost data tokenize --help` says how."""
-    raise typer.Exit(subprocess.run([sys.executable, "-m", "boost_core.data", *context.args]).returncode)
+    raise typer.Exit(run_trainer("boost_core.data", context.args))
 
 
 def import_configuration(

@@ -13,7 +13,8 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util import list_named_actors
 
 from boost_core.config import Drill, JobSpec
-from service.gang.ray_private import draining_nodes, free_resources, node_table, use_token
+from service.gang.joined_node import JoinedNode
+from service.gang.ray_private import draining_nodes, free_resources, gcs_address, node_table, nodes_here, use_token
 from service.gang.status import GangPhase, GangStatus, NodeCapacity, Orders
 from service.gang.supervisor import Supervisor
 from service.secrets import SecretReference
@@ -21,6 +22,7 @@ from service.secrets import SecretReference
 NAMESPACE = "boost"
 POLL_TIMEOUT_SECONDS = 1.0
 ON_THE_HEAD = {"node:__internal_head__": 0.001}  # a supervisor should not go with a node of its gang
+_SETTINGS: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
 OBJECT_STORE_BYTES = 128 * 2**20  # gangs pass small messages; no tensor goes through Ray
 
 
@@ -28,7 +30,8 @@ class RayGangs:
     """``Gangs`` on a local Ray of its own, or on a cluster.
 
     Args:
-        ray_address: Address of a cluster; ``None`` starts a Ray inside this process, which ends with it.
+        ray_address: Address of a cluster, which this machine joins if it is not of it; ``None`` starts a Ray inside
+            this process, which ends with it.
         cpus: CPUs that an embedded Ray offers; ``None`` for as many as the machine has.
         secrets: Folder of all secrets, the same on all nodes.
         token_file: File with the token without which Ray does nothing for anybody. An embedded Ray's is made if there
@@ -43,6 +46,7 @@ class RayGangs:
         self._address, self._cpus, self._secrets = ray_address, cpus, str(secrets)
         self._token_file, self._metrics_ports = token_file, metrics_ports
         self._folder: str | None = None
+        self._node: JoinedNode | None = None
 
     def connect(self) -> None:
         """Start or find Ray, which takes seconds. The calling thread must live until ``close``.
@@ -50,12 +54,17 @@ class RayGangs:
         Raises:
             ConnectionError: There is no cluster at the address.
         """
-        settings: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
-        if self._address is not None:
-            if self._token_file and self._token_file.exists() and "RAY_AUTH_MODE" not in os.environ:
-                use_token(self._token_file)
-            ray.init(self._address, **settings)
+        if self._address is None:
+            self._start_embedded()
             return
+        if self._token_file and self._token_file.exists() and "RAY_AUTH_MODE" not in os.environ:
+            use_token(self._token_file)
+        address = gcs_address(self._address)
+        if not nodes_here(address):
+            self._node = JoinedNode(address)
+        ray.init(address, _temp_dir=self._node.folder if self._node else None, **_SETTINGS)
+
+    def _start_embedded(self) -> None:
         if self._token_file:
             _make_token(self._token_file)
             use_token(self._token_file)
@@ -68,17 +77,26 @@ class RayGangs:
             include_dashboard=True,  # Ray Train's cleaner asks it which actors are alive
             dashboard_host="127.0.0.1",
             _temp_dir=self._folder,
-            **settings,
+            **_SETTINGS,
         )
 
     def close(self) -> None:
         """Leave the cluster, or end the embedded Ray with all its processes."""
         ray.shutdown()
+        if self._node is not None:
+            self._node.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+        self._node = self._folder = None
 
     def nodes(self) -> list[NodeCapacity]:
-        """The alive nodes of the cluster."""
+        """The alive nodes of the cluster on which ranks can be placed, full or not.
+
+        Raises:
+            ConnectionError: The cluster is out of reach, because this machine's node of it has ended.
+        """
+        if self._node is not None and not self._node.runs:
+            raise ConnectionError("the node by which this service is part of the Ray cluster has ended")
         free, draining = free_resources(), draining_nodes()
         return [
             NodeCapacity(
@@ -89,7 +107,7 @@ class RayGangs:
                 draining=node["NodeID"] in draining,
             )
             for node in node_table()
-            if node["Alive"]
+            if node["Alive"] and not node["Resources"].keys().isdisjoint({"CPU", "GPU"})
         ]
 
     def alive(self) -> set[tuple[str, int]]:

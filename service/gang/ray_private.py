@@ -1,14 +1,16 @@
 """The one place that leans on what Ray does not promise to keep. Its contract is tested against the pinned version."""
 
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import state
-from ray.core.generated import autoscaler_pb2
+from ray._private import services, state
+from ray.core.generated import autoscaler_pb2, gcs_pb2
 
+GCS_SECONDS = 10.0
 _cluster: Any = state.state
 
 
@@ -19,6 +21,31 @@ def use_token(token_file: Path) -> None:
     raylet: Any = ray._raylet
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def gcs_address(address: str) -> str:
+    """A cluster's ``host:port``, whichever of Ray's ways to name it was used.
+
+    Raises:
+        ConnectionError: ``auto`` was said, and there is no cluster on this machine.
+    """
+    found: str = services.canonicalize_bootstrap_address_or_die(address)
+    return found
+
+
+def nodes_here(address: str) -> set[str]:
+    """The temporary folders of a cluster's nodes on this machine, as far as this process may speak to them."""
+    runtime: Any = ray
+    messages: Any = gcs_pb2
+    nodes = runtime._raylet.GcsClient(address=address).get_all_node_info(
+        timeout=GCS_SECONDS, state_filter=messages.GcsNodeInfo.GcsNodeState.ALIVE
+    )
+    return {
+        node.temp_dir
+        for node in nodes.values()
+        # The address alone does not tell: containers may share it. Nor does the socket: they may share a folder.
+        if _is_of_this_machine(node.node_manager_address) and os.access(node.raylet_socket_name, os.W_OK)
+    }
 
 
 def node_table() -> list[dict[str, Any]]:
@@ -48,3 +75,12 @@ def drain(node_id: str, why: str, seconds: float) -> bool:
     deadline = int((time.time() + seconds) * 1000)
     accepted, _ = client.drain_node(node_id, preemption, why, deadline)
     return bool(accepted)
+
+
+def _is_of_this_machine(address: str) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True

@@ -76,10 +76,14 @@ class Gangs(Protocol):
         """Reach the cluster; comes before all else. The calling thread must live until ``close``."""
 
     def close(self) -> None:
-        """Leave the cluster."""
+        """Leave the cluster; harmless when it was not reached."""
 
     def nodes(self) -> list[NodeCapacity]:
-        """The alive nodes of the cluster."""
+        """The alive nodes of the cluster on which ranks can be placed.
+
+        Raises:
+            ConnectionError: The cluster is out of reach; ``close``, and ``connect`` anew.
+        """
 
     def alive(self) -> set[tuple[str, int]]:
         """Job id and attempt of every gang that has not been ended."""

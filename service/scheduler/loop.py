@@ -84,7 +84,7 @@ class ReconcileLoop:
                 self._stop.wait(self._interval if self._round() else RETRY_SECONDS)
         finally:
             self._leave_office()
-            self._gangs.close()
+            self._disconnect()
 
     def _round(self) -> bool:
         """Do what is to be done; say whether it went well."""
@@ -101,6 +101,7 @@ class ReconcileLoop:
             logger.exception("Ray cannot be reached; the next try is in %g s", RETRY_SECONDS)
             self._problem = f"Ray cannot be reached: {error}"
             self._leave_office()  # another service may reach it
+            self._disconnect()
             return False
         except Exception:
             logger.exception("a pass of the scheduler failed; the next one tries again")
@@ -127,6 +128,10 @@ class ReconcileLoop:
         except Exception as error:
             raise ConnectionError(str(error)) from error
         self._connected = True
+
+    def _disconnect(self) -> None:
+        self._connected = False
+        self._gangs.close()
 
     def _keep_lease(self) -> None:
         while not self._stop.wait(LEASE_SECONDS / 3):

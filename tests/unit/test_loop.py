@@ -174,6 +174,19 @@ def test_a_service_that_cannot_reach_ray_lets_another_try(office: Office, monkey
     assert office.loops["one"].problem() is None
 
 
+def test_a_service_that_has_lost_ray_leaves_it_and_comes_again(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.05)
+    calls: list[str] = []
+    office.gangs["one"].connect = lambda: calls.append("connect")
+    office.gangs["one"].close = lambda: calls.append("close")
+    office.start("one")
+    office.schedules("one")
+    office.made["one"][0].fails_with = ConnectionError("its node has ended")
+    until(lambda: calls == ["connect", "close", "connect"])
+    office.schedules("one")
+    assert office.loops["one"].problem() is None
+
+
 def test_a_pass_that_fails_is_made_again(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     office.start("one")
     office.schedules("one")

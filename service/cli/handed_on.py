@@ -1,0 +1,26 @@
+"""What needs torch or reads much data runs in a process of its own, which this program does not load."""
+
+import subprocess
+import sys
+from collections.abc import Iterable
+
+from service.cli.failures import Failed
+from service.trainer import REMEDY, has_trainer
+
+
+def run_trainer(module: str, arguments: Iterable[str]) -> int:
+    """Run one of the trainer's programs.
+
+    Args:
+        module: Its module, such as ``boost_core.bench``.
+        arguments: Its command line.
+
+    Returns:
+        Its exit status.
+
+    Raises:
+        Failed: The trainer is not installed here.
+    """
+    if not has_trainer():
+        raise Failed(f"this needs the trainer, which is not installed here; {REMEDY}, or run it where that is")
+    return subprocess.run([sys.executable, "-m", module, *arguments]).returncode

@@ -1,0 +1,86 @@
+"""This machine as a node of a Ray cluster that offers nothing.
+
+Ray lets a process speak to a cluster only through a node of the cluster on the process's own machine. A service beside
+the cluster, in a container of its own for example, has none, and so it brings one along.
+"""
+
+import ctypes
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from service.gang.ray_private import nodes_here
+
+START_SECONDS = 60.0
+STOP_SECONDS = 15.0
+OBJECT_STORE_BYTES = 80 * 2**20  # about the least that Ray takes; nothing big passes through here
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_libc = ctypes.CDLL(None)
+
+
+class JoinedNode:
+    """A node without CPUs and GPUs; it goes when it is closed, and when the thread that made it ends.
+
+    Args:
+        address: The cluster's ``host:port``.
+
+    Raises:
+        ConnectionError: The cluster does not take it.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="boost-ray-"))  # short: Ray puts sockets there
+        self._log = self._folder / "start.log"
+        command = [
+            sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}", "--num-cpus=0",
+            "--num-gpus=0", f"--object-store-memory={OBJECT_STORE_BYTES}", "--include-log-monitor=false",
+            f"--temp-dir={self._folder}", "--block",
+        ]  # fmt: skip
+        with self._log.open("w") as log:
+            # In a session of its own, because the service has to leave the cluster before its node goes, ^C or not.
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_parent
+            )
+        try:
+            self._wait(address)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def folder(self) -> str:
+        """Ray's folder for temporary files, by which it knows this node from others on the machine."""
+        return str(self._folder)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is still there."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End it with all its processes."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _wait(self, address: str) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while self.folder not in nodes_here(address):
+            if not self.runs or time.monotonic() > deadline:
+                raise ConnectionError(
+                    f"this machine could not join the Ray cluster at {address}; what Ray says:\n"
+                    f"{self._log.read_text()[-2000:]}"
+                )
+            time.sleep(0.1)
+
+
+def _end_with_parent() -> None:
+    _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
