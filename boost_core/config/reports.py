@@ -137,7 +137,7 @@ class FaultReport(Frozen):
     """Something about a rank or a step that people should know."""
 
     kind: Literal["fault"] = "fault"
-    what: Literal["hang", "slow_rank", "divergence"]
+    what: Literal["hang", "slow_rank", "divergence", "profile"]
     step: int
     rank: int | None = None
     share: float | None = Field(None, description="Of a slow rank: the part of the step in which it computed.")
@@ -150,6 +150,17 @@ class RankTimesReport(Frozen):
     kind: Literal["ranks"] = "ranks"
     step: int = Field(description="The newest step.")
     busy_seconds: list[float] = Field(description="By rank: mean seconds of a step not spent waiting for others.")
+
+
+class ProfileReport(Frozen):
+    """A trace of some steps of a rank is in the store."""
+
+    kind: Literal["profile"] = "profile"
+    step: int = Field(description="Steps done when it began.")
+    steps: int = Field(description="Steps that are in it.")
+    rank: int
+    url: str = Field(description="A gzipped JSON file, as Perfetto and TensorBoard read it.")
+    bytes: int
 
 
 class LogLine(Frozen):
@@ -171,6 +182,7 @@ Report = (
     | RestartReport
     | FaultReport
     | RankTimesReport
+    | ProfileReport
     | LogLine
 )
 

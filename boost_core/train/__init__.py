@@ -3,5 +3,6 @@
 from boost_core.checkpoint.memory import Region, Shelf, StateLost
 from boost_core.train.loop import train
 from boost_core.train.membership import Membership, Outcome, StepTimes
+from boost_core.train.profiling import StepProfiler
 
-__all__ = ["Membership", "Outcome", "Region", "Shelf", "StateLost", "StepTimes", "train"]
+__all__ = ["Membership", "Outcome", "Region", "Shelf", "StateLost", "StepProfiler", "StepTimes", "train"]

@@ -58,7 +58,9 @@ class JobRow(Table):
     evaluation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     checkpoint: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     shape: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    drills: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
+    errands: Mapped[list[dict[str, Any]]] = mapped_column(
+        "drills", JSON, default=list
+    )  # named when there were no others
     restarts: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
     restart_counts: Mapped[dict[str, int]] = mapped_column(JSON, default=dict)
     goodput: Mapped[dict[str, Any]] = mapped_column(JSON)
