@@ -6,6 +6,7 @@
     <url>/step-00000100/.metadata        torch.distributed.checkpoint's index of them
     <url>/step-00000100/manifest.json    written last, in one piece: from then on the checkpoint exists
     <url>/pins/step-00000100             while it is there, nobody removes that checkpoint
+    <url>/profiles/step-00000100/…       traces of steps, which are no checkpoint's; see ``boost_core.train.profiling``
 
 A reader looks for manifests only, so it never sees half of a checkpoint.
 """

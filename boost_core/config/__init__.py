@@ -7,10 +7,12 @@ from boost_core.config.checkpoint import CheckpointConfig
 from boost_core.config.data import DataConfig, SourceConfig, WeightedSource
 from boost_core.config.drill import Drill
 from boost_core.config.elasticity import DataParallelRange, ElasticityConfig, Shape
+from boost_core.config.errand import Errand
 from boost_core.config.faults import FaultToleranceConfig
 from boost_core.config.job import JobSpec, ResourcesConfig, load_job
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.profile import Profile
 from boost_core.config.training import LoroConfig, OptimizerConfig, TrainingConfig
 
 __all__ = [
@@ -19,12 +21,14 @@ __all__ = [
     "DataParallelRange",
     "Drill",
     "ElasticityConfig",
+    "Errand",
     "FaultToleranceConfig",
     "JobSpec",
     "LoroConfig",
     "ModelConfig",
     "OptimizerConfig",
     "ParallelismConfig",
+    "Profile",
     "ResourcesConfig",
     "Shape",
     "SourceConfig",

@@ -152,6 +152,7 @@ class Fault(StrEnum):
     SLOW_RANK = "slow_rank"
     DIVERGENCE = "divergence"
     STORE = "store"
+    PROFILE = "profile"
 
 
 class FaultReport(Frozen):
@@ -173,6 +174,17 @@ class RankTimesReport(Frozen):
     busy_seconds: list[float] = Field(description="By rank: mean seconds of a step not spent waiting for others.")
 
 
+class ProfileReport(Frozen):
+    """A trace of some steps of a rank is in the store."""
+
+    kind: Literal["profile"] = "profile"
+    step: int = Field(description="Steps done when it began.")
+    steps: int = Field(description="Steps that are in it.")
+    rank: int
+    url: str = Field(description="A gzipped JSON file, as Perfetto and TensorBoard read it.")
+    bytes: int
+
+
 class LogLine(Frozen):
     """One line of a rank's log."""
 
@@ -192,6 +204,7 @@ Report = (
     | RestartReport
     | FaultReport
     | RankTimesReport
+    | ProfileReport
     | LogLine
 )
 

@@ -5,5 +5,17 @@ from boost_core.parallel.clock import StepParts
 from boost_core.parallel.ledger import Totals
 from boost_core.train.loop import train
 from boost_core.train.membership import Membership, Outcome, StepTimes
+from boost_core.train.profiling import StepProfiler
 
-__all__ = ["Membership", "Outcome", "Region", "Shelf", "StateLost", "StepParts", "StepTimes", "Totals", "train"]
+__all__ = [
+    "Membership",
+    "Outcome",
+    "Region",
+    "Shelf",
+    "StateLost",
+    "StepParts",
+    "StepProfiler",
+    "StepTimes",
+    "Totals",
+    "train",
+]

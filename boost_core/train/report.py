@@ -8,6 +8,7 @@ from boost_core.config.reports import (
     FaultReport,
     InterruptionReport,
     LogLine,
+    ProfileReport,
     RankTimesReport,
     Report,
     RestartReport,
@@ -62,5 +63,7 @@ def _line(report: Report) -> str:
             return f"{report.what}: {report.message}"
         case RankTimesReport():
             return f"busy seconds by rank: {', '.join(f'{seconds:.3g}' for seconds in report.busy_seconds)}"
+        case ProfileReport():
+            return f"rank {report.rank}: trace of {report.steps} step(s) after step {report.step} in {report.url}"
         case LogLine():
             return f"rank {report.rank} {report.level}: {report.message}"

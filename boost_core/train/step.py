@@ -60,7 +60,8 @@ def training_step(
     """
     replicas, size = state.ranks.data, state.spec.training.global_batch_size
     state.clock.begin()
-    sequences = sampler.sequences(*replica_share(state.samples, size, replicas.rank, replicas.size))
+    with record_function("data"):  # these are names for profiles
+        sequences = sampler.sequences(*replica_share(state.samples, size, replicas.rank, replicas.size))
     state.clock.has_batch()
     batch = _batch(state, sequences)
     # The mean over the global batch is the sum of the replicas' parts of it, and so are the gradients.
@@ -71,7 +72,7 @@ def training_step(
     else:
         loss = state.pipeline.train(batch.tokens, batch.targets, weight_N, batch.documents)
     state.clock.enter(Part.OPTIMIZER)
-    with record_function("optimizer"):  # a name for it in profiles
+    with record_function("optimizer"):
         return _update(state, loss, loss_limit, requests)
 
 
@@ -88,9 +89,11 @@ def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tens
     loss = torch.zeros((), dtype=torch.float64, device=state.mesh.device)
     for micro_batch, weight_T in zip(batch.micro_batches(tokens), torch.split(weight_N, tokens), strict=True):
         state.clock.enter(Part.FORWARD)
-        part: torch.Tensor = (_losses(state, micro_batch) * weight_T).sum()
+        with record_function("forward"):
+            part: torch.Tensor = (_losses(state, micro_batch) * weight_T).sum()
         state.clock.enter(Part.BACKWARD)
-        part.backward()  # type: ignore[no-untyped-call]
+        with record_function("backward"):
+            part.backward()  # type: ignore[no-untyped-call]
         loss += part.detach().double()
     return loss
 

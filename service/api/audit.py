@@ -23,6 +23,7 @@ ACTIONS = {
     ("POST", "/v1/jobs/{job_id}/retry"): "job.retry",
     ("POST", "/v1/jobs/{job_id}/clone"): "job.clone",
     ("POST", "/v1/jobs/{job_id}/drills"): "job.drill",
+    ("POST", "/v1/jobs/{job_id}/profiles"): "job.profile",
     ("PUT", "/v1/jobs/{job_id}/checkpoints/{step}/pin"): "checkpoint.pin",
     ("DELETE", "/v1/jobs/{job_id}/checkpoints/{step}/pin"): "checkpoint.unpin",
     ("DELETE", "/v1/jobs/{job_id}/checkpoints/{step}"): "checkpoint.delete",

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from boost_core.config import Drill, JobSpec
+from boost_core.config import Drill, JobSpec, Profile
 from boost_core.config.reports import CheckpointReport, ShapeReport, StepReport
 from boost_core.plan.report import plan
 from service.api.routes.session import SessionRequest
@@ -70,6 +70,7 @@ def examples_of_models() -> list[Any]:
         JobPatch.model_validate({"priority": 5, "data_parallel_size": {"max": 3}}),
         CloneRequest(changes={"training": {"steps": 20_000}}, from_checkpoint=True),
         Drill(kind="kill_rank", rank=1, at_step=50),
+        Profile(steps=3, ranks=(0, 4)),
         plan(job.spec),
         checkpoint,
         CheckpointList(checkpoints=[checkpoint]),

@@ -10,6 +10,7 @@ from boost_core.config.reports import (
     FaultReport,
     InterruptionReport,
     LogLine,
+    ProfileReport,
     RankTimesReport,
     Report,
     RestartReport,
@@ -119,6 +120,11 @@ def _line(report: Report) -> str:
         case RankTimesReport():
             return (
                 f"step {report.step}  busy seconds by rank: {', '.join(f'{each:.3g}' for each in report.busy_seconds)}"
+            )
+        case ProfileReport():
+            return (
+                f"step {report.step}  profile of {report.steps} step(s) of rank {report.rank}: {report.url} "
+                f"({report.bytes / 2**20:.1f} MiB)"
             )
         case LogLine():
             return f"rank {report.rank} {report.level}: {report.message}"

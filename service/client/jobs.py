@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
-from boost_core.config import Drill, JobSpec
+from boost_core.config import Drill, JobSpec, Profile
 from service.client.calls import Call, Stream, create, get, operation, path_of, plain, stream
-from service.jobs.model import JobPage, JobRecord
+from service.jobs.model import EventKind, JobPage, JobRecord
 from service.jobs.patch import JobPatch
 from service.jobs.states import JobState
 from service.models.metrics import MetricsHistory
@@ -124,6 +124,13 @@ class JobCalls:
         return create(path_of("jobs", job_id, "drills"), JobRecord, plain(drill), idempotency_key)
 
     @operation
+    def profile(
+        self, job_id: str, profile: Profile | Mapping[str, Any], *, idempotency_key: str | None = None
+    ) -> Call[JobRecord]:
+        """Have some steps of a job traced, once; events of kind ``profile`` say where the traces are."""
+        return create(path_of("jobs", job_id, "profiles"), JobRecord, plain(profile), idempotency_key)
+
+    @operation
     def metrics(
         self, job_id: str, points: int = 500, *, from_step: int | None = None, to_step: int | None = None
     ) -> Call[MetricsHistory]:
@@ -132,15 +139,16 @@ class JobCalls:
         return get(path, MetricsHistory, points=points, from_step=from_step, to_step=to_step)
 
     @stream
-    def events(self, job_id: str, after: int = 0, follow: bool = True) -> Stream:
+    def events(self, job_id: str, after: int = 0, follow: bool = True, kinds: Collection[EventKind] = ()) -> Stream:
         """A job's events with ids above ``after``, in order and each once; a lost connection is made again.
 
         Args:
             job_id: The job.
             after: The last event already seen.
             follow: Go on until the job has come to its end; else stop after the events that there are.
+            kinds: Only events of these kinds; of none: of any.
         """
-        return Stream(job_id, "events", after, follow)
+        return Stream(job_id, "events", after, follow, {"kind": [*kinds]})
 
     @stream
     def logs(

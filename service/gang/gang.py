@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from boost_core.config import Drill, JobSpec, Shape
+from boost_core.config import Drill, Errand, JobSpec, Shape
 from boost_core.config.reports import Cause, Fault, FaultReport, RankTimesReport
 from boost_core.plan.snapshots import MemoryState, copy_holders, newest_whole_state
 from service.gang.assignment import FAILURES, Assignment, End, Holder, MisplacedRanks, RankEnd
@@ -59,7 +59,7 @@ class Formation:
 
 
 class Gang:
-    """Runs in a thread of its own; orders, messages and drills come from others.
+    """Runs in a thread of its own; orders, messages and errands come from others.
 
     Args:
         spec: The job.
@@ -90,7 +90,7 @@ class Gang:
         self._memory_is_lost = False
         self._heard: dict[int, float] = {}  # when each process was heard last
         self._lock = threading.Lock()  # around what the actor's methods touch
-        self._drills: list[Drill] = []
+        self._errands: list[Errand] = []
 
     def order(self, orders: Orders) -> None:
         """Take new orders."""
@@ -99,10 +99,10 @@ class Gang:
                 self._most = 0
             self._orders = orders
 
-    def drill(self, drill: Drill) -> None:
-        """Take a drill."""
+    def ask(self, errand: Errand) -> None:
+        """Take what the gang is to do besides training."""
         with self._lock:
-            self._drills.append(drill)
+            self._errands.append(errand)
 
     def hear(self, message: Message) -> None:
         """Take a process's message."""
@@ -133,7 +133,7 @@ class Gang:
         """One round; whether it was the last."""
         self._cluster.look()
         self._populate()
-        self._start_drills()
+        self._hand_on_errands()
         if self._formation is None:
             return self._execute(next_move(self._view()))
         if self._is_over(self._formation):
@@ -434,29 +434,35 @@ class Gang:
                 member.kill()
                 replica.start_again(member)
 
-    def _start_drills(self) -> None:
-        """Hand drills on to the processes that they are for."""
+    def _hand_on_errands(self) -> None:
+        """Hand drills and profiles on to the processes that they are for."""
         formation = self._formation
         if formation is None or not self._record.started:
             return
         with self._lock:
-            drills, self._drills = self._drills, []
-        for drill in drills:
-            if drill.rank >= len(formation.members):
-                self._record.log("WARNING", f"no drill: there is no rank {drill.rank} of {len(formation.members)}")
-            elif drill.kind == "drop_node":
-                self._drop_node(formation, drill)
-            else:
-                # The store is written to by all, and asked first by rank 0.
-                rank = 0 if drill.kind == "fill_store" else drill.rank
-                formation.members[rank].call("drill", drill)
+            errands, self._errands = self._errands, []
+        for errand in errands:
+            for rank in [errand.rank] if isinstance(errand, Drill) else errand.ranks:
+                if rank < len(formation.members):
+                    self._hand_on(formation, errand, rank)
+                else:  # the gang has shrunk since it was asked for
+                    message = f"no {errand.kind}: there is no rank {rank} of {len(formation.members)}"
+                    self._record.log("WARNING", message)
+
+    def _hand_on(self, formation: Formation, errand: Errand, rank: int) -> None:
+        if errand.kind == "drop_node":
+            self._drop_node(formation, errand)
+        elif errand.kind == "fill_store":  # the store is written to by all, and asked first by rank 0
+            formation.members[0].call("ask", errand)
+        else:
+            formation.members[rank].call("ask", errand)
 
     def _drop_node(self, formation: Formation, drill: Drill) -> None:
         where = formation.members[drill.rank].where
         if where is None:
             return
         if drill.at_step is not None and self._record.step < drill.at_step:
-            self.drill(drill)
+            self.ask(drill)
             return
         self._cluster.shun(where.node, drill.seconds)
         for replica in self._replicas.values():

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore  # where type checkers find what torch.distributed exports
 from torch.distributed.distributed_c10d import _abort_process_group
 
-from boost_core.config import Drill
+from boost_core.config import Drill, Errand
 from boost_core.plan.snapshots import Contents, Key, MemoryState
-from boost_core.train import Membership, Region, Shelf, StepTimes, train
+from boost_core.train import Membership, Region, Shelf, StepProfiler, StepTimes, train
 from service.gang.assignment import Assignment, End, Holder, Meeting, Place, RankEnd
 from service.gang.drills import Drills
 from service.gang.failures import end_of
@@ -37,6 +37,7 @@ from service.secrets import load, use_everywhere
 MEETING_TIMEOUT = timedelta(seconds=60)
 FLUSH_TIMEOUT_SECONDS = 10.0
 SAVER_GRACE_SECONDS = 2.0
+TRACE_SECONDS = 10.0  # for a trace to be written before the process goes
 FETCH_BYTES = 32 * 2**20  # at a time; a node's object store may be small
 
 logger = logging.getLogger("boost_core")
@@ -55,6 +56,7 @@ class RankProcess:
         self._reporter = SupervisorReporter(supervisor, member)
         self._shelf = Shelf()
         self._drills = Drills()
+        self._profiler = StepProfiler(self._reporter.report)
         self._membership: Membership | None = None
         self._store: TCPStore | None = None
         self._member = member
@@ -84,6 +86,7 @@ class RankProcess:
         torch.set_num_threads(max(1, int(spec.resources.cpus_per_worker)))
         self._membership = self._joined(assignment, recovery)
         self._reporter.begin(rank, assignment.generation)
+        self._profiler.begin(rank, f"{spec.checkpoint.url}/profiles")
         handler = LogReports(self._reporter, rank)
         logger.setLevel(logging.INFO)
         logger.addHandler(handler)
@@ -91,6 +94,7 @@ class RankProcess:
             return self._trained(assignment, self._membership)
         finally:
             logger.removeHandler(handler)
+            self._profiler.end()
             self._membership, self._store = None, None
             self._reporter.flush(FLUSH_TIMEOUT_SECONDS)
 
@@ -108,7 +112,9 @@ class RankProcess:
                     "rank %d serves no metrics: no port from %d to %d is free; widen BOOST_RANK_METRICS_PORTS",
                     rank, self._metrics_ports[0], self._metrics_ports[-1],
                 )  # fmt: skip
-            return RankEnd(End(train(spec, self._reporter, membership)))
+            outcome = train(spec, self._reporter, membership)
+            self._profiler.wait(TRACE_SECONDS)
+            return RankEnd(End(outcome))
         except Exception as error:
             end = end_of(error)
             if end.how is End.CONNECTION:  # not its fault, and all ranks say the same
@@ -154,6 +160,7 @@ class RankProcess:
             self._steps.add(times)
             self._reporter.beat(Beat(times.step, times.seconds, times.busy_seconds))
             self._drills.after_step(times.step)
+            self._profiler.after_step(times.step)
 
         membership.after_step = after_step
         return membership
@@ -197,9 +204,12 @@ class RankProcess:
         )
         return redact(stacks)
 
-    def drill(self, drill: Drill) -> None:
-        """Bring a fault about in this process."""
-        self._drills.add(drill)
+    def ask(self, errand: Errand) -> None:
+        """Bring a fault about in this process, or trace its next steps."""
+        if isinstance(errand, Drill):
+            self._drills.add(errand)
+        else:
+            self._profiler.ask(errand.steps)
 
 
 def _gpus() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util import list_named_actors
 
-from boost_core.config import Drill, JobSpec
+from boost_core.config import Errand, JobSpec
 from service.gang.joined_node import JoinedNode
 from service.gang.ray_private import draining_nodes, free_resources, gcs_address, node_table, nodes_here, use_token
 from service.gang.status import GangPhase, GangStatus, NodeCapacity, Orders
@@ -140,11 +140,11 @@ class RayGangs:
             return None
         return status
 
-    def drill(self, job_id: str, attempt: int, drill: Drill) -> None:
-        """Bring a fault about in a gang; harmless if there is none."""
+    def ask(self, job_id: str, attempt: int, errand: Errand) -> None:
+        """Have a gang do something besides training; harmless if there is none."""
         supervisor = _find(job_id, attempt)
         if supervisor is not None:
-            supervisor.drill.remote(drill)
+            supervisor.ask.remote(errand)
 
     def end(self, job_id: str, attempt: int) -> None:
         """End all of a gang's processes and free its placement groups; harmless if there is none.

@@ -5,7 +5,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from boost_core.config import Drill, JobSpec, Shape
+from boost_core.config import Errand, JobSpec, Shape
 from boost_core.config.reports import Cause, Report
 
 
@@ -102,8 +102,8 @@ class Gangs(Protocol):
     def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
         """Give orders; the gang's status with reports after ``after_sequence``; ``None`` if there is no such gang."""
 
-    def drill(self, job_id: str, attempt: int, drill: Drill) -> None:
-        """Bring a fault about in a gang; harmless if there is none."""
+    def ask(self, job_id: str, attempt: int, errand: Errand) -> None:
+        """Have a gang do something besides training; harmless if there is none."""
 
     def end(self, job_id: str, attempt: int) -> None:
         """End all of a gang's processes and free its placement groups; harmless if there is none."""

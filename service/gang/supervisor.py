@@ -5,7 +5,7 @@ from typing import Any
 
 import ray
 
-from boost_core.config import Drill, JobSpec
+from boost_core.config import Errand, JobSpec
 from service.gang.gang import Gang
 from service.gang.record import GangRecord
 from service.gang.reporter import Message
@@ -33,9 +33,9 @@ class Supervisor:
         """Take a rank's message."""
         self._gang.hear(message)
 
-    def drill(self, drill: Drill) -> None:
-        """Take a drill."""
-        self._gang.drill(drill)
+    def ask(self, errand: Errand) -> None:
+        """Take what the gang is to do besides training."""
+        self._gang.ask(errand)
 
     def poll(self, after_sequence: int, orders: Orders) -> GangStatus:
         """Take orders; the status with reports after ``after_sequence``, and those up to it are forgotten.

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from boost_core.config import Drill, JobSpec, Shape
+from boost_core.config import Errand, JobSpec, Shape
 from boost_core.config.reports import Cause, CheckpointReport, EvaluationReport, RestartReport, ShapeReport, StepReport
 from service.jobs.goodput import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
@@ -57,7 +57,9 @@ class JobRecord(BaseModel):
     checkpoint: CheckpointReport | None = Field(description="The newest committed checkpoint.")
     checkpoint_at: datetime | None = Field(None, description="When the newest checkpoint was committed.")
     shape: ShapeReport | None = Field(None, description="The newest gang's, as it was last formed.")
-    drills: list[Drill] = Field([], description="Faults asked for that the gang has not been told of yet.")
+    errands: list[Errand] = Field(
+        [], description="Drills and profiles asked for that its gang has not been told of yet."
+    )
     restarts: list[RestartRecord] = Field([], description="The newest 50, in order.")
     restart_counts: dict[Cause, int] = Field({}, description="How often training went on after each cause, in all.")
     fault_counts: dict[str, int] = Field({}, description="How often each kind of fault was reported, in all.")
@@ -142,7 +144,7 @@ class JobPage(BaseModel):
 
 EventKind = Literal[
     "state", "started", "progress", "evaluation", "checkpoint", "shape", "interruption", "restart", "fault",
-    "ranks", "log", "patch", "drill",
+    "ranks", "profile", "log", "patch", "drill",
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, CursorResult, Engine, bindpara
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from boost_core.config import Drill, JobSpec
+from boost_core.config import Errand, JobSpec
 from boost_core.config.reports import Report
 from service.jobs import queries, requests, writes
 from service.jobs.database import open_engine
@@ -246,12 +246,12 @@ class JobStore:
         """
         return self._write(job_id, lambda record: writes.patched(record, changes, expected))
 
-    def request_drill(self, job_id: str, drill: Drill, request: Request | None = None) -> JobRecord:
-        """Ask for a fault in a job, and store an event with it; ``take_drills`` hands it on.
+    def ask(self, job_id: str, errand: Errand, request: Request | None = None) -> JobRecord:
+        """Ask a job's gang for a drill, which is an event, too, or for a profile; ``take_errands`` hands it on.
 
         Args:
             job_id: The job.
-            drill: The fault.
+            errand: What is asked for.
             request: What asks for it, if that may come again; it takes effect once.
 
         Raises:
@@ -263,10 +263,10 @@ class JobStore:
 
         def plan(session: Session, record: JobRecord) -> Write | None:
             if request is None:
-                return writes.drilled(record, drill)
+                return writes.asked(record, errand)
             if requests.find(session, request):
                 return None
-            write = writes.drilled(record, drill)
+            write = writes.asked(record, errand)
             return Write(write.values, [*write.rows, requests.row_of(request, job_id)])
 
         try:
@@ -274,17 +274,17 @@ class JobStore:
         except IntegrityError:  # the key has just been used by another process
             return self._write_with(job_id, plan)
 
-    def take_drills(self, job_id: str) -> Sequence[Drill]:
-        """The faults asked for since the last call, each told once.
+    def take_errands(self, job_id: str) -> Sequence[Errand]:
+        """The drills and profiles asked for since the last call, each told once.
 
         Raises:
             JobNotFound: There is no such job.
         """
-        taken: list[Drill] = []
+        taken: list[Errand] = []
 
         def plan(record: JobRecord) -> Write | None:
-            taken[:] = record.drills
-            return Write({"drills": []}) if taken else None
+            taken[:] = record.errands
+            return Write({"errands": []}) if taken else None
 
         self._write(job_id, plan)
         return taken

@@ -61,7 +61,9 @@ class JobRow(Table):
     checkpoint: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     checkpoint_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     shape: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    drills: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
+    errands: Mapped[list[dict[str, Any]]] = mapped_column(
+        "drills", JSON, default=list
+    )  # named when there were no others
     restarts: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
     restart_counts: Mapped[dict[str, int]] = mapped_column(JSON, default=dict)
     fault_counts: Mapped[dict[str, int]] = mapped_column(JSON, default=dict)

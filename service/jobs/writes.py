@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from boost_core.config import Drill
+from boost_core.config import Drill, Errand
 from boost_core.config.base import FieldProblem, raise_problems
 from boost_core.config.reports import FaultReport, Report, RestartReport
 from service.jobs.ledger import book
@@ -88,7 +88,7 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
     if state is not JobState.QUEUED:
         values["waiting_for"] = None
     if state is not JobState.RUNNING:
-        values["drills"] = []  # they were for the gang that trained when they were asked for
+        values["errands"] = []  # they were for the gang that trained when they were asked for
     elif record.started_at is None:
         values["started_at"] = now
     if state in TERMINAL_STATES:
@@ -181,21 +181,29 @@ def patched(record: JobRecord, changes: JobPatch, expected: str | None = None) -
     return Write(values, [_event(record, "patch", differences)])
 
 
-def drilled(record: JobRecord, drill: Drill) -> Write:
-    """Have a fault brought about in a job.
+def asked(record: JobRecord, errand: Errand) -> Write:
+    """Have the gang of a job do something besides training.
 
     Raises:
         WrongState: The job is not RUNNING.
         pydantic.ValidationError: The gang has no such rank.
     """
     if record.state is not JobState.RUNNING:
-        raise WrongState(record, "a drill needs a job that is RUNNING")
+        raise WrongState(record, f"a {'drill' if isinstance(errand, Drill) else 'profile'} needs a job that is RUNNING")
     shape = record.present_shape
-    if drill.rank >= shape.world_size:
-        message = f"{drill.rank} is no rank of a gang of {shape}; use 0 to {shape.world_size - 1}"
-        raise_problems("Drill", [FieldProblem(("rank",), drill.rank, message)])
-    waiting = [waiting.model_dump() for waiting in record.drills]
-    return Write({"drills": [*waiting, drill.model_dump()]}, [_event(record, "drill", drill.model_dump())])
+    field, ranks = ("rank", [errand.rank]) if isinstance(errand, Drill) else ("ranks", errand.ranks)
+    raise_problems(
+        type(errand).__name__,
+        [
+            FieldProblem((field,), rank, f"{rank} is no rank of a gang of {shape}; use 0 to {shape.world_size - 1}")
+            for rank in ranks
+            if rank >= shape.world_size
+        ],
+    )
+    waiting = [waiting.model_dump(mode="json") for waiting in record.errands]
+    # What a drill does is seen in the job; a profile is reported once it is there.
+    events = [_event(record, "drill", errand.model_dump())] if isinstance(errand, Drill) else []
+    return Write({"errands": [*waiting, errand.model_dump(mode="json")]}, events)
 
 
 def reported(record: JobRecord, attempt: int, reports: Mapping[int, tuple[datetime, Report]]) -> Write:

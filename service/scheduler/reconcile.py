@@ -100,9 +100,9 @@ class Reconciler:
             self._store.change(job.id, Reason.PAUSED_BY_USER, "paused before it had a gang")
 
     def _follow_gang(self, job: JobRecord) -> None:
-        if job.drills:
-            for drill in self._store.take_drills(job.id):
-                self._gangs.drill(job.id, job.attempt, drill)
+        if job.errands:
+            for errand in self._store.take_errands(job.id):
+                self._gangs.ask(job.id, job.attempt, errand)
         stored, known = self._store.last_sequence(job.id, job.attempt), self._memory.knows(job)
         status = self._gangs.poll(job.id, job.attempt, stored, self._memory.orders(job))
         if status is None and not (known or stored) and job.state is JobState.SCHEDULING:

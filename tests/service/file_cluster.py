@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from boost_core.config import Drill, JobSpec, Shape
+from boost_core.config import Errand, JobSpec, Shape
 from boost_core.config.reports import Cause, Report
 from service.gang.status import GangPhase, GangReport, GangStatus, NodeCapacity, Orders
 from tests.service.records import (
@@ -116,9 +116,9 @@ class FileCluster:
             file.execute("COMMIT")
         return status
 
-    def drill(self, job_id: str, attempt: int, drill: Drill) -> None:
+    def ask(self, job_id: str, attempt: int, errand: Errand) -> None:
         with closing(self._open()) as file:
-            file.execute("INSERT INTO drills VALUES (?, ?, ?)", [job_id, attempt, drill.kind])
+            file.execute("INSERT INTO drills VALUES (?, ?, ?)", [job_id, attempt, errand.kind])
 
     def end(self, job_id: str, attempt: int) -> None:
         with closing(self._open()) as file:

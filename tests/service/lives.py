@@ -33,7 +33,7 @@ from tests.jobs import tiny_job
 from tests.service.file_cluster import FileCluster
 
 MOST_PASSES = 200
-_GANG_CALLS = frozenset({"launch", "drill", "end"})  # a poll matters by what is stored of it
+_GANG_CALLS = frozenset({"launch", "ask", "end"})  # a poll matters by what is stored of it
 
 
 class Points:
@@ -151,7 +151,7 @@ def is_changed(user: User) -> list[JobRecord]:
     job = user.submit("recovers")
     if job.state is JobState.RUNNING:
         user.store.patch(job.id, JobPatch(priority=5))
-        user.store.request_drill(job.id, Drill(kind="kill_rank"), user.request("drill"))
+        user.store.ask(job.id, Drill(kind="kill_rank"), user.request("drill"))
     return [job]
 
 

@@ -29,6 +29,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("PATCH", "/v1/jobs/{job_id}"): {"priority": 1},
     ("POST", "/v1/jobs/{job_id}/clone"): {},
     ("POST", "/v1/jobs/{job_id}/drills"): {"kind": "kill_rank"},
+    ("POST", "/v1/jobs/{job_id}/profiles"): {},
     ("PUT", "/v1/queues/{name}"): {},
     ("PUT", "/v1/tenants/{name}"): {},
     ("POST", "/v1/keys"): {"name": "k", "tenant": "lab", "scopes": ["read"]},

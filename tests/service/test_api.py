@@ -154,7 +154,7 @@ def test_drills(http: httpx.Client, store: JobStore) -> None:
     start(store, job.id)
     answer = http.post(path, json=drill)
     assert answer.status_code == 202
-    assert [asked["rank"] for asked in answer.json()["drills"]] == [1]
+    assert [asked["rank"] for asked in answer.json()["errands"]] == [1]
     problem = problem_of(http.post(path, json=drill | {"rank": 2}), 422)
     assert [(error["field"], error["value"]) for error in problem["errors"]] == [("rank", 2)]
     assert problem_of(http.post(path, json=drill | {"rnk": 2}), 422)["errors"][0]["message"].endswith(
@@ -164,6 +164,28 @@ def test_drills(http: httpx.Client, store: JobStore) -> None:
     assert "with at least kind" in problem_of(http.post(path), 422)["detail"]
     problem_of(http.post("/v1/jobs/job-0/drills", json=drill), 404)
     problem_of(http.patch("/v1/jobs/job-0", json={"priority": 1}), 404)
+
+
+def test_profiles(http: httpx.Client, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    path = f"/v1/jobs/{job.id}/profiles"
+    assert "a profile needs a job that is RUNNING" in problem_of(http.post(path, json={}), 409)["detail"]
+    start(store, job.id)
+    answer = http.post(path, json={})
+    assert (answer.status_code, answer.json()["errands"]) == (202, [{"kind": "profile", "steps": 3, "ranks": [0]}])
+    problem = problem_of(http.post(path, json={"ranks": [0, 2]}), 422)
+    assert [(error["field"], error["value"]) for error in problem["errors"]] == [("ranks", 2)]
+    assert "2 is no rank of a gang of tp 2" in problem["detail"]
+    wrong: dict[str, dict[str, object]] = {
+        "steps": {"steps": 21}, "ranks": {"ranks": []}, "ranks[1]": {"ranks": [0, -1]},
+        "ranks[2]": {"ranks": [0, 1, "1"]}, "stps": {"stps": 3},
+    }  # fmt: skip
+    for field, body in wrong.items():
+        assert [error["field"] for error in problem_of(http.post(path, json=body), 422)["errors"]] == [field]
+    key = {"Idempotency-Key": "once"}
+    answers = [http.post(path, json={"steps": 2}, headers=key) for _ in range(2)]
+    assert [len(answer.json()["errands"]) for answer in answers] == [2, 2]
+    problem_of(http.post("/v1/jobs/job-0/profiles", json={}), 404)
 
 
 def test_jobs_are_listed_by_state_and_page(http: httpx.Client, store: JobStore) -> None:

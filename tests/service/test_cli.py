@@ -95,6 +95,7 @@ def test_a_job_file_that_is_not_there(boost) -> None:
         ("resume", "job-0"),
         ("patch", "job-0", "--priority", "1"),
         ("drill", "kill_rank", "job-0"),
+        ("profile", "job-0"),
     ],
 )
 def test_an_unreachable_service(unused_url: str, arguments: tuple[str, ...]) -> None:
@@ -174,8 +175,8 @@ def test_events_print_what_befell_a_gang(boost, store: JobStore) -> None:
     store.append_reports(job.id, 1, numbered(a_shape(2), an_interruption(), a_restart(), a_fault()))
     store.patch(job.id, JobPatch.model_validate({"priority": 2, "data_parallel_size": {"max": 4}}))
     store.patch(job.id, JobPatch.model_validate({"data_parallel_size": {"min": 2}}))
-    store.request_drill(job.id, Drill(kind="kill_rank", rank=1))
-    store.request_drill(job.id, Drill(kind="drop_node", at_step=7))
+    store.ask(job.id, Drill(kind="kill_rank", rank=1))
+    store.ask(job.id, Drill(kind="drop_node", at_step=7))
     lines = [line.split("  ", 1)[1] for line in boost("events", job.id).stdout.splitlines()]
     assert lines[4:] == [
         "the gang is tp 2 × pp 1 × dp 2, 4 worker(s) on 2 node(s)",
@@ -242,7 +243,7 @@ def test_drill(boost, store: JobStore) -> None:
     start(store, job.id)
     asked = boost("drill", "delay_rank", job.id, "--rank", "1", "--at-step", "4", "--steps", "2", "--seconds", "0.5")
     assert asked.stdout.startswith(f"{job.id} will have its delay_rank"), asked.output
-    assert store.take_drills(job.id) == [Drill(kind="delay_rank", rank=1, at_step=4, steps=2, seconds=0.5)]
+    assert store.take_errands(job.id) == [Drill(kind="delay_rank", rank=1, at_step=4, steps=2, seconds=0.5)]
     refused = boost("drill", "flood", job.id)
     assert (refused.exit_code, "kind: should be 'kill_rank', 'hang_rank'" in refused.stderr) == (2, True)
 

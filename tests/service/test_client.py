@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from boost_core.config import Profile
 from service.client import ApiError, AsyncClient, Client, ServiceUnreachable
 from service.client.calls import operation, stream
 from service.client.retries import Patience
@@ -59,6 +60,7 @@ CREATES = {
     "submit": (lambda client, **key: client.submit(GOOD, **key), CREATED),
     "clone": (lambda client, **key: client.clone("job-0", {"name": "other"}, **key), CREATED),
     "drill": (lambda client, **key: client.drill("job-0", {"kind": "kill_rank"}, **key), Answer(202, a_job())),
+    "profile": (lambda client, **key: client.profile("job-0", {"steps": 3}, **key), Answer(202, a_job())),
     "create_key": (
         lambda client, **key: client.create_key({"name": "ci", "tenant": "acme", "scopes": ["submit"]}, **key),
         Answer(201, A_KEY),
@@ -207,6 +209,7 @@ def test_a_date_to_come_back_at(ask: Ask) -> None:
             ("POST", "/v1/jobs/j/clone", {"changes": {"training": {"steps": 5}}, "from_checkpoint": True}),
         ),
         (lambda c: c.drill("j", {"kind": "kill_rank"}), ("POST", "/v1/jobs/j/drills", {"kind": "kill_rank"})),
+        (lambda c: c.profile("j", Profile()), ("POST", "/v1/jobs/j/profiles", Profile().model_dump(mode="json"))),
         (lambda c: c.metrics("j"), ("GET", "/v1/jobs/j/metrics?points=500", None)),
         (
             lambda c: c.metrics("j", 9, from_step=1, to_step=2),
@@ -283,7 +286,7 @@ def test_both_clients_have_the_same_methods() -> None:
     assert described == {
         name for name, member in inspect.getmembers(AsyncClient) if isinstance(member, operation | stream)
     }
-    assert len(described) == 34
+    assert len(described) == 35
     assert all(getattr(Client, name).__doc__ for name in described)
     client = Client("http://127.0.0.1:1")
     assert list(inspect.signature(client.pin).parameters) == ["job_id", "step"]

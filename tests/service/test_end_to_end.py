@@ -1,8 +1,12 @@
 """The whole service as a process of its own: HTTP in front, a real Ray behind."""
 
+import gzip
+import json
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -71,6 +75,34 @@ def test_a_job_from_post_to_checkpoint(
         line.startswith("boost_job_workers{") and job.id in line and line.endswith(" 2.0")
         for line in metrics.splitlines()
     )
+
+
+def test_a_profile_over_http(
+    server: Server, client: Client, submit: Callable[[int], JobRecord], tmp_path: Path
+) -> None:
+    job = submit(1_000_000)
+    server.until(lambda: progress(client, job) > 5)
+    client.profile(job.id, {"steps": 3, "ranks": [0, 1]})
+    traces = {event.data["rank"]: event.data for event in islice(client.events(job.id, kinds=["profile"]), 2)}
+    for rank in (0, 1):
+        first = traces[rank]["step"]
+        file = tmp_path / "checkpoints" / job.id / "profiles" / f"step-{first:08}" / f"rank-{rank}.json.gz"
+        assert (traces[rank]["url"], traces[rank]["bytes"]) == (str(file), file.stat().st_size)
+        trace = json.loads(gzip.decompress(file.read_bytes()))
+        spans = Counter(event["name"] for event in trace["traceEvents"] if event.get("ph") == "X")
+        assert {name: spans[name] for name in ("data", "forward", "backward", "optimizer")} == {
+            "data": 3, "forward": 6, "backward": 6, "optimizer": 3,  # of two micro-batches a step
+        }  # fmt: skip
+        assert all(spans[f"ProfilerStep#{first + number}"] == 1 for number in (1, 2, 3))
+        assert spans["gloo:all_reduce"] > 0
+        assert trace["distributedInfo"]["rank"] == rank
+    step = progress(client, job)
+    server.until(lambda: progress(client, job) > step)
+    assert not list(client.events(job.id, follow=False, kinds=["fault", "interruption"]))
+    steps = [checkpoint.step for checkpoint in client.checkpoints(job.id).checkpoints]
+    assert steps and all(step % 10 == 0 for step in steps)
+    client.cancel(job.id)
+    server.until(lambda: client.get(job.id).state is JobState.CANCELLED)
 
 
 def test_cancel_over_http(server: Server, client: Client, submit: Callable[[int], JobRecord]) -> None:

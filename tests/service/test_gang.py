@@ -167,7 +167,7 @@ def test_drills_bring_about_what_they_say(gangs: RayGangs, start: Callable[..., 
     gang.until(trained(20))
 
     def drill(**how: Any) -> None:
-        gangs.drill(gang.job_id, 1, Drill(**how))
+        gangs.ask(gang.job_id, 1, Drill(**how))
 
     drill(kind="delay_rank", rank=1, steps=30, seconds=0.3)  # far longer than what else a machine may do meanwhile
     gang.until(lambda gang: gang.of("fault"))
@@ -193,7 +193,7 @@ def test_a_job_that_fails_again_and_again_ends_with_the_cause(gangs: RayGangs, s
     gang = start(training=ENDLESS, fault_tolerance={"max_restarts": 1})
     for steps in (5, 30):
         gang.until(trained(steps))
-        gangs.drill(gang.job_id, 1, Drill(kind="kill_rank", rank=1))
+        gangs.ask(gang.job_id, 1, Drill(kind="kill_rank", rank=1))
         gang.until(lambda gang, steps=steps: len(gang.of("interruption")) == (1 if steps == 5 else 2))
     gang.until(ended)
     assert gang.status.phase is GangPhase.FAILED

@@ -109,11 +109,11 @@ def test_several_processes_make_one_job_of_each_key(store: JobStore, database_ur
 def test_a_drill_takes_effect_once(store: JobStore) -> None:
     job, drill = store.create(a_spec(), ROOT), Drill(kind="kill_rank")
     with pytest.raises(WrongState):
-        store.request_drill(job.id, drill, asked())
+        store.ask(job.id, drill, asked())
     start(store, job.id)  # what was refused may be asked for again
-    assert in_threads(8, lambda _: store.request_drill(job.id, drill, asked())) == []
-    assert store.take_drills(job.id) == [drill]
-    assert store.request_drill(job.id, drill, asked()).drills == []
+    assert in_threads(8, lambda _: store.ask(job.id, drill, asked())) == []
+    assert store.take_errands(job.id) == [drill]
+    assert store.ask(job.id, drill, asked()).errands == []
     assert [event.kind for event in store.events(job.id)].count("drill") == 1
 
 
@@ -122,10 +122,10 @@ def test_a_key_raced_for_by_drills_of_two_jobs_is_one_jobs(store: JobStore) -> N
     for job_id in jobs:
         start(store, job_id)
     raised = in_threads(
-        8, lambda index: store.request_drill(jobs[index % 2], Drill(kind="kill_rank"), asked("key", jobs[index % 2]))
+        8, lambda index: store.ask(jobs[index % 2], Drill(kind="kill_rank"), asked("key", jobs[index % 2]))
     )
     assert [type(error) for error in raised] == [IdempotencyKeyReused] * 4
-    assert sorted(len(store.take_drills(job_id)) for job_id in jobs) == [0, 1]
+    assert sorted(len(store.take_errands(job_id)) for job_id in jobs) == [0, 1]
 
 
 def test_old_requests_are_forgotten(store: JobStore) -> None:

@@ -142,7 +142,7 @@ Write = Callable[[JobStore, str, str], object]  # by a store, to a running and t
 WRITES: dict[str, Write] = {
     "change": lambda store, running, _: store.change(running, Reason.TRAINING_FINISHED, "trained"),
     "append_reports": lambda store, running, _: store.append_reports(running, 1, numbered(a_step(1))),
-    "take_drills": lambda store, running, _: store.take_drills(running),
+    "take_errands": lambda store, running, _: store.take_errands(running),
     "explain": lambda store, _, queued: store.explain({queued: "waits for 2 CPUs"}),
     "keep_snapshot": lambda store, *_: store.keep_snapshot("nodes", ["node-b"]),
 }
@@ -153,7 +153,7 @@ def test_who_has_lost_a_lease_writes_nothing(store: JobStore, holders: tuple[Lea
     one, other = holders
     running, queued = store.create(a_spec(), ROOT).id, store.create(a_spec(), ROOT).id
     start(store, running)
-    store.request_drill(running, Drill(kind="kill_rank"))
+    store.ask(running, Drill(kind="kill_rank"))
     store.keep_snapshot("nodes", ["node-a"])
 
     def everything() -> list[object]:

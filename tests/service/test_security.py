@@ -31,8 +31,9 @@ SCOPES = {
         "DELETE /v1/jobs/{job_id}", "DELETE /v1/jobs/{job_id}/checkpoints/{step}",
         "DELETE /v1/jobs/{job_id}/checkpoints/{step}/pin", "PATCH /v1/jobs/{job_id}", "POST /v1/jobs",
         "POST /v1/jobs/dry-run", "POST /v1/jobs/{job_id}/cancel", "POST /v1/jobs/{job_id}/clone",
-        "POST /v1/jobs/{job_id}/drills", "POST /v1/jobs/{job_id}/pause", "POST /v1/jobs/{job_id}/resume",
-        "POST /v1/jobs/{job_id}/retry", "PUT /v1/jobs/{job_id}/checkpoints/{step}/pin",
+        "POST /v1/jobs/{job_id}/drills", "POST /v1/jobs/{job_id}/pause",
+        "POST /v1/jobs/{job_id}/profiles", "POST /v1/jobs/{job_id}/resume", "POST /v1/jobs/{job_id}/retry",
+        "PUT /v1/jobs/{job_id}/checkpoints/{step}/pin",
     },
     "admin": {
         "DELETE /v1/keys/{key_id}", "DELETE /v1/queues/{name}", "GET /v1/audit", "GET /v1/keys", "GET /v1/tenants",

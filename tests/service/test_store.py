@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from sqlalchemy import text
 
 import service.accounts.tables  # noqa: F401  # its tables are among those expected
-from boost_core.config import DataParallelRange, Drill, Shape
+from boost_core.config import DataParallelRange, Drill, Profile, Shape
 from boost_core.config.reports import Cause, Fault, FaultReport
 from service.jobs.database import migrate, open_engine
 from service.jobs.ids import new_job_id
@@ -89,7 +89,7 @@ def test_migration_of_older_jobs(empty_database_url: str) -> None:
     assert running.spec == a_spec(fault_tolerance={"max_restarts": 7})
     assert (running.goodput.phase, running.goodput.highest_step, failed.goodput.phase) == ("stepping", 7, "ended")
     assert running.goodput.since >= before, "what came before was not booked"
-    assert (running.drills, running.restarts, running.restart_counts, running.pause_requested) == ([], [], {}, False)
+    assert (running.errands, running.restarts, running.restart_counts, running.pause_requested) == ([], [], {}, False)
 
 
 def test_migration_dates_the_jobs_that_there_are(empty_database_url: str) -> None:
@@ -208,8 +208,8 @@ def test_unknown_jobs(store: JobStore) -> None:
         lambda: store.request_pause("job-0"),
         lambda: store.resume("job-0"),
         lambda: store.patch("job-0", JobPatch()),
-        lambda: store.request_drill("job-0", Drill(kind="kill_rank")),
-        lambda: store.take_drills("job-0"),
+        lambda: store.ask("job-0", Drill(kind="kill_rank")),
+        lambda: store.take_errands("job-0"),
         lambda: store.append_reports("job-0", 1, numbered(a_step(1))),
     ):
         with pytest.raises(JobNotFound, match="no job 'job-0'"):
@@ -343,10 +343,10 @@ def test_drills_are_told_once(store: JobStore) -> None:
     start(store, job.id)
     drills = [Drill(kind="kill_rank", rank=1, at_step=5), Drill(kind="fill_store")]
     for drill in drills:
-        store.request_drill(job.id, drill)
-    assert store.get(job.id).drills == drills
-    assert store.take_drills(job.id) == drills
-    assert store.take_drills(job.id) == []
+        store.ask(job.id, drill)
+    assert store.get(job.id).errands == drills
+    assert store.take_errands(job.id) == drills
+    assert store.take_errands(job.id) == []
     events = [event.data for event in store.events(job.id) if event.kind == "drill"]
     assert events == [drill.model_dump() for drill in drills]
 
@@ -354,14 +354,28 @@ def test_drills_are_told_once(store: JobStore) -> None:
 def test_a_drill_needs_a_running_job_and_one_of_its_ranks(store: JobStore) -> None:
     job = store.create(a_spec(), ROOT)
     with pytest.raises(WrongState, match="a drill needs a job that is RUNNING"):
-        store.request_drill(job.id, Drill(kind="kill_rank"))
+        store.ask(job.id, Drill(kind="kill_rank"))
     start(store, job.id)
     with pytest.raises(ValidationError, match="2 is no rank of a gang of tp 2 × pp 1 × dp 1; use 0 to 1"):
-        store.request_drill(job.id, Drill(kind="kill_rank", rank=2))
+        store.ask(job.id, Drill(kind="kill_rank", rank=2))
     store.append_reports(job.id, 1, numbered(a_shape(data=2)))
     assert store.get(job.id).present_shape == Shape(2, 1, 2)
-    store.request_drill(job.id, Drill(kind="kill_rank", rank=3))
-    assert store.change(job.id, Reason.GANG_LOST, "a node went away").drills == [], "they were for that gang"
+    store.ask(job.id, Drill(kind="kill_rank", rank=3))
+    store.ask(job.id, Profile(ranks=(3,)))
+    assert store.change(job.id, Reason.GANG_LOST, "a node went away").errands == [], "they were for that gang"
+
+
+def test_a_profile_needs_a_running_job_and_its_ranks(store: JobStore) -> None:
+    job = store.create(a_spec(), ROOT)
+    with pytest.raises(WrongState, match="a profile needs a job that is RUNNING"):
+        store.ask(job.id, Profile())
+    start(store, job.id)
+    with pytest.raises(ValidationError, match="ranks\n  3 is no rank of a gang of tp 2 × pp 1 × dp 1; use 0 to 1"):
+        store.ask(job.id, Profile(ranks=(1, 3)))
+    asked = store.ask(job.id, Profile(steps=20, ranks=(0, 1)))
+    assert asked.errands == [Profile(steps=20, ranks=(0, 1))]
+    assert store.take_errands(job.id) == asked.errands
+    assert store.take_errands(job.id) == []
 
 
 def test_racing_changes_are_each_decided_on_the_newest_record(store: JobStore) -> None:

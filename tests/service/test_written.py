@@ -62,7 +62,9 @@ def test_secrets_are_in_no_record_log_event_or_error(server: Server, s3: S3Serve
     said = []
     with Client(server.url, api_key=key) as client:
         local = tiny_job(corpus, f"s3://{BUCKET}/runs")
-        remote = tiny_job(Path("text"), f"s3://{BUCKET}/runs").model_dump(mode="json")
+        long = {"steps": 200, "evaluate_every_steps": 1000}
+        remote = tiny_job(Path("text"), f"s3://{BUCKET}/runs", training=long, checkpoint={"every_steps": 100})
+        remote = remote.model_dump(mode="json")
         remote["data"]["source"]["paths"] = [f"s3://{BUCKET}/text"]
         trained = client.submit(remote | {"credentials": "right"}).id
         denied = client.submit(local.model_dump(mode="json") | {"credentials": "wrong"}).id
@@ -76,6 +78,12 @@ def test_secrets_are_in_no_record_log_event_or_error(server: Server, s3: S3Serve
             with pytest.raises(ApiError) as refused:
                 client.submit(spec)
             said.append(f"{refused.value.detail} {refused.value.errors}")
+        server.until(lambda: client.get(trained).progress)
+        client.profile(trained, {"steps": 1})
+        trace = next(client.events(trained, kinds=["profile"])).data["url"]
+        with fsspec.open(trace, "rb", compression="gzip", **options) as stream:
+            said.append(stream.read().decode())
+        assert trace.startswith(f"s3://{BUCKET}/runs/{trained}/profiles/step-") and "traceEvents" in said[-1]
         server.until(lambda: client.get(trained).finished and client.get(denied).finished)
         assert client.get(trained).state is JobState.SUCCEEDED, client.get(trained).message
         assert client.get(denied).state is JobState.FAILED

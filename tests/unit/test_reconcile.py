@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from boost_core.config import Drill, JobSpec, Shape
+from boost_core.config import Drill, Errand, JobSpec, Profile, Shape
 from boost_core.config.reports import Cause, LogLine, ShapeReport
 from service.gang.status import GangPhase, GangReport, GangStatus, NodeCapacity, Orders
 from service.jobs.database import migrate
@@ -31,7 +31,7 @@ class FakeGangs:
         self.launched: list[tuple[str, int]] = []
         self.specs: list[JobSpec] = []
         self.orders: dict[str, Orders] = {}  # the newest of each job
-        self.drills: list[tuple[str, int, Drill]] = []
+        self.errands: list[tuple[str, int, Errand]] = []
         self.cpus = [2.0]  # of each node
         self.free: list[float] | None = None
         self.fail_before: dict[str, BaseException] = {}
@@ -68,8 +68,8 @@ class FakeGangs:
         fresh = [report for report in status.reports if report.sequence > after_sequence]
         return replace(status, reports=fresh)
 
-    def drill(self, job_id: str, attempt: int, drill: Drill) -> None:
-        self.drills.append((job_id, attempt, drill))
+    def ask(self, job_id: str, attempt: int, errand: Errand) -> None:
+        self.errands.append((job_id, attempt, errand))
 
     def end(self, job_id: str, attempt: int) -> None:
         self._maybe(self.fail_before, "end")
@@ -481,9 +481,10 @@ def test_a_new_service_leaves_gangs_as_they_are(service: Service) -> None:
     assert service.gangs.launched == [(job.id, 1), (starting, 1)]
 
 
-def test_drills_are_handed_on_once(service: Service) -> None:
-    job, drill = service.started(), Drill(kind="kill_rank", rank=1)
-    service.store.request_drill(job.id, drill)
+def test_errands_are_handed_on_once(service: Service) -> None:
+    job, drill, profile = service.started(), Drill(kind="kill_rank", rank=1), Profile(steps=2, ranks=(0, 1))
+    service.store.ask(job.id, drill)
+    service.store.ask(job.id, profile)
     service.tick()
     service.tick()
-    assert service.gangs.drills == [(job.id, 1, drill)]
+    assert service.gangs.errands == [(job.id, 1, drill), (job.id, 1, profile)]

@@ -1,4 +1,4 @@
-"""What can be done to a job: change, pause, resume, retry, cancel, drill."""
+"""What can be done to a job: change, pause, resume, retry, cancel, drill, profile."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Response
 from pydantic import BaseModel, ValidationError
 
-from boost_core.config import Drill, JobSpec
+from boost_core.config import Drill, JobSpec, Profile
 from service.api.auth import Submitter
 from service.api.deps import ContextDep, JobDep
 from service.api.errors import InvalidJob, problem_responses
@@ -62,7 +62,16 @@ def retry(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
 def request_drill(job: JobDep, drill: Drill, _who: Submitter, context: ContextDep, request: IdempotentDep) -> JobRecord:
     """Bring a fault about in a job that is RUNNING, to see that it gets over it."""
     with _illegal_fields(Drill):
-        return context.store.request_drill(job.id, drill, request)
+        return context.store.ask(job.id, drill, request)
+
+
+@router.post("/profiles", status_code=HTTPStatus.ACCEPTED, responses=_BODY_REFUSED)
+def request_profile(
+    job: JobDep, profile: Profile, _who: Submitter, context: ContextDep, request: IdempotentDep
+) -> JobRecord:
+    """Trace some steps of a job that is RUNNING. Each rank's trace goes beside the checkpoints; an event says where."""
+    with _illegal_fields(Profile):
+        return context.store.ask(job.id, profile, request)
 
 
 @router.post("/cancel", status_code=HTTPStatus.ACCEPTED, responses=_REFUSED)

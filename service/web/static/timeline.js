@@ -9,6 +9,7 @@ export const TIMELINE_KINDS = [
   "restart",
   "fault",
   "checkpoint",
+  "profile",
   "patch",
   "drill",
 ];

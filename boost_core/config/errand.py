@@ -1,0 +1,6 @@
+"""What a gang that trains can be asked to do besides training. Its ``kind`` tells one from another."""
+
+from boost_core.config.drill import Drill
+from boost_core.config.profile import Profile
+
+Errand = Drill | Profile

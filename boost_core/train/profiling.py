@@ -1,0 +1,132 @@
+"""Traces of a rank's steps by torch's profiler, written beside the checkpoints and behind the loop."""
+
+import gzip
+import logging
+import shutil
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from boost_core.config.reports import Fault, FaultReport, ProfileReport, Report
+from boost_core.config.urls import options_at
+
+logger = logging.getLogger(__name__)
+
+_BLOCK_BYTES = 2**20
+
+
+class StepProfiler:
+    """Traces steps of this rank when it is asked to, one request after the other.
+
+    What goes wrong costs a trace, never a step. ``ask`` may be called by any thread, all else by the one that trains.
+
+    Args:
+        report: Takes a ``ProfileReport`` of each trace that is in the store, and a ``FaultReport`` of one that is not.
+    """
+
+    def __init__(self, report: Callable[[Report], None]) -> None:
+        self._report = report
+        self._asked: deque[int] = deque()
+        self._trace: _Trace | None = None
+        self._writer: threading.Thread | None = None
+        self._rank, self._folder = 0, ""
+
+    def begin(self, rank: int, folder: str) -> None:
+        """Be a rank of a gang, whose traces go into a folder: a path, ``file://`` or ``s3://``."""
+        self._rank, self._folder = rank, folder.rstrip("/")
+
+    def ask(self, steps: int) -> None:
+        """Have so many whole steps traced, from the next one on."""
+        self._asked.append(steps)
+
+    def after_step(self, step: int) -> None:
+        """Begin or end what is due between two steps."""
+        try:
+            if self._trace is not None and self._trace.stepped():
+                trace, self._trace = self._trace, None
+                self._writer = threading.Thread(target=self._write, args=(trace,), name="trace", daemon=True)
+                self._writer.start()
+            elif self._trace is None and self._asked and not self._writes():
+                self._trace = _Trace(self._asked.popleft(), step, self._rank, self._folder)
+        except RuntimeError as error:  # the profiler's own troubles
+            self._trace = None
+            self._failed(step, f"the profiler has failed: {error}")
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a trace that is being written, but no longer than that."""
+        if self._writer is not None:
+            self._writer.join(seconds)
+
+    def end(self) -> None:
+        """The gang ends: forget what is not complete."""
+        self._asked.clear()
+        if self._trace is not None:
+            trace, self._trace = self._trace, None
+            trace.stop()
+            self._failed(trace.step, f"its gang ended before {trace.steps} steps were done")
+
+    def _writes(self) -> bool:
+        return self._writer is not None and self._writer.is_alive()
+
+    def _write(self, trace: "_Trace") -> None:
+        try:
+            size = trace.write()
+        except Exception as error:  # stores raise types of their own
+            logger.warning("%s cannot be written: %s", trace.url, error)
+            self._failed(trace.step, f"{trace.url} cannot be written; the log says why")
+        else:
+            self._report(ProfileReport(step=trace.step, steps=trace.steps, rank=trace.rank, url=trace.url, bytes=size))
+
+    def _failed(self, step: int, why: str) -> None:
+        message = f"there is no profile of rank {self._rank}: {why}"
+        self._report(FaultReport(what=Fault.PROFILE, step=step, rank=self._rank, message=message))
+
+
+class _Trace:
+    """One trace; it begins at once."""
+
+    def __init__(self, steps: int, step: int, rank: int, folder: str) -> None:
+        self.steps, self.step, self.rank = steps, step, rank
+        self._done = 0
+        self.url = f"{folder}/step-{step:08d}/rank-{rank}.json.gz"
+        devices = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+        self._profile = profile(activities=[ProfilerActivity.CPU, *devices])
+        self._profile.start()
+        self._begin_step()
+
+    def stepped(self) -> bool:
+        """Take note of the end of a step; whether it was the last one."""
+        self._done += 1
+        if self._done == self.steps:
+            self.stop()
+            return True
+        self._span.__exit__(None, None, None)
+        self._begin_step()
+        return False
+
+    def stop(self) -> None:
+        """End it."""
+        self._span.__exit__(None, None, None)
+        self._profile.stop()
+
+    def _begin_step(self) -> None:
+        self._span = record_function(f"ProfilerStep#{self.step + self._done + 1}")  # by which TensorBoard knows steps
+        self._span.__enter__()  # type: ignore[no-untyped-call]
+
+    def write(self) -> int:
+        """Write it into the store; its size in bytes."""
+        filesystem, path = fsspec.url_to_fs(self.url, **options_at(self.url, None))
+        with tempfile.TemporaryDirectory(prefix="boost-trace-") as folder:
+            plain, packed = Path(folder, "trace.json"), Path(folder, "trace.json.gz")
+            self._profile.export_chrome_trace(str(plain))
+            with plain.open("rb") as source, gzip.open(packed, "wb") as target:
+                shutil.copyfileobj(source, target, _BLOCK_BYTES)  # large blocks, in which Python's lock is let go
+            filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+            filesystem.put_file(str(packed), path)
+            return packed.stat().st_size
