@@ -16,7 +16,7 @@ from service.gang.ray_gangs import RayGangs
 from service.jobs.database import migrate
 from service.jobs.leases import Leases
 from service.jobs.store import JobStore
-from service.redaction import redact_logs
+from service.logs import write_logs
 from service.scheduler.actions import ResizePolicy
 from service.scheduler.loop import ReconcileLoop
 from service.scheduler.quotas import Limits
@@ -38,8 +38,7 @@ def run(settings: Settings) -> None:
         check_exposure(settings)
     except UnsafeExposure as error:
         raise SystemExit(str(error)) from error
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    redact_logs()
+    write_logs(settings.log_format)
     with contextlib.closing(_listen(settings.host, settings.port)) as listener:
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         migrate(settings.database_url)
@@ -57,7 +56,9 @@ def _say_how_to_begin(settings: Settings, store: JobStore) -> None:
 
 
 def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:
-    gangs = RayGangs(settings.ray_address, settings.cpus, settings.secrets_dir, settings.ray_token_file)
+    gangs = RayGangs(
+        settings.ray_address, settings.cpus, settings.secrets_dir, settings.ray_token_file, settings.log_format
+    )
     policy = ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds)
     quotas = QuotaStore(store)
     leases = Leases(store.engine, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")

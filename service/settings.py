@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from boost_core.config.urls import refuse_unserved
+from service.logs import LogFormat
 
 
 def _absolute_prefix(value: str) -> str:
@@ -76,6 +77,7 @@ class Settings(BaseSettings):
         30.0, ge=0, description="A gang grows no sooner than so long after its shape has changed,"
     )
     grow_settle_seconds: float = Field(5.0, ge=0, description="and when there has been room for so long.")
+    log_format: LogFormat = Field(LogFormat.TEXT, description="How the service and its gangs write their logs.")
     url: str = Field(
         default_factory=lambda given: (
             f"{'https' if given.get('tls_cert') else 'http'}://{given.get('host')}:{given.get('port')}"

@@ -1,6 +1,7 @@
 """Gangs on Ray: one detached supervisor actor for each attempt of a job."""
 
 import contextlib
+import logging
 import os
 import secrets as chance
 import shutil
@@ -16,6 +17,7 @@ from boost_core.config import Drill, JobSpec
 from service.gang.ray_private import draining_nodes, free_resources, node_table, use_token
 from service.gang.status import GangPhase, GangStatus, NodeCapacity, Orders
 from service.gang.supervisor import Supervisor
+from service.logs import GangLogs, LogFormat
 from service.secrets import SecretReference
 
 NAMESPACE = "boost"
@@ -33,13 +35,19 @@ class RayGangs:
         secrets: Folder of all secrets, the same on all nodes.
         token_file: File with the token without which Ray does nothing for anybody. An embedded Ray's is made if there
             is none; a cluster without one, or whose token the environment tells, needs none. ``None`` leaves it to Ray.
+        log_format: How the processes of gangs write their logs.
     """
 
     def __init__(
-        self, ray_address: str | None, cpus: int | None, secrets: Path, token_file: Path | None = None
+        self,
+        ray_address: str | None,
+        cpus: int | None,
+        secrets: Path,
+        token_file: Path | None = None,
+        log_format: LogFormat = LogFormat.TEXT,
     ) -> None:
         self._address, self._cpus, self._secrets = ray_address, cpus, str(secrets)
-        self._token_file = token_file
+        self._token_file, self._log_format = token_file, log_format
         self._folder: str | None = None
 
     def connect(self) -> None:
@@ -48,6 +56,9 @@ class RayGangs:
         Raises:
             ConnectionError: There is no cluster at the address.
         """
+        rays_own = logging.getLogger("ray")
+        rays_own.handlers.clear()  # its lines look like all others of this process
+        rays_own.propagate = True
         settings: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
         if self._address is not None:
             if self._token_file and self._token_file.exists() and "RAY_AUTH_MODE" not in os.environ:
@@ -105,7 +116,7 @@ class RayGangs:
             lifetime="detached",
             num_cpus=0,
             resources=ON_THE_HEAD,
-        ).remote(spec, orders, secret)
+        ).remote(spec, orders, secret, GangLogs(self._log_format, job_id, attempt))
 
     def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
         """Give orders; the gang's status, or ``None`` if there is no such gang. Takes a second at most."""

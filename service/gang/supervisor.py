@@ -10,6 +10,7 @@ from service.gang.gang import Gang
 from service.gang.record import GangRecord
 from service.gang.reporter import Message
 from service.gang.status import GangStatus, Orders
+from service.logs import GangLogs
 from service.secrets import SecretReference
 
 
@@ -20,12 +21,14 @@ class Supervisor:
         spec: The job.
         orders: The first orders.
         secret: What the ranks reach data and checkpoints with; ``None`` for their nodes' own means.
+        logs: How the gang's processes write their logs.
     """
 
-    def __init__(self, spec: JobSpec, orders: Orders, secret: SecretReference | None) -> None:
+    def __init__(self, spec: JobSpec, orders: Orders, secret: SecretReference | None, logs: GangLogs) -> None:
+        logs.write()
         myself: Any = ray.get_runtime_context().current_actor
         self._record = GangRecord()
-        self._gang = Gang(spec, orders, self._record, myself, secret)
+        self._gang = Gang(spec, orders, self._record, myself, secret, logs)
         threading.Thread(target=self._gang.run, name="gang", daemon=True).start()
 
     def push(self, message: Message) -> None:

@@ -19,6 +19,7 @@ from service.jobs.queries import JobNotFound
 from service.jobs.states import IllegalTransition, JobState, Reason
 from service.jobs.store import JobStore
 from service.jobs.writes import TakenBack
+from service.logs import about
 from service.scheduler.actions import Action, Admit, Explain, Launch, Pause, Resize, ResizePolicy, RoomSeen, Wait
 from service.scheduler.decisions import decide
 from service.scheduler.housekeeping import Housekeeping
@@ -62,15 +63,15 @@ class Reconciler:
             Exception: The record or the cluster cannot be reached.
         """
         for job in self._store.active():
-            with _apart(job.id):
+            with _apart(job.id, job.attempt):
                 self._follow(job)
         for job_id, attempt in self._gangs.alive():
-            with _apart(job_id):
+            with _apart(job_id, attempt):
                 self._end_if_forgotten(job_id, attempt)
         actions = self._decide()
         self._memory.saw_room({action.job.id for action in actions if isinstance(action, RoomSeen)})
         for action in actions:
-            with _apart(action.job.id):
+            with _apart(action.job.id, action.job.attempt):
                 self._act(action)
         self._explain(actions)
 
@@ -93,11 +94,11 @@ class Reconciler:
         if job.cancel_requested:
             if job.has_gang:
                 self._gangs.end(job.id, job.attempt)
-            self._store.change(job.id, Reason.CANCELLED_BY_USER, "cancelled by its user")
+            self._change(job, Reason.CANCELLED_BY_USER, "cancelled by its user")
         elif job.has_gang:
             self._follow_gang(job)
         elif job.pause_requested and job.state is not JobState.PAUSED:
-            self._store.change(job.id, Reason.PAUSED_BY_USER, "paused before it had a gang")
+            self._change(job, Reason.PAUSED_BY_USER, "paused before it had a gang")
 
     def _follow_gang(self, job: JobRecord) -> None:
         if job.drills:
@@ -116,7 +117,7 @@ class Reconciler:
     def _make_up_for_launch(self, job: JobRecord) -> None:
         """Start a gang that the record announces, and that the service before this one did not live to start."""
         if job.pause_requested:
-            self._store.change(job.id, Reason.PAUSED_BY_USER, "paused before it had a gang")
+            self._change(job, Reason.PAUSED_BY_USER, "paused before it had a gang")
         else:
             orders = self._memory.orders(job)
             self._gangs.launch(job.id, job.attempt, _with_checkpoint_folder(job), orders, job.tenant)
@@ -125,9 +126,9 @@ class Reconciler:
         reports = [(report.sequence, report.time, report.report) for report in status.reports]
         self._store.append_reports(job.id, job.attempt, reports)
         if reason := _progress(job, status):
-            self._store.change(job.id, reason, status.message)
+            self._change(job, reason, status.message)
         if reason := _end(job, status):
-            self._store.change(job.id, reason, status.message)
+            self._change(job, reason, status.message)
             self._gangs.end(job.id, job.attempt)
 
     def _lost(self, job: JobRecord) -> None:
@@ -136,13 +137,13 @@ class Reconciler:
         restarts_left = policy.max_restarts - self._store.count_changes(job.id, Reason.GANG_LOST, since)
         if restarts_left > 0:
             message = f"gang {job.attempt} is gone; the job waits for a new one, {restarts_left} restarts are left"
-            self._store.change(job.id, Reason.GANG_LOST, message)
+            self._change(job, Reason.GANG_LOST, message)
         else:
             message = (
                 f"gang {job.attempt} is gone, and fault_tolerance.max_restarts = {policy.max_restarts} allows no "
                 f"other; submit the job again with checkpoint.resume_from: {job.checkpoint_url}"
             )
-            self._store.change(job.id, Reason.RESTARTS_EXHAUSTED, message)
+            self._change(job, Reason.RESTARTS_EXHAUSTED, message)
 
     def _end_if_forgotten(self, job_id: str, attempt: int) -> None:
         """End a gang that outlived its job, as when the service died between a change and its consequence."""
@@ -157,9 +158,9 @@ class Reconciler:
         job = action.job
         match action:
             case Admit():
-                self._store.change(job.id, Reason.HEAD_OF_QUEUE, "is next to be placed")
+                self._change(job, Reason.HEAD_OF_QUEUE, "is next to be placed")
             case Wait(message=message):
-                self._store.change(job.id, Reason.WAITING_FOR_RESOURCES, message)
+                self._change(job, Reason.WAITING_FOR_RESOURCES, message)
             case Launch(shape=shape, message=message):
                 self._launch(job, shape, message)
             case Resize(shape=shape, cause=cause, message=message):
@@ -171,9 +172,15 @@ class Reconciler:
 
     def _launch(self, job: JobRecord, shape: Shape, message: str) -> None:
         attempt = job.attempt + 1
-        self._store.change(job.id, Reason.GANG_STARTING, message, attempt=attempt)
+        self._change(job, Reason.GANG_STARTING, message, attempt)
         orders = self._memory.start(job, attempt, shape)
         self._gangs.launch(job.id, attempt, _with_checkpoint_folder(job), orders, job.tenant)
+
+    def _change(self, job: JobRecord, reason: Reason, message: str, attempt: int | None = None) -> None:
+        after = self._store.change(job.id, reason, message, attempt=attempt)
+        if (after.state, after.reason) != (job.state, job.reason):
+            with about(attempt=after.attempt):
+                logger.info("%s is %s, %s: %s", job.id, after.state, after.reason, after.message)
 
 
 def _progress(job: JobRecord, status: GangStatus) -> Reason | None:
@@ -203,12 +210,13 @@ def _with_checkpoint_folder(job: JobRecord) -> JobSpec:
 
 
 @contextmanager
-def _apart(job_id: str) -> Iterator[None]:
-    try:
-        yield
-    except LeaseLost:
-        raise
-    except (IllegalTransition, TakenBack) as overtaken:  # its user cancelled or resumed the job meanwhile
-        logger.info("%s: %s", job_id, overtaken)
-    except Exception:
-        logger.exception("%s: this pass failed; the next one tries again", job_id)
+def _apart(job_id: str, attempt: int) -> Iterator[None]:
+    with about(job=job_id, attempt=attempt):
+        try:
+            yield
+        except LeaseLost:
+            raise
+        except (IllegalTransition, TakenBack) as overtaken:  # its user cancelled or resumed the job meanwhile
+            logger.info("%s: %s", job_id, overtaken)
+        except Exception:
+            logger.exception("%s: this pass failed; the next one tries again", job_id)
