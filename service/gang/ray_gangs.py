@@ -35,19 +35,16 @@ class RayGangs:
         secrets: Folder of all secrets, the same on all nodes.
         token_file: File with the token without which Ray does nothing for anybody. An embedded Ray's is made if there
             is none; a cluster without one, or whose token the environment tells, needs none. ``None`` leaves it to Ray.
+        metrics_ports: Each rank serves its metrics on the first of its node's that is free; none: not at all.
         log_format: How the processes of gangs write their logs.
     """
 
     def __init__(
-        self,
-        ray_address: str | None,
-        cpus: int | None,
-        secrets: Path,
-        token_file: Path | None = None,
-        log_format: LogFormat = LogFormat.TEXT,
-    ) -> None:
+        self, ray_address: str | None, cpus: int | None, secrets: Path, token_file: Path | None = None,
+        metrics_ports: range = range(0), log_format: LogFormat = LogFormat.TEXT,
+    ) -> None:  # fmt: skip
         self._address, self._cpus, self._secrets = ray_address, cpus, str(secrets)
-        self._token_file, self._log_format = token_file, log_format
+        self._token_file, self._metrics_ports, self._log_format = token_file, metrics_ports, log_format
         self._folder: str | None = None
 
     def connect(self) -> None:
@@ -116,7 +113,7 @@ class RayGangs:
             lifetime="detached",
             num_cpus=0,
             resources=ON_THE_HEAD,
-        ).remote(spec, orders, secret, GangLogs(self._log_format, job_id, attempt))
+        ).remote(spec, orders, secret, self._metrics_ports, GangLogs(self._log_format, job_id, attempt))
 
     def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
         """Give orders; the gang's status, or ``None`` if there is no such gang. Takes a second at most."""
