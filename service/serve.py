@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import socket
+from typing import TYPE_CHECKING
 
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
@@ -23,6 +24,9 @@ from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
 from service.settings import Settings
 from service.telemetry.process import ProcessMetrics
+
+if TYPE_CHECKING:
+    from service.telemetry.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -70,11 +74,11 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
     leases = Leases(store.engine, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
 
     def reconciler(record: JobStore) -> Reconciler:
-        return Reconciler(record, gangs, policy, limits=lambda: Limits(*quotas.limits()))
+        return Reconciler(record, gangs, policy, limits=lambda: Limits(*quotas.limits()), tracing=tracing)
 
-    metrics = ProcessMetrics()
+    metrics, tracing = ProcessMetrics(), _tracing(settings)
     loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds, metrics.scheduler)
-    server = ApiServer(create_app(store, settings, loop.problem, metrics), settings)
+    server = ApiServer(create_app(store, settings, loop.problem, metrics, tracing), settings)
     # uvicorn stops at either signal and then raises it again: as a KeyboardInterrupt both leave through the door.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     loop.start()
@@ -83,6 +87,16 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
             server.run(sockets=[listener])
     finally:
         loop.stop()
+        if tracing:
+            tracing.close()
+
+
+def _tracing(settings: Settings) -> "Tracing | None":
+    if settings.otlp_endpoint is None:
+        return None
+    from service.telemetry.tracing import Tracing  # which nobody is to wait for whom it does not serve
+
+    return Tracing.to(settings.otlp_endpoint)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,7 +1,6 @@
 """Gangs on Ray: one detached supervisor actor for each attempt of a job."""
 
 import contextlib
-import logging
 import os
 import secrets as chance
 import shutil
@@ -14,7 +13,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util import list_named_actors
 
 from boost_core.config import Drill, JobSpec
-from service.gang.ray_private import draining_nodes, free_resources, node_table, use_token
+from service.gang.ray_private import draining_nodes, free_resources, node_table, use_token, write_to_log
 from service.gang.status import GangPhase, GangStatus, NodeCapacity, Orders
 from service.gang.supervisor import Supervisor
 from service.logs import GangLogs, LogFormat
@@ -53,9 +52,7 @@ class RayGangs:
         Raises:
             ConnectionError: There is no cluster at the address.
         """
-        rays_own = logging.getLogger("ray")
-        rays_own.handlers.clear()  # its lines look like all others of this process
-        rays_own.propagate = True
+        write_to_log()
         settings: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
         if self._address is not None:
             if self._token_file and self._token_file.exists() and "RAY_AUTH_MODE" not in os.environ:

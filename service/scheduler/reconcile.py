@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from boost_core.config import JobSpec, Shape
-from boost_core.config.reports import Cause
+from boost_core.config.reports import Cause, RestartReport
 from service.gang.status import GangPhase, Gangs, GangStatus
 from service.jobs.leases import LeaseLost
 from service.jobs.model import JobRecord
-from service.jobs.queries import JobNotFound
+from service.jobs.queries import EventFilter, JobNotFound
 from service.jobs.states import IllegalTransition, JobState, Reason
 from service.jobs.store import JobStore
 from service.jobs.writes import TakenBack
@@ -26,8 +27,12 @@ from service.scheduler.housekeeping import Housekeeping
 from service.scheduler.memory import GangMemory
 from service.scheduler.quotas import Limits
 
+if TYPE_CHECKING:
+    from service.telemetry.tracing import Tracing
+
 logger = logging.getLogger(__name__)
 
+_MOST_CHANGES = 10_000  # that a job's trace is made from
 _ENDS = {GangPhase.SUCCEEDED: Reason.TRAINING_FINISHED, GangPhase.FAILED: Reason.TRAINING_FAILED}
 _BEFORE_TRAINING = frozenset({GangPhase.STARTING, GangPhase.WAITING, GangPhase.RECOVERING})
 
@@ -41,6 +46,7 @@ class Reconciler:
         policy: When gangs may grow.
         clock: Tells seconds.
         limits: Gives the quotas of tenants and queues.
+        tracing: Makes spans of what becomes of jobs; ``None`` for none.
     """
 
     def __init__(
@@ -50,10 +56,12 @@ class Reconciler:
         policy: ResizePolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
         limits: Callable[[], Limits] = Limits,
+        tracing: "Tracing | None" = None,
     ) -> None:
         self._store, self._gangs = store, gangs
         self._policy, self._memory = policy or ResizePolicy(), GangMemory(clock)
         self._limits, self._housekeeping = limits, Housekeeping(store, clock)
+        self._tracing = tracing
 
     def tick(self) -> None:
         """Do one pass. What goes wrong with one job is logged and does not keep the others waiting.
@@ -63,7 +71,7 @@ class Reconciler:
             Exception: The record or the cluster cannot be reached.
         """
         for job in self._store.active():
-            with _apart(job.id, job.attempt):
+            with _apart(job.id, job.attempt, job.traceparent):
                 self._follow(job)
         for job_id, attempt in self._gangs.alive():
             with _apart(job_id, attempt):
@@ -71,7 +79,7 @@ class Reconciler:
         actions = self._decide()
         self._memory.saw_room({action.job.id for action in actions if isinstance(action, RoomSeen)})
         for action in actions:
-            with _apart(action.job.id, action.job.attempt):
+            with _apart(action.job.id, action.job.attempt, action.job.traceparent):
                 self._act(action)
         self._explain(actions)
 
@@ -125,8 +133,11 @@ class Reconciler:
     def _record(self, job: JobRecord, status: GangStatus) -> None:
         reports = [(report.sequence, report.time, report.report) for report in status.reports]
         self._store.append_reports(job.id, job.attempt, reports)
+        for told in status.reports:
+            if self._tracing and isinstance(told.report, RestartReport):
+                self._tracing.restarted(job, told.time, told.report)
         if reason := _progress(job, status):
-            self._change(job, reason, status.message)
+            job = self._change(job, reason, status.message)
         if reason := _end(job, status):
             self._change(job, reason, status.message)
             self._gangs.end(job.id, job.attempt)
@@ -176,11 +187,15 @@ class Reconciler:
         orders = self._memory.start(job, attempt, shape)
         self._gangs.launch(job.id, attempt, _with_checkpoint_folder(job), orders, job.tenant)
 
-    def _change(self, job: JobRecord, reason: Reason, message: str, attempt: int | None = None) -> None:
+    def _change(self, job: JobRecord, reason: Reason, message: str, attempt: int | None = None) -> JobRecord:
         after = self._store.change(job.id, reason, message, attempt=attempt)
         if (after.state, after.reason) != (job.state, job.reason):
             with about(attempt=after.attempt):
                 logger.info("%s is %s, %s: %s", job.id, after.state, after.reason, after.message)
+        if self._tracing and job.state is JobState.SCHEDULING and after.state is not JobState.SCHEDULING:
+            changes = EventFilter(kinds=("state",), since=job.waiting_since)
+            self._tracing.left_queue(after, self._store.events(job.id, limit=_MOST_CHANGES, wanted=changes))
+        return after
 
 
 def _progress(job: JobRecord, status: GangStatus) -> Reason | None:
@@ -210,8 +225,8 @@ def _with_checkpoint_folder(job: JobRecord) -> JobSpec:
 
 
 @contextmanager
-def _apart(job_id: str, attempt: int) -> Iterator[None]:
-    with about(job=job_id, attempt=attempt):
+def _apart(job_id: str, attempt: int, traceparent: str | None = None) -> Iterator[None]:
+    with about(job=job_id, attempt=attempt, trace_id=traceparent and traceparent.split("-")[1]):
         try:
             yield
         except LeaseLost:
