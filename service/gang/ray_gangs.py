@@ -14,9 +14,18 @@ from ray.util import list_named_actors
 
 from boost_core.config import Errand, JobSpec
 from service.gang.joined_node import JoinedNode
-from service.gang.ray_private import draining_nodes, free_resources, gcs_address, node_table, nodes_here, use_token
+from service.gang.ray_private import (
+    draining_nodes,
+    free_resources,
+    gcs_address,
+    node_table,
+    nodes_here,
+    use_token,
+    write_to_log,
+)
 from service.gang.status import GangPhase, GangStatus, NodeCapacity, Orders
 from service.gang.supervisor import Supervisor
+from service.logs import GangLogs, LogFormat
 from service.secrets import SecretReference
 
 NAMESPACE = "boost"
@@ -37,14 +46,15 @@ class RayGangs:
         token_file: File with the token without which Ray does nothing for anybody. An embedded Ray's is made if there
             is none; a cluster without one, or whose token the environment tells, needs none. ``None`` leaves it to Ray.
         metrics_ports: Each rank serves its metrics on the first of its node's that is free; none: not at all.
+        log_format: How the processes of gangs write their logs.
     """
 
     def __init__(
         self, ray_address: str | None, cpus: int | None, secrets: Path, token_file: Path | None = None,
-        metrics_ports: range = range(0),
+        metrics_ports: range = range(0), log_format: LogFormat = LogFormat.TEXT,
     ) -> None:  # fmt: skip
         self._address, self._cpus, self._secrets = ray_address, cpus, str(secrets)
-        self._token_file, self._metrics_ports = token_file, metrics_ports
+        self._token_file, self._metrics_ports, self._log_format = token_file, metrics_ports, log_format
         self._folder: str | None = None
         self._node: JoinedNode | None = None
 
@@ -54,6 +64,7 @@ class RayGangs:
         Raises:
             ConnectionError: There is no cluster at the address.
         """
+        write_to_log()
         if self._address is None:
             self._start_embedded()
             return
@@ -125,7 +136,7 @@ class RayGangs:
             lifetime="detached",
             num_cpus=0,
             resources=ON_THE_HEAD,
-        ).remote(spec, orders, secret, self._metrics_ports)
+        ).remote(spec, orders, secret, self._metrics_ports, GangLogs(self._log_format, job_id, attempt))
 
     def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
         """Give orders; the gang's status, or ``None`` if there is no such gang. Takes a second at most."""

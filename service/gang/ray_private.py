@@ -1,5 +1,6 @@
 """The one place that leans on what Ray does not promise to keep. Its contract is tested against the pinned version."""
 
+import logging
 import os
 import socket
 import time
@@ -7,11 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import services, state
+from ray._private import services, state, worker
 from ray.core.generated import autoscaler_pb2, gcs_pb2
+
+logger = logging.getLogger(__name__)
 
 GCS_SECONDS = 10.0
 _cluster: Any = state.state
+
+
+def write_to_log() -> None:
+    """Have what Ray says in this process, and what it would print here, look like all other lines of the log."""
+    rays_own = logging.getLogger("ray")
+    rays_own.handlers.clear()
+    rays_own.propagate = True
+    worker.print_to_stdstream = _log_messages
+
+
+def _log_messages(data: dict[str, Any], ignore_prefix: bool) -> None:  # noqa: ARG001
+    for line in data["lines"]:
+        logger.warning("%s: %s", data["pid"], line)
 
 
 def use_token(token_file: Path) -> None:
