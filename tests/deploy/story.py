@@ -26,7 +26,7 @@ from tests.service.serving import Server
 BOOST = Path(sys.executable).parent / "boost"
 TENANT = "lab"
 WINDOW_SECONDS = 20  # that are compared with the ledger
-_CALM_SECONDS = 10  # of steps before the worker dies
+_CALM_SECONDS = 8  # of steps before the worker dies
 _PATIENCE_SECONDS = 180
 
 
