@@ -24,7 +24,7 @@ _LABEL_VALUES = re.compile(r"label_values\((.+), *\w+\)")
 
 
 class Query(NamedTuple):
-    """One query; ``panel`` is the title of the panel, or ``variable …`` or ``annotation …``."""
+    """One query; ``panel`` is a title that a dashboard has once, or ``variable …`` or ``annotation …``."""
 
     dashboard: str
     panel: str

@@ -53,9 +53,10 @@ def test_nothing_is_asked_that_a_dashboard_has_no_choice_for(uid: str):
 
 
 @boards
-def test_ids_are_unique_and_files_are_called_by_their_uids(uid: str):
-    ids = [panel["id"] for panel in BOARDS[uid]["panels"]]
-    assert len(set(ids)) == len(ids)
+def test_ids_and_titles_are_unique_and_files_are_called_by_their_uids(uid: str):
+    for what in ("id", "title"):
+        values = [panel[what] for panel in BOARDS[uid]["panels"] if what == "id" or panel["type"] != "row"]
+        assert len(set(values)) == len(values), values
     assert json.loads(build()[f"{uid}.json"])["uid"] == uid
 
 
