@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import promql_parser
@@ -31,6 +32,7 @@ class Query(NamedTuple):
     expr: str
 
 
+@cache
 def dashboards() -> dict[str, dict[str, Any]]:
     """The dashboards by their uids."""
     return {board["uid"]: board for board in map(json.loads, build().values())}

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import httpx
 import pytest
-from deploy.grafana.source.panels import Need
 
+from deploy.grafana.source.panels import Need
 from tests.deploy.dashboards import Query, need_of, queries
 from tests.deploy.story import Seen, lived_through
 from tests.prometheus import Series, promtool
