@@ -19,12 +19,17 @@ def _value(title: str, says: str, unit: str, expr: str) -> stat.Panel:
 
 def _progress() -> list[stat.Panel]:
     step, target = newest("boost_job_step", JOB), newest("boost_job_target_steps", JOB)
-    pace = f"max(deriv(boost_job_step{{{JOB}}}[$__rate_interval]))"
+    pace = f"max(deriv(boost_job_step{{{JOB}}}[10m]))"
     return [
         _state(),
         _value("Done", "Steps done, of those that the job runs in all.", "percentunit", f"{step} / {target}").max(1),
         _value("Steps", "Optimizer steps done.", "locale", step),
-        _value("Time left", "Until the last step, at the present pace.", "s", f"({target} - {step}) / ({pace} > 0)"),
+        _value(
+            "Time left",
+            "Until the last step, at the pace of the last ten minutes.",
+            "s",
+            f"({target} - {step}) / ({pace} > 0)",
+        ),
         _value("Loss now", "Training loss of the newest step.", "suffix: nats", newest("boost_job_loss_nats", JOB)),
         _value("Speed", "Tokens trained on a second.", "si:tokens/s", newest("boost_job_tokens_per_second", JOB)),
     ]
