@@ -1,1 +1,1 @@
-"""What is shipped with the service, and what builds it."""
+"""How the service is run: metrics' rules, dashboards, manifests. Not part of the installed package."""

@@ -157,6 +157,21 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
         _of_step(lambda step: step.data_seconds),
     ),
     Value(
+        "boost_job_forward_seconds",
+        "Part of the newest step spent computing losses.",
+        _of_step(lambda step: step.forward_seconds),
+    ),
+    Value(
+        "boost_job_backward_seconds",
+        "Part of the newest step spent computing gradients.",
+        _of_step(lambda step: step.backward_seconds),
+    ),
+    Value(
+        "boost_job_optimizer_seconds",
+        "Part of the newest step from its last gradient to the new weights.",
+        _of_step(lambda step: step.optimizer_seconds),
+    ),
+    Value(
         "boost_job_communication_seconds",
         "Duration of the newest step's collectives, each from start to end.",
         _of_step(lambda step: step.communication_seconds),
@@ -175,6 +190,16 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
         "boost_job_model_flops_per_second",
         "Model FLOPs a second over the whole gang, newest step; 0 between steps.",
         _rate(lambda step: step.model_flops_per_second),
+    ),
+    Value(
+        "boost_job_model_flops_utilization_ratio",
+        "Part of the devices' peak that these FLOPs are, where one is known; 0 between steps.",
+        _rate(lambda step: step.model_flops_utilization),
+    ),
+    Value(
+        "boost_job_hardware_flops_utilization_ratio",
+        "The same with what the backward pass computes again; 0 between steps.",
+        _rate(lambda step: step.hardware_flops_utilization),
     ),
     Value(
         "boost_job_progress_timestamp_seconds",

@@ -61,17 +61,20 @@ def test_a_job_from_its_first_wait_to_its_end(http: httpx.Client, store: JobStor
     assert started.value("boost_job_workers") == 2
     assert started.find("boost_job_loss_nats") == []
     before = time.time()
-    store.append_reports(job.id, 1, numbered(a_step(1), a_step(2), a_checkpoint(2), an_evaluation(2)))
+    newest = a_step(2, forward_seconds=0.125, backward_seconds=0.25, optimizer_seconds=0.0625)
+    store.append_reports(job.id, 1, numbered(a_step(1), newest, a_checkpoint(2), an_evaluation(2)))
     found = Scrape(http)
     expected = {
         "attempts_total": 1, "target_steps": 10, "step": 2, "loss_nats": 4.8, "gradient_norm": 1,
         "learning_rate": 1e-3, "tokens": 2048, "tokens_per_second": 2048, "samples_per_second": 32,
-        "tokens_per_second_per_worker": 1024, "step_seconds": 0.5, "data_seconds": 0, "communication_seconds": 0.25,
+        "tokens_per_second_per_worker": 1024, "step_seconds": 0.5, "data_seconds": 0,
+        "forward_seconds": 0.125, "backward_seconds": 0.25, "optimizer_seconds": 0.0625, "communication_seconds": 0.25,
         "exposed_communication_seconds": 0.125, "communication_bytes": 4096, "model_flops_per_second": 1e9,
         "held_out_loss_nats": 2.5, "checkpoint_seconds": 0.25, "checkpoint_commit_seconds": 0,
         "checkpoint_bytes": 2**20, "checkpoint_step": 2,
     }  # fmt: skip
     assert {name: found.value(f"boost_job_{name}", job_id=job.id) for name in expected} == expected
+    assert found.find("boost_job_model_flops_utilization_ratio") == [], "the peak is not known"
     for name in ("progress", "checkpoint"):
         assert before <= found.value(f"boost_job_{name}_timestamp_seconds") <= time.time()
     finish(store, job.id)
@@ -109,25 +112,26 @@ def test_shape_restarts_faults_and_goodput(http: httpx.Client, store: JobStore) 
 def test_throughput_falls_to_zero_while_a_gang_does_not_step(http: httpx.Client, store: JobStore) -> None:
     job = store.create(a_spec(), ROOT)
     start(store, job.id)
-    rates = [
-        f"boost_job_{name}_per_second{rest}"
-        for name, rest in (("tokens", ""), ("samples", ""), ("tokens", "_per_worker"), ("model_flops", ""))
-    ]
+    rates = (
+        "tokens_per_second", "samples_per_second", "tokens_per_second_per_worker", "model_flops_per_second",
+        "model_flops_utilization_ratio", "hardware_flops_utilization_ratio",
+    )  # fmt: skip
+    step = a_step(2, model_flops_utilization=0.25, hardware_flops_utilization=0.5)
 
     def seen() -> list[bool]:
         scrape = Scrape(http)
         assert scrape.value("boost_job_loss_nats") == 4.8
-        return [scrape.value(rate) > 0 for rate in rates]
+        return [scrape.value(f"boost_job_{rate}") > 0 for rate in rates]
 
-    store.append_reports(job.id, 1, numbered(a_step(2)))
-    assert seen() == [True] * 4
+    store.append_reports(job.id, 1, numbered(step))
+    assert seen() == [True] * 6
     store.append_reports(job.id, 1, numbered(an_interruption(2), first=2))
-    assert seen() == [False] * 4
-    store.append_reports(job.id, 1, numbered(a_restart(2), a_step(2), first=3))
-    assert seen() == [True] * 4
+    assert seen() == [False] * 6
+    store.append_reports(job.id, 1, numbered(a_restart(2), step, first=3))
+    assert seen() == [True] * 6
     store.request_pause(job.id)
     store.change(job.id, Reason.PAUSED_BY_USER, "its state is saved")
-    assert seen() == [False] * 4
+    assert seen() == [False] * 6
 
 
 def test_before_the_first_step_progress_is_dated_by_the_start(http: httpx.Client, store: JobStore) -> None:
