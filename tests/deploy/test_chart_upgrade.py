@@ -44,9 +44,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 def fill(store: JobStore) -> dict[str, str]:
     """A job in each state; their ids by what they are called. Their names say what becomes of their next gangs."""
-    ids = {
-        what: store.create(a_spec(name=name), "file:///checkpoints", OWNER).id for what, name in NAMES.items()
-    }
+    ids = {what: store.create(a_spec(name=name), "file:///checkpoints", OWNER).id for what, name in NAMES.items()}
     store.change(ids["scheduling"], Reason.HEAD_OF_QUEUE, "is next")
     start(store, ids["running"])
     reports = numbered(a_start(), a_step(1), a_checkpoint(1), a_restart(2), a_step(3))
