@@ -123,9 +123,10 @@ def prometheus(
     promtool("check", "config", path)
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
+    # Its first alerts may come before it has found whom to tell; the next time is a minute later unless told otherwise.
     command = [
         program("prometheus"), f"--config.file={path}", f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address={address}", "--log.level=warn",
+        f"--web.listen-address={address}", f"--rules.alert.resend-delay={seconds}", "--log.level=warn",
     ]  # fmt: skip
     with running(command, f"http://{address}/-/ready", folder / "prometheus.log"):
         server = Prometheus(f"http://{address}")
@@ -136,12 +137,14 @@ def prometheus(
 
 
 @contextmanager
-def alertmanager(folder: Path, webhook: str) -> Iterator[str]:
-    """Run one that tells a webhook of every alert at once; yields its host and port."""
-    config = {
-        "route": {"receiver": "test", "group_wait": "0s", "group_interval": "1s"},
-        "receivers": [{"name": "test", "webhook_configs": [{"url": webhook}]}],
-    }
+def alertmanager(folder: Path, config: dict[str, Any], webhook: str) -> Iterator[str]:
+    """Run one with a configuration, but that all its receivers are a webhook and that it does not wait.
+
+    Yields:
+        Its host and port.
+    """
+    receivers = [{"name": each["name"], "webhook_configs": [{"url": webhook}]} for each in config["receivers"]]
+    config = config | {"receivers": receivers, "route": config["route"] | {"group_wait": "0s"}}
     path = folder / "alertmanager.yml"
     path.write_text(yaml.safe_dump(config))
     (port,) = free_ports(1)

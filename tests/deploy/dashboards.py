@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import promql_parser
@@ -24,13 +25,14 @@ _LABEL_VALUES = re.compile(r"label_values\((.+), *\w+\)")
 
 
 class Query(NamedTuple):
-    """One query; ``panel`` is the title of the panel, or ``variable …`` or ``annotation …``."""
+    """One query; ``panel`` is a title that a dashboard has once, or ``variable …`` or ``annotation …``."""
 
     dashboard: str
     panel: str
     expr: str
 
 
+@cache
 def dashboards() -> dict[str, dict[str, Any]]:
     """The dashboards by their uids."""
     return {board["uid"]: board for board in map(json.loads, build().values())}

@@ -78,7 +78,7 @@ def _training() -> Row:
 
 def _cluster() -> Row:
     gpus = time_series(
-        "GPUs",
+        "GPUs by tenant",
         "GPUs that each tenant's gangs hold, and those that nobody holds.",
         "suffix: GPUs",
         Query(newest("boost_tenant_gpus_held", TENANTS, "tenant"), "{{tenant}}"),

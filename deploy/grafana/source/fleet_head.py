@@ -60,7 +60,7 @@ def _trouble() -> list[stat.Panel]:
         total(f"max by (job_id, cause) (increase(boost_job_restarts_total{{{TENANTS}}}[$__range]))"),
     )
     wait = _value(
-        "Longest wait",
+        "Longest wait now",
         "How long the job has waited that has waited longest.",
         "s",
         newest("boost_queue_oldest_wait_seconds"),

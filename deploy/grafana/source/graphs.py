@@ -7,6 +7,9 @@ from deploy.grafana.source.datasource import PROMETHEUS
 from deploy.grafana.source.panels import Query, by_name, over_time, tooltip
 from deploy.grafana.source.promql import quantile
 
+# Rates over ranks' steps have no value where no step ended; steps may take minutes. In milliseconds.
+_GAP = 300_000
+
 
 def time_series(title: str, says: str, unit: str, *queries: Query) -> timeseries.Panel:
     """Lines over time, from zero up."""
@@ -17,7 +20,7 @@ def curves(title: str, says: str, unit: str, *queries: Query) -> timeseries.Pane
     """Lines over time on an axis that fits them."""
     panel = timeseries.Panel().title(title).description(says).datasource(PROMETHEUS)
     panel = panel.unit(unit).height(8).span(8)
-    panel = panel.line_width(1).fill_opacity(8).show_points(looks.VisibilityMode.NEVER)
+    panel = panel.line_width(1).fill_opacity(8).show_points(looks.VisibilityMode.AUTO).span_nulls(_GAP)
     panel = panel.color_scheme(by_name()).legend(_legend()).tooltip(tooltip())
     return panel.targets(over_time(queries))
 

@@ -132,7 +132,7 @@ def _time() -> Row:
 def _goodput() -> bargauge.Panel:
     seconds = newest("boost_job_goodput_seconds", JOB, "kind")
     says = "What all of the job's time so far went into."
-    return bars("Goodput", says, "s", Query(f"sort_desc({seconds})", "{{kind}}"))
+    return bars("Where the time went", says, "s", Query(f"sort_desc({seconds})", "{{kind}}"))
 
 
 def _restarts() -> timeseries.Panel:

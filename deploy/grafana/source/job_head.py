@@ -19,13 +19,18 @@ def _value(title: str, says: str, unit: str, expr: str) -> stat.Panel:
 
 def _progress() -> list[stat.Panel]:
     step, target = newest("boost_job_step", JOB), newest("boost_job_target_steps", JOB)
-    pace = f"max(deriv(boost_job_step{{{JOB}}}[$__rate_interval]))"
+    pace = f"max(deriv(boost_job_step{{{JOB}}}[10m]))"
     return [
         _state(),
         _value("Done", "Steps done, of those that the job runs in all.", "percentunit", f"{step} / {target}").max(1),
-        _value("Step", "Optimizer steps done.", "locale", step),
-        _value("Time left", "Until the last step, at the present pace.", "s", f"({target} - {step}) / ({pace} > 0)"),
-        _value("Loss", "Training loss of the newest step.", "suffix: nats", newest("boost_job_loss_nats", JOB)),
+        _value("Steps", "Optimizer steps done.", "locale", step),
+        _value(
+            "Time left",
+            "Until the last step, at the pace of the last ten minutes.",
+            "s",
+            f"({target} - {step}) / ({pace} > 0)",
+        ),
+        _value("Loss now", "Training loss of the newest step.", "suffix: nats", newest("boost_job_loss_nats", JOB)),
         _value("Speed", "Tokens trained on a second.", "si:tokens/s", newest("boost_job_tokens_per_second", JOB)),
     ]
 
@@ -37,7 +42,7 @@ def _health() -> list[stat.Panel]:
     silence = _value("Last step", "How long ago the newest step was done.", "s", _since("progress")).decimals(0)
     age = _value("Last checkpoint", "How long ago the newest checkpoint was committed.", "s", _since("checkpoint"))
     restarts = _value(
-        "Restarts",
+        "Interruptions",
         "How often training went on after an interruption.",
         "none",
         total(newest("boost_job_restarts_total", JOB, "cause")),
