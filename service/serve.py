@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import socket
+from typing import TYPE_CHECKING
 
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
@@ -16,13 +17,16 @@ from service.gang.ray_gangs import RayGangs
 from service.jobs.database import migrate
 from service.jobs.leases import Leases
 from service.jobs.store import JobStore
-from service.redaction import redact_logs
+from service.logs import write_logs
 from service.scheduler.actions import ResizePolicy
 from service.scheduler.loop import ReconcileLoop
 from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
 from service.settings import Settings
 from service.telemetry.process import ProcessMetrics
+
+if TYPE_CHECKING:
+    from service.telemetry.tracing import Tracing
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +43,7 @@ def run(settings: Settings) -> None:
         check_exposure(settings)
     except UnsafeExposure as error:
         raise SystemExit(str(error)) from error
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    redact_logs()
+    write_logs(settings.log_format)
     with contextlib.closing(_listen(settings.host, settings.port)) as listener:
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         migrate(settings.database_url)
@@ -59,18 +62,30 @@ def _say_how_to_begin(settings: Settings, store: JobStore) -> None:
 
 def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:
     gangs = RayGangs(
-        settings.ray_address, settings.cpus, settings.secrets_dir, settings.ray_token_file, settings.metrics_ports()
+        settings.ray_address,
+        settings.cpus,
+        settings.secrets_dir,
+        settings.ray_token_file,
+        settings.metrics_ports(),
+        settings.log_format,
     )
     policy = ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds)
     quotas = QuotaStore(store)
     leases = Leases(store.engine, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
 
     def reconciler(record: JobStore) -> Reconciler:
-        return Reconciler(record, gangs, policy, limits=lambda: Limits(*quotas.limits()))
+        return Reconciler(
+            record,
+            gangs,
+            policy,
+            limits=lambda: Limits(*quotas.limits()),
+            tracing=tracing,
+            autoscales=settings.autoscaling,
+        )
 
-    metrics = ProcessMetrics()
+    metrics, tracing = ProcessMetrics(), _tracing(settings)
     loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds, metrics.scheduler)
-    server = ApiServer(create_app(store, settings, loop.problem, metrics), settings)
+    server = ApiServer(create_app(store, settings, loop.problem, metrics, tracing), settings)
     # uvicorn stops at either signal and then raises it again: as a KeyboardInterrupt both leave through the door.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     loop.start()
@@ -79,6 +94,16 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
             server.run(sockets=[listener])
     finally:
         loop.stop()
+        if tracing:
+            tracing.close()
+
+
+def _tracing(settings: Settings) -> "Tracing | None":
+    if settings.otlp_endpoint is None:
+        return None
+    from service.telemetry.tracing import Tracing  # which nobody is to wait for whom it does not serve
+
+    return Tracing.to(settings.otlp_endpoint)
 
 
 def _listen(host: str, port: int) -> socket.socket:

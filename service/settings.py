@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from boost_core.config.urls import refuse_unserved
+from service.logs import LogFormat
 
 
 def _absolute_prefix(value: str) -> str:
@@ -87,6 +88,17 @@ class Settings(BaseSettings):
         30.0, ge=0, description="A gang grows no sooner than so long after its shape has changed,"
     )
     grow_settle_seconds: float = Field(5.0, ge=0, description="and when there has been room for so long.")
+    autoscaling: bool = Field(
+        False,
+        description="Whether the Ray cluster is asked for nodes that waiting jobs need; its autoscaler adds them.",
+    )
+    log_format: LogFormat = Field(LogFormat.TEXT, description="How the service and its gangs write their logs.")
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern="^https?://",
+        description="URL of an OpenTelemetry collector that takes OTLP over HTTP, such as http://collector:4318; none: "
+        "nothing is traced.",
+    )
     url: str = Field(
         default_factory=lambda given: (
             f"{'https' if given.get('tls_cert') else 'http'}://{given.get('host')}:{given.get('port')}"

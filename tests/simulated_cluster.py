@@ -234,11 +234,12 @@ class MemoryStore:
     def get(self, job_id: str) -> JobRecord:
         return self.jobs[job_id]
 
-    def change(self, job_id: str, reason: Reason, message: str, *, attempt: int | None = None) -> None:
+    def change(self, job_id: str, reason: Reason, message: str, *, attempt: int | None = None) -> JobRecord:
         job = self.jobs[job_id]
         values = {"state": next_state(job.state, reason), "reason": reason, "message": message}
         self.update(job_id, **values, attempt=job.attempt if attempt is None else attempt)
         self.reasons[reason] += 1
+        return self.jobs[job_id]
 
     def explain(self, messages: Mapping[str, str]) -> None:
         for job_id, message in messages.items():

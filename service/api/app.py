@@ -1,7 +1,7 @@
 """The API put together."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
@@ -41,6 +41,9 @@ from service.jobs.store import JobStore
 from service.settings import Settings
 from service.telemetry.process import ProcessMetrics
 
+if TYPE_CHECKING:
+    from service.telemetry.tracing import Tracing
+
 
 class _Api(FastAPI):
     """FastAPI whose OpenAPI document has the media type of problems right, and whose answers are all looked after."""
@@ -49,7 +52,8 @@ class _Api(FastAPI):
         context: Context = self.state.context
         answering = AnswerHeaders(Audit(super().build_middleware_stack(), context.audit), context.settings)
         paths = (str(route.path) for route in iter_route_contexts(self.routes))
-        return Measuring(answering, context.metrics.http, paths)
+        measuring = Measuring(answering, context.metrics.http, paths)
+        return context.tracing.requests(measuring) if context.tracing else measuring
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -60,7 +64,11 @@ class _Api(FastAPI):
 
 
 def create_app(
-    store: JobStore, settings: Settings, readiness: Callable[[], str | None], metrics: ProcessMetrics | None = None
+    store: JobStore,
+    settings: Settings,
+    readiness: Callable[[], str | None],
+    metrics: ProcessMetrics | None = None,
+    tracing: "Tracing | None" = None,
 ) -> FastAPI:
     """The API over a record.
 
@@ -69,6 +77,7 @@ def create_app(
         settings: The operator's settings.
         readiness: Gives ``None`` when jobs can be scheduled, else the reason why not. Called from any thread.
         metrics: What the process measures of itself, if more than the API does.
+        tracing: Makes spans; ``None`` for none.
     """
     # FastAPI's pages of documentation come from servers of others; /openapi.json is all that they are made of.
     app = _Api(title="BOOST Service", version=__version__, docs_url=None, redoc_url=None)
@@ -84,6 +93,7 @@ def create_app(
         AuditLog(store.engine),
         limits,
         metrics or ProcessMetrics(),
+        tracing,
     )
     install_error_handlers(app)
     app.router.middleware_stack = Gate(app.router.middleware_stack, known_keys, limits, settings)

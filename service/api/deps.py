@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
@@ -20,6 +20,9 @@ from service.models.identity import Scope
 from service.settings import Settings
 from service.telemetry.process import ProcessMetrics
 
+if TYPE_CHECKING:
+    from service.telemetry.tracing import Tracing
+
 
 @dataclass(frozen=True)
 class Context:
@@ -35,6 +38,7 @@ class Context:
         audit: Who has changed what.
         limits: How much may be asked, by whom.
         metrics: What this process measures of itself.
+        tracing: Makes spans; ``None``: there are none.
         stopping: Set when the server stops, so that open streams end.
     """
 
@@ -47,6 +51,7 @@ class Context:
     audit: AuditLog
     limits: Limits
     metrics: ProcessMetrics
+    tracing: "Tracing | None" = None
     stopping: threading.Event = field(default_factory=threading.Event)
 
 
@@ -56,6 +61,14 @@ async def _context(request: Request) -> Context:
 
 
 ContextDep = Annotated[Context, Depends(_context)]
+
+
+async def _traceparent(request: Request) -> str | None:
+    parent: str | None = getattr(request.state, "traceparent", None)
+    return parent
+
+
+TraceparentDep = Annotated[str | None, Depends(_traceparent)]  # of the request's span, if it has one
 
 
 def _job(job_id: str, context: ContextDep, who: Reader) -> JobRecord:

@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.exposure import is_seen_over_tls
+from service.logs import about
 from service.settings import Settings
 
 REQUEST_ID = "X-Request-ID"
@@ -63,7 +64,8 @@ class AnswerHeaders:
                     _log.error("request %s, %s %r: %d", request_id, scope["method"], scope["path"], message["status"])
             await send(message)
 
-        await self._app(scope, receive, add_and_send)
+        with about(request=request_id):
+            await self._app(scope, receive, add_and_send)
 
 
 def allow_origins(app: FastAPI, origins: Sequence[str]) -> None:

@@ -32,6 +32,7 @@ class ApiServer(uvicorn.Server):
                 proxy_headers=bool(settings.trusted_proxies),
                 forwarded_allow_ips=list(settings.trusted_proxies),
                 server_header=False,
+                log_config=None,  # its lines look like all others of this process
             )
         )
         self._context: Context = app.state.context

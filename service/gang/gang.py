@@ -22,6 +22,7 @@ from service.gang.reporter import Message
 from service.gang.resources import gang_in_words, worker_resources
 from service.gang.status import GangPhase, Orders
 from service.gang.watch import GangWatch, RestartLimit
+from service.logs import GangLogs
 from service.secrets import SecretReference
 
 logger = logging.getLogger(__name__)
@@ -68,14 +69,15 @@ class Gang:
         supervisor: Handle of the ``Supervisor`` actor, for the processes.
         secret: What the ranks reach data and checkpoints with; ``None`` for their nodes' own means.
         metrics_ports: What the processes may serve their metrics on.
+        logs: How the ranks write their logs.
     """
 
     def __init__(
         self, spec: JobSpec, orders: Orders, record: GangRecord, supervisor: Any, secret: SecretReference | None,
-        metrics_ports: range,
+        metrics_ports: range, logs: GangLogs,
     ) -> None:  # fmt: skip
         self._spec, self._orders, self._record, self._supervisor = spec, orders, record, supervisor
-        self._secret, self._metrics_ports = secret, metrics_ports
+        self._secret, self._metrics_ports, self._logs = secret, metrics_ports, logs
         self._cluster = ClusterView()
         self._limit = RestartLimit(spec.fault_tolerance)
         self._replicas: dict[int, Replica] = {}
@@ -254,7 +256,7 @@ class Gang:
         self._record.formed(move.shape, places, makes_copies=bool(copies))
         self._memory_is_lost = False
         for rank, member in enumerate(members):
-            assignment = Assignment(self._generation, spec, rank, meeting, tuple(copies), self._secret)
+            assignment = Assignment(self._generation, spec, rank, meeting, tuple(copies), self._logs, self._secret)
             formation.ends[member.call("train", assignment, recovery)] = rank
 
     def _recovery(self) -> MemoryState[Holder] | None:

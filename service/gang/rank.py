@@ -81,6 +81,7 @@ class RankProcess:
             recovery: The state to continue from, in memory; ``None`` to look for a checkpoint.
         """
         spec, rank = assignment.spec, assignment.rank
+        assignment.logs.write(rank)
         torch.set_num_threads(max(1, int(spec.resources.cpus_per_worker)))
         self._membership = self._joined(assignment, recovery)
         self._reporter.begin(rank, assignment.generation)

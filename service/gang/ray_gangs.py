@@ -5,17 +5,27 @@ import os
 import secrets as chance
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util import list_named_actors
 
 from boost_core.config import Drill, JobSpec
-from service.gang.ray_private import draining_nodes, free_resources, node_table, use_token
-from service.gang.status import GangPhase, GangStatus, NodeCapacity, Orders
+from service.gang.ray_private import (
+    autoscaler_refuses,
+    draining_nodes,
+    free_resources,
+    node_table,
+    use_token,
+    write_to_log,
+)
+from service.gang.status import Bundle, GangPhase, GangStatus, NodeCapacity, Orders
 from service.gang.supervisor import Supervisor
+from service.logs import GangLogs, LogFormat
 from service.secrets import SecretReference
 
 NAMESPACE = "boost"
@@ -34,14 +44,15 @@ class RayGangs:
         token_file: File with the token without which Ray does nothing for anybody. An embedded Ray's is made if there
             is none; a cluster without one, or whose token the environment tells, needs none. ``None`` leaves it to Ray.
         metrics_ports: Each rank serves its metrics on the first of its node's that is free; none: not at all.
+        log_format: How the processes of gangs write their logs.
     """
 
     def __init__(
         self, ray_address: str | None, cpus: int | None, secrets: Path, token_file: Path | None = None,
-        metrics_ports: range = range(0),
+        metrics_ports: range = range(0), log_format: LogFormat = LogFormat.TEXT,
     ) -> None:  # fmt: skip
         self._address, self._cpus, self._secrets = ray_address, cpus, str(secrets)
-        self._token_file, self._metrics_ports = token_file, metrics_ports
+        self._token_file, self._metrics_ports, self._log_format = token_file, metrics_ports, log_format
         self._folder: str | None = None
 
     def connect(self) -> None:
@@ -50,6 +61,7 @@ class RayGangs:
         Raises:
             ConnectionError: There is no cluster at the address.
         """
+        write_to_log()
         settings: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
         if self._address is not None:
             if self._token_file and self._token_file.exists() and "RAY_AUTH_MODE" not in os.environ:
@@ -92,6 +104,20 @@ class RayGangs:
             if node["Alive"]
         ]
 
+    def ask(self, bundles: Sequence[Bundle]) -> None:
+        """Ask the cluster's autoscaler for nodes that can hold all of these at once, instead of what was asked before.
+
+        What gangs have is part of it. Without an autoscaler nothing comes of it.
+        """
+        request_resources(
+            bundles=[bundle.resources for bundle in bundles],
+            bundle_label_selectors=[bundle.labels for bundle in bundles],
+        )
+
+    def refused(self) -> bool:
+        """Whether the autoscaler says that it cannot give what it is asked for now."""
+        return autoscaler_refuses()
+
     def alive(self) -> set[tuple[str, int]]:
         """Job id and attempt of every gang that has not been ended."""
         names = [name.rpartition("-") for name in list_named_actors()]
@@ -107,7 +133,7 @@ class RayGangs:
             lifetime="detached",
             num_cpus=0,
             resources=ON_THE_HEAD,
-        ).remote(spec, orders, secret, self._metrics_ports)
+        ).remote(spec, orders, secret, self._metrics_ports, GangLogs(self._log_format, job_id, attempt))
 
     def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
         """Give orders; the gang's status, or ``None`` if there is no such gang. Takes a second at most."""

@@ -1,15 +1,31 @@
 """The one place that leans on what Ray does not promise to keep. Its contract is tested against the pinned version."""
 
+import logging
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import state
+from ray._private import state, worker
 from ray.core.generated import autoscaler_pb2
 
+logger = logging.getLogger(__name__)
+
 _cluster: Any = state.state
+
+
+def write_to_log() -> None:
+    """Have what Ray says in this process, and what it would print here, look like all other lines of the log."""
+    rays_own = logging.getLogger("ray")
+    rays_own.handlers.clear()
+    rays_own.propagate = True
+    worker.print_to_stdstream = _log_messages
+
+
+def _log_messages(data: dict[str, Any], ignore_prefix: bool) -> None:  # noqa: ARG001
+    for line in data["lines"]:
+        logger.warning("%s: %s", data["pid"], line)
 
 
 def use_token(token_file: Path) -> None:
@@ -39,12 +55,23 @@ def draining_nodes() -> dict[str, float | None]:
     return {node: deadline / 1000 if deadline > 0 else None for node, deadline in draining.items()}
 
 
+def autoscaler_refuses() -> bool:
+    """Whether the autoscaler has said that it cannot do what it is asked for now: then it does nothing of that."""
+    messages: Any = autoscaler_pb2
+    status = messages.GetClusterStatusReply.FromString(_gcs().get_cluster_status())
+    asked = list(status.cluster_resource_state.cluster_resource_constraints)
+    return bool(asked) and asked == list(status.autoscaling_state.infeasible_cluster_resource_constraints)
+
+
 def drain(node_id: str, why: str, seconds: float) -> bool:
     """Give notice that a node will go away in so many seconds; whether its raylet agrees."""
-    runtime: Any = ray
     reasons: Any = autoscaler_pb2
     preemption = reasons.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-    client = runtime._raylet.GcsClient(address=runtime.get_runtime_context().gcs_address)
     deadline = int((time.time() + seconds) * 1000)
-    accepted, _ = client.drain_node(node_id, preemption, why, deadline)
+    accepted, _ = _gcs().drain_node(node_id, preemption, why, deadline)
     return bool(accepted)
+
+
+def _gcs() -> Any:
+    runtime: Any = ray
+    return runtime._raylet.GcsClient(address=runtime.get_runtime_context().gcs_address)

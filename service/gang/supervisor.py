@@ -10,6 +10,7 @@ from service.gang.gang import Gang
 from service.gang.record import GangRecord
 from service.gang.reporter import Message
 from service.gang.status import GangStatus, Orders
+from service.logs import GangLogs
 from service.secrets import SecretReference
 
 
@@ -21,12 +22,16 @@ class Supervisor:
         orders: The first orders.
         secret: What the ranks reach data and checkpoints with; ``None`` for their nodes' own means.
         metrics_ports: What the ranks may serve their metrics on.
+        logs: How the gang's processes write their logs.
     """
 
-    def __init__(self, spec: JobSpec, orders: Orders, secret: SecretReference | None, metrics_ports: range) -> None:
+    def __init__(
+        self, spec: JobSpec, orders: Orders, secret: SecretReference | None, metrics_ports: range, logs: GangLogs
+    ) -> None:
+        logs.write()
         myself: Any = ray.get_runtime_context().current_actor
         self._record = GangRecord()
-        self._gang = Gang(spec, orders, self._record, myself, secret, metrics_ports)
+        self._gang = Gang(spec, orders, self._record, myself, secret, metrics_ports, logs)
         threading.Thread(target=self._gang.run, name="gang", daemon=True).start()
 
     def push(self, message: Message) -> None:

@@ -62,6 +62,7 @@ class JobStore:
         *,
         cloned_from: str | None = None,
         request: Request | None = None,
+        traceparent: str | None = None,
     ) -> JobRecord:
         """Store a new job, QUEUED; the same request again gives the same job.
 
@@ -72,6 +73,7 @@ class JobStore:
             owner: Whose it is.
             cloned_from: The job that it is a copy of.
             request: What asks for it, if that may come again.
+            traceparent: The span in whose trace the job's are, as W3C writes it.
 
         Raises:
             IdempotencyKeyReused: The request's key came with another one before.
@@ -94,6 +96,7 @@ class JobStore:
             queued_at=now,
             waiting_since=now,
             goodput=Goodput.begin(now).model_dump(mode="json"),
+            traceparent=traceparent,
         )
         event = writes.state_event(job_id, 0, now, JobState.QUEUED, Reason.SUBMITTED, job.message)
         try:

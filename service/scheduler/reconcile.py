@@ -9,24 +9,31 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from boost_core.config import JobSpec, Shape
-from boost_core.config.reports import Cause
+from boost_core.config.reports import Cause, RestartReport
 from service.gang.status import GangPhase, Gangs, GangStatus
 from service.jobs.leases import LeaseLost
 from service.jobs.model import JobRecord
-from service.jobs.queries import JobNotFound
+from service.jobs.queries import EventFilter, JobNotFound
 from service.jobs.states import IllegalTransition, JobState, Reason
 from service.jobs.store import JobStore
 from service.jobs.writes import TakenBack
+from service.logs import about
 from service.scheduler.actions import Action, Admit, Explain, Launch, Pause, Resize, ResizePolicy, RoomSeen, Wait
+from service.scheduler.autoscaling import Autoscaling, nodes_wanted
 from service.scheduler.decisions import decide
 from service.scheduler.housekeeping import Housekeeping
 from service.scheduler.memory import GangMemory
 from service.scheduler.quotas import Limits
 
+if TYPE_CHECKING:
+    from service.telemetry.tracing import Tracing
+
 logger = logging.getLogger(__name__)
 
+_MOST_CHANGES = 10_000  # that a job's trace is made from
 _ENDS = {GangPhase.SUCCEEDED: Reason.TRAINING_FINISHED, GangPhase.FAILED: Reason.TRAINING_FAILED}
 _BEFORE_TRAINING = frozenset({GangPhase.STARTING, GangPhase.WAITING, GangPhase.RECOVERING})
 
@@ -40,6 +47,8 @@ class Reconciler:
         policy: When gangs may grow.
         clock: Tells seconds.
         limits: Gives the quotas of tenants and queues.
+        tracing: Makes spans of what becomes of jobs; ``None`` for none.
+        autoscales: Whether the cluster is to be asked for the nodes that jobs need.
     """
 
     def __init__(
@@ -49,10 +58,14 @@ class Reconciler:
         policy: ResizePolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
         limits: Callable[[], Limits] = Limits,
+        tracing: "Tracing | None" = None,
+        autoscales: bool = False,
     ) -> None:
         self._store, self._gangs = store, gangs
         self._policy, self._memory = policy or ResizePolicy(), GangMemory(clock)
         self._limits, self._housekeeping = limits, Housekeeping(store, clock)
+        self._tracing = tracing
+        self._autoscaling = Autoscaling(gangs, clock) if autoscales else None
 
     def tick(self) -> None:
         """Do one pass. What goes wrong with one job is logged and does not keep the others waiting.
@@ -62,17 +75,19 @@ class Reconciler:
             Exception: The record or the cluster cannot be reached.
         """
         for job in self._store.active():
-            with _apart(job.id):
+            with _apart(job.id, job.attempt, job.traceparent):
                 self._follow(job)
         for job_id, attempt in self._gangs.alive():
-            with _apart(job_id):
+            with _apart(job_id, attempt):
                 self._end_if_forgotten(job_id, attempt)
         actions = self._decide()
         self._memory.saw_room({action.job.id for action in actions if isinstance(action, RoomSeen)})
         for action in actions:
-            with _apart(action.job.id):
+            with _apart(action.job.id, action.job.attempt, action.job.traceparent):
                 self._act(action)
         self._explain(actions)
+        if self._autoscaling:
+            self._autoscaling.ask(*nodes_wanted(self._store.active(), self._limits()))
 
     def _decide(self) -> list[Action]:
         jobs = self._store.active()
@@ -93,11 +108,11 @@ class Reconciler:
         if job.cancel_requested:
             if job.has_gang:
                 self._gangs.end(job.id, job.attempt)
-            self._store.change(job.id, Reason.CANCELLED_BY_USER, "cancelled by its user")
+            self._change(job, Reason.CANCELLED_BY_USER, "cancelled by its user")
         elif job.has_gang:
             self._follow_gang(job)
         elif job.pause_requested and job.state is not JobState.PAUSED:
-            self._store.change(job.id, Reason.PAUSED_BY_USER, "paused before it had a gang")
+            self._change(job, Reason.PAUSED_BY_USER, "paused before it had a gang")
 
     def _follow_gang(self, job: JobRecord) -> None:
         if job.drills:
@@ -116,7 +131,7 @@ class Reconciler:
     def _make_up_for_launch(self, job: JobRecord) -> None:
         """Start a gang that the record announces, and that the service before this one did not live to start."""
         if job.pause_requested:
-            self._store.change(job.id, Reason.PAUSED_BY_USER, "paused before it had a gang")
+            self._change(job, Reason.PAUSED_BY_USER, "paused before it had a gang")
         else:
             orders = self._memory.orders(job)
             self._gangs.launch(job.id, job.attempt, _with_checkpoint_folder(job), orders, job.tenant)
@@ -124,10 +139,13 @@ class Reconciler:
     def _record(self, job: JobRecord, status: GangStatus) -> None:
         reports = [(report.sequence, report.time, report.report) for report in status.reports]
         self._store.append_reports(job.id, job.attempt, reports)
+        for told in status.reports:
+            if self._tracing and isinstance(told.report, RestartReport):
+                self._tracing.restarted(job, told.time, told.report)
         if reason := _progress(job, status):
-            self._store.change(job.id, reason, status.message)
+            job = self._change(job, reason, status.message)
         if reason := _end(job, status):
-            self._store.change(job.id, reason, status.message)
+            self._change(job, reason, status.message)
             self._gangs.end(job.id, job.attempt)
 
     def _lost(self, job: JobRecord) -> None:
@@ -136,13 +154,13 @@ class Reconciler:
         restarts_left = policy.max_restarts - self._store.count_changes(job.id, Reason.GANG_LOST, since)
         if restarts_left > 0:
             message = f"gang {job.attempt} is gone; the job waits for a new one, {restarts_left} restarts are left"
-            self._store.change(job.id, Reason.GANG_LOST, message)
+            self._change(job, Reason.GANG_LOST, message)
         else:
             message = (
                 f"gang {job.attempt} is gone, and fault_tolerance.max_restarts = {policy.max_restarts} allows no "
                 f"other; submit the job again with checkpoint.resume_from: {job.checkpoint_url}"
             )
-            self._store.change(job.id, Reason.RESTARTS_EXHAUSTED, message)
+            self._change(job, Reason.RESTARTS_EXHAUSTED, message)
 
     def _end_if_forgotten(self, job_id: str, attempt: int) -> None:
         """End a gang that outlived its job, as when the service died between a change and its consequence."""
@@ -157,9 +175,9 @@ class Reconciler:
         job = action.job
         match action:
             case Admit():
-                self._store.change(job.id, Reason.HEAD_OF_QUEUE, "is next to be placed")
+                self._change(job, Reason.HEAD_OF_QUEUE, "is next to be placed")
             case Wait(message=message):
-                self._store.change(job.id, Reason.WAITING_FOR_RESOURCES, message)
+                self._change(job, Reason.WAITING_FOR_RESOURCES, message)
             case Launch(shape=shape, message=message):
                 self._launch(job, shape, message)
             case Resize(shape=shape, cause=cause, message=message):
@@ -171,9 +189,19 @@ class Reconciler:
 
     def _launch(self, job: JobRecord, shape: Shape, message: str) -> None:
         attempt = job.attempt + 1
-        self._store.change(job.id, Reason.GANG_STARTING, message, attempt=attempt)
+        self._change(job, Reason.GANG_STARTING, message, attempt)
         orders = self._memory.start(job, attempt, shape)
         self._gangs.launch(job.id, attempt, _with_checkpoint_folder(job), orders, job.tenant)
+
+    def _change(self, job: JobRecord, reason: Reason, message: str, attempt: int | None = None) -> JobRecord:
+        after = self._store.change(job.id, reason, message, attempt=attempt)
+        if (after.state, after.reason) != (job.state, job.reason):
+            with about(attempt=after.attempt):
+                logger.info("%s is %s, %s: %s", job.id, after.state, after.reason, after.message)
+        if self._tracing and job.state is JobState.SCHEDULING and after.state is not JobState.SCHEDULING:
+            changes = EventFilter(kinds=("state",), since=job.waiting_since)
+            self._tracing.left_queue(after, self._store.events(job.id, limit=_MOST_CHANGES, wanted=changes))
+        return after
 
 
 def _progress(job: JobRecord, status: GangStatus) -> Reason | None:
@@ -203,12 +231,13 @@ def _with_checkpoint_folder(job: JobRecord) -> JobSpec:
 
 
 @contextmanager
-def _apart(job_id: str) -> Iterator[None]:
-    try:
-        yield
-    except LeaseLost:
-        raise
-    except (IllegalTransition, TakenBack) as overtaken:  # its user cancelled or resumed the job meanwhile
-        logger.info("%s: %s", job_id, overtaken)
-    except Exception:
-        logger.exception("%s: this pass failed; the next one tries again", job_id)
+def _apart(job_id: str, attempt: int, traceparent: str | None = None) -> Iterator[None]:
+    with about(job=job_id, attempt=attempt, trace_id=traceparent and traceparent.split("-")[1]):
+        try:
+            yield
+        except LeaseLost:
+            raise
+        except (IllegalTransition, TakenBack) as overtaken:  # its user cancelled or resumed the job meanwhile
+            logger.info("%s: %s", job_id, overtaken)
+        except Exception:
+            logger.exception("%s: this pass failed; the next one tries again", job_id)

@@ -10,7 +10,7 @@ from boost_core.config import JobSpec
 from boost_core.plan.report import plan
 from service.api.admission import refuse_unfit
 from service.api.auth import Principal, Reader, Submitter
-from service.api.deps import Context, ContextDep, JobDep
+from service.api.deps import Context, ContextDep, JobDep, TraceparentDep
 from service.api.errors import InvalidJob, problem_responses
 from service.api.idempotency import IdempotentDep
 from service.api.merge import merged
@@ -44,9 +44,16 @@ class JobQuery(BaseModel):
 
 
 @router.post("", status_code=HTTPStatus.CREATED, responses=_BODY_REFUSED)
-def submit(spec: JobSpec, who: Submitter, context: ContextDep, request: IdempotentDep, response: Response) -> JobRecord:
+def submit(
+    spec: JobSpec,
+    who: Submitter,
+    context: ContextDep,
+    request: IdempotentDep,
+    traceparent: TraceparentDep,
+    response: Response,
+) -> JobRecord:
     """Submit a training job. It is QUEUED, and runs when its turn comes and its workers can be placed."""
-    return _create(spec, who, context, request, response)
+    return _create(spec, who, context, request, traceparent, response)
 
 
 @router.post("/dry-run", responses=_BODY_REFUSED)
@@ -79,7 +86,13 @@ async def show(job: JobDep, response: Response) -> JobRecord:
     responses=_BODY_REFUSED | problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
 )
 def clone(
-    job: JobDep, wanted: CloneRequest, who: Submitter, context: ContextDep, request: IdempotentDep, response: Response
+    job: JobDep,
+    wanted: CloneRequest,
+    who: Submitter,
+    context: ContextDep,
+    request: IdempotentDep,
+    traceparent: TraceparentDep,
+    response: Response,
 ) -> JobRecord:
     """Submit a job like another one, with some changes."""
     changes = wanted.changes
@@ -91,7 +104,7 @@ def clone(
         spec = JobSpec.model_validate(merged(job.spec.model_dump(mode="json"), changes))
     except ValidationError as error:
         raise InvalidJob(job_errors(error.errors())) from error
-    return _create(spec, who, context, request, response, cloned_from=job.id)
+    return _create(spec, who, context, request, traceparent, response, cloned_from=job.id)
 
 
 def _create(
@@ -99,6 +112,7 @@ def _create(
     who: Principal,
     context: Context,
     request: Request | None,
+    traceparent: str | None,
     response: Response,
     cloned_from: str | None = None,
 ) -> JobRecord:
@@ -106,7 +120,9 @@ def _create(
     if record is None:
         refuse_unfit(spec, context, who.tenant)
         owner, root = Owner(who.tenant, who.name), context.settings.checkpoint_root
-        record = context.store.create(spec, root, owner, cloned_from=cloned_from, request=request)
+        record = context.store.create(
+            spec, root, owner, cloned_from=cloned_from, request=request, traceparent=traceparent
+        )
     response.headers["Location"] = f"{router.prefix}/{record.id}"
     response.headers["ETag"] = record.etag
     return record

@@ -1,0 +1,102 @@
+"""How a process writes its log: as text or as a JSON object a line, and what those lines are about.
+
+The objects have ``time`` (RFC 3339), ``level``, ``logger``, ``message``, ``host``, ``exception`` where there is one,
+and what ``about`` says: the job and its attempt, a request, a trace.
+"""
+
+import json
+import logging
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from types import MappingProxyType
+
+from service.redaction import redact_logs
+
+_NOTHING: Mapping[str, object] = MappingProxyType({})
+_about: ContextVar[Mapping[str, object]] = ContextVar("about", default=_NOTHING)
+
+
+class LogFormat(StrEnum):
+    """How a line is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class JsonLines(logging.Formatter):
+    """Writes a record as one line of JSON.
+
+    Args:
+        facts: What all lines say besides.
+    """
+
+    def __init__(self, facts: Mapping[str, object]) -> None:
+        super().__init__()
+        self._facts = facts
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line; with ASCII letters alone, so that no stream refuses it."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **self._facts,
+            **_about.get(),
+        }
+        if record.exc_info:
+            line["exception"] = record.exc_text or self.formatException(record.exc_info)
+        return json.dumps({name: value for name, value in line.items() if value is not None}, default=str)
+
+
+@contextmanager
+def about(**facts: object) -> Iterator[None]:
+    """Have all lines that come from within say what they are about; a fact that is ``None`` is left out."""
+    token = _about.set({**_about.get(), **facts})
+    try:
+        yield
+    finally:
+        _about.reset(token)
+
+
+def write_logs(log_format: LogFormat, **facts: object) -> None:
+    """Write this process's log to stderr from now on, from INFO up and without secrets.
+
+    Args:
+        log_format: How.
+        facts: What all lines are about.
+    """
+    as_json = log_format is LogFormat.JSON
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        JsonLines({"host": socket.gethostname(), **facts})
+        if as_json
+        else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.captureWarnings(as_json)
+    redact_logs()
+
+
+@dataclass(frozen=True)
+class GangLogs:
+    """How the processes of a gang write theirs. Plain data, because they cannot see the service's settings.
+
+    Attributes:
+        log_format: How.
+        job: The job's id.
+        attempt: Number of the gang.
+    """
+
+    log_format: LogFormat
+    job: str
+    attempt: int
+
+    def write(self, rank: int | None = None) -> None:
+        """Begin, in one of these processes, or begin to speak as a rank."""
+        write_logs(self.log_format, job=self.job, attempt=self.attempt, rank=rank)

@@ -1,0 +1,212 @@
+"""Requests, and what becomes of the jobs that they submit, as OpenTelemetry spans, sent by OTLP over HTTP.
+
+Nothing imports this but what runs where an endpoint is set. A job's trace is that of the request that submitted it: the
+record keeps that request's ``traceparent``, and what comes later is told as children of it, from the record's own
+times. So no span is open while a job waits or trains, and none is lost with a service that dies meanwhile.
+"""
+
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from boost_core import __version__
+from boost_core.config.reports import RestartReport
+from service.jobs.model import JobEvent, JobRecord
+from service.jobs.states import JobState, Reason
+from service.logs import about
+from service.redaction import redact
+
+EXPORT_SECONDS = 3.0  # for a collector to take what it is sent
+CLOSE_SECONDS = 5.0  # for what is left when the service stops
+
+_FAILED = 500
+_TRACED = "/v1"
+_w3c = TraceContextTextMapPropagator()
+
+Attributes = Mapping[str, str | int | float]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a job's way to its first step."""
+
+    name: str
+    start: datetime
+    end: datetime
+
+
+def phases(events: Sequence[JobEvent]) -> Iterator[Phase]:
+    """What a job went through since it was last queued, up to the newest of its changes of state.
+
+    Args:
+        events: Its changes of state, in order.
+    """
+    names = [_phase_of(event) for event in events]
+    begun = [number for number, name in enumerate(names) if number == 0 or name != names[number - 1]]
+    last_queued = max((number for number in begun if names[number] == "queued"), default=0)
+    changes = [number for number in begun if number >= last_queued]
+    for number, following in pairwise(changes):
+        yield Phase(names[number], events[number].time, events[following].time)
+
+
+def _phase_of(event: JobEvent) -> str:
+    match event.data["state"], event.data["reason"]:
+        case JobState.QUEUED, _:
+            return "queued"
+        case JobState.SCHEDULING, Reason.GANG_STARTING:
+            return "start gang"
+        case JobState.SCHEDULING, _:
+            return "place"
+        case state, _:
+            return str(state)
+
+
+class Tracing:
+    """Makes spans, and sends them from a thread of its own; a collector that is away keeps nobody waiting.
+
+    Args:
+        exporter: Where they go.
+    """
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        about_us = {"service.name": "boost", "service.version": __version__, "host.name": socket.gethostname()}
+        self._provider = TracerProvider(resource=Resource.create(about_us), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("boost", __version__)
+
+    @classmethod
+    def to(cls, endpoint: str) -> "Tracing":
+        """Send to a collector.
+
+        Args:
+            endpoint: Its URL for OTLP over HTTP, for example ``http://collector:4318``.
+        """
+        return cls(OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_SECONDS))
+
+    def close(self) -> None:
+        """Send what is left, for a few seconds at most."""
+        closing = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
+
+    def requests(self, app: ASGIApp) -> ASGIApp:
+        """An app whose requests are traced."""
+        return TracedRequests(app, self._tracer)
+
+    def left_queue(self, job: JobRecord, events: Sequence[JobEvent]) -> None:
+        """Tell how a job came from the queue to its first step, or to an end before that.
+
+        Args:
+            job: As it is now.
+            events: Its changes of state since it began to wait.
+        """
+        if parent := _parent(job):
+            for phase in phases(events):
+                self._tell(phase.name, phase.start, phase.end, parent, _about(job))
+
+    def restarted(self, job: JobRecord, time: datetime, restart: RestartReport) -> None:
+        """Tell of an interruption and its parts.
+
+        Args:
+            job: Whose gang was interrupted.
+            time: When training went on.
+            restart: What the gang says of it.
+        """
+        parent = _parent(job)
+        if parent is None:
+            return
+        begun = time - timedelta(seconds=restart.seconds)
+        told: dict[str, str | int | float] = {
+            "boost.cause": restart.cause,
+            "boost.message": redact(restart.message),
+            "boost.step": restart.step,
+            "boost.resumed_step": restart.resumed_step,
+            "boost.recovered_from": restart.recovered_from,
+            "boost.waiting_seconds": restart.waiting_seconds,
+        }
+        span = self._tell("restart", begun, time, parent, _about(job) | told)
+        for part, seconds in restart.parts.items():
+            ended = begun + timedelta(seconds=seconds)
+            self._tell(part, begun, ended, set_span_in_context(span), {})
+            begun = ended
+
+    def _tell(self, name: str, start: datetime, end: datetime, parent: Context, attributes: Attributes) -> Span:
+        span = self._tracer.start_span(name, parent, attributes=attributes, start_time=_nanoseconds(start))
+        span.end(_nanoseconds(end))
+        return span
+
+
+class TracedRequests:
+    """An ASGI middleware that makes a span of each request to the API, a child of the caller's if there is one.
+
+    Its ``traceparent`` is in the request's state.
+
+    Args:
+        app: What is behind it.
+        tracer: Makes the spans.
+    """
+
+    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
+        self._app, self._tracer = app, tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request, and make its span."""
+        if scope["type"] != "http" or not scope["path"].startswith(_TRACED):
+            await self._app(scope, receive, send)
+            return
+        context, method = _w3c.extract(Headers(scope=scope)), scope["method"]
+        span = self._tracer.start_span(method, context, SpanKind.SERVER, attributes={"http.request.method": method})
+
+        async def note_and_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                span.set_attribute("http.response.status_code", message["status"])
+                if message["status"] >= _FAILED:
+                    span.set_status(Status(StatusCode.ERROR))
+            await send(message)
+
+        scope.setdefault("state", {})["traceparent"] = _traceparent(span)
+        try:
+            with about(trace_id=f"{span.get_span_context().trace_id:032x}"):
+                await self._app(scope, receive, note_and_send)
+        finally:
+            if (route := getattr(scope.get("route"), "path", None)) is not None:
+                span.update_name(f"{method} {route}")
+                span.set_attribute("http.route", route)
+            span.end()
+
+
+def _traceparent(span: Span) -> str:
+    carrier: dict[str, str] = {}
+    _w3c.inject(carrier, set_span_in_context(span))
+    return carrier["traceparent"]
+
+
+def _parent(job: JobRecord) -> Context | None:
+    return _w3c.extract({"traceparent": job.traceparent}) if job.traceparent else None
+
+
+def _about(job: JobRecord) -> dict[str, str | int | float]:
+    return {
+        "boost.job.id": job.id,
+        "boost.job.name": job.name,
+        "boost.job.attempt": job.attempt,
+        "boost.tenant": job.tenant,
+        "boost.queue": job.queue,
+    }
+
+
+def _nanoseconds(time: datetime) -> int:
+    return round(time.timestamp() * 1e6) * 1000
