@@ -81,7 +81,14 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
     leases = Leases(store.engine, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
 
     def reconciler(record: JobStore) -> Reconciler:
-        return Reconciler(record, gangs, policy, limits=lambda: Limits(*quotas.limits()), tracing=tracing)
+        return Reconciler(
+            record,
+            gangs,
+            policy,
+            limits=lambda: Limits(*quotas.limits()),
+            tracing=tracing,
+            autoscales=settings.autoscaling,
+        )
 
     metrics, tracing = ProcessMetrics(), _tracing(settings)
     loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds, metrics.scheduler)

@@ -88,6 +88,10 @@ class Settings(BaseSettings):
         30.0, ge=0, description="A gang grows no sooner than so long after its shape has changed,"
     )
     grow_settle_seconds: float = Field(5.0, ge=0, description="and when there has been room for so long.")
+    autoscaling: bool = Field(
+        False,
+        description="Whether the Ray cluster is asked for nodes that waiting jobs need; its autoscaler adds them.",
+    )
     log_format: LogFormat = Field(LogFormat.TEXT, description="How the service and its gangs write their logs.")
     otlp_endpoint: str | None = Field(
         None,

@@ -5,16 +5,19 @@ import os
 import secrets as chance
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util import list_named_actors
 
 from boost_core.config import Errand, JobSpec
 from service.gang.joined_node import JoinedNode
 from service.gang.ray_private import (
+    autoscaler_refuses,
     draining_nodes,
     free_resources,
     gcs_address,
@@ -23,7 +26,7 @@ from service.gang.ray_private import (
     use_token,
     write_to_log,
 )
-from service.gang.status import GangPhase, GangStatus, NodeCapacity, Orders
+from service.gang.status import Bundle, GangPhase, GangStatus, NodeCapacity, Orders
 from service.gang.supervisor import Supervisor
 from service.logs import GangLogs, LogFormat
 from service.secrets import SecretReference
@@ -120,6 +123,20 @@ class RayGangs:
             for node in node_table()
             if node["Alive"] and not node["Resources"].keys().isdisjoint({"CPU", "GPU"})
         ]
+
+    def request_nodes(self, bundles: Sequence[Bundle]) -> None:
+        """Ask the cluster's autoscaler for nodes that can hold all of these at once, instead of what was asked before.
+
+        What gangs have is part of it. Without an autoscaler nothing comes of it.
+        """
+        request_resources(
+            bundles=[bundle.resources for bundle in bundles],
+            bundle_label_selectors=[bundle.labels for bundle in bundles],
+        )
+
+    def refused(self) -> bool:
+        """Whether the autoscaler says that it cannot give what it is asked for now."""
+        return autoscaler_refuses()
 
     def alive(self) -> set[tuple[str, int]]:
         """Job id and attempt of every gang that has not been ended."""

@@ -82,14 +82,20 @@ def draining_nodes() -> dict[str, float | None]:
     return {node: deadline / 1000 if deadline > 0 else None for node, deadline in draining.items()}
 
 
+def autoscaler_refuses() -> bool:
+    """Whether the autoscaler has said that it cannot do what it is asked for now: then it does nothing of that."""
+    messages: Any = autoscaler_pb2
+    status = messages.GetClusterStatusReply.FromString(_gcs().get_cluster_status())
+    asked = list(status.cluster_resource_state.cluster_resource_constraints)
+    return bool(asked) and asked == list(status.autoscaling_state.infeasible_cluster_resource_constraints)
+
+
 def drain(node_id: str, why: str, seconds: float) -> bool:
     """Give notice that a node will go away in so many seconds; whether its raylet agrees."""
-    runtime: Any = ray
     reasons: Any = autoscaler_pb2
     preemption = reasons.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-    client = runtime._raylet.GcsClient(address=runtime.get_runtime_context().gcs_address)
     deadline = int((time.time() + seconds) * 1000)
-    accepted, _ = client.drain_node(node_id, preemption, why, deadline)
+    accepted, _ = _gcs().drain_node(node_id, preemption, why, deadline)
     return bool(accepted)
 
 
@@ -100,3 +106,8 @@ def _is_of_this_machine(address: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def _gcs() -> Any:
+    runtime: Any = ray
+    return runtime._raylet.GcsClient(address=runtime.get_runtime_context().gcs_address)

@@ -1,5 +1,6 @@
 """What the scheduler asks of a gang and what it hears back. Plain data: importing it does not import Ray."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -69,6 +70,14 @@ class NodeCapacity:
     draining: bool = False  # it will go away: nothing new is placed there
 
 
+@dataclass(frozen=True)
+class Bundle:
+    """Resources that are needed together on one node, by Ray's names, and labels that the node must have."""
+
+    resources: dict[str, float]
+    labels: dict[str, str] = field(default_factory=dict)
+
+
 class Gangs(Protocol):
     """Starts, watches and ends gangs. The Ray implementation is ``service.gang.ray_gangs.RayGangs``."""
 
@@ -84,6 +93,15 @@ class Gangs(Protocol):
         Raises:
             ConnectionError: The cluster is out of reach; ``close``, and ``connect`` anew.
         """
+
+    def request_nodes(self, bundles: Sequence[Bundle]) -> None:
+        """Ask the cluster's autoscaler for nodes that can hold all of these at once, instead of what was asked before.
+
+        What gangs have is part of it. Without an autoscaler nothing comes of it.
+        """
+
+    def refused(self) -> bool:
+        """Whether the autoscaler says that it cannot give what it is asked for now."""
 
     def alive(self) -> set[tuple[str, int]]:
         """Job id and attempt of every gang that has not been ended."""

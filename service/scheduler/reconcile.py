@@ -22,6 +22,7 @@ from service.jobs.store import JobStore
 from service.jobs.writes import TakenBack
 from service.logs import about
 from service.scheduler.actions import Action, Admit, Explain, Launch, Pause, Resize, ResizePolicy, RoomSeen, Wait
+from service.scheduler.autoscaling import Autoscaling, nodes_wanted
 from service.scheduler.decisions import decide
 from service.scheduler.housekeeping import Housekeeping
 from service.scheduler.memory import GangMemory
@@ -47,6 +48,7 @@ class Reconciler:
         clock: Tells seconds.
         limits: Gives the quotas of tenants and queues.
         tracing: Makes spans of what becomes of jobs; ``None`` for none.
+        autoscales: Whether the cluster is to be asked for the nodes that jobs need.
     """
 
     def __init__(
@@ -57,11 +59,13 @@ class Reconciler:
         clock: Callable[[], float] = time.monotonic,
         limits: Callable[[], Limits] = Limits,
         tracing: "Tracing | None" = None,
+        autoscales: bool = False,
     ) -> None:
         self._store, self._gangs = store, gangs
         self._policy, self._memory = policy or ResizePolicy(), GangMemory(clock)
         self._limits, self._housekeeping = limits, Housekeeping(store, clock)
         self._tracing = tracing
+        self._autoscaling = Autoscaling(gangs, clock) if autoscales else None
 
     def tick(self) -> None:
         """Do one pass. What goes wrong with one job is logged and does not keep the others waiting.
@@ -82,6 +86,8 @@ class Reconciler:
             with _apart(action.job.id, action.job.attempt, action.job.traceparent):
                 self._act(action)
         self._explain(actions)
+        if self._autoscaling:
+            self._autoscaling.ask(*nodes_wanted(self._store.active(), self._limits()))
 
     def _decide(self) -> list[Action]:
         jobs = self._store.active()

@@ -2,6 +2,7 @@
 
 import copy
 import re
+import tarfile
 from pathlib import Path
 
 import helm_python
@@ -10,7 +11,19 @@ from jsonschema.exceptions import ValidationError
 
 import boost_core
 from service.settings import Settings
-from tests.deploy.chart import CHART, CI, Values, chart, environment, of_kind, pod_templates, read_values, render, the
+from tests.deploy.chart import (
+    CHART,
+    CI,
+    ROOT,
+    Values,
+    chart,
+    environment,
+    of_kind,
+    pod_templates,
+    read_values,
+    render,
+    the,
+)
 from tests.deploy.manifests import check
 
 EXAMPLES = [pytest.param({}, id="defaults"), *(pytest.param(read_values(path), id=path.stem) for path in CI)]
@@ -19,6 +32,20 @@ EXAMPLES = [pytest.param({}, id="defaults"), *(pytest.param(read_values(path), i
 def test_the_chart_is_of_this_version() -> None:
     assert chart().metadata["appVersion"] == boost_core.__version__ == chart().version
     assert "dependencies" not in chart().metadata
+
+
+def test_the_cluster_has_the_ray_of_the_images() -> None:
+    pinned = re.search(r"ray\[.*\]==([\d.]+)", (ROOT / "pyproject.toml").read_text())
+    assert pinned and chart().values["ray"]["version"] == pinned[1]
+
+
+def test_the_package_has_all_that_is_rendered(tmp_path: Path) -> None:
+    archive = helm_python.package(CHART, destination=tmp_path)
+    with tarfile.open(archive) as packed:
+        names = {name.removeprefix("boost/") for name in packed.getnames()}
+    files = {str(path.relative_to(CHART)) for path in CHART.rglob("*") if path.is_file() and path.parent.name != "ci"}
+    assert files - names <= {".helmignore"}
+    assert not {name for name in names if name.startswith("ci/")}
 
 
 def test_there_are_values_for_each_place() -> None:

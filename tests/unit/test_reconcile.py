@@ -1,5 +1,6 @@
 """The reconciler against the real store, with a cluster that does as it is told and dies when it is told."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from boost_core.config import Drill, Errand, JobSpec, Profile, Shape
 from boost_core.config.reports import Cause, LogLine, ShapeReport
-from service.gang.status import GangPhase, GangReport, GangStatus, NodeCapacity, Orders
+from service.gang.status import Bundle, GangPhase, GangReport, GangStatus, NodeCapacity, Orders
 from service.jobs.database import migrate
 from service.jobs.model import JobRecord
 from service.jobs.patch import JobPatch, ReplicasPatch
@@ -32,6 +33,7 @@ class FakeGangs:
         self.specs: list[JobSpec] = []
         self.orders: dict[str, Orders] = {}  # the newest of each job
         self.errands: list[tuple[str, int, Errand]] = []
+        self.asked: list[list[Bundle]] = []
         self.cpus = [2.0]  # of each node
         self.free: list[float] | None = None
         self.fail_before: dict[str, BaseException] = {}
@@ -46,6 +48,12 @@ class FakeGangs:
             NodeCapacity(f"node-{number}", {"CPU": cpus}, {"CPU": free})
             for number, (cpus, free) in enumerate(zip(self.cpus, self.free or self.cpus, strict=True))
         ]
+
+    def request_nodes(self, bundles: Sequence[Bundle]) -> None:
+        self.asked.append(list(bundles))
+
+    def refused(self) -> bool:
+        return False
 
     def alive(self) -> set[tuple[str, int]]:
         return set(self.gangs)

@@ -1,0 +1,128 @@
+"""What nodes the jobs need, for a cluster whose autoscaler makes nodes come when they are asked for, and go when idle.
+
+A job asks for its own shape, that of its ``parallelism``, or for its smallest one if its elasticity or its quotas leave
+no room for that. A gang goes on asking for as much when it has started with less, and for what it has when that is
+more. So elastic jobs grow into nodes that are there, and make none come for it.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from boost_core.config import Shape
+from service.gang.status import Bundle, Gangs
+from service.jobs.model import JobRecord
+from service.jobs.states import WAITING_STATES
+from service.scheduler.demand import Demand, demand_of
+from service.scheduler.quotas import Limits, Quotas
+
+MOST_AT_ONCE = 128  # waiting jobs
+VERDICT_SECONDS = 10.0  # in which an autoscaler has seen what it was asked for
+ASIDE_SECONDS = 120.0
+REPEAT_SECONDS = 60.0  # a cluster whose head was started anew knows nothing of what it was asked for
+
+Bundles = tuple[Bundle, ...]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a waiting job needs: the same bundle so many times."""
+
+    job_id: str
+    bundles: Bundles
+
+
+def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, list[Wish]]:
+    """What gangs hold or are to have, and what waiting jobs need that their quotas allow, in the order of the queue.
+
+    Args:
+        jobs: All active jobs.
+        limits: What tenants and queues may hold.
+    """
+    queue = sorted(jobs, key=lambda job: (-job.spec.priority, job.queued_at, job.id))
+    quotas = Quotas(limits, lambda job: demand_of(job.spec))
+    gangs = [job for job in queue if job.has_gang]
+    for job in gangs:
+        quotas.take(job, job.present_shape.world_size)
+    held: Bundles = ()
+    for job in gangs:
+        present = job.present_shape
+        more = [shape for shape in _choice(job) if shape.world_size > present.world_size]
+        larger = _allowed(job, more, quotas, present.world_size)
+        held += _bundles(demand_of(job.spec), larger or present)
+    wishes = []
+    for job in queue:
+        waits = job.state in WAITING_STATES and not (job.has_gang or job.pause_requested or job.cancel_requested)
+        if waits and (shape := _allowed(job, _choice(job), quotas)):
+            wishes.append(Wish(job.id, _bundles(demand_of(job.spec), shape)))
+    return held, wishes
+
+
+def _choice(job: JobRecord) -> list[Shape]:
+    """Its own shape, if it is still among those that the job allows, and then the smallest."""
+    shapes, own = demand_of(job.spec).shapes, Shape.of(job.spec.parallelism)
+    return [own, shapes[0]] if own in shapes else [shapes[0]]
+
+
+def _allowed(job: JobRecord, choice: Sequence[Shape], quotas: Quotas, has: int = 0) -> Shape | None:
+    """The first of some shapes that its quotas have room for, which it takes from them."""
+    for shape in choice:
+        if quotas.allows(job, shape.world_size - has):
+            quotas.take(job, shape.world_size - has)
+            return shape
+    return None
+
+
+def _bundles(demand: Demand, shape: Shape) -> Bundles:
+    size, count = demand.groups(shape)
+    return (Bundle(demand.amounts(size), dict(demand.labels)),) * count
+
+
+class Autoscaling:
+    """Asks a cluster for nodes; remembers what for.
+
+    Ray's autoscaler grants all of a request or nothing, so one job that no nodes could hold would keep all others from
+    theirs. When a request is refused, half as many waiting jobs are asked for. When that is the first of them alone, it
+    is set aside for a while, and with it all that need as many of the same. Otherwise it becomes twice as many again.
+
+    Args:
+        gangs: The cluster.
+        clock: Tells seconds.
+    """
+
+    def __init__(self, gangs: Gangs, clock: Callable[[], float] = time.monotonic) -> None:
+        self._gangs, self._clock = gangs, clock
+        self._most = MOST_AT_ONCE
+        self._aside: list[tuple[Bundles, float]] = []  # until when
+        self._asked: Bundles | None = None
+        self._asked_at = self._judged_at = clock()
+
+    def ask(self, held: Bundles, wishes: Sequence[Wish]) -> None:
+        """Ask for nodes that can hold all gangs, and the waiting jobs in their order.
+
+        Args:
+            held: What gangs need.
+            wishes: What waiting jobs need.
+        """
+        now = self._clock()
+        self._aside = [(bundles, until) for bundles, until in self._aside if until > now]
+        if now >= self._judged_at + VERDICT_SECONDS:
+            self._judge(self._hopeful(wishes), now)
+        waiting = self._hopeful(wishes)
+        bundles = held + tuple(bundle for wish in waiting[: self._most] for bundle in wish.bundles)
+        if bundles != self._asked or now >= self._asked_at + REPEAT_SECONDS:
+            self._gangs.request_nodes(bundles)
+            self._asked, self._asked_at = bundles, now
+
+    def _hopeful(self, wishes: Sequence[Wish]) -> list[Wish]:
+        return [wish for wish in wishes if not any(wish.bundles[: len(much)] == much for much, _ in self._aside)]
+
+    def _judge(self, waiting: Sequence[Wish], now: float) -> None:
+        self._judged_at = now
+        if not self._gangs.refused():
+            self._most = min(2 * self._most, MOST_AT_ONCE)
+            return
+        asked = min(self._most, len(waiting))
+        self._most = max(1, asked // 2)
+        if asked == 1:
+            self._aside.append((waiting[0].bundles, now + ASIDE_SECONDS))

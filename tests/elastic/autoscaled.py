@@ -1,0 +1,84 @@
+"""A Ray cluster on this machine whose nodes come when asked for: Ray's own autoscaler with its fake provider."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from tests.service.conftest import free_port
+
+HEAD = "f" * 51 + "00000"  # the id that the fake provider knows the head by
+IDLE_SECONDS = 6
+RAY = Path(sys.executable).parent / "ray"
+PATIENCE_SECONDS = 60
+
+
+def _configuration(address: str, cpus: int, most: int) -> dict[str, object]:
+    return {
+        "cluster_name": "autoscaled",
+        "max_workers": most,
+        "provider": {
+            "type": "external",  # by its own name it wants a file that Ray's packages leave out
+            "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+            "launch_multiple": True,
+            "head_node_id": HEAD,
+            "gcs_address": address,
+        },
+        "available_node_types": {
+            "head": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+            "worker": {
+                "resources": {"CPU": cpus, "object_store_memory": 100 * 2**20},
+                "node_config": {},
+                "min_workers": 0,
+                "max_workers": most,
+            },
+        },
+        "head_node_type": "head",
+        "upscaling_speed": 1.0,
+        "idle_timeout_minutes": IDLE_SECONDS / 60,
+    }
+
+
+@contextmanager
+def autoscaled_cluster(cpus: int, most: int) -> Iterator[str]:
+    """The address of a cluster of a head without CPUs, and of as many nodes as are needed.
+
+    Args:
+        cpus: Of a node.
+        most: Nodes that there may be.
+    """
+    port, folder = free_port(), Path(tempfile.mkdtemp(prefix="autoscaled-"))  # short: Ray puts sockets there
+    address = f"127.0.0.1:{port}"
+    (folder / "config.yaml").write_text(json.dumps(_configuration(address, cpus, most)))
+    environment = os.environ | {
+        "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+        "RAY_FAKE_CLUSTER": "1",
+        "RAY_enable_autoscaler_v2": "1",
+        "RAY_CLOUD_INSTANCE_ID": HEAD,
+        "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD,
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    options = ["--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=0",
+               "--object-store-memory=100000000", f"--dashboard-port={free_port()}", f"--temp-dir={folder}",
+               f"--autoscaling-config={folder}/config.yaml"]  # fmt: skip
+    with (folder / "ray.log").open("wb") as log:
+        head = subprocess.Popen([RAY, "start", *options], env=environment, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while b"Ray runtime started" not in (folder / "ray.log").read_bytes():
+            assert head.poll() is None and time.monotonic() < deadline, (folder / "ray.log").read_text()[-5000:]
+            time.sleep(0.1)
+        yield address
+    finally:
+        started = [psutil.Process(head.pid), *psutil.Process(head.pid).children(recursive=True)]
+        head.terminate()
+        _, alive = psutil.wait_procs(started, timeout=10)
+        for process in alive:  # nodes that the provider has started are not the head's to end
+            process.kill()
