@@ -22,6 +22,7 @@ from service.scheduler.loop import ReconcileLoop
 from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
 from service.settings import Settings
+from service.telemetry.process import ProcessMetrics
 from service.trainer import REMEDY, has_trainer
 
 _log = logging.getLogger(__name__)
@@ -64,7 +65,9 @@ def _say_how_to_begin(settings: Settings, store: JobStore) -> None:
 
 
 def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:
-    gangs = RayGangs(settings.ray_address, settings.cpus, settings.secrets_dir, settings.ray_token_file)
+    gangs = RayGangs(
+        settings.ray_address, settings.cpus, settings.secrets_dir, settings.ray_token_file, settings.metrics_ports()
+    )
     policy = ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds)
     quotas = QuotaStore(store)
     leases = Leases(store.engine, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
@@ -72,8 +75,9 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
     def reconciler(record: JobStore) -> Reconciler:
         return Reconciler(record, gangs, policy, limits=lambda: Limits(*quotas.limits()))
 
-    loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds)
-    server = ApiServer(create_app(store, settings, loop.problem), settings)
+    metrics = ProcessMetrics()
+    loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds, metrics.scheduler)
+    server = ApiServer(create_app(store, settings, loop.problem, metrics), settings)
     # uvicorn stops at either signal and then raises it again: as a KeyboardInterrupt both leave through the door.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     loop.start()

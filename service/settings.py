@@ -20,6 +20,13 @@ def _absolute_prefix(value: str) -> str:
     return value
 
 
+def _ports(value: str) -> str:
+    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", value)
+    if value and not (match and 1 <= int(match[1]) <= int(match[2]) <= 65_535):
+        raise ValueError("a range of ports is two numbers from 1 to 65535, the smaller first, such as 9400-9499")
+    return value
+
+
 Prefix = Annotated[str, AfterValidator(_absolute_prefix)]
 
 
@@ -71,6 +78,10 @@ class Settings(BaseSettings):
         description="File with the token of the Ray cluster; for an embedded Ray it is made.",
     )
     cpus: int | None = Field(None, ge=1, description="CPUs that the embedded Ray offers; none: all of the machine's.")
+    rank_metrics_ports: Annotated[str, AfterValidator(_ports)] = Field(
+        "9400-9499",
+        description="Ports of a node on which ranks serve their metrics, each on the first that is free; empty: none.",
+    )
     reconcile_seconds: float = Field(0.5, gt=0, description="Seconds between two rounds of the scheduler.")
     grow_cooldown_seconds: float = Field(
         30.0, ge=0, description="A gang grows no sooner than so long after its shape has changed,"
@@ -114,6 +125,13 @@ class Settings(BaseSettings):
     def _absolute(cls, value: Path) -> Path:
         # Gangs work in other folders, so a relative path would mean another place to them.
         return value.expanduser().absolute()
+
+    def metrics_ports(self) -> range:
+        """Where ranks may serve their metrics; empty: not at all."""
+        if not self.rank_metrics_ports:
+            return range(0)
+        first, last = map(int, self.rank_metrics_ports.split("-"))
+        return range(first, last + 1)
 
     def prefixes(self) -> tuple[str, ...] | None:
         """Where jobs' data and checkpoints may be; ``None``: anywhere."""

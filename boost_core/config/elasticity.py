@@ -40,6 +40,12 @@ class Shape:
         """(Tensor, pipeline) parallel sizes, which stay the same while replicas come and go."""
         return self.tensor, self.pipeline
 
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """A rank's tensor, pipeline and data parallel ranks; ranks are counted in this order, tensor parallel first."""
+        rest, tensor = divmod(rank, self.tensor)
+        data, pipeline = divmod(rest, self.pipeline)
+        return tensor, pipeline, data
+
     def __str__(self) -> str:
         return f"tp {self.tensor} × pp {self.pipeline} × dp {self.data}"
 

@@ -30,8 +30,17 @@ class StepReport(Frozen):
     )
     communication_bytes: int = Field(description="Payload bytes of this step's collectives on one rank.")
     model_flops_per_second: float = Field(description="Model FLOPs a second over the whole gang.")
+    model_flops_utilization: float | None = Field(
+        None, description="Share of the devices' peak that these are, from 0 to 1; null where no peak is known."
+    )
+    hardware_flops_utilization: float | None = Field(
+        None, description="The same with what the backward pass computes again."
+    )
     eta_seconds: float = Field(description="Expected seconds to the last step, evaluations and saves left out.")
     data_seconds: float = Field(0.0, description="Part of step_seconds spent waiting for the batch.")
+    forward_seconds: float = Field(0.0, description="Part of it spent computing losses, waiting for collectives apart.")
+    backward_seconds: float = Field(0.0, description="The same for gradients, and what is computed again for them.")
+    optimizer_seconds: float = Field(0.0, description="The same from the last gradient to the new weights.")
     held_seconds: float = Field(
         0.0, description="How long the loop stood still for checkpoints and copies since the step before."
     )
@@ -115,6 +124,9 @@ class ShapeReport(Frozen):
     pipeline_parallel_size: int
     data_parallel_size: int
     nodes: list[str] = Field(description="The node of each rank.")
+    metrics_endpoints: list[str | None] = Field(
+        [], description="host:port of each rank's metrics; null of one without, empty when none are known."
+    )
 
 
 class RestartReport(Frozen):
@@ -133,11 +145,20 @@ class RestartReport(Frozen):
     )
 
 
+class Fault(StrEnum):
+    """What can be wrong without ending a job."""
+
+    HANG = "hang"
+    SLOW_RANK = "slow_rank"
+    DIVERGENCE = "divergence"
+    STORE = "store"
+
+
 class FaultReport(Frozen):
-    """Something about a rank or a step that people should know."""
+    """Something about a rank, a step or a checkpoint that people should know."""
 
     kind: Literal["fault"] = "fault"
-    what: Literal["hang", "slow_rank", "divergence"]
+    what: Fault = Field(description="Of store: a checkpoint was given up because the store failed.")
     step: int
     rank: int | None = None
     share: float | None = Field(None, description="Of a slow rank: the part of the step in which it computed.")

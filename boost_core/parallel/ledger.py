@@ -1,13 +1,25 @@
 """The ledger: what every collective of a rank sent, how long it took, and how much of that was waited for."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
+
+
+class Part(StrEnum):
+    """The parts of a step in which collectives may be waited for."""
+
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    OTHER = "other"
 
 
 @dataclass(frozen=True)
@@ -56,9 +68,15 @@ class CommunicationLedger:
 
     On CPU times are wall times. On CUDA they are times between events on streams, read only when :meth:`totals` is
     called, so that counting never waits for the GPU.
+
+    Attributes:
+        part: The part of the step that runs now; whoever knows it sets it.
+        exposed_seconds: What was waited for in each part, as far as it has been read.
     """
 
     def __init__(self) -> None:
+        self.part = Part.OTHER
+        self.exposed_seconds: defaultdict[Part, float] = defaultdict(float)
         self._totals: dict[Entry, Totals] = {}
         self._on_cuda: list[_OnCuda] = []
 
@@ -66,8 +84,8 @@ class CommunicationLedger:
         """Launch a collective and count ``payload`` on the line ``entry``."""
         totals = self.count(entry, payload)
         if not payload.is_cuda:
-            return _OnCpu(launch, totals)
-        pending = _OnCuda(launch, totals)
+            return _OnCpu(launch, totals, self)
+        pending = _OnCuda(launch, totals, self)
         self._on_cuda.append(pending)
         return pending
 
@@ -90,15 +108,29 @@ class CommunicationLedger:
         """One line for everything."""
         return sum(self.totals().values(), start=Totals())
 
+    def by_group(self) -> dict[tuple[str, str], Totals]:
+        """One line for each kind and group, whatever it was for."""
+        lines: dict[tuple[str, str], Totals] = {}
+        for entry, totals in self.totals().items():
+            of = entry.kind, entry.group
+            lines[of] = lines.get(of, Totals()) + totals
+        return lines
+
+    def waited(self, totals: Totals, part: Part, seconds: float) -> None:
+        """So long a collective of the line ``totals`` was waited for in a part of the step."""
+        totals.exposed_seconds += seconds
+        self.exposed_seconds[part] += seconds
+
     def clear(self) -> None:
         """Start from zero."""
         self._totals.clear()
         self._on_cuda.clear()
+        self.exposed_seconds.clear()
 
 
 class _OnCpu:
-    def __init__(self, launch: Callable[[], dist.Work], totals: Totals) -> None:
-        self._totals, self._started = totals, time.perf_counter()
+    def __init__(self, launch: Callable[[], dist.Work], totals: Totals, ledger: CommunicationLedger) -> None:
+        self._totals, self._ledger, self._started = totals, ledger, time.perf_counter()
         self._ended: float | None = None
         self._work = launch()
         with suppress(RuntimeError):  # not every collective of gloo tells when it has ended
@@ -111,33 +143,34 @@ class _OnCpu:
         begun = time.perf_counter()
         self._work.wait()
         now = time.perf_counter()
-        self._totals.exposed_seconds += now - begun
+        self._ledger.waited(self._totals, self._ledger.part, now - begun)
         self._totals.seconds += (self._ended or now) - self._started
 
 
 class _OnCuda:
-    def __init__(self, launch: Callable[[], dist.Work], totals: Totals) -> None:
-        self._totals = totals
-        self._started = _event()
+    def __init__(self, launch: Callable[[], dist.Work], totals: Totals, ledger: CommunicationLedger) -> None:
+        self._totals, self._ledger = totals, ledger
+        self._started = timed_event()
         self._work = launch()
         # The collective has a stream of its own; another that waits for it sees when it ends.
         with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
             self._work.wait()
-            self._ended = _event()
+            self._ended = timed_event()
 
     def wait(self) -> None:
-        self._begun = _event()
+        self._part, self._begun = self._ledger.part, timed_event()
         self._work.wait()
-        self._resumed = _event()
+        self._resumed = timed_event()
 
     def read(self) -> None:
         self._resumed.synchronize()
         self._ended.synchronize()
-        self._totals.exposed_seconds += self._begun.elapsed_time(self._resumed) / 1000
+        self._ledger.waited(self._totals, self._part, self._begun.elapsed_time(self._resumed) / 1000)
         self._totals.seconds += self._started.elapsed_time(self._ended) / 1000
 
 
-def _event() -> torch.cuda.Event:
+def timed_event() -> torch.cuda.Event:
+    """An event on the current stream, whose time can be told."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

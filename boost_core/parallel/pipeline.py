@@ -13,8 +13,9 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 
+from boost_core.parallel.clock import StepClock
 from boost_core.parallel.collectives import Collectives
-from boost_core.parallel.ledger import CommunicationLedger, Entry
+from boost_core.parallel.ledger import CommunicationLedger, Entry, Part
 from boost_core.plan.stages import Stage
 
 _SCHEDULES = {
@@ -24,7 +25,7 @@ _SCHEDULES = {
 }
 
 
-class Part(Protocol):
+class Module(Protocol):
     """A module that is a stage."""
 
     stage: Stage
@@ -53,19 +54,22 @@ class Pipeline:
         ranks: The pipeline parallel group.
         group: The same as torch has it.
         ledger: Where to count what is sent.
+        clock: Told of forward and backward of the stages.
         weight_gradients: Gives the weight gradients that a backward pass has put off; for ``zero_bubble``.
         dtype: Of the residual stream.
         device: Where it lives.
     """
 
     def __init__(
-        self, parts: Sequence[Part], count: int, schedule: str, micro_batches: int, tokens: int,
+        self, parts: Sequence[Module], count: int, schedule: str, micro_batches: int, tokens: int,
         ranks: Collectives, group: dist.ProcessGroup,
-        ledger: CommunicationLedger, weight_gradients: Callable[[], Callable[[], None]] | None,
+        ledger: CommunicationLedger, clock: StepClock, weight_gradients: Callable[[], Callable[[], None]] | None,
         dtype: torch.dtype, device: torch.device,
     ) -> None:  # fmt: skip
         self._parts, self._ranks, self._dtype, self._device = parts, ranks, dtype, device
-        stages = [_CountedStage(part, count, tokens, group, ledger, weight_gradients, dtype, device) for part in parts]
+        stages = [
+            _CountedStage(part, count, tokens, group, ledger, clock, weight_gradients, dtype, device) for part in parts
+        ]
         of_one = schedule == "1f1b"
         self._schedule: Any = _SCHEDULES[schedule](
             cast(Any, stages[0] if of_one else stages), micro_batches, loss_fn=_weighted_sum, scale_grads=False
@@ -111,7 +115,7 @@ class Pipeline:
                     sent.wait()
         return result if self._parts[-1].stage.last else None
 
-    def _received(self, part: Part, tokens: int) -> list[torch.Tensor]:
+    def _received(self, part: Module, tokens: int) -> list[torch.Tensor]:
         before = (self._ranks.rank - 1) % self._ranks.size
         return [
             self._ranks.receive(torch.empty(shape, dtype=self._dtype, device=self._device), before)
@@ -124,11 +128,12 @@ def _weighted_sum(losses_T: torch.Tensor, weight_T: torch.Tensor) -> torch.Tenso
 
 
 class _CountedStage(PipelineStage):
-    """torch's stage; the ledger counts what it sends, but not the time, which the schedule spends."""
+    """torch's stage; the ledger counts what it sends, but not the time, which the schedule spends between stages."""
 
     def __init__(
-        self, part: Part, count: int, tokens: int, group: dist.ProcessGroup, ledger: CommunicationLedger,
-        weight_gradients: Callable[[], Callable[[], None]] | None, dtype: torch.dtype, device: torch.device,
+        self, part: Module, count: int, tokens: int, group: dist.ProcessGroup, ledger: CommunicationLedger,
+        clock: StepClock, weight_gradients: Callable[[], Callable[[], None]] | None, dtype: torch.dtype,
+        device: torch.device,
     ) -> None:  # fmt: skip
         def examples(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
             differentiable = dtype.is_floating_point
@@ -143,7 +148,19 @@ class _CountedStage(PipelineStage):
             output_args=examples(part.output_shapes(tokens), losses if part.stage.last else dtype),
             group=group, dw_builder=weight_gradients,
         )  # fmt: skip
-        self._ledger = ledger
+        self._ledger, self._clock = ledger, clock
+
+    def forward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        with self._clock.during(Part.FORWARD):
+            return super().forward_one_chunk(*arguments, **named)
+
+    def backward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        with self._clock.during(Part.BACKWARD):
+            return super().backward_one_chunk(*arguments, **named)
+
+    def backward_weight_one_chunk(self, *arguments: Any, **named: Any) -> Any:
+        with self._clock.during(Part.BACKWARD):
+            return super().backward_weight_one_chunk(*arguments, **named)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._packed(super().get_fwd_send_ops(fwd_chunk_id), "residual")

@@ -21,15 +21,14 @@ from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.training import TrainingConfig
 from boost_core.plan.communication import block_backward, block_forward
-from boost_core.plan.flops import block_flops_per_token, head_flops_per_token
+from boost_core.plan.flops import RECOMPUTED, block_flops_per_token, head_flops_per_token
 from boost_core.plan.interconnect import INTERCONNECTS, Interconnect
 from boost_core.plan.parameters import parameter_count
+from boost_core.plan.peaks import peak_of
 from boost_core.plan.stages import Stage, cut
 
 # What a step reaches of the nominal rate of dense bf16 products: an assumption, and the same for all shapes.
 EFFICIENCY = 0.4
-# Forward and backward are three parts of arithmetic; what is recomputed comes on top.
-_RECOMPUTED = {"none": 0.0, "latent": 0.5 / 3, "full": 1 / 3}
 _IDLE_SHARE = {"1f1b": 1.0, "interleaved_1f1b": 1 / 2, "zero_bubble": 1 / 6}
 _GRADIENT_BYTES = 4
 _BYTES = {"fp32": 4, "bf16": 2}
@@ -54,11 +53,13 @@ class Machine:
     description: str
 
 
-def _gpu(teraflops: float, tensor_link: str, source: str) -> Machine:
+def _gpu(name: str, tensor_link: str) -> Machine:
     """A GPU by its nominal rate of dense bf16 products."""
-    description = f"{teraflops:g} TFLOP/s of dense bf16 ({source}) at {EFFICIENCY:.0%}; 0.5 ms a block, assumed"
+    peak = peak_of(name)
+    assert peak is not None
+    description = f"{peak.bf16:g} TFLOP/s of dense bf16 ({peak.source}) at {EFFICIENCY:.0%}; 0.5 ms a block, assumed"
     fabric = INTERCONNECTS["fabric-200g"]
-    return Machine(EFFICIENCY * teraflops * 1e12, 5e-4, INTERCONNECTS[tensor_link], fabric, description)
+    return Machine(EFFICIENCY * peak.bf16 * 1e12, 5e-4, INTERCONNECTS[tensor_link], fabric, description)
 
 
 # 5 ms for 256 KiB and 62 ms for 32 MiB among four processes on two cores: six steps of 0.76 ms, and 0.88 GB/s.
@@ -68,9 +69,9 @@ _LOOPBACK = Interconnect(0.0, 7.6e-4, 8.8e8, "gloo over loopback, measured among
 CPU = Machine(2e10, 2e-3, _LOOPBACK, _LOOPBACK, "20 GFLOP/s a core and 2 ms a block, both assumed")
 
 MACHINES = {
-    "A100": _gpu(312, "nvlink-a100", "NVIDIA A100 data sheet"),
-    "H100": _gpu(989, "nvlink-h200", "NVIDIA H100 SXM data sheet"),
-    "H200": _gpu(989, "nvlink-h200", "NVIDIA H200 data sheet"),
+    "A100": _gpu("A100", "nvlink-a100"),
+    "H100": _gpu("H100", "nvlink-h200"),
+    "H200": _gpu("H200", "nvlink-h200"),
 }
 _UNKNOWN_GPU = "A100"
 
@@ -108,7 +109,7 @@ def _micro_batch_seconds(
     """What the slowest pipeline rank takes for a micro-batch, forward and backward."""
     tokens = training.micro_batch_size * training.sequence_length
     rate = parallelism.tensor_parallel_size * machine.flops_per_second
-    more = 1 + _RECOMPUTED[parallelism.recompute]
+    more = 1 + RECOMPUTED[parallelism.recompute]
     block = max(tokens * block_flops_per_token(model, training.sequence_length) * more / rate, machine.block_seconds)
     block += _exchange_seconds(model, parallelism, tokens * _BYTES[training.precision], machine.tensor_link)
     head = tokens * head_flops_per_token(model) / rate

@@ -1,7 +1,9 @@
 """The trainer: state, step and loop."""
 
 from boost_core.checkpoint.memory import Region, Shelf, StateLost
+from boost_core.parallel.clock import StepParts
+from boost_core.parallel.ledger import Totals
 from boost_core.train.loop import train
 from boost_core.train.membership import Membership, Outcome, StepTimes
 
-__all__ = ["Membership", "Outcome", "Region", "Shelf", "StateLost", "StepTimes", "train"]
+__all__ = ["Membership", "Outcome", "Region", "Shelf", "StateLost", "StepParts", "StepTimes", "Totals", "train"]

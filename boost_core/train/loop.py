@@ -13,6 +13,7 @@ from boost_core.config import JobSpec
 from boost_core.config.reports import (
     Cause,
     EvaluationReport,
+    Fault,
     FaultReport,
     InterruptionReport,
     Report,
@@ -24,7 +25,8 @@ from boost_core.config.reports import (
 from boost_core.config.sources import check_data
 from boost_core.data.corpus import Corpus, load_corpus, unigram_entropy
 from boost_core.data.sampler import Sampler
-from boost_core.plan.flops import model_flops_per_token
+from boost_core.parallel.clock import StepParts
+from boost_core.plan.flops import FlopRates
 from boost_core.plan.parameters import parameter_count
 from boost_core.train.divergence import LossWatch
 from boost_core.train.evaluate import evaluate
@@ -86,6 +88,10 @@ def _device(spec: JobSpec) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 class _Run:
     """One rank's run of a job: the state and what is done with it between steps."""
 
@@ -97,7 +103,7 @@ class _Run:
         self._sampler = Sampler(corpus, training.sequence_length, training.seed)
         self._watch = LossWatch(state.spec.fault_tolerance)
         self._ended: float | None = None  # the step before
-        self._flops_per_token = model_flops_per_token(state.spec.model, training.sequence_length)
+        self._flops = FlopRates.of(state.spec, _device_name(state.mesh.device))
         self.saving = Saving(state, self._folder, membership, reporter)
 
     def resume(self) -> None:
@@ -142,17 +148,17 @@ class _Run:
         state.ledger.clear()
         asked = Requests(self._membership.halt.is_set(), self._membership.store.is_set())
         result = training_step(state, self._sampler, self._watch.limit, asked)
-        seconds = time.perf_counter() - started
-        waited = state.ledger.sum().exposed_seconds
+        parts = state.clock.end()
         if result.diverged:
             self._diverged(result)
         else:
             self._watch.saw(result.loss)
         if state.step > before:
-            self._report_step(result, seconds)
+            self._report_step(result, parts)
         # From step to step, so that what holds a rank up between two of them counts, too.
         ended, since = time.perf_counter(), self._ended or started
-        self._membership.after_step(StepTimes(state.step, ended - since, ended - since - waited))
+        busy = ended - since - parts.exposed_communication
+        self._membership.after_step(StepTimes(state.step, ended - since, busy, parts, state.ledger.by_group()))
         self._ended = ended
         return result.requests
 
@@ -168,12 +174,12 @@ class _Run:
                 return Outcome.STORED
         return Outcome.HALTED
 
-    def _report_step(self, result: StepResult, seconds: float) -> None:
+    def _report_step(self, result: StepResult, parts: StepParts) -> None:
         held_seconds = self.saving.held_seconds()
         if self._reporter is None:
             return
         state, training = self._state, self._state.spec.training
-        sent = state.ledger.sum()
+        sent, seconds = state.ledger.sum(), parts.seconds
         tokens_per_second = training.global_batch_size * training.sequence_length / seconds
         self._report(
             StepReport(
@@ -188,9 +194,14 @@ class _Run:
                 communication_seconds=sent.seconds,
                 exposed_communication_seconds=sent.exposed_seconds,
                 communication_bytes=sent.bytes,
-                model_flops_per_second=tokens_per_second * self._flops_per_token,
+                model_flops_per_second=tokens_per_second * self._flops.model,
+                model_flops_utilization=self._flops.utilization(tokens_per_second, self._flops.model),
+                hardware_flops_utilization=self._flops.utilization(tokens_per_second, self._flops.hardware),
                 eta_seconds=(training.steps - state.step) * seconds,
-                data_seconds=result.data_seconds,
+                data_seconds=parts.data,
+                forward_seconds=parts.forward,
+                backward_seconds=parts.backward,
+                optimizer_seconds=parts.optimizer,
                 held_seconds=held_seconds,
             )
         )
@@ -205,7 +216,7 @@ class _Run:
         if self._watch.too_many(state.step):
             raise FloatingPointError(f"{what}, the last of {policy.max_divergences} divergences; {remedy}")
         if policy.on_divergence == "skip":
-            self._report(FaultReport(what="divergence", step=state.step, message=f"{what}; its update is left out"))
+            self._report(FaultReport(what=Fault.DIVERGENCE, step=state.step, message=f"{what}; its update is left out"))
         else:
             self._roll_back(what)
 
@@ -217,7 +228,7 @@ class _Run:
             raise FloatingPointError(f"{what}, and there is no copy of the state to go back to")
         seconds = time.perf_counter() - started
         message = f"{what}; back to step {state.step}, and past the batches since"
-        self._report(FaultReport(what="divergence", step=step, message=message))
+        self._report(FaultReport(what=Fault.DIVERGENCE, step=step, message=message))
         self._report(
             RestartReport(
                 cause=Cause.DIVERGENCE, message=message, step=step, resumed_step=state.step,

@@ -1,12 +1,14 @@
 """What a rank of an elastic gang is given besides its job, and what its training comes to."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from boost_core.checkpoint.memory import Fetch, Shelf
+from boost_core.parallel.clock import StepParts
+from boost_core.parallel.ledger import Totals
 from boost_core.plan.snapshots import Key, MemoryState
 
 
@@ -26,11 +28,15 @@ class StepTimes:
         step: Steps done, this one included.
         seconds: How long it took, from the end of the step before.
         busy_seconds: The part of it that was not spent waiting for other ranks.
+        parts: The step itself part by part, without what was done between it and the one before.
+        communication: Its collectives by kind and group, for example ``("all_reduce", "tp")``.
     """
 
     step: int
     seconds: float
     busy_seconds: float
+    parts: StepParts
+    communication: Mapping[tuple[str, str], Totals]
 
 
 def _nowhere(_holder: Any, key: Key, _regions: Any) -> Any:

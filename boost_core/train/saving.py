@@ -11,7 +11,7 @@ from boost_core.checkpoint.host_copies import HostCopies
 from boost_core.checkpoint.memory import Snapshot
 from boost_core.checkpoint.saver import Outcome, Saver
 from boost_core.checkpoint.shards import SaveFailed
-from boost_core.config.reports import CheckpointReport, Reporter
+from boost_core.config.reports import CheckpointReport, Fault, FaultReport, Reporter
 from boost_core.plan.snapshots import Key
 from boost_core.train.membership import Membership
 from boost_core.train.resume import newest_checkpoint
@@ -78,7 +78,7 @@ class Saving:
         outcome = self._saver.outcome(wait=True)
         assert outcome is not None
         if outcome.failure:
-            raise SaveFailed(f"{self._folder.step_url(outcome.step)} cannot be written: {outcome.failure}")
+            raise SaveFailed(self._given_up(outcome))
         self._report(outcome)
 
     def go_back(self) -> str | None:
@@ -142,20 +142,26 @@ class Saving:
         return Snapshot.of(key, dist.get_world_size(), self._state.samples, chunks)
 
     def _report(self, outcome: Outcome) -> None:
-        url, failure = self._folder.step_url(outcome.step), outcome.failure
-        if failure and outcome.step == self._state.spec.training.steps:
-            raise SaveFailed(f"the last checkpoint, {url}, cannot be written: {failure}")
-        if dist.get_rank() > 0:
-            return
-        if failure:
-            logger.warning("%s cannot be written: %s; training goes on without it", url, failure)
+        if outcome.failure:
+            what = self._given_up(outcome)
+            if outcome.step == self._state.spec.training.steps:
+                raise SaveFailed(f"the last checkpoint, {what}")
+            if dist.get_rank() == 0:
+                logger.warning("%s; training goes on without it", what)
         elif outcome.manifest is not None and self._reporter:
             self._reporter.report(
                 CheckpointReport(
                     step=outcome.step,
-                    url=url,
+                    url=self._folder.step_url(outcome.step),
                     bytes=outcome.manifest.bytes,
                     seconds=self._copy_seconds,
                     commit_seconds=outcome.seconds,
                 )
             )
+
+    def _given_up(self, outcome: Outcome) -> str:
+        """Report a checkpoint that the store has not taken; say in words what has failed."""
+        what = f"{self._folder.step_url(outcome.step)} cannot be written: {outcome.failure}"
+        if self._reporter:
+            self._reporter.report(FaultReport(what=Fault.STORE, step=outcome.step, message=what))
+        return what

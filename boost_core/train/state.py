@@ -20,6 +20,7 @@ from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.build import COMPUTE_TYPES, make_optimizer
 from boost_core.optim.gradients import Gradients
 from boost_core.parallel.btp import BottleneckTensorParallel
+from boost_core.parallel.clock import StepClock
 from boost_core.parallel.collectives import Collectives
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.mesh import ParallelMesh
@@ -40,6 +41,7 @@ class TrainState:
         spec: The job.
         mesh: This rank's place in the gang.
         ledger: Counts this rank's collectives.
+        clock: Tells the parts of its steps.
         ranks: The groups that this rank is in.
         model: This rank's part of the model.
         axes: The axis that each weight is split along over the tensor parallel ranks, if it is.
@@ -55,6 +57,7 @@ class TrainState:
     spec: JobSpec
     mesh: ParallelMesh
     ledger: CommunicationLedger
+    clock: StepClock
     ranks: Ranks
     model: Decoder
     axes: dict[str, int | None]
@@ -80,6 +83,7 @@ class TrainState:
         """
         mesh = ParallelMesh.build(spec.parallelism, device)
         ledger = CommunicationLedger()
+        clock = StepClock(ledger, device)
         ranks = Ranks.of(mesh, spec.model.tie_embeddings, ledger)
         training, tensor = spec.training, ranks.tensor
         stages = cut(spec.model, spec.parallelism, training.sequence_length)[ranks.pipeline.rank :: ranks.pipeline.size]
@@ -91,11 +95,11 @@ class TrainState:
         pipeline = None
         if ranks.pipeline.size > 1:
             parts = [StageModule(model, spec.model, stage, rotation) for stage in stages]
-            pipeline = _pipeline(spec, parts, model, ranks.pipeline, mesh, ledger)
+            pipeline = _pipeline(spec, parts, model, ranks.pipeline, mesh, ledger, clock)
         rounds = training.micro_batches(ranks.data.size) if spec.parallelism.zero_stage == 2 else 1
         gradients = Gradients(dict(model.named_parameters()), optimizer.groups, ranks.data, rounds)
         return cls(
-            spec, mesh, ledger, ranks, model, axes, rotation, optimizer, gradients, pipeline,
+            spec, mesh, ledger, clock, ranks, model, axes, rotation, optimizer, gradients, pipeline,
             end_of_document if spec.data.documents_apart else None,
         )  # fmt: skip
 
@@ -138,7 +142,7 @@ class TrainState:
 
 def _pipeline(
     spec: JobSpec, parts: list[StageModule], model: Decoder, ranks: Collectives, mesh: ParallelMesh,
-    ledger: CommunicationLedger,
+    ledger: CommunicationLedger, clock: StepClock,
 ) -> "Pipeline":  # fmt: skip
     # Brings torch's compiler with it: a second of every process's start, and so of a recovery, that most jobs can save.
     from boost_core.parallel.pipeline import Pipeline
@@ -151,7 +155,7 @@ def _pipeline(
         parts, parallelism.stages, parallelism.pipeline_schedule,
         training.micro_batches(parallelism.data_parallel_size),
         training.micro_batch_size * training.sequence_length, ranks, mesh.group("pp"), ledger,
-        put_off, COMPUTE_TYPES[training.precision], mesh.device,
+        clock, put_off, COMPUTE_TYPES[training.precision], mesh.device,
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 import math
 import sys
-import time
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +10,7 @@ from torch.profiler import record_function
 from boost_core.data.sampler import Sampler, Sequences, replica_share
 from boost_core.optim.norm import clip_factor, global_norm
 from boost_core.optim.schedule import learning_rate
+from boost_core.parallel.ledger import Part
 from boost_core.train.batch import Batch
 from boost_core.train.state import TrainState
 
@@ -38,7 +38,6 @@ class StepResult:
         learning_rate: What the update used.
         diverged: Whether the loss or the norm is not finite, or the loss is above its limit. There was no update then.
         requests: What any rank asks for after this step.
-        data_seconds: How long this rank waited for its sequences.
     """
 
     loss: float
@@ -46,13 +45,12 @@ class StepResult:
     learning_rate: float
     diverged: bool
     requests: Requests
-    data_seconds: float
 
 
 def training_step(
     state: TrainState, sampler: Sampler, loss_limit: float = sys.float_info.max, requests: Requests = Requests()
 ) -> StepResult:
-    """Consume one global batch and update the weights.
+    """Consume one global batch and update the weights; tells ``state.clock`` of the step's parts, but not of its end.
 
     Args:
         state: What is updated.
@@ -61,9 +59,9 @@ def training_step(
         requests: What this rank asks of all.
     """
     replicas, size = state.ranks.data, state.spec.training.global_batch_size
-    started = time.perf_counter()
+    state.clock.begin()
     sequences = sampler.sequences(*replica_share(state.samples, size, replicas.rank, replicas.size))
-    data_seconds = time.perf_counter() - started
+    state.clock.has_batch()
     batch = _batch(state, sequences)
     # The mean over the global batch is the sum of the replicas' parts of it, and so are the gradients.
     weight_N = batch.counts / _tokens_of_all(state, batch)
@@ -72,8 +70,9 @@ def training_step(
         loss = _through_micro_batches(state, batch, weight_N)
     else:
         loss = state.pipeline.train(batch.tokens, batch.targets, weight_N, batch.documents)
+    state.clock.enter(Part.OPTIMIZER)
     with record_function("optimizer"):  # a name for it in profiles
-        return _update(state, loss, loss_limit, requests, data_seconds)
+        return _update(state, loss, loss_limit, requests)
 
 
 def _tokens_of_all(state: TrainState, batch: Batch) -> float | torch.Tensor:
@@ -88,13 +87,15 @@ def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tens
     tokens = state.spec.training.micro_batch_size * state.spec.training.sequence_length
     loss = torch.zeros((), dtype=torch.float64, device=state.mesh.device)
     for micro_batch, weight_T in zip(batch.micro_batches(tokens), torch.split(weight_N, tokens), strict=True):
+        state.clock.enter(Part.FORWARD)
         part: torch.Tensor = (_losses(state, micro_batch) * weight_T).sum()
+        state.clock.enter(Part.BACKWARD)
         part.backward()  # type: ignore[no-untyped-call]
         loss += part.detach().double()
     return loss
 
 
-def _update(state: TrainState, loss: torch.Tensor, limit: float, requests: Requests, data_seconds: float) -> StepResult:
+def _update(state: TrainState, loss: torch.Tensor, limit: float, requests: Requests) -> StepResult:
     """Update the weights with the gradients of the step, unless it has diverged."""
     spec, optimizer, ranks = state.spec, state.optimizer, state.ranks
     state.gradients.finish()
@@ -108,14 +109,14 @@ def _update(state: TrainState, loss: torch.Tensor, limit: float, requests: Reque
             ranks.ends.all_reduce_(group.own_gradient, "tied embedding")
     jumps = ~(loss <= limit)  # so does NaN
     norm, heard = global_norm(optimizer.groups, ranks, (jumps, requests.halt, requests.store))
-    loss_value, norm_value, jumped, halt, store = torch.stack([loss, norm, *heard]).tolist()
+    loss_value, norm_value, jumped, halt, store = state.clock.values(torch.stack([loss, norm, *heard]))
     diverged = jumped > 0 or not math.isfinite(norm_value)
     state.step += 1
     state.samples += spec.training.global_batch_size
     rate = learning_rate(state.step, spec.training.steps, spec.optimizer)
     if not diverged:
         optimizer.step(clip_factor(norm, spec.optimizer.clip_norm), rate, state.step)
-    return StepResult(loss_value, norm_value, rate, diverged, Requests(halt > 0, store > 0), data_seconds)
+    return StepResult(loss_value, norm_value, rate, diverged, Requests(halt > 0, store > 0))
 
 
 def losses(state: TrainState, sequences: Sequences) -> tuple[torch.Tensor | None, torch.Tensor]:

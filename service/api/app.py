@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
 from starlette.types import ASGIApp
 
 from boost_core import __version__
@@ -19,6 +20,7 @@ from service.api.following import Follower
 from service.api.gate import Gate
 from service.api.headers import AnswerHeaders, allow_origins
 from service.api.limits import Limits
+from service.api.measuring import Measuring
 from service.api.routes import (
     audit,
     changes,
@@ -33,9 +35,11 @@ from service.api.routes import (
     plans,
     queues,
     session,
+    targets,
 )
 from service.jobs.store import JobStore
 from service.settings import Settings
+from service.telemetry.process import ProcessMetrics
 
 
 class _Api(FastAPI):
@@ -43,7 +47,9 @@ class _Api(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         context: Context = self.state.context
-        return AnswerHeaders(Audit(super().build_middleware_stack(), context.audit), context.settings)
+        answering = AnswerHeaders(Audit(super().build_middleware_stack(), context.audit), context.settings)
+        paths = (str(route.path) for route in iter_route_contexts(self.routes))
+        return Measuring(answering, context.metrics.http, paths)
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -53,25 +59,36 @@ class _Api(FastAPI):
         return super().openapi()
 
 
-def create_app(store: JobStore, settings: Settings, readiness: Callable[[], str | None]) -> FastAPI:
+def create_app(
+    store: JobStore, settings: Settings, readiness: Callable[[], str | None], metrics: ProcessMetrics | None = None
+) -> FastAPI:
     """The API over a record.
 
     Args:
         store: The record.
         settings: The operator's settings.
         readiness: Gives ``None`` when jobs can be scheduled, else the reason why not. Called from any thread.
+        metrics: What the process measures of itself, if more than the API does.
     """
     # FastAPI's pages of documentation come from servers of others; /openapi.json is all that they are made of.
     app = _Api(title="BOOST Service", version=__version__, docs_url=None, redoc_url=None)
     quotas, follower = QuotaStore(store), Follower(store.versions)
     known_keys, limits = KeyStore(store.engine), Limits(settings)
     app.state.context = Context(
-        store, settings, readiness, quotas, follower, known_keys, AuditLog(store.engine), limits
+        store,
+        settings,
+        readiness,
+        quotas,
+        follower,
+        known_keys,
+        AuditLog(store.engine),
+        limits,
+        metrics or ProcessMetrics(),
     )
     install_error_handlers(app)
     app.router.middleware_stack = Gate(app.router.middleware_stack, known_keys, limits, settings)
     allow_origins(app, settings.cors_origins)
-    for routes in (jobs, changes, events, history, checkpoints, queues, nodes, plans, keys, audit, identity):
+    for routes in (jobs, changes, events, history, checkpoints, queues, nodes, plans, keys, audit, identity, targets):
         app.include_router(routes.router, responses=GUARDED)
     for open_routes in (session, health, web):
         app.include_router(open_routes.router)

@@ -18,6 +18,7 @@ from service.jobs.queries import JobNotFound
 from service.jobs.store import JobStore
 from service.models.identity import Scope
 from service.settings import Settings
+from service.telemetry.process import ProcessMetrics
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Context:
         keys: API keys.
         audit: Who has changed what.
         limits: How much may be asked, by whom.
+        metrics: What this process measures of itself.
         stopping: Set when the server stops, so that open streams end.
     """
 
@@ -44,6 +46,7 @@ class Context:
     keys: KeyStore
     audit: AuditLog
     limits: Limits
+    metrics: ProcessMetrics
     stopping: threading.Event = field(default_factory=threading.Event)
 
 

@@ -16,6 +16,7 @@ from service.models.keys import NewKey
 from service.models.nodes import Node, NodeJob, NodeList
 from service.models.queues import Queue, QueueList
 from service.models.requests import CloneRequest, KeyRequest, QueueSettings, TenantSettings
+from service.models.targets import TargetGroup, TargetLabels
 from service.models.tenants import Tenant, TenantList
 from service.problems import FieldError, Problem
 
@@ -57,6 +58,10 @@ def examples_of_models() -> list[Any]:
     total, free = {"CPU": 96.0, "GPU": 8.0}, {"CPU": 88.0, "GPU": 0.0}
     on_node = [NodeJob(id=job.id, name=job.name, ranks=8)]
     node = Node(node_id="6f0c", labels={}, total=total, free=free, draining=False, jobs=on_node, other_ranks=0)
+    labels = TargetLabels(
+        job_id=job.id, job_name=job.name, tenant=job.tenant, rank="5", tensor_parallel_rank="1",
+        pipeline_parallel_rank="0", data_parallel_rank="1", node="6f0c",
+    )  # fmt: skip
     fault = FieldError(field="queue", message="there is no queue 'nite'; there are: default, night", value="nite")
     return [
         job.spec,
@@ -75,6 +80,7 @@ def examples_of_models() -> list[Any]:
         TenantList(tenants=[tenant]),
         TenantSettings(gpus=32),
         NodeList(seen_at=_TIME, nodes=[node]),
+        TargetGroup(targets=["10.0.0.5:9401"], labels=labels),
         KeyRequest(name="alice", tenant="lab", scopes=[Scope.SUBMIT]),
         NewKey(
             id="k3x9q2ab", name="alice", tenant="lab", scopes=[Scope.SUBMIT], key="boost_k3x9q2ab_…", created_at=_TIME,
@@ -93,9 +99,14 @@ def _job() -> JobRecord:
     step = StepReport(
         step=412, steps=10_000, loss=3.412, learning_rate=0.003, gradient_norm=0.41, tokens=216_006_656,
         tokens_per_second=655_000, step_seconds=0.8, communication_seconds=0.21, exposed_communication_seconds=0.05,
-        communication_bytes=176_000_000, model_flops_per_second=9.3e14, eta_seconds=7670,
+        communication_bytes=176_000_000, model_flops_per_second=9.3e14, eta_seconds=7670, data_seconds=0.01,
+        forward_seconds=0.24, backward_seconds=0.46, optimizer_seconds=0.03, model_flops_utilization=0.12,
+        hardware_flops_utilization=0.12,
     )  # fmt: skip
-    shape = ShapeReport(tensor_parallel_size=4, pipeline_parallel_size=1, data_parallel_size=2, nodes=["6f0c"] * 8)
+    shape = ShapeReport(
+        tensor_parallel_size=4, pipeline_parallel_size=1, data_parallel_size=2, nodes=["6f0c"] * 8,
+        metrics_endpoints=[f"10.0.0.5:{9400 + rank}" for rank in range(8)],
+    )  # fmt: skip
     saved = CheckpointReport(step=400, url=f"{_FOLDER}/step-00000400", bytes=4_316_000_000, seconds=0.3)
     return JobRecord(
         id=_JOB_ID, tenant="lab", submitted_by="alice", queue="research", name="cola-350m",

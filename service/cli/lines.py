@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from pydantic import ValidationError
+
 from boost_core.config.reports import (
     CheckpointReport,
     EvaluationReport,
@@ -22,14 +24,19 @@ _OF_THE_SERVICE = frozenset({"state", "patch", "drill"})  # kinds of events that
 
 
 def report_of(event: JobEvent) -> Report | None:
-    """The trainer's report in an event; ``None`` for what the service says."""
-    return None if event.kind in _OF_THE_SERVICE else report_adapter.validate_python(event.data)
+    """The trainer's report in an event; ``None`` for what the service says, and for what only a newer trainer says."""
+    if event.kind in _OF_THE_SERVICE:
+        return None
+    try:
+        return report_adapter.validate_python(event.data)
+    except ValidationError:
+        return None
 
 
 def line_of(event: JobEvent) -> str:
     """One line that says what happened, with the local time."""
     report = report_of(event)
-    text = _service_line(event) if report is None else _line(report)
+    text = _line_as_it_is(event) if report is None else _line(report)
     return f"{event.time.astimezone():%H:%M:%S}  {text}"
 
 
@@ -61,7 +68,7 @@ def restart_in_words(restart: RestartReport) -> str:
     )
 
 
-def _service_line(event: JobEvent) -> str:
+def _line_as_it_is(event: JobEvent) -> str:
     data = event.data
     match event.kind:
         case "patch":
@@ -71,8 +78,10 @@ def _service_line(event: JobEvent) -> str:
         case "drill":
             when = "at once" if data["at_step"] is None else f"when {data['at_step']} steps are done"
             return f"drill asked for: {data['kind']}, rank {data['rank']}, {when}"
-        case _:
+        case "state":
             return f"{data['state']}: {data['message']}"
+        case _:
+            return f"{event.kind}: {data.get('message', data)}"
 
 
 def _value(value: Any) -> str:

@@ -12,6 +12,7 @@ from service.cli import (
     local,
     login,
     look,
+    migrate,
     nodes,
     queues,
     submit,
@@ -52,7 +53,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     },
     _CLUSTER: {"nodes": nodes.nodes},
     _ACCOUNT: {"login": login.login, "logout": login.logout, "whoami": login.whoami},
-    _OPERATORS: {"audit": audit.audit},
+    _OPERATORS: {"audit": audit.audit, "migrate": migrate.migrate},
     _HERE: {"serve": local.serve, "demo": local.demo, "import-config": local.import_configuration},
 }
 

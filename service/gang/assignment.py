@@ -19,6 +19,7 @@ class Place:
         accelerators: The GPUs that it may use.
         pid: Its process id.
         host: Its host's name.
+        metrics: ``host:port`` of its metrics; ``None`` if it serves none.
     """
 
     node: str
@@ -26,6 +27,7 @@ class Place:
     accelerators: tuple[str, ...]
     pid: int
     host: str
+    metrics: str | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayError
 
 from boost_core.config import Drill, JobSpec, Shape
-from boost_core.config.reports import Cause, FaultReport, RankTimesReport
+from boost_core.config.reports import Cause, Fault, FaultReport, RankTimesReport
 from boost_core.plan.snapshots import MemoryState, copy_holders, newest_whole_state
 from service.gang.assignment import FAILURES, Assignment, End, Holder, MisplacedRanks, RankEnd
 from service.gang.cluster_view import ClusterView
@@ -67,13 +67,15 @@ class Gang:
         record: Takes what happens.
         supervisor: Handle of the ``Supervisor`` actor, for the processes.
         secret: What the ranks reach data and checkpoints with; ``None`` for their nodes' own means.
+        metrics_ports: What the processes may serve their metrics on.
     """
 
     def __init__(
-        self, spec: JobSpec, orders: Orders, record: GangRecord, supervisor: Any, secret: SecretReference | None
-    ) -> None:
+        self, spec: JobSpec, orders: Orders, record: GangRecord, supervisor: Any, secret: SecretReference | None,
+        metrics_ports: range,
+    ) -> None:  # fmt: skip
         self._spec, self._orders, self._record, self._supervisor = spec, orders, record, supervisor
-        self._secret = secret
+        self._secret, self._metrics_ports = secret, metrics_ports
         self._cluster = ClusterView()
         self._limit = RestartLimit(spec.fault_tolerance)
         self._replicas: dict[int, Replica] = {}
@@ -194,7 +196,7 @@ class Gang:
             self._replicas.pop(number).give_up()
         for _ in range(wanted.start):
             assert view.orders.target is not None
-            replica = Replica(self._spec.at(view.orders.target), avoid, self._supervisor)
+            replica = Replica(self._spec.at(view.orders.target), avoid, self._supervisor, self._metrics_ports)
             self._replicas[replica.number] = replica
 
     def _execute(self, move: Move) -> bool:
@@ -239,7 +241,8 @@ class Gang:
             self._broken(Cause.WORKER_LOST, message, time.monotonic())
             return
         self._generation += 1
-        nodes = [member.where.node for member in members if member.where is not None]
+        places = [member.where for member in members if member.where is not None]
+        nodes = [place.node for place in places]
         spec, recovery = self._spec.at(move.shape), ray.put(self._recovery())
         copies = copy_holders(nodes) if spec.fault_tolerance.memory_copy_every_steps and len(nodes) > 1 else []
         watch = GangWatch(spec.fault_tolerance, time.monotonic())
@@ -248,7 +251,7 @@ class Gang:
             self._formation = formation
         self._shape, self._stored = move.shape, False
         self._most = max(self._most, move.shape.data)
-        self._record.formed(move.shape, nodes, makes_copies=bool(copies))
+        self._record.formed(move.shape, places, makes_copies=bool(copies))
         self._memory_is_lost = False
         for rank, member in enumerate(members):
             assignment = Assignment(self._generation, spec, rank, meeting, tuple(copies), self._secret)
@@ -288,11 +291,13 @@ class Gang:
                 f"{rank.share:.0%} of the step; the others wait for it"
             )
             self._record.add(
-                FaultReport(what="slow_rank", step=self._record.step, rank=rank.rank, share=rank.share, message=message)
+                FaultReport(
+                    what=Fault.SLOW_RANK, step=self._record.step, rank=rank.rank, share=rank.share, message=message
+                )
             )
         if hanging is not None:
             message = f"no step for {hanging:.0f} s; the stacks of all ranks are in the log"
-            self._record.add(FaultReport(what="hang", step=self._record.step, message=message))
+            self._record.add(FaultReport(what=Fault.HANG, step=self._record.step, message=message))
             self._broken(Cause.HANG, message, now, mute=self._dump_stacks(formation))
         elif silent and (mute := self._mute(silent)):
             gone = self._cluster.gone({member.where.node for member in mute if member.where is not None})

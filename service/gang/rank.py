@@ -28,6 +28,7 @@ from boost_core.train import Membership, Region, Shelf, StepTimes, train
 from service.gang.assignment import Assignment, End, Holder, Meeting, Place, RankEnd
 from service.gang.drills import Drills
 from service.gang.failures import end_of
+from service.gang.rank_metrics import StepCollector, serve_metrics
 from service.gang.reporter import LogReports, SupervisorReporter
 from service.gang.watch import Beat
 from service.redaction import redact, redact_logs
@@ -47,22 +48,24 @@ class RankProcess:
     Args:
         member: The process's number among all of the gang's, by which the supervisor knows it.
         supervisor: Handle of the gang's ``Supervisor`` actor.
+        metrics_ports: It serves its metrics on the first that is free; none: not at all.
     """
 
-    def __init__(self, member: int, supervisor: Any) -> None:
+    def __init__(self, member: int, supervisor: Any, metrics_ports: range) -> None:
         self._reporter = SupervisorReporter(supervisor, member)
         self._shelf = Shelf()
         self._drills = Drills()
         self._membership: Membership | None = None
         self._store: TCPStore | None = None
         self._member = member
+        self._steps, self._metrics_ports = StepCollector(), metrics_ports
+        self._metrics = serve_metrics(self._steps, _gpus(), _address(), metrics_ports)
         redact_logs()
 
     def place(self) -> Place:
         """Where this process is; answers when it is up."""
-        context = ray.get_runtime_context()
-        gpus = tuple(str(each) for each in context.get_accelerator_ids().get("GPU", ()))
-        return Place(context.get_node_id(), _address(), gpus, os.getpid(), socket.gethostname())
+        node = ray.get_runtime_context().get_node_id()
+        return Place(node, _address(), _gpus(), os.getpid(), socket.gethostname(), self._metrics)
 
     def meeting(self) -> Meeting:
         """Open the place where the ranks of the next gang meet, of which this process is rank 0."""
@@ -100,6 +103,11 @@ class RankProcess:
             logger.info(
                 "rank %d of %d is up (host %s, pid %d)", rank, dist.get_world_size(), socket.gethostname(), os.getpid()
             )
+            if self._metrics is None and self._metrics_ports:
+                logger.warning(
+                    "rank %d serves no metrics: no port from %d to %d is free; widen BOOST_RANK_METRICS_PORTS",
+                    rank, self._metrics_ports[0], self._metrics_ports[-1],
+                )  # fmt: skip
             return RankEnd(End(train(spec, self._reporter, membership)))
         except Exception as error:
             end = end_of(error)
@@ -143,6 +151,7 @@ class RankProcess:
         )
 
         def after_step(times: StepTimes) -> None:
+            self._steps.add(times)
             self._reporter.beat(Beat(times.step, times.seconds, times.busy_seconds))
             self._drills.after_step(times.step)
 
@@ -191,6 +200,10 @@ class RankProcess:
     def drill(self, drill: Drill) -> None:
         """Bring a fault about in this process."""
         self._drills.add(drill)
+
+
+def _gpus() -> tuple[str, ...]:
+    return tuple(str(each) for each in ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
 
 
 def _address() -> str:

@@ -36,13 +36,15 @@ class RayGangs:
         secrets: Folder of all secrets, the same on all nodes.
         token_file: File with the token without which Ray does nothing for anybody. An embedded Ray's is made if there
             is none; a cluster without one, or whose token the environment tells, needs none. ``None`` leaves it to Ray.
+        metrics_ports: Each rank serves its metrics on the first of its node's that is free; none: not at all.
     """
 
     def __init__(
-        self, ray_address: str | None, cpus: int | None, secrets: Path, token_file: Path | None = None
-    ) -> None:
+        self, ray_address: str | None, cpus: int | None, secrets: Path, token_file: Path | None = None,
+        metrics_ports: range = range(0),
+    ) -> None:  # fmt: skip
         self._address, self._cpus, self._secrets = ray_address, cpus, str(secrets)
-        self._token_file = token_file
+        self._token_file, self._metrics_ports = token_file, metrics_ports
         self._folder: str | None = None
         self._node: JoinedNode | None = None
 
@@ -123,7 +125,7 @@ class RayGangs:
             lifetime="detached",
             num_cpus=0,
             resources=ON_THE_HEAD,
-        ).remote(spec, orders, secret)
+        ).remote(spec, orders, secret, self._metrics_ports)
 
     def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
         """Give orders; the gang's status, or ``None`` if there is no such gang. Takes a second at most."""

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import count, islice
 from typing import Literal
@@ -20,6 +21,7 @@ from boost_core.config.reports import (
     StartReport,
     StepReport,
 )
+from service.gang.assignment import Place
 from service.gang.status import GangPhase, GangReport, GangStatus
 
 REPORTS_A_POLL = 1000
@@ -134,12 +136,12 @@ class GangRecord:
             case CheckpointReport():
                 self.stored_step = max(self.stored_step, report.step)
 
-    def formed(self, shape: Shape, nodes: list[str], makes_copies: bool) -> None:
+    def formed(self, shape: Shape, places: Sequence[Place], makes_copies: bool) -> None:
         """A gang has been formed, and is told to train.
 
         Args:
             shape: Its shape.
-            nodes: The node of each rank.
+            places: Where each rank is.
             makes_copies: Whether its ranks keep copies for each other.
         """
         with self._lock:
@@ -150,7 +152,8 @@ class GangRecord:
                     tensor_parallel_size=shape.tensor,
                     pipeline_parallel_size=shape.pipeline,
                     data_parallel_size=shape.data,
-                    nodes=nodes,
+                    nodes=[place.node for place in places],
+                    metrics_endpoints=[place.metrics for place in places],
                 ),
             )
             if self._phase is GangPhase.STARTING:

@@ -52,13 +52,16 @@ class Member:
         group: The replica's placement group.
         bundle: The bundle in which the process is.
         supervisor: Handle of the ``Supervisor`` actor.
+        metrics_ports: What it may serve its metrics on.
 
     Attributes:
         number: Its number among all processes of the gang.
         where: Where it is; ``None`` until it is up.
     """
 
-    def __init__(self, spec: JobSpec, group: PlacementGroup, bundle: int, supervisor: Any) -> None:
+    def __init__(
+        self, spec: JobSpec, group: PlacementGroup, bundle: int, supervisor: Any, metrics_ports: range
+    ) -> None:
         self.number = next(_numbers)
         resources = worker_resources(spec)
         self._actor: Any = (
@@ -69,7 +72,7 @@ class Member:
                 max_concurrency=CALLS_AT_ONCE,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
             )
-            .remote(self.number, supervisor)
+            .remote(self.number, supervisor, metrics_ports)
         )
         self._placing = self.call("place")
         self.where: Place | None = None
@@ -129,6 +132,7 @@ class Replica:
         spec: The job; its parallelism has the replica's layout.
         avoid: Nodes not to be placed on.
         supervisor: Handle of the ``Supervisor`` actor.
+        metrics_ports: What its processes may serve their metrics on.
 
     Attributes:
         number: Its number.
@@ -136,8 +140,8 @@ class Replica:
         avoid: As given.
     """
 
-    def __init__(self, spec: JobSpec, avoid: Collection[str], supervisor: Any) -> None:
-        self._spec, self._supervisor = spec, supervisor
+    def __init__(self, spec: JobSpec, avoid: Collection[str], supervisor: Any, metrics_ports: range) -> None:
+        self._spec, self._supervisor, self._metrics_ports = spec, supervisor, metrics_ports
         self.avoid = frozenset(avoid)
         self.number = next(_numbers)
         self.layout = (spec.parallelism.tensor_parallel_size, spec.parallelism.pipeline_parallel_size)
@@ -216,4 +220,4 @@ class Replica:
             remove_placement_group(self._group)
 
     def _started(self, bundle: int) -> Member:
-        return Member(self._spec, self._group, bundle, self._supervisor)
+        return Member(self._spec, self._group, bundle, self._supervisor, self._metrics_ports)

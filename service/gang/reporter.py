@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from boost_core.config.reports import LogLine, Report
+from boost_core.config.reports import FaultReport, LogLine, Report
 from service.gang.watch import Beat
 from service.redaction import redact
 
@@ -67,6 +67,8 @@ class SupervisorReporter:
 
     def report(self, report: Report) -> None:
         """Take one report; it is sent as soon as the ones before it have arrived."""
+        if isinstance(report, FaultReport):  # of a store, it tells what the store has said
+            report = report.model_copy(update={"message": redact(report.message)})
         with self._changed:
             self._waiting.append((datetime.now(UTC), report))
             self._changed.notify_all()

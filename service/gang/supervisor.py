@@ -20,12 +20,13 @@ class Supervisor:
         spec: The job.
         orders: The first orders.
         secret: What the ranks reach data and checkpoints with; ``None`` for their nodes' own means.
+        metrics_ports: What the ranks may serve their metrics on.
     """
 
-    def __init__(self, spec: JobSpec, orders: Orders, secret: SecretReference | None) -> None:
+    def __init__(self, spec: JobSpec, orders: Orders, secret: SecretReference | None, metrics_ports: range) -> None:
         myself: Any = ray.get_runtime_context().current_actor
         self._record = GangRecord()
-        self._gang = Gang(spec, orders, self._record, myself, secret)
+        self._gang = Gang(spec, orders, self._record, myself, secret, metrics_ports)
         threading.Thread(target=self._gang.run, name="gang", daemon=True).start()
 
     def push(self, message: Message) -> None:

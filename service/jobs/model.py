@@ -46,18 +46,25 @@ class JobRecord(BaseModel):
     checkpoint_url: str = Field(description="Folder of this job's checkpoints.")
     submitted_at: datetime
     queued_at: datetime = Field(description="When it was submitted or last retried: its place in the queue.")
+    waiting_since: datetime | None = Field(
+        None, description="Since when it has been QUEUED or SCHEDULING; null in other states."
+    )
     started_at: datetime | None = Field(description="When the first gang began to train.")
     finished_at: datetime | None
     progress: StepReport | None = Field(description="The newest step.")
+    progress_at: datetime | None = Field(None, description="When the newest step was done.")
     evaluation: EvaluationReport | None = Field(description="The newest evaluation.")
     checkpoint: CheckpointReport | None = Field(description="The newest committed checkpoint.")
+    checkpoint_at: datetime | None = Field(None, description="When the newest checkpoint was committed.")
     shape: ShapeReport | None = Field(None, description="The newest gang's, as it was last formed.")
     drills: list[Drill] = Field([], description="Faults asked for that the gang has not been told of yet.")
     restarts: list[RestartRecord] = Field([], description="The newest 50, in order.")
     restart_counts: dict[Cause, int] = Field({}, description="How often training went on after each cause, in all.")
+    fault_counts: dict[str, int] = Field({}, description="How often each kind of fault was reported, in all.")
     goodput: Goodput = Field(
         default_factory=lambda given: Goodput.begin(given["submitted_at"]), description="What its time went into."
     )
+    traceparent: str | None = Field(None, exclude=True)  # the request that submitted it, for spans of what follows
     version: int = Field(description="Goes up with every write.")
 
     @property

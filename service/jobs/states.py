@@ -35,6 +35,7 @@ class Reason(StrEnum):
     CANCELLED_BY_USER = "CANCELLED_BY_USER"
 
 
+WAITING_STATES = frozenset({JobState.QUEUED, JobState.SCHEDULING})
 TERMINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 
 # From a state, by a reason, to a state. What is not listed cannot happen.

@@ -92,6 +92,7 @@ class JobStore:
             checkpoint_url=f"{folder.rstrip('/')}/{job_id}",
             submitted_at=now,
             queued_at=now,
+            waiting_since=now,
             goodput=Goodput.begin(now).model_dump(mode="json"),
         )
         event = writes.state_event(job_id, 0, now, JobState.QUEUED, Reason.SUBMITTED, job.message)

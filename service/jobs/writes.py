@@ -1,6 +1,7 @@
 """What is written to a job and why: pure functions from its newest record to new values and events."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,17 +11,18 @@ from pydantic_core import to_json
 
 from boost_core.config import Drill
 from boost_core.config.base import FieldProblem, raise_problems
-from boost_core.config.reports import Report, RestartReport
+from boost_core.config.reports import FaultReport, Report, RestartReport
 from service.jobs.ledger import book
 from service.jobs.model import JobRecord, RestartRecord
 from service.jobs.patch import JobPatch, apply
-from service.jobs.states import TERMINAL_STATES, JobState, Reason, next_state
+from service.jobs.states import TERMINAL_STATES, WAITING_STATES, JobState, Reason, next_state
 from service.jobs.tables import EventRow, Table
 
 _REPEATED = frozenset(  # said anew every round
     {Reason.WAITING_FOR_RESOURCES, Reason.GANG_STARTING, Reason.GANG_STARTED, Reason.GANG_RECOVERING}
 )
 _NEWEST = frozenset({"progress", "evaluation", "checkpoint", "shape"})  # whose newest report is a column of the job
+_DATED = frozenset({"progress", "checkpoint"})  # whose newest report's time is one, too
 _KEPT_RESTARTS = 50
 
 
@@ -82,6 +84,7 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
     now = datetime.now(UTC)
     values: dict[str, Any] = {"state": state, "reason": reason, "message": message, "attempt": attempt}
     values["goodput"] = book(record.goodput, now, reason).model_dump(mode="json")
+    values["waiting_since"] = (record.waiting_since or now) if state in WAITING_STATES else None
     if state is not JobState.QUEUED:
         values["waiting_for"] = None
     if state is not JobState.RUNNING:
@@ -211,7 +214,9 @@ def reported(record: JobRecord, attempt: int, reports: Mapping[int, tuple[dateti
     for time, report in reports.values():
         goodput = book(goodput, time, report)
     newest = {event.kind: event.data for event in events if event.kind in _NEWEST}
-    return Write({**newest, **_restarts(record, reports), "goodput": goodput.model_dump(mode="json")}, events)
+    times = {f"{event.kind}_at": event.time for event in events if event.kind in _DATED}
+    counted = {**_restarts(record, reports), **_faults(record, reports)}
+    return Write({**newest, **times, **counted, "goodput": goodput.model_dump(mode="json")}, events)
 
 
 def _restarts(record: JobRecord, reports: Mapping[int, tuple[datetime, Report]]) -> dict[str, Any]:
@@ -227,6 +232,11 @@ def _restarts(record: JobRecord, reports: Mapping[int, tuple[datetime, Report]])
         counts[restart.cause] = counts.get(restart.cause, 0) + 1
     kept = [*record.restarts, *fresh][-_KEPT_RESTARTS:]
     return {"restarts": [_plain(restart) for restart in kept], "restart_counts": counts}
+
+
+def _faults(record: JobRecord, reports: Mapping[int, tuple[datetime, Report]]) -> dict[str, Any]:
+    fresh = Counter(report.what for _, report in reports.values() if isinstance(report, FaultReport))
+    return {"fault_counts": dict(Counter(record.fault_counts) + fresh)} if fresh else {}
 
 
 def _at_once(record: JobRecord, reason: Reason, message: str, values: dict[str, Any]) -> Write | None:

@@ -9,6 +9,7 @@ from service.gang.status import Gangs
 from service.jobs.leases import Lease, LeaseLost, Leases
 from service.jobs.store import JobStore
 from service.scheduler.reconcile import Reconciler
+from service.telemetry.process import ProcessMetrics, SchedulerMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class ReconcileLoop:
         leases: Where the lease is to be had.
         reconciler: Makes what makes the passes; it is given the record, to be written under the lease.
         interval_seconds: From the end of one pass to the beginning of the next.
+        metrics: Takes what is measured of the passes; ``None`` to have it nowhere.
     """
 
     def __init__(
@@ -40,11 +42,14 @@ class ReconcileLoop:
         leases: Leases,
         reconciler: Callable[[JobStore], Reconciler],
         interval_seconds: float,
+        metrics: SchedulerMetrics | None = None,
     ) -> None:
         self._gangs, self._store, self._leases = gangs, store, leases
         self._make_reconciler, self._interval = reconciler, interval_seconds
+        self._metrics = metrics or ProcessMetrics().scheduler
         self._lease: Lease | None = None
         self._reconciler: Reconciler | None = None
+        self._metrics.leading.set_function(lambda: self._reconciler is not None)
         self._lease_lock = threading.Lock()  # so that it is not renewed when it has just been given back
         self._connected = False
         self._problem: str | None = "Ray is starting"
@@ -87,7 +92,8 @@ class ReconcileLoop:
         try:
             self._take_office()
             if self._reconciler is not None:
-                self._reconciler.tick()
+                with self._metrics.one_pass():
+                    self._reconciler.tick()
         except LeaseLost as overtaken:
             logger.warning("%s", overtaken)
             self._lease = self._reconciler = None

@@ -246,11 +246,14 @@ def test_training_goes_on_without_a_checkpoint_that_cannot_be_written(
     reports, _ = ranks.run(2, train_blocked, tiny_job(corpus, folder), folder, True)
     assert [report.step for report in reports if report.kind == "progress"] == list(range(1, 9))
     assert [report.step for report in reports if report.kind == "checkpoint"] == [6, 8]
+    (fault,) = [report for report in reports if report.kind == "fault"]
+    assert (fault.what, fault.step) == ("store", 3)
+    assert fault.message.startswith(f"{folder}/step-00000003 cannot be written: ")
     assert CheckpointFolder(str(folder)).steps() == [6, 8]
 
 
 def test_without_its_last_checkpoint_a_job_has_failed(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.write_text("a file")
-    with pytest.raises(SaveFailed, match=f"the last checkpoint, {folder}/step-00000008, cannot be written"):
+    with pytest.raises(SaveFailed, match=f"the last checkpoint, {folder}/step-00000008 cannot be written"):
         ranks.run(2, train_blocked, tiny_job(corpus, folder), folder, False)

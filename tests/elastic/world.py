@@ -158,8 +158,8 @@ class Job:
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [event.data for event in self.events if event.kind == kind]
 
-    def until(self, done: Callable[[], object], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_SECONDS
+    def until(self, done: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
         while True:
             self.listen()
             if done():

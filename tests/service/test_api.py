@@ -11,25 +11,20 @@ from pathlib import Path
 import httpx
 import pytest
 from httpx_sse import ServerSentEvent, connect_sse
-from prometheus_client.parser import text_string_to_metric_families
 
 from boost_core.config import Drill
 from service.api.requests import MOST_BODY_BYTES
 from service.client import ApiError, Client, ServiceUnreachable
 from service.jobs.database import migrate
 from service.jobs.patch import JobPatch
-from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from service.settings import Settings
 from tests.service.conftest import RunningApi
 from tests.service.records import (
     GOOD,
     a_log_line,
-    a_restart,
-    a_shape,
     a_spec,
     a_step,
-    an_interruption,
     finish,
     numbered,
     run_to_the_end,
@@ -432,74 +427,6 @@ def test_the_server_stops_with_open_streams(http: httpx.Client, api: RunningApi,
         next(sent)
         assert api.stop() < 3
         assert list(sent) == []
-
-
-# Metrics
-
-
-def samples(http: httpx.Client) -> dict[tuple[str, str], float]:
-    families = text_string_to_metric_families(http.get("/metrics").text)
-    found = [sample for family in families for sample in family.samples]
-    return {(s.name, s.labels.get("state") or s.labels.get("job_id", "")): s.value for s in found}
-
-
-def labelled(http: httpx.Client, name: str, label: str) -> dict[str, float]:
-    families = text_string_to_metric_families(http.get("/metrics").text)
-    return {s.labels[label]: s.value for family in families for s in family.samples if s.name == name}
-
-
-def test_metrics_follow_a_job(http: httpx.Client, store: JobStore) -> None:
-    job = store.create(a_spec(), "/checkpoints")
-    assert samples(http)["boost_jobs", "QUEUED"] == 1
-    assert ("boost_job_steps", job.id) not in samples(http)
-    store.change(job.id, Reason.HEAD_OF_QUEUE, "is next")
-    assert samples(http)["boost_job_workers", job.id] == 0
-    store.change(job.id, Reason.GANG_STARTED, "trains", attempt=1)
-    assert samples(http)["boost_job_workers", job.id] == 2
-    assert ("boost_job_loss_nats", job.id) not in samples(http)
-    store.append_reports(job.id, 1, numbered(a_step(1), a_step(2)))
-    found = samples(http)
-    assert found["boost_job_step", job.id] == 2
-    assert found["boost_job_steps", job.id] == 10
-    assert found["boost_job_attempts", job.id] == 1
-    assert found["boost_job_loss_nats", job.id] == 4.8
-    assert found["boost_job_communication_bytes", job.id] == 4096
-    finish(store, job.id)
-    found = samples(http)
-    assert not [name for name, label in found if label == job.id]
-    assert found["boost_jobs", "SUCCEEDED"] == 1
-    assert found["boost_jobs", "RUNNING"] == 0
-
-
-def test_metrics_of_shape_restarts_and_goodput(http: httpx.Client, store: JobStore) -> None:
-    job = store.create(a_spec(), "/checkpoints")
-    start(store, job.id)
-    assert ("boost_job_data_parallel_size", job.id) not in samples(http)
-    store.append_reports(job.id, 1, numbered(a_shape(2), a_step(1), an_interruption(), a_restart(), a_step(1)))
-    found = samples(http)
-    sizes = [found[f"boost_job_{name}_parallel_size", job.id] for name in ("tensor", "pipeline", "data")]
-    assert (sizes, found["boost_job_workers", job.id]) == ([2, 1, 2], 4)
-    assert labelled(http, "boost_job_restarts", "cause") == {"WORKER_LOST": 1}
-    goodput = labelled(http, "boost_job_goodput_seconds", "kind")
-    assert goodput.keys() == {"productive", "recomputed", "checkpoint", "restart", "waiting", "data_stall", "compile"}
-    store.request_pause(job.id)
-    store.change(job.id, Reason.PAUSED_BY_USER, "its state is saved")
-    assert samples(http)["boost_job_workers", job.id] == 0
-    before = labelled(http, "boost_job_goodput_seconds", "kind")["waiting"]
-    time.sleep(0.01)
-    assert labelled(http, "boost_job_goodput_seconds", "kind")["waiting"] >= before + 0.01, "time goes on"
-
-
-def test_every_metric_has_a_help_text(http: httpx.Client, store: JobStore) -> None:
-    job = store.create(a_spec(), "/checkpoints")
-    start(store, job.id)
-    families = list(text_string_to_metric_families(http.get("/metrics").text))
-    assert len(families) == 21
-    assert all(family.documentation and family.type == "gauge" for family in families)
-    newer = http.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
-    assert newer.headers["content-type"].startswith("application/openmetrics-text")
-    assert "# UNIT boost_job_step_seconds seconds" in newer.text
-    assert newer.text.endswith("# EOF\n")
 
 
 # The client

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from service.cli.failures import ExitStatus
+from service.jobs.store import JobStore
 from tests.service.canned import A_KEY, A_QUEUE, A_TENANT, AUDIT, NODES
 from tests.service.command_line import boost_at, run_boost
+from tests.service.conftest import free_port
 from tests.service.scripted import Answer, problem, serving
 
 LISTED_KEY = {name: value for name, value in A_KEY.items() if name != "key"} | {
@@ -176,3 +179,20 @@ def test_keys_in_the_database_itself(tmp_path: Path) -> None:
     assert made["key"].encode() not in (tmp_path / "home" / "boost.db").read_bytes()
     lost = run_boost("keys", "ls", "--direct", BOOST_DATABASE_URL="nonsense://", **home)
     assert (lost.exit_code, "BOOST_DATABASE_URL names cannot be used" in lost.stderr) == (1, True)
+
+
+def test_migrate(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/new/boost.db"
+    for _ in range(2):
+        assert run_boost("migrate", BOOST_DATABASE_URL=url).output == f"the database {url} is up to date\n"
+    JobStore(url).close()
+
+
+def test_migrate_says_what_is_wrong_and_no_password() -> None:
+    away = run_boost("migrate", BOOST_DATABASE_URL=f"postgresql://boost:hidden@127.0.0.1:{free_port()}/boost")
+    assert away.exit_code == ExitStatus.FAILED
+    assert "could not be brought up to date" in away.stderr
+    assert "hidden" not in away.output
+    unknown = run_boost("migrate", BOOST_DATABASE_URL="mysql://db")
+    assert unknown.exit_code == ExitStatus.BAD_INPUT
+    assert "use sqlite or postgresql" in unknown.stderr

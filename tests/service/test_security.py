@@ -23,7 +23,8 @@ SCOPES = {
     "read": {
         "GET /metrics", "GET /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/checkpoints",
         "GET /v1/jobs/{job_id}/checkpoints/{step}", "GET /v1/jobs/{job_id}/events", "GET /v1/jobs/{job_id}/logs",
-        "GET /v1/jobs/{job_id}/metrics", "GET /v1/nodes", "GET /v1/presets", "GET /v1/queues", "GET /v1/queues/{name}",
+        "GET /v1/jobs/{job_id}/metrics", "GET /v1/metrics/targets", "GET /v1/nodes", "GET /v1/presets",
+        "GET /v1/queues", "GET /v1/queues/{name}",
         "GET /v1/versions", "GET /v1/whoami", "POST /v1/plans",
     },
     "submit": {

@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 import service.accounts.tables  # noqa: F401  # its tables are among those expected
 from boost_core.config import DataParallelRange, Drill, Shape
-from boost_core.config.reports import Cause
+from boost_core.config.reports import Cause, Fault, FaultReport
 from service.jobs.database import migrate, open_engine
 from service.jobs.ids import new_job_id
 from service.jobs.model import JobFilter
@@ -58,7 +58,7 @@ def test_migration_makes_the_tables_that_the_code_expects(empty_database_url: st
     migrate(url)
     with open_engine(url).connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
-        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["0003"]
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["0004"]
 
 
 def test_migration_keeps_what_is_there(store: JobStore, database_url: str) -> None:
@@ -90,6 +90,30 @@ def test_migration_of_older_jobs(empty_database_url: str) -> None:
     assert (running.goodput.phase, running.goodput.highest_step, failed.goodput.phase) == ("stepping", 7, "ended")
     assert running.goodput.since >= before, "what came before was not booked"
     assert (running.drills, running.restarts, running.restart_counts, running.pause_requested) == ([], [], {}, False)
+
+
+def test_migration_dates_the_jobs_that_there_are(empty_database_url: str) -> None:
+    url = empty_database_url
+    migrate(url)
+    store = JobStore(url)
+    queued, running, ended = (store.create(a_spec(), ROOT).id for _ in range(3))
+    for job_id in (running, ended):
+        start(store, job_id)
+        store.append_reports(job_id, 1, numbered(a_step(1), a_checkpoint(1), a_step(2), a_fault()))
+    finish(store, ended)
+    before = {job_id: store.get(job_id) for job_id in (queued, running, ended)}
+    config = Config()
+    config.set_main_option("script_location", "service.jobs:migrations")
+    with open_engine(url).begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0003")
+    migrate(url)
+    store = JobStore(url)
+    uncounted = {"fault_counts": {}}
+    assert store.get(queued) == before[queued]
+    assert store.get(running) == before[running].model_copy(update=uncounted)
+    undated = {"progress_at": None, "checkpoint_at": None}
+    assert store.get(ended) == before[ended].model_copy(update=uncounted | undated)
 
 
 def test_sqlite_is_set_up_for_several_threads(tmp_path: Path) -> None:
@@ -400,6 +424,10 @@ def test_shapes_and_restarts_are_kept_with_the_job(store: JobStore) -> None:
     record = store.append_reports(job.id, 1, numbered(*many, first=8))
     assert [restart.step for restart in record.restarts] == list(range(20, 70))
     assert record.restart_counts == {Cause.WORKER_LOST: 1, Cause.HANG: 60}
+    assert record.fault_counts == {"slow_rank": 1}
+    full = FaultReport(what=Fault.STORE, step=6, message="the store is full")
+    record = store.append_reports(job.id, 1, numbered(a_fault(), full, a_fault(), first=68))
+    assert record.fault_counts == {"slow_rank": 3, "store": 1}
     assert record == store.get(job.id)
 
 
@@ -479,3 +507,13 @@ def test_events_are_read_in_portions(store: JobStore) -> None:
     assert {event.job_id for event in everything} == {job.id}
     first = store.events(job.id, limit=3)
     assert [*first, *store.events(job.id, after_id=first[-1].id)] == everything
+
+
+def test_where_a_request_came_from_is_kept_and_not_shown(store: JobStore) -> None:
+    job = store.create(a_spec(), ROOT)
+    with store.engine.begin() as connection:
+        connection.execute(text("UPDATE jobs SET traceparent = '00-1234-56-01', version = version + 1"))
+    record = store.get(job.id)
+    assert record.traceparent == "00-1234-56-01"
+    assert "traceparent" not in record.model_dump()
+    assert "traceparent" not in record.model_json_schema(mode="serialization")["properties"]

@@ -14,6 +14,7 @@ from service.jobs.store import JobStore
 from service.scheduler import loop as loop_module
 from service.scheduler.loop import LEASE, ReconcileLoop
 from service.scheduler.reconcile import Reconciler
+from service.telemetry.process import ProcessMetrics
 from tests.jobs import tiny_job
 from tests.unit.test_reconcile import FakeGangs
 
@@ -56,6 +57,7 @@ class Office:
         self.passes: list[str] = []
         self.made: dict[str, list[Pass]] = {"one": [], "other": []}
         self.gangs = {name: FakeGangs() for name in self.made}
+        self.metrics = {name: ProcessMetrics() for name in self.made}
         self.loops = {name: self._loop(name) for name in self.made}
         self._running: list[str] = []
 
@@ -64,7 +66,8 @@ class Office:
             self.made[name].append(Pass(name, record, self.passes))
             return self.made[name][-1]
 
-        return ReconcileLoop(self.gangs[name], self.store, Leases(self.store.engine, name), make, 0.01)
+        leases, metrics = Leases(self.store.engine, name), self.metrics[name].scheduler
+        return ReconcileLoop(self.gangs[name], self.store, leases, make, 0.01, metrics)
 
     def start(self, *names: str) -> None:
         for name in names:
@@ -76,6 +79,10 @@ class Office:
         for made in self.made[name]:
             made.may_go_on.set()
         self.loops[name].stop()
+
+    def measured(self, name: str, metric: str, **labels: str) -> float:
+        samples = (sample for family in self.metrics[name].collect() for sample in family.samples)
+        return next(s.value for s in samples if (s.name, s.labels) == (f"boost_scheduler_{metric}", labels))
 
     def schedules(self, name: str) -> None:
         """Wait until one makes passes."""
@@ -190,6 +197,26 @@ def test_a_pass_that_fails_is_made_again(office: Office, monkeypatch: pytest.Mon
     monkeypatch.setattr(loop_module, "STALE_SECONDS", 0.0)
     office.made["one"][0].may_go_on.clear()
     until(lambda: "the scheduler's last good pass was" in (office.loops["one"].problem() or ""))
+
+
+def test_passes_are_measured_where_they_are_made(office: Office) -> None:
+    assert office.measured("one", "leading") == 0
+    office.start("one")
+    office.schedules("one")
+    office.start("other")
+    until(lambda: office.loops["other"].problem() is None)
+    assert [office.measured(name, "leading") for name in ("one", "other")] == [1, 0]
+    office.made["one"][0].fails_with = RuntimeError("the database is restarted")
+    until(lambda: office.measured("one", "passes_total", outcome="failed") == 1)
+    office.schedules("one")
+    office.stop("one")
+    good = office.measured("one", "passes_total", outcome="ok")
+    assert good == office.passes.count("one")
+    assert office.measured("one", "pass_duration_seconds_count") == good + 1
+    assert office.measured("one", "leading") == 0
+    office.schedules("other")
+    assert office.measured("other", "leading") == 1
+    assert office.measured("other", "passes_total", outcome="failed") == 0
 
 
 def test_jobs_go_through_with_the_real_reconciler(office: Office) -> None:

@@ -10,7 +10,7 @@ from service.api.auth import Reader
 from service.api.deps import ContextDep
 from service.api.errors import GUARDED, NotReady, problem_responses
 from service.models.identity import Scope
-from service.telemetry.exporter import JobCollector
+from service.telemetry.exporter import ServiceCollector, TenantCollector
 
 router = APIRouter(tags=["operations"])
 
@@ -32,8 +32,11 @@ def readyz(context: ContextDep) -> dict[str, str]:
 
 @router.get("/metrics", response_class=Response, responses=GUARDED)
 def metrics(request: Request, who: Reader, context: ContextDep) -> Response:
-    """The tenant's jobs and their newest numbers, for Prometheus; operators see those of all tenants."""
+    """The tenant's jobs and their newest numbers, for Prometheus; operators see all tenants', and the service's own."""
     registry = CollectorRegistry()
-    registry.register(JobCollector(context.store, None if who.may(Scope.ADMIN) else who.tenant))
+    if who.may(Scope.ADMIN):
+        registry.register(ServiceCollector(context.store, context.quotas, context.metrics))
+    else:
+        registry.register(TenantCollector(context.store, context.quotas, who.tenant))
     encode, media_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(registry), media_type=media_type)

@@ -1,0 +1,1 @@
+"""Grafana: the dashboards' source, what is built from it, and provisioning for a Grafana of one's own."""

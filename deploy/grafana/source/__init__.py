@@ -1,0 +1,33 @@
+"""The dashboards' source: a file each, of parts that they share.
+
+``promql`` has what queries have in common, ``panels`` and ``tables`` the kinds of panels, ``variables``,
+``annotations`` and ``links`` what is chosen, marked and led to, and ``frame`` makes a dashboard of all that.
+"""
+
+from collections.abc import Callable
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from deploy.grafana.source.checkpoints import checkpoints
+from deploy.grafana.source.fleet import fleet
+from deploy.grafana.source.frame import encode
+from deploy.grafana.source.job import job
+from deploy.grafana.source.ranks import ranks
+from deploy.grafana.source.scheduler import scheduler
+
+_DASHBOARDS: dict[str, Callable[[], Dashboard]] = {
+    "boost-fleet": fleet,
+    "boost-job": job,
+    "boost-ranks": ranks,
+    "boost-scheduler": scheduler,
+    "boost-checkpoints": checkpoints,
+}
+
+
+def build() -> dict[str, str]:
+    """The dashboards as Grafana imports them.
+
+    Returns:
+        File name → JSON. The same source gives the same text.
+    """
+    return {f"{uid}.json": encode(make()) for uid, make in _DASHBOARDS.items()}

@@ -1,0 +1,104 @@
+"""Checkpoints of all jobs: how old, how large, how long they take, and whether the store takes them."""
+
+from grafana_foundation_sdk.builders import timeseries
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from deploy.grafana.source import annotations, links, variables
+from deploy.grafana.source.frame import Row, frame
+from deploy.grafana.source.graphs import stepped, time_series
+from deploy.grafana.source.panels import Query
+from deploy.grafana.source.promql import JOBS, NAMES, newest, share, total
+from deploy.grafana.source.tables import OF_JOBS, Column, table
+
+_LEGEND = "{{job_name}} {{job_id}}"
+
+
+def checkpoints() -> Dashboard:
+    """The dashboard."""
+    says = "What of each job is safe, what saving costs it, and whether the store takes it."
+    board = frame("boost-checkpoints", "Boost / Checkpoints", says, [_safe(), _cost(), _store()])
+    board = board.with_variable(variables.tenants()).with_variable(variables.job_names())
+    return board.annotation(annotations.restarts(JOBS)).link(links.to_service())
+
+
+def _of_jobs(metric: str) -> str:
+    return newest(f"boost_job_{metric}", JOBS, *NAMES)
+
+
+def _each(title: str, says: str, unit: str, expr: str) -> timeseries.Panel:
+    return time_series(title, says, unit, Query(expr, _LEGEND)).span(12)
+
+
+def _age() -> str:
+    return f"time() - {_of_jobs('checkpoint_timestamp_seconds')}"
+
+
+def _at_risk() -> str:
+    return f"{_of_jobs('step')} - {_of_jobs('checkpoint_step')}"
+
+
+def _safe() -> Row:
+    newest_ones = table(
+        "Newest checkpoints",
+        "Each job's newest checkpoint.",
+        OF_JOBS,
+        [
+            Column("Step", "locale", _of_jobs("checkpoint_step")),
+            Column("Age", "s", _age()),
+            Column("Steps since", "locale", _at_risk()),
+            Column("Size", "bytes", _of_jobs("checkpoint_bytes")),
+            Column("Held training", "s", _of_jobs("checkpoint_seconds")),
+            Column("Took to commit", "s", _of_jobs("checkpoint_commit_seconds")),
+        ],
+    )
+    return Row(
+        "What is safe",
+        [
+            newest_ones,
+            _each("Age", "Time since each job's newest checkpoint was committed.", "s", _age()),
+            stepped(_each("Steps since", "Steps that no checkpoint has yet.", "locale", _at_risk())),
+        ],
+    )
+
+
+def _cost() -> Row:
+    whole = total(newest("boost_job_goodput_seconds", JOBS, *NAMES, "kind"), *NAMES)
+    spent = newest("boost_job_goodput_seconds", f'{JOBS}, kind="checkpoint"', *NAMES)
+    return Row(
+        "What saving costs",
+        [
+            _each(
+                "Held training",
+                "How long the newest checkpoint held the step loop.",
+                "s",
+                _of_jobs("checkpoint_seconds"),
+            ),
+            _each(
+                "Share of the job's time",
+                "What part of each job's whole time it stood still for checkpoints and copies.",
+                "percentunit",
+                share(spent, whole, *NAMES),
+            ),
+        ],
+    )
+
+
+def _store() -> Row:
+    speed = share(_of_jobs("checkpoint_bytes"), f"({_of_jobs('checkpoint_commit_seconds')} > 0)", *NAMES)
+    faults = newest("boost_job_faults_total", f'{JOBS}, what="store"', *NAMES)
+    return Row(
+        "The store",
+        [
+            _each(
+                "Time to commit",
+                "From when training went on until the newest checkpoint was committed.",
+                "s",
+                _of_jobs("checkpoint_commit_seconds"),
+            ),
+            _each("Speed", "Size of the newest checkpoint over the time to commit it.", "binBps", speed),
+            stepped(_each("Size", "Size of the newest checkpoint.", "bytes", _of_jobs("checkpoint_bytes"))),
+            stepped(
+                _each("Store faults", "How often saving was given up or had to wait for the store.", "none", faults)
+            ),
+        ],
+    )

@@ -1,0 +1,149 @@
+"""One job: how well it learns, how fast, what its steps and its time go into, and what happened to it."""
+
+from grafana_foundation_sdk.builders import bargauge, timeseries
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from deploy.grafana.source import annotations, job_communication, job_head, links, variables
+from deploy.grafana.source.frame import Row, frame
+from deploy.grafana.source.graphs import curves, stacked, stepped, time_series
+from deploy.grafana.source.numbers import bars
+from deploy.grafana.source.panels import Need, Query
+from deploy.grafana.source.promql import JOB, a_step, newest
+
+
+def job() -> Dashboard:
+    """The dashboard."""
+    rows = [job_head.row(), _learning(), _speed(), job_communication.row(), _time()]
+    board = frame("boost-job", "Boost / Job", "One training job, from its loss to what its seconds went into.", rows)
+    board = board.with_variable(variables.tenants()).with_variable(variables.job_names())
+    board = board.with_variable(variables.job_id())
+    board = board.annotation(annotations.restarts(JOB)).annotation(annotations.shapes(JOB))
+    return board.link(links.to_dashboard("Ranks", "boost-ranks")).link(links.to_service("/jobs/${job_id}"))
+
+
+def _of_job(metric: str, legend: str, *by: str) -> Query:
+    return Query(newest(metric, JOB, *by), legend)
+
+
+def _learning() -> Row:
+    loss = curves(
+        "Loss",
+        "Training loss of the newest step, and loss on held-out text, in nats a token.",
+        "suffix: nats",
+        _of_job("boost_job_loss_nats", "training"),
+        _of_job("boost_job_held_out_loss_nats", "held out"),
+    )
+    norm = time_series(
+        "Gradient norm",
+        "Norm of the whole gradient before it is clipped.",
+        "none",
+        _of_job("boost_job_gradient_norm", "norm"),
+    )
+    learning_rate = time_series(
+        "Learning rate", "What the schedule gives the newest step.", "sci", _of_job("boost_job_learning_rate", "rate")
+    )
+    return Row("Learning", [loss, norm, learning_rate])
+
+
+def _speed() -> Row:
+    parts = time_series(
+        "Parts of a step",
+        "What a step's time goes into, the mean of the ranks.",
+        "s",
+        Query(a_step("boost_rank_step_part_seconds_total", JOB, "part"), "{{part}}"),
+    )
+    whole = time_series(
+        "Step",
+        "How long the newest step took, and what of it went into waiting for data and for collectives.",
+        "s",
+        _of_job("boost_job_step_seconds", "step"),
+        _of_job("boost_job_data_seconds", "data"),
+        _of_job("boost_job_exposed_communication_seconds", "exposed communication"),
+    )
+    panels = [_tokens(), _tokens_of_a_worker(), _samples(), _shape(), stacked(parts), whole, _utilization(), _flops()]
+    return Row("Speed", [panel.span(6) for panel in panels])
+
+
+def _tokens() -> timeseries.Panel:
+    return time_series(
+        "Tokens",
+        "Tokens trained on a second, as the newest step reports it, and as their number grows.",
+        "si:tokens/s",
+        _of_job("boost_job_tokens_per_second", "newest step"),
+        Query(f"clamp_min(max(deriv(boost_job_tokens{{{JOB}}}[$__rate_interval])), 0)", "over time"),
+    )
+
+
+def _tokens_of_a_worker() -> timeseries.Panel:
+    return time_series(
+        "Tokens of a worker",
+        "Tokens trained on a second by each worker, which elasticity should not change.",
+        "si:tokens/s",
+        _of_job("boost_job_tokens_per_second_per_worker", "a worker"),
+    )
+
+
+def _samples() -> timeseries.Panel:
+    return time_series(
+        "Samples",
+        "Sequences trained on a second.",
+        "suffix: samples/s",
+        _of_job("boost_job_samples_per_second", "newest step"),
+    )
+
+
+def _utilization() -> timeseries.Panel:
+    panel = time_series(
+        "FLOPs utilization",
+        "What the model needs, and what the devices do besides to save memory, in parts of their peak.",
+        "percentunit",
+        _of_job("boost_job_model_flops_utilization_ratio", "model"),
+        _of_job("boost_job_hardware_flops_utilization_ratio", "hardware"),
+    )
+    return panel.max(1).no_value(Need.PEAK)
+
+
+def _flops() -> timeseries.Panel:
+    return time_series(
+        "Model FLOPs",
+        "Floating point operations a second that the model needs, over the whole gang.",
+        "flops",
+        _of_job("boost_job_model_flops_per_second", "model"),
+    )
+
+
+def _shape() -> timeseries.Panel:
+    panel = time_series(
+        "Shape",
+        "How many ranks train, and how they are laid out.",
+        "none",
+        _of_job("boost_job_workers", "workers"),
+        _of_job("boost_job_tensor_parallel_size", "tensor parallel"),
+        _of_job("boost_job_pipeline_parallel_size", "pipeline parallel"),
+        _of_job("boost_job_data_parallel_size", "data parallel"),
+    )
+    return stepped(panel)
+
+
+def _time() -> Row:
+    return Row("Time", [_goodput(), _restarts(), _faults()])
+
+
+def _goodput() -> bargauge.Panel:
+    seconds = newest("boost_job_goodput_seconds", JOB, "kind")
+    says = "What all of the job's time so far went into."
+    return bars("Where the time went", says, "s", Query(f"sort_desc({seconds})", "{{kind}}"))
+
+
+def _restarts() -> timeseries.Panel:
+    restarts = _of_job("boost_job_restarts_total", "{{cause}}", "cause")
+    panel = time_series("Restarts", "How often training went on after each kind of interruption.", "none", restarts)
+    return stepped(panel)
+
+
+def _faults() -> timeseries.Panel:
+    faults = _of_job("boost_job_faults_total", "{{what}}", "what")
+    panel = time_series(
+        "Faults", "How often a hang, a slow rank, a divergence or a failing store was found.", "none", faults
+    )
+    return stepped(panel)

@@ -1,0 +1,23 @@
+"""What several dashboards show of queues."""
+
+from grafana_foundation_sdk.builders import timeseries
+
+from deploy.grafana.source.graphs import stepped, time_series
+from deploy.grafana.source.panels import Query
+from deploy.grafana.source.promql import newest, total
+
+_WAITING = newest("boost_queue_jobs", 'state!="RUNNING"', "queue", "state")
+WAITING_JOBS = total(_WAITING)
+
+
+def waiting_jobs() -> timeseries.Panel:
+    """How many wait."""
+    says = "Jobs of each queue that are queued or wait for resources."
+    return stepped(time_series("Jobs that wait", says, "none", Query(total(_WAITING, "queue"), "{{queue}}")))
+
+
+def longest_wait() -> timeseries.Panel:
+    """For how long."""
+    says = "How long the job of each queue has waited that has waited longest."
+    wait = newest("boost_queue_oldest_wait_seconds", "", "queue")
+    return time_series("Longest wait", says, "s", Query(wait, "{{queue}}"))

@@ -1,0 +1,97 @@
+"""The scheduler: whether it runs, how long its passes take, who waits, and what limits hold."""
+
+from grafana_foundation_sdk.builders import timeseries
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+from deploy.grafana.source import links, queues
+from deploy.grafana.source.bands import states
+from deploy.grafana.source.frame import Row, frame
+from deploy.grafana.source.graphs import quantiles, stepped, time_series
+from deploy.grafana.source.numbers import count, levels
+from deploy.grafana.source.panels import Query
+from deploy.grafana.source.promql import NAMES, newest, rate
+from deploy.grafana.source.tables import OF_JOBS, Column, table
+
+
+def scheduler() -> Dashboard:
+    """The dashboard."""
+    says = "Who schedules and how fast, which jobs wait, and what queues and tenants hold of their limits."
+    board = frame("boost-scheduler", "Boost / Scheduler", says, [_passes(), _waiting(), _limits()])
+    return board.link(links.to_service())
+
+
+def _passes() -> Row:
+    leaders = count(
+        "Schedulers",
+        "Replicas that hold the lease: one, and none for some seconds when it changes hands.",
+        "none",
+        Query("sum(boost_scheduler_leading)"),
+    )
+    failing = count(
+        "Failed passes",
+        "Passes that failed within the time that is looked at.",
+        "none",
+        Query('sum(increase(boost_scheduler_passes_total{outcome="failed"}[$__range]))'),
+    )
+    seen = count(
+        "Cluster seen",
+        "How long ago the scheduler last looked at the cluster.",
+        "s",
+        Query(f"time() - {newest('boost_cluster_seen_timestamp_seconds')}"),
+    )
+    leading = states(
+        "Who schedules",
+        "Which replica holds the lease.",
+        Query("max by (instance) (boost_scheduler_leading)", "{{instance}}"),
+        {"0": ("stands by", "semi-dark-blue"), "1": ("schedules", "semi-dark-green")},
+    )
+    duration = quantiles("Duration", "How long a pass over all jobs takes.", "boost_scheduler_pass_duration_seconds")
+    outcomes = time_series(
+        "Passes",
+        "Passes a second, by how they ended.",
+        "suffix: passes/s",
+        Query(rate("boost_scheduler_passes_total", "", "outcome"), "{{outcome}}"),
+    )
+    return Row(
+        "Passes",
+        [
+            leaders.thresholds(levels("red", (1, "green"), (2, "red"))),
+            failing.decimals(0).thresholds(levels("text", (1, "yellow"), (10, "red"))),
+            seen.thresholds(levels("text", (30, "yellow"), (120, "red"))),
+            leading.height(4).span(12),
+            duration.span(12),
+            outcomes.span(12),
+        ],
+    )
+
+
+def _waiting() -> Row:
+    running = time_series(
+        "Jobs that run",
+        "Jobs of each queue that have their gang.",
+        "none",
+        Query(newest("boost_queue_jobs", 'state="RUNNING"', "queue"), "{{queue}}"),
+    )
+    jobs = table(
+        "Waiting jobs",
+        "Each job that is queued or waits for resources, and for how long it has.",
+        OF_JOBS,
+        [Column("Waits", "s", newest("boost_job_waiting_seconds", "", *NAMES))],
+    )
+    return Row("Waiting", [queues.waiting_jobs(), queues.longest_wait(), stepped(running), jobs])
+
+
+def _limits() -> Row:
+    return Row("GPUs held", [_held("queue"), _held("tenant")])
+
+
+def _held(of: str) -> timeseries.Panel:
+    held, limit = newest(f"boost_{of}_gpus_held", "", of), newest(f"boost_{of}_gpus_limit", "", of)
+    panel = time_series(
+        f"By {of}",
+        f"GPUs that the gangs of each {of} hold, and its limit where it has one.",
+        "suffix: GPUs",
+        Query(held, f"{{{{{of}}}}}"),
+        Query(limit, f"{{{{{of}}}}} limit"),
+    )
+    return stepped(panel).span(12)

@@ -1,0 +1,41 @@
+{{/* What the schema cannot say, because it is about several values: each refusal says what to do. */}}
+{{- define "boost.refusals" -}}
+{{- if not (include "boost.usesPostgres" .) -}}
+{{- if gt (int .Values.api.replicas) 1 -}}
+{{- fail (printf "api.replicas is %d, but SQLite serves one replica; set database.existingSecret to a Secret with the URL of a PostgreSQL, or api.replicas to 1" (int .Values.api.replicas)) -}}
+{{- end -}}
+{{- if .Values.api.autoscaling.enabled -}}
+{{- fail "api.autoscaling.enabled is true, but SQLite serves one replica; set database.existingSecret to a Secret with the URL of a PostgreSQL" -}}
+{{- end -}}
+{{- end -}}
+{{- if and (not .Values.ray.enabled) (not .Values.ray.address) -}}
+{{- fail "there is no Ray: the API's image cannot train; set ray.enabled, or ray.address to a cluster's host:6379" -}}
+{{- end -}}
+{{- if and .Values.ray.enabled .Values.ray.address -}}
+{{- fail (printf "ray.address is %q, but ray.enabled makes a cluster; set one of the two" .Values.ray.address) -}}
+{{- end -}}
+{{- if and (not .Values.ray.enabled) (not .Values.ray.token.existingSecret) -}}
+{{- fail "the Ray cluster at ray.address has a token; set ray.token.existingSecret to a Secret that holds it" -}}
+{{- end -}}
+{{- if and (not .Values.checkpoints.volume.enabled) (not .Values.config.checkpointRoot) -}}
+{{- fail "there is no place for checkpoints that all nodes share; set config.checkpointRoot to s3://…, or checkpoints.volume.enabled" -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled (not (and .Values.ingress.host .Values.ingress.tlsSecret)) -}}
+{{- fail "ingress.enabled needs ingress.host and ingress.tlsSecret, because keys travel in requests" -}}
+{{- end -}}
+{{- $gangs := .Values.ray.gangScheduling -}}
+{{- if and (eq $gangs.by "kueue") (not $gangs.queue) -}}
+{{- fail "ray.gangScheduling.by is kueue; set ray.gangScheduling.queue to a LocalQueue of this namespace" -}}
+{{- end -}}
+{{- if and (eq $gangs.by "kueue") .Values.ray.autoscaler.enabled -}}
+{{- fail "Kueue admits a Ray cluster of one size; set ray.autoscaler.enabled to false, or ray.gangScheduling.by to volcano or none" -}}
+{{- end -}}
+{{- range .Values.ray.workerGroups -}}
+{{- if gt (int .minReplicas) (int .maxReplicas) -}}
+{{- fail (printf "ray.workerGroups: %s has minReplicas %d and maxReplicas %d; turn them round" .name (int .minReplicas) (int .maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (or .Values.monitoring.serviceMonitor.enabled .Values.monitoring.scrapeConfig.enabled) (not .Values.monitoring.existingSecret) -}}
+{{- fail "Prometheus needs an API key; make one (boost keys create prometheus --tenant ops --scope admin), put it into a Secret and set monitoring.existingSecret" -}}
+{{- end -}}
+{{- end -}}

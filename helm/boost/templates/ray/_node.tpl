@@ -1,0 +1,60 @@
+{{/* The pod of a Ray node. KubeRay writes its command. Given: root, role, resources, and what differs. */}}
+
+{{- define "boost.rayPodSpec" -}}
+{{- include "boost.pullSecrets" .root }}
+serviceAccountName: {{ include "boost.serviceAccount" (dict "root" .root "role" .role) }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- if .root.Values.ray.autoscaler.enabled }}
+restartPolicy: Never # the autoscaler replaces nodes
+{{- end }}
+terminationGracePeriodSeconds: {{ .terminationGracePeriodSeconds }}
+securityContext: {{- include "boost.podSecurity" .root | nindent 2 }}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "boost.rayContainer" -}}
+image: {{ include "boost.image.trainer" .root }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+env:
+  {{- include "boost.env.common" .root | nindent 2 }}
+  {{- include "boost.env.ray" .root | nindent 2 }}
+resources: {{- toYaml .resources | nindent 2 }}
+securityContext: {{- include "boost.containerSecurity" .root | nindent 2 }}
+{{- end -}}
+
+{{/* Ray answers these without its token. */}}
+{{- define "boost.rayProbes" -}}
+startupProbe:
+  httpGet: {path: {{ .path }}, port: {{ .port }}}
+  periodSeconds: 5
+  failureThreshold: 60
+livenessProbe:
+  httpGet: {path: {{ .path }}, port: {{ .port }}}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 12
+readinessProbe:
+  httpGet: {path: {{ .path }}, port: {{ .port }}}
+  periodSeconds: 5
+  timeoutSeconds: 5
+{{- end -}}
+
+{{/* Resources of a worker, asked for and held to alike, so that ranks share with nobody. */}}
+{{- define "boost.workerResources" -}}
+{{- $held := merge (dict "cpu" (toString .cpu) "memory" .memory) (.extraResources | default dict) -}}
+{{- if .gpus }}{{ $_ := set $held "nvidia.com/gpu" (toString .gpus) }}{{ end -}}
+{{- toYaml (dict "requests" $held "limits" $held) -}}
+{{- end -}}
+
+{{/* Notice of the pod's end, until Ray's node has nothing to do any more: its gangs have gone on elsewhere, or have
+written a checkpoint. The kubelet ends the wait with the grace period, which the deadline stays below. */}}
+{{- define "boost.leave" -}}
+ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message 'its pod is being ended'
+--deadline-remaining-seconds {{ sub . 10 }} && while grep -qsx raylet /proc/[0-9]*/comm; do sleep 1; done
+{{- end -}}

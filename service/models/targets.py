@@ -1,0 +1,23 @@
+"""Where Prometheus finds the ranks, as its HTTP service discovery reads it."""
+
+from pydantic import BaseModel, Field
+
+
+class TargetLabels(BaseModel):
+    """What the series of a rank are told apart by."""
+
+    job_id: str = Field(description="The job.")
+    job_name: str = Field(description="The job's name.")
+    tenant: str = Field(description="Whose job it is.")
+    rank: str = Field(description="The rank in its gang.")
+    tensor_parallel_rank: str = Field(description="Its place in its tensor parallel group.")
+    pipeline_parallel_rank: str = Field(description="Its place in its pipeline.")
+    data_parallel_rank: str = Field(description="Its replica.")
+    node: str = Field(description="Ray's id of its node.")
+
+
+class TargetGroup(BaseModel):
+    """One rank."""
+
+    targets: list[str] = Field(description="host:port of its metrics.")
+    labels: TargetLabels

@@ -1,0 +1,35 @@
+"""The metrics of the cluster, as the scheduler saw it last."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from prometheus_client.metrics_core import Metric
+
+from service.telemetry.families import family
+
+_RESOURCES = ("CPU", "GPU")
+
+
+def cluster_families(snapshot: tuple[datetime, Sequence[Mapping[str, Any]]] | None) -> Iterator[Metric]:
+    """What the nodes have.
+
+    Args:
+        snapshot: When they were seen, and each as ``service.models.nodes.Node`` has it; ``None``: not yet.
+    """
+    seen_at = family("boost_cluster_seen_timestamp_seconds", "When the scheduler last looked at the cluster.")
+    nodes = family("boost_cluster_nodes", "Nodes that stay, and nodes that are about to go.", ("condition",))
+    resources = family(
+        "boost_cluster_resources", "What the nodes have, and what of it nobody holds.", ("resource", "condition")
+    )
+    if snapshot is not None:
+        time, found = snapshot
+        seen_at.add_metric((), time.timestamp())
+        draining = sum(node["draining"] for node in found)
+        nodes.add_metric(("alive",), len(found) - draining)
+        nodes.add_metric(("draining",), draining)
+        for resource in _RESOURCES:
+            for condition in ("total", "free"):
+                amount = sum(node[condition].get(resource, 0) for node in found)
+                resources.add_metric((resource, condition), amount)
+    yield from (seen_at, nodes, resources)

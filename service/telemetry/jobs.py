@@ -1,0 +1,237 @@
+"""The metrics of each job that has not ended. They are all read from its record."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from prometheus_client.metrics_core import Metric
+
+from boost_core.config.reports import Cause, Fault, StepReport
+from service.jobs.goodput import Phase
+from service.jobs.ledger import as_of
+from service.jobs.model import JobRecord
+from service.jobs.states import JobState
+from service.telemetry.families import Parts, Value, Values, families, family
+
+LABELS = ("job_id", "job_name", "tenant")
+
+_INFO = ("boost_job_info", "A job that has not ended; always 1.")
+_STEPPING = frozenset({Phase.STEPPING, Phase.CLOSING})
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A job as it is seen at a moment."""
+
+    job: JobRecord
+    now: datetime
+
+    @property
+    def waited_seconds(self) -> float | None:
+        """How long it has been QUEUED or SCHEDULING; ``None`` in other states."""
+        since = self.job.waiting_since
+        return max(0.0, (self.now - since).total_seconds()) if since else None
+
+
+def _of_step(read: Callable[[StepReport], float | None]) -> Callable[[Seen], float | None]:
+    return lambda seen: read(seen.job.progress) if seen.job.progress else None
+
+
+def _rate(read: Callable[[StepReport], float | None]) -> Callable[[Seen], float | None]:
+    """A rate of the newest step, which falls to zero when the gang does not step."""
+
+    def found(seen: Seen) -> float | None:
+        value = read(seen.job.progress) if seen.job.progress else None
+        return value if value is None or seen.job.goodput.phase in _STEPPING else 0.0
+
+    return found
+
+
+def _of_evaluation(seen: Seen) -> float | None:
+    return seen.job.evaluation.loss if seen.job.evaluation else None
+
+
+def _of_checkpoint(field: str) -> Callable[[Seen], float | None]:
+    return lambda seen: getattr(seen.job.checkpoint, field) if seen.job.checkpoint else None
+
+
+def _of_shape(field: str) -> Callable[[Seen], float | None]:
+    return lambda seen: getattr(seen.job.shape, field) if seen.job.shape else None
+
+
+def _workers(seen: Seen) -> float:
+    return seen.job.present_shape.world_size if seen.job.state is JobState.RUNNING else 0
+
+
+def _samples_per_second(seen: Seen) -> float | None:
+    tokens = _TOKENS_PER_SECOND(seen)
+    return None if tokens is None else tokens / seen.job.spec.training.sequence_length
+
+
+def _tokens_per_second_per_worker(seen: Seen) -> float | None:
+    tokens = _TOKENS_PER_SECOND(seen)
+    return None if tokens is None else tokens / seen.job.present_shape.world_size
+
+
+def _progress_timestamp(seen: Seen) -> float | None:
+    # A gang that never comes to its first step is told from one that does by when it began.
+    time = seen.job.progress_at or seen.job.started_at
+    return time.timestamp() if time else None
+
+
+def _checkpoint_timestamp(seen: Seen) -> float | None:
+    return seen.job.checkpoint_at.timestamp() if seen.job.checkpoint_at else None
+
+
+def _goodput(seen: Seen) -> Values:
+    return as_of(seen.job.goodput, seen.now).seconds.items()
+
+
+def _restarts(seen: Seen) -> Values:
+    # Zeros included: Prometheus does not see the first increase of a series that begins with it.
+    return ((cause, seen.job.restart_counts.get(cause, 0)) for cause in Cause)
+
+
+def _faults(seen: Seen) -> Values:
+    return ((what, seen.job.fault_counts.get(what, 0)) for what in Fault)
+
+
+_TOKENS_PER_SECOND = _rate(lambda step: step.tokens_per_second)
+
+# Of every job, from its submission on.
+_OF_ALL: tuple[Value[Seen], ...] = (
+    Value(
+        "boost_job_waiting_seconds",
+        "How long the job has been QUEUED or SCHEDULING, since it last came to be.",
+        lambda seen: seen.waited_seconds,
+    ),
+)
+
+# Of jobs that have had a gang.
+_OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
+    Value("boost_job_attempts_total", "Gangs started for the job so far.", lambda seen: seen.job.attempt),
+    Value("boost_job_workers", "Workers that train now.", _workers),
+    Value(
+        "boost_job_tensor_parallel_size",
+        "Tensor parallel ranks of the newest gang.",
+        _of_shape("tensor_parallel_size"),
+    ),
+    Value(
+        "boost_job_pipeline_parallel_size",
+        "Pipeline parallel ranks of the newest gang.",
+        _of_shape("pipeline_parallel_size"),
+    ),
+    Value("boost_job_data_parallel_size", "Data parallel ranks of the newest gang.", _of_shape("data_parallel_size")),
+    Value(
+        "boost_job_target_steps",
+        "Optimizer steps that the job runs in all.",
+        lambda seen: seen.job.spec.training.steps,
+    ),
+    Value("boost_job_step", "Optimizer steps done.", _of_step(lambda step: step.step)),
+    Value("boost_job_loss_nats", "Training loss of the newest step, a token.", _of_step(lambda step: step.loss)),
+    Value("boost_job_held_out_loss_nats", "Loss on held-out text, a token.", _of_evaluation),
+    Value(
+        "boost_job_gradient_norm",
+        "Global norm of the newest step's gradient, before clipping.",
+        _of_step(lambda step: step.gradient_norm),
+    ),
+    Value("boost_job_learning_rate", "Learning rate of the newest step.", _of_step(lambda step: step.learning_rate)),
+    Value("boost_job_tokens", "Tokens trained on since the job began.", _of_step(lambda step: step.tokens)),
+    Value(
+        "boost_job_tokens_per_second", "Tokens trained on a second, newest step; 0 between steps.", _TOKENS_PER_SECOND
+    ),
+    Value(
+        "boost_job_samples_per_second",
+        "Sequences trained on a second, newest step; 0 between steps.",
+        _samples_per_second,
+    ),
+    Value(
+        "boost_job_tokens_per_second_per_worker",
+        "Tokens trained on a second by each worker, newest step; 0 between steps.",
+        _tokens_per_second_per_worker,
+    ),
+    Value("boost_job_step_seconds", "Duration of the newest step.", _of_step(lambda step: step.step_seconds)),
+    Value(
+        "boost_job_data_seconds",
+        "Part of the newest step spent waiting for its batch.",
+        _of_step(lambda step: step.data_seconds),
+    ),
+    Value(
+        "boost_job_forward_seconds",
+        "Part of the newest step spent computing losses.",
+        _of_step(lambda step: step.forward_seconds),
+    ),
+    Value(
+        "boost_job_backward_seconds",
+        "Part of the newest step spent computing gradients.",
+        _of_step(lambda step: step.backward_seconds),
+    ),
+    Value(
+        "boost_job_optimizer_seconds",
+        "Part of the newest step from its last gradient to the new weights.",
+        _of_step(lambda step: step.optimizer_seconds),
+    ),
+    Value(
+        "boost_job_communication_seconds",
+        "Duration of the newest step's collectives, each from start to end.",
+        _of_step(lambda step: step.communication_seconds),
+    ),
+    Value(
+        "boost_job_exposed_communication_seconds",
+        "Part of the newest step spent waiting for collectives.",
+        _of_step(lambda step: step.exposed_communication_seconds),
+    ),
+    Value(
+        "boost_job_communication_bytes",
+        "Payload of the newest step's collectives on one rank.",
+        _of_step(lambda step: step.communication_bytes),
+    ),
+    Value(
+        "boost_job_model_flops_per_second",
+        "Model FLOPs a second over the whole gang, newest step; 0 between steps.",
+        _rate(lambda step: step.model_flops_per_second),
+    ),
+    Value(
+        "boost_job_model_flops_utilization_ratio",
+        "Part of the devices' peak that these FLOPs are, where one is known; 0 between steps.",
+        _rate(lambda step: step.model_flops_utilization),
+    ),
+    Value(
+        "boost_job_hardware_flops_utilization_ratio",
+        "The same with what the backward pass computes again; 0 between steps.",
+        _rate(lambda step: step.hardware_flops_utilization),
+    ),
+    Value(
+        "boost_job_progress_timestamp_seconds",
+        "When the newest step was done; before the first, when the first gang began to train.",
+        _progress_timestamp,
+    ),
+    Value(
+        "boost_job_checkpoint_seconds", "How long the newest checkpoint held the step loop.", _of_checkpoint("seconds")
+    ),
+    Value(
+        "boost_job_checkpoint_commit_seconds",
+        "From then until the newest checkpoint was committed.",
+        _of_checkpoint("commit_seconds"),
+    ),
+    Value("boost_job_checkpoint_bytes", "Size of the newest checkpoint.", _of_checkpoint("bytes")),
+    Value("boost_job_checkpoint_step", "Step of the newest checkpoint.", _of_checkpoint("step")),
+    Value("boost_job_checkpoint_timestamp_seconds", "When the newest checkpoint was committed.", _checkpoint_timestamp),
+    Parts("boost_job_goodput_seconds", "What the job's time so far went into.", "kind", _goodput),
+    Parts("boost_job_restarts_total", "How often training went on after an interruption.", "cause", _restarts),
+    Parts("boost_job_faults_total", "How often something was found wrong.", "what", _faults),
+)
+
+
+def job_families(jobs: Sequence[Seen]) -> Iterator[Metric]:
+    """The metrics of jobs that have not ended."""
+    infos = family(*_INFO, (*LABELS, "queue", "family", "state"))
+    for seen in jobs:
+        infos.add_metric((*_labels(seen), seen.job.queue, seen.job.spec.model.family, seen.job.state), 1)
+    yield infos
+    yield from families(_OF_ALL, LABELS, [(_labels(seen), seen) for seen in jobs])
+    yield from families(_OF_STARTED, LABELS, [(_labels(seen), seen) for seen in jobs if seen.job.attempt])
+
+
+def _labels(seen: Seen) -> tuple[str, str, str]:
+    return seen.job.id, seen.job.name, seen.job.tenant

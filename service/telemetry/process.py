@@ -1,0 +1,78 @@
+"""What this process measures of itself: requests, the scheduler's passes, memory. Gone when it ends."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from boost_core import __version__
+
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
+_LONG_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
+
+
+class HttpMetrics:
+    """What is measured of requests.
+
+    Attributes:
+        requests: Requests that were answered.
+        seconds: How long they took; streams are left out.
+        streams: Streams that are open.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "boost_http_requests", "Requests answered.", ("method", "route", "status"), registry=registry
+        )
+        self.seconds = Histogram(
+            "boost_http_request_duration_seconds",
+            "From the first byte of a request to the last of its answer; event streams are left out.",
+            ("method", "route"),
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self.streams = Gauge("boost_http_streams", "Event streams that are open.", registry=registry)
+
+
+class SchedulerMetrics:
+    """What is measured of the scheduler.
+
+    Attributes:
+        leading: Whether this process schedules.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seconds = Histogram(
+            "boost_scheduler_pass_duration_seconds",
+            "How long passes of the scheduler took.",
+            buckets=_LONG_BUCKETS,
+            registry=registry,
+        )
+        self.leading = Gauge("boost_scheduler_leading", "1 where this process schedules, else 0.", registry=registry)
+        passes = Counter("boost_scheduler_passes", "Passes of the scheduler.", ("outcome",), registry=registry)
+        self._good, self._failed = passes.labels("ok"), passes.labels("failed")
+
+    @contextmanager
+    def one_pass(self) -> Iterator[None]:
+        """Measure a pass, and how it ends."""
+        with self._seconds.time(), self._failed.count_exceptions():
+            yield
+        self._good.inc()
+
+
+class ProcessMetrics(Collector):
+    """All that a process measures of itself, in a registry of its own: there may be several in a process."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.http, self.scheduler = HttpMetrics(self._registry), SchedulerMetrics(self._registry)
+        Info("boost_build", "The version that runs.", registry=self._registry).info({"version": __version__})
+        ProcessCollector(registry=self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics as of now, without when each series began: that would be one more of each."""
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric

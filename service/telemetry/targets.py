@@ -1,0 +1,26 @@
+"""Service discovery: where the ranks of jobs serve their metrics."""
+
+from collections.abc import Iterable, Iterator
+
+from service.jobs.model import JobRecord
+from service.jobs.states import JobState
+from service.models.targets import TargetGroup, TargetLabels
+
+
+def targets(jobs: Iterable[JobRecord]) -> list[TargetGroup]:
+    """The ranks of those jobs that are RUNNING, as far as they serve metrics."""
+    return [group for job in jobs if job.state is JobState.RUNNING for group in _ranks(job)]
+
+
+def _ranks(job: JobRecord) -> Iterator[TargetGroup]:
+    gang, shape = job.shape, job.present_shape
+    if gang is None:
+        return
+    for rank, endpoint in enumerate(gang.metrics_endpoints):
+        if endpoint is not None:
+            tensor, pipeline, data = shape.place(rank)
+            labels = TargetLabels(
+                job_id=job.id, job_name=job.name, tenant=job.tenant, rank=str(rank), tensor_parallel_rank=str(tensor),
+                pipeline_parallel_rank=str(pipeline), data_parallel_rank=str(data), node=gang.nodes[rank],
+            )  # fmt: skip
+            yield TargetGroup(targets=[endpoint], labels=labels)

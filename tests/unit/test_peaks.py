@@ -1,0 +1,40 @@
+"""What share of its peak a gang uses, and of which device's."""
+
+import pytest
+
+from boost_core.plan.flops import FlopRates, block_flops_per_token
+from boost_core.plan.peaks import peak_flops_per_second, peak_of
+from tests.service.records import a_spec
+
+
+@pytest.mark.parametrize(("device", "bf16", "fp32"), [
+    ("NVIDIA A100-SXM4-80GB", 312, 19.5),
+    ("NVIDIA A100 80GB PCIe", 312, 19.5),
+    ("NVIDIA H100 80GB HBM3", 989, 67),
+    ("NVIDIA H100 PCIe", 756.5, 51),
+    ("NVIDIA H100 NVL", 835.5, 60),
+    ("NVIDIA H200", 989, 67),
+    ("NVIDIA H200 NVL", 835.5, 60),
+    ("NVIDIA B200", 2250, 75),
+    ("NVIDIA GB200", 2500, 80),
+])  # fmt: skip
+def test_a_device_is_known_by_cudas_name_of_it(device: str, bf16: float, fp32: float) -> None:
+    assert peak_flops_per_second(device, "bf16") == bf16 * 1e12
+    assert peak_flops_per_second(device, "fp32") == fp32 * 1e12
+
+
+@pytest.mark.parametrize("device", ["cpu", "NVIDIA GeForce RTX 3060", ""])
+def test_of_others_nothing_is_claimed(device: str) -> None:
+    assert peak_of(device) is None
+    rates = FlopRates.of(a_spec(), device)
+    assert rates.utilization(1e6, rates.model) is None
+
+
+@pytest.mark.parametrize(("recompute", "more"), [("none", 0), ("latent", 1 / 6), ("full", 1 / 3)])
+def test_hardware_does_what_is_recomputed_too(recompute: str, more: float) -> None:
+    spec = a_spec(parallelism={"tensor_parallel_size": 2, "recompute": recompute})
+    rates = FlopRates.of(spec, "NVIDIA H200")
+    blocks = spec.model.num_hidden_layers * block_flops_per_token(spec.model, spec.training.sequence_length)
+    assert rates.hardware - rates.model == pytest.approx(more * blocks)
+    assert rates.peak == 2 * 67e12
+    assert rates.utilization(1e6, rates.model) == pytest.approx(1e6 * rates.model / (2 * 67e12))

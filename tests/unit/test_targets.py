@@ -1,0 +1,59 @@
+"""Where Prometheus finds ranks, and the place of a rank in its gang."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from boost_core.config import ParallelismConfig, Shape
+from boost_core.config.reports import ShapeReport
+from boost_core.parallel.mesh import ParallelMesh
+from service.jobs.states import JobState
+from service.telemetry.targets import targets
+from tests.service.canned import a_record
+from tests.service.records import a_shape
+
+
+@pytest.mark.parametrize("rank", range(12))
+def test_a_ranks_place_is_the_meshs(rank: int) -> None:
+    shape = Shape(2, 3, 2)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=shape.world_size)
+    try:
+        mesh = ParallelMesh.build(ParallelismConfig().at(*shape.layout, shape.data), torch.device("cpu"))
+        assert shape.place(rank) == (mesh.rank("tp"), mesh.rank("pp"), mesh.rank("dp"))
+    finally:
+        dist.destroy_process_group()
+
+
+def a_gang(endpoints: list[str | None]) -> ShapeReport:
+    nodes = ["node-a"] * 4 + ["node-b"] * 4
+    return ShapeReport(
+        tensor_parallel_size=2, pipeline_parallel_size=2, data_parallel_size=2, nodes=nodes, metrics_endpoints=endpoints
+    )
+
+
+def test_a_rank_is_labelled_with_its_job_and_its_place() -> None:
+    job = a_record(JobState.RUNNING, shape=a_gang([f"10.0.0.{5 + rank // 4}:{9400 + rank % 4}" for rank in range(8)]))
+    groups = [group.model_dump() for group in targets([job])]
+    assert len(groups) == 8
+    assert groups[6] == {
+        "targets": ["10.0.0.6:9402"],
+        "labels": {
+            "job_id": "job-1", "job_name": "tiny", "tenant": "acme", "rank": "6", "tensor_parallel_rank": "0",
+            "pipeline_parallel_rank": "1", "data_parallel_rank": "1", "node": "node-b",
+        },
+    }  # fmt: skip
+
+
+def test_a_rank_without_an_endpoint_is_left_out() -> None:
+    job = a_record(JobState.RUNNING, shape=a_gang([None] * 7 + ["10.0.0.6:9400"]))
+    assert [group.labels.rank for group in targets([job])] == ["7"]
+
+
+@pytest.mark.parametrize("state", set(JobState) - {JobState.RUNNING})
+def test_only_running_jobs_have_targets(state: JobState) -> None:
+    assert targets([a_record(state, shape=a_gang(["10.0.0.6:9400"] * 8))]) == []
+
+
+def test_a_record_of_old_knows_no_endpoints() -> None:
+    assert targets([a_record(JobState.RUNNING, shape=a_shape()), a_record(JobState.RUNNING)]) == []
