@@ -19,6 +19,13 @@ IDLE_SECONDS = 6
 RAY = Path(sys.executable).parent / "ray"
 PATIENCE_SECONDS = 60
 
+_UNUSED = {  # which Ray misses all the same
+    "auth": {}, "docker": {}, "file_mounts": {}, "initialization_commands": [], "setup_commands": [],
+    "head_setup_commands": [], "worker_setup_commands": [], "head_start_ray_commands": [],
+    "worker_start_ray_commands": [], "cluster_synced_files": [], "file_mounts_sync_continuously": False,
+    "rsync_exclude": [], "rsync_filter": [],
+}  # fmt: skip
+
 
 def _configuration(address: str, cpus: int, most: int) -> dict[str, object]:
     return {
@@ -43,6 +50,7 @@ def _configuration(address: str, cpus: int, most: int) -> dict[str, object]:
         "head_node_type": "head",
         "upscaling_speed": 1.0,
         "idle_timeout_minutes": IDLE_SECONDS / 60,
+        **_UNUSED,
     }
 
 
@@ -64,6 +72,7 @@ def autoscaled_cluster(cpus: int, most: int) -> Iterator[str]:
         "RAY_CLOUD_INSTANCE_ID": HEAD,
         "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD,
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",  # `ray start` would make a token in the home of who runs this
     }
     options = ["--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=0",
                "--object-store-memory=100000000", f"--dashboard-port={free_port()}", f"--temp-dir={folder}",
