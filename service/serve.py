@@ -57,7 +57,9 @@ def _say_how_to_begin(settings: Settings, store: JobStore) -> None:
 
 
 def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None:
-    gangs = RayGangs(settings.ray_address, settings.cpus, settings.secrets_dir, settings.ray_token_file)
+    gangs = RayGangs(
+        settings.ray_address, settings.cpus, settings.secrets_dir, settings.ray_token_file, settings.public_url
+    )
     policy = ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds)
     quotas = QuotaStore(store)
     leases = Leases(store.engine, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")

@@ -115,6 +115,7 @@ class ShapeReport(Frozen):
     pipeline_parallel_size: int
     data_parallel_size: int
     nodes: list[str] = Field(description="The node of each rank.")
+    supervisor: str | None = Field(None, description="Ray's id of the actor that runs the gang.")
 
 
 class RestartReport(Frozen):

@@ -19,6 +19,7 @@ class Place:
         accelerators: The GPUs that it may use.
         pid: Its process id.
         host: Its host's name.
+        actor: Ray's id of its actor.
     """
 
     node: str
@@ -26,6 +27,7 @@ class Place:
     accelerators: tuple[str, ...]
     pid: int
     host: str
+    actor: str
 
 
 @dataclass(frozen=True)

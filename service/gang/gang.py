@@ -20,7 +20,8 @@ from service.gang.record import GangRecord
 from service.gang.replica import CannotStart, Member, Replica
 from service.gang.reporter import Message
 from service.gang.resources import gang_in_words, worker_resources
-from service.gang.status import GangPhase, Orders
+from service.gang.status import GangPhase, JobTag, Orders
+from service.gang.train_tab import TrainTab
 from service.gang.watch import GangWatch, RestartLimit
 from service.secrets import SecretReference
 
@@ -67,13 +68,15 @@ class Gang:
         record: Takes what happens.
         supervisor: Handle of the ``Supervisor`` actor, for the processes.
         secret: What the ranks reach data and checkpoints with; ``None`` for their nodes' own means.
+        tag: The job, for people who look at Ray.
     """
 
     def __init__(
-        self, spec: JobSpec, orders: Orders, record: GangRecord, supervisor: Any, secret: SecretReference | None
-    ) -> None:
+        self, spec: JobSpec, orders: Orders, record: GangRecord, supervisor: Any, secret: SecretReference | None,
+        tag: JobTag,
+    ) -> None:  # fmt: skip
         self._spec, self._orders, self._record, self._supervisor = spec, orders, record, supervisor
-        self._secret = secret
+        self._secret, self._tag, self._train_tab = secret, tag, TrainTab(tag, spec)
         self._cluster = ClusterView()
         self._limit = RestartLimit(spec.fault_tolerance)
         self._replicas: dict[int, Replica] = {}
@@ -120,6 +123,9 @@ class Gang:
         """Train the job to its end, or until it is paused or fails; gives the record its final status."""
         try:
             while not self._tick():
+                formation = self._formation
+                now_formed = (formation.generation, formation.members) if formation else ()
+                self._train_tab.show(*self._record.said, *now_formed)
                 time.sleep(TICK_SECONDS)
         except GangFailed as failure:
             self._finish(GangPhase.FAILED, str(failure))
@@ -194,7 +200,7 @@ class Gang:
             self._replicas.pop(number).give_up()
         for _ in range(wanted.start):
             assert view.orders.target is not None
-            replica = Replica(self._spec.at(view.orders.target), avoid, self._supervisor)
+            replica = Replica(self._spec.at(view.orders.target), avoid, self._supervisor, self._tag)
             self._replicas[replica.number] = replica
 
     def _execute(self, move: Move) -> bool:
@@ -469,6 +475,7 @@ class Gang:
         for replica in self._replicas.values():
             replica.give_up()
         self._replicas.clear()
+        self._train_tab.show_last(phase, message)
         self._record.say(phase, message)
 
 

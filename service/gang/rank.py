@@ -64,7 +64,8 @@ class RankProcess:
         """Where this process is; answers when it is up."""
         context = ray.get_runtime_context()
         gpus = tuple(str(each) for each in context.get_accelerator_ids().get("GPU", ()))
-        return Place(context.get_node_id(), _address(), gpus, os.getpid(), socket.gethostname())
+        actor = str(context.get_actor_id())
+        return Place(context.get_node_id(), _address(), gpus, os.getpid(), socket.gethostname(), actor)
 
     def meeting(self) -> Meeting:
         """Open the place where the ranks of the next gang meet, of which this process is rank 0."""

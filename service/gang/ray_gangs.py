@@ -5,22 +5,24 @@ import os
 import secrets as chance
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
+from ray.job_config import JobConfig
 from ray.util import list_named_actors
 
 from boost_core.config import Errand, JobSpec
 from service.gang.ray_private import draining_nodes, free_resources, node_table, use_token
-from service.gang.status import GangPhase, GangStatus, NodeCapacity, Orders
+from service.gang.resources import ON_THE_HEAD
+from service.gang.status import GangPhase, GangStatus, JobTag, NodeCapacity, Orders
 from service.gang.supervisor import Supervisor
 from service.secrets import SecretReference
 
 NAMESPACE = "boost"
 POLL_TIMEOUT_SECONDS = 1.0
-ON_THE_HEAD = {"node:__internal_head__": 0.001}  # a supervisor should not go with a node of its gang
 OBJECT_STORE_BYTES = 128 * 2**20  # gangs pass small messages; no tensor goes through Ray
 
 
@@ -33,13 +35,15 @@ class RayGangs:
         secrets: Folder of all secrets, the same on all nodes.
         token_file: File with the token without which Ray does nothing for anybody. An embedded Ray's is made if there
             is none; a cluster without one, or whose token the environment tells, needs none. ``None`` leaves it to Ray.
+        public_url: Where people reach the service, for links from Ray's dashboard; ``None`` for no links.
     """
 
     def __init__(
-        self, ray_address: str | None, cpus: int | None, secrets: Path, token_file: Path | None = None
-    ) -> None:
+        self, ray_address: str | None, cpus: int | None, secrets: Path, token_file: Path | None = None,
+        public_url: str | None = None,
+    ) -> None:  # fmt: skip
         self._address, self._cpus, self._secrets = ray_address, cpus, str(secrets)
-        self._token_file = token_file
+        self._token_file, self._public_url = token_file, public_url
         self._folder: str | None = None
 
     def connect(self) -> None:
@@ -48,7 +52,10 @@ class RayGangs:
         Raises:
             ConnectionError: There is no cluster at the address.
         """
-        settings: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
+        settings: dict[str, Any] = {
+            "namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR",
+            "job_config": JobConfig(metadata={"name": "BOOST Service", "page": self._public_url or ""}),
+        }  # fmt: skip
         if self._address is not None:
             if self._token_file and self._token_file.exists() and "RAY_AUTH_MODE" not in os.environ:
                 use_token(self._token_file)
@@ -95,17 +102,19 @@ class RayGangs:
         names = [name.rpartition("-") for name in list_named_actors()]
         return {(job_id, int(attempt)) for job_id, _, attempt in names}
 
-    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders, tenant: str) -> None:
+    def launch(self, tag: JobTag, spec: JobSpec, orders: Orders) -> None:
         """Start a gang; launching the same attempt twice starts one."""
         # Ray shows arguments to whoever may look, so they say only where the ranks find the secret.
-        secret = SecretReference(self._secrets, tenant, spec.credentials) if spec.credentials else None
+        if self._public_url:
+            tag = replace(tag, url=f"{self._public_url}/jobs/{tag.job_id}")
+        secret = SecretReference(self._secrets, tag.tenant, spec.credentials) if spec.credentials else None
         ray.remote(Supervisor).options(
-            name=_name(job_id, attempt),
+            name=_name(tag.job_id, tag.attempt),
             get_if_exists=True,
             lifetime="detached",
             num_cpus=0,
             resources=ON_THE_HEAD,
-        ).remote(spec, orders, secret)
+        ).remote(spec, orders, secret, tag)
 
     def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
         """Give orders; the gang's status, or ``None`` if there is no such gang. Takes a second at most."""

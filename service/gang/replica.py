@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from boost_core.config import JobSpec
 from service.gang.assignment import Holder, Place, ordered
 from service.gang.resources import worker_resources
+from service.gang.status import JobTag
 
 CALLS_AT_ONCE = 8  # of a process: training, and what is asked of it meanwhile
 MOST_FAILED_STARTS = 5  # of a process, in a row
@@ -31,13 +32,18 @@ class RankActor:
     """Loads what a rank needs in a process of its own, so that its supervisor need not import torch.
 
     Args:
+        title: What Ray's dashboard shows of it.
         arguments: Those of ``service.gang.rank.RankProcess``.
     """
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, title: str, *arguments: Any) -> None:
         from service.gang.rank import RankProcess
 
+        self._title = title
         self._process = RankProcess(*arguments)
+
+    def __repr__(self) -> str:
+        return self._title
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of it."""
@@ -52,13 +58,14 @@ class Member:
         group: The replica's placement group.
         bundle: The bundle in which the process is.
         supervisor: Handle of the ``Supervisor`` actor.
+        tag: The job, for people who look at Ray.
 
     Attributes:
         number: Its number among all processes of the gang.
         where: Where it is; ``None`` until it is up.
     """
 
-    def __init__(self, spec: JobSpec, group: PlacementGroup, bundle: int, supervisor: Any) -> None:
+    def __init__(self, spec: JobSpec, group: PlacementGroup, bundle: int, supervisor: Any, tag: JobTag) -> None:
         self.number = next(_numbers)
         resources = worker_resources(spec)
         self._actor: Any = (
@@ -69,7 +76,7 @@ class Member:
                 max_concurrency=CALLS_AT_ONCE,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
             )
-            .remote(self.number, supervisor)
+            .remote(f"{tag}: worker {self.number}", self.number, supervisor)
         )
         self._placing = self.call("place")
         self.where: Place | None = None
@@ -129,6 +136,7 @@ class Replica:
         spec: The job; its parallelism has the replica's layout.
         avoid: Nodes not to be placed on.
         supervisor: Handle of the ``Supervisor`` actor.
+        tag: The job, for people who look at Ray.
 
     Attributes:
         number: Its number.
@@ -136,8 +144,8 @@ class Replica:
         avoid: As given.
     """
 
-    def __init__(self, spec: JobSpec, avoid: Collection[str], supervisor: Any) -> None:
-        self._spec, self._supervisor = spec, supervisor
+    def __init__(self, spec: JobSpec, avoid: Collection[str], supervisor: Any, tag: JobTag) -> None:
+        self._spec, self._supervisor, self._tag = spec, supervisor, tag
         self.avoid = frozenset(avoid)
         self.number = next(_numbers)
         self.layout = (spec.parallelism.tensor_parallel_size, spec.parallelism.pipeline_parallel_size)
@@ -147,6 +155,7 @@ class Replica:
         self._group = placement_group(
             [bundle] * pipeline,
             strategy=spec.resources.placement,
+            name=f"{tag.name} ({tag.job_id}-{tag.attempt}-{self.number})",  # no two have one name
             bundle_label_selector=[selector] * pipeline if selector else None,
         )
         self._placing = self._group.ready()
@@ -216,4 +225,4 @@ class Replica:
             remove_placement_group(self._group)
 
     def _started(self, bundle: int) -> Member:
-        return Member(self._spec, self._group, bundle, self._supervisor)
+        return Member(self._spec, self._group, bundle, self._supervisor, self._tag)

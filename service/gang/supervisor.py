@@ -9,7 +9,7 @@ from boost_core.config import Errand, JobSpec
 from service.gang.gang import Gang
 from service.gang.record import GangRecord
 from service.gang.reporter import Message
-from service.gang.status import GangStatus, Orders
+from service.gang.status import GangStatus, JobTag, Orders
 from service.secrets import SecretReference
 
 
@@ -20,13 +20,19 @@ class Supervisor:
         spec: The job.
         orders: The first orders.
         secret: What the ranks reach data and checkpoints with; ``None`` for their nodes' own means.
+        tag: The job, for people who look at Ray.
     """
 
-    def __init__(self, spec: JobSpec, orders: Orders, secret: SecretReference | None) -> None:
-        myself: Any = ray.get_runtime_context().current_actor
-        self._record = GangRecord()
-        self._gang = Gang(spec, orders, self._record, myself, secret)
+    def __init__(self, spec: JobSpec, orders: Orders, secret: SecretReference | None, tag: JobTag) -> None:
+        context: Any = ray.get_runtime_context()
+        self._tag = tag
+        self._record = GangRecord(context.get_actor_id())
+        self._gang = Gang(spec, orders, self._record, context.current_actor, secret, tag)
         threading.Thread(target=self._gang.run, name="gang", daemon=True).start()
+
+    def __repr__(self) -> str:
+        """What Ray's dashboard shows of it."""
+        return f"{self._tag}: supervisor"
 
     def push(self, message: Message) -> None:
         """Take a rank's message."""

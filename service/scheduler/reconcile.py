@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from boost_core.config import JobSpec, Shape
 from boost_core.config.reports import Cause
-from service.gang.status import GangPhase, Gangs, GangStatus
+from service.gang.status import GangPhase, Gangs, GangStatus, JobTag
 from service.jobs.leases import LeaseLost
 from service.jobs.model import JobRecord
 from service.jobs.queries import JobNotFound
@@ -119,7 +119,7 @@ class Reconciler:
             self._store.change(job.id, Reason.PAUSED_BY_USER, "paused before it had a gang")
         else:
             orders = self._memory.orders(job)
-            self._gangs.launch(job.id, job.attempt, _with_checkpoint_folder(job), orders, job.tenant)
+            self._gangs.launch(_tag(job, job.attempt), _with_checkpoint_folder(job), orders)
 
     def _record(self, job: JobRecord, status: GangStatus) -> None:
         reports = [(report.sequence, report.time, report.report) for report in status.reports]
@@ -173,7 +173,7 @@ class Reconciler:
         attempt = job.attempt + 1
         self._store.change(job.id, Reason.GANG_STARTING, message, attempt=attempt)
         orders = self._memory.start(job, attempt, shape)
-        self._gangs.launch(job.id, attempt, _with_checkpoint_folder(job), orders, job.tenant)
+        self._gangs.launch(_tag(job, attempt), _with_checkpoint_folder(job), orders)
 
 
 def _progress(job: JobRecord, status: GangStatus) -> Reason | None:
@@ -195,6 +195,10 @@ def _end(job: JobRecord, status: GangStatus) -> Reason | None:
     if status.phase is GangPhase.PAUSED:
         return Reason.PAUSED_BY_USER if job.pause_requested else Reason.PAUSED_FOR_PRIORITY
     return _ENDS.get(status.phase)
+
+
+def _tag(job: JobRecord, attempt: int) -> JobTag:
+    return JobTag(job.id, attempt, job.name, job.tenant, job.submitted_by)
 
 
 def _with_checkpoint_folder(job: JobRecord) -> JobSpec:
