@@ -75,6 +75,7 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
         settings.ray_token_file,
         settings.metrics_ports(),
         settings.log_format,
+        settings.public_url,
     )
     policy = ResizePolicy(settings.grow_cooldown_seconds, settings.grow_settle_seconds)
     quotas = QuotaStore(store)

@@ -28,7 +28,14 @@ def _ports(value: str) -> str:
     return value
 
 
+def _web_address(value: str) -> str:
+    if not re.fullmatch(r"https?://[^\s?#]+", value):
+        raise ValueError("an address begins with http:// or https://, and has neither ? nor #")
+    return value.rstrip("/")
+
+
 Prefix = Annotated[str, AfterValidator(_absolute_prefix)]
+WebAddress = Annotated[str, AfterValidator(_web_address)]
 
 
 def _under_home(template: str) -> Any:
@@ -77,6 +84,12 @@ class Settings(BaseSettings):
     ray_token_file: Path = Field(
         default_factory=lambda given: given.get("home", Path()) / "ray-token",
         description="File with the token of the Ray cluster; for an embedded Ray it is made.",
+    )
+    ray_dashboard_url: WebAddress | None = Field(
+        None, description="Where people reach the Ray cluster's dashboard; the web page then links to it."
+    )
+    public_url: WebAddress | None = Field(
+        None, description="Where people reach the web page; Ray's dashboard then links to it."
     )
     cpus: int | None = Field(None, ge=1, description="CPUs that the embedded Ray offers; none: all of the machine's.")
     rank_metrics_ports: Annotated[str, AfterValidator(_ports)] = Field(

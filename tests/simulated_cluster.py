@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from boost_core.config import JobSpec, Shape
 from service.gang.resources import worker_resources
-from service.gang.status import GangPhase, GangStatus, NodeCapacity, Orders
+from service.gang.status import GangPhase, GangStatus, JobTag, NodeCapacity, Orders
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState, Reason, next_state
 from service.scheduler.demand import required_labels
@@ -194,9 +194,9 @@ class Cluster:
     def alive(self) -> set[tuple[str, int]]:
         return set(self.gangs)
 
-    def launch(self, job_id: str, attempt: int, one: JobSpec, orders: Orders, tenant: str) -> None:
-        assert not [name for name, _ in self.gangs if name == job_id], "a job has one gang at a time"
-        self.gangs[job_id, attempt] = Gang(one, orders, self.random.choice(self.works))
+    def launch(self, tag: JobTag, one: JobSpec, orders: Orders) -> None:
+        assert not [name for name, _ in self.gangs if name == tag.job_id], "a job has one gang at a time"
+        self.gangs[tag.job_id, tag.attempt] = Gang(one, orders, self.random.choice(self.works))
 
     def poll(self, job_id: str, attempt: int, after: int, orders: Orders) -> GangStatus | None:
         gang = self.gangs.get((job_id, attempt))

@@ -127,6 +127,7 @@ class ShapeReport(Frozen):
     metrics_endpoints: list[str | None] = Field(
         [], description="host:port of each rank's metrics; null of one without, empty when none are known."
     )
+    supervisor: str | None = Field(None, description="Ray's id of the actor that runs the gang.")
 
 
 class RestartReport(Frozen):

@@ -20,6 +20,7 @@ class Place:
         accelerators: The GPUs that it may use.
         pid: Its process id.
         host: Its host's name.
+        actor: Ray's id of its actor.
         metrics: ``host:port`` of its metrics; ``None`` if it serves none.
     """
 
@@ -28,6 +29,7 @@ class Place:
     accelerators: tuple[str, ...]
     pid: int
     host: str
+    actor: str
     metrics: str | None = None
 
 

@@ -15,15 +15,15 @@ from boost_core.config.reports import Cause, Fault, FaultReport, RankTimesReport
 from boost_core.plan.snapshots import MemoryState, copy_holders, newest_whole_state
 from service.gang.assignment import FAILURES, Assignment, End, Holder, MisplacedRanks, RankEnd
 from service.gang.cluster_view import ClusterView
+from service.gang.context import GangContext
 from service.gang.moves import Form, Halt, Keep, Move, Pause, ReplicaView, View, next_move, population
 from service.gang.record import GangRecord
 from service.gang.replica import CannotStart, Member, Replica
 from service.gang.reporter import Message
 from service.gang.resources import gang_in_words, worker_resources
 from service.gang.status import GangPhase, Orders
+from service.gang.train_tab import TrainTab
 from service.gang.watch import GangWatch, RestartLimit
-from service.logs import GangLogs
-from service.secrets import SecretReference
 
 logger = logging.getLogger(__name__)
 
@@ -67,17 +67,14 @@ class Gang:
         orders: The first orders.
         record: Takes what happens.
         supervisor: Handle of the ``Supervisor`` actor, for the processes.
-        secret: What the ranks reach data and checkpoints with; ``None`` for their nodes' own means.
-        metrics_ports: What the processes may serve their metrics on.
-        logs: How the ranks write their logs.
+        context: What its processes are told of their surroundings.
     """
 
     def __init__(
-        self, spec: JobSpec, orders: Orders, record: GangRecord, supervisor: Any, secret: SecretReference | None,
-        metrics_ports: range, logs: GangLogs,
-    ) -> None:  # fmt: skip
+        self, spec: JobSpec, orders: Orders, record: GangRecord, supervisor: Any, context: GangContext
+    ) -> None:
         self._spec, self._orders, self._record, self._supervisor = spec, orders, record, supervisor
-        self._secret, self._metrics_ports, self._logs = secret, metrics_ports, logs
+        self._context, self._train_tab = context, TrainTab(context.tag, spec)
         self._cluster = ClusterView()
         self._limit = RestartLimit(spec.fault_tolerance)
         self._replicas: dict[int, Replica] = {}
@@ -124,6 +121,9 @@ class Gang:
         """Train the job to its end, or until it is paused or fails; gives the record its final status."""
         try:
             while not self._tick():
+                formation = self._formation
+                now_formed = (formation.generation, formation.members) if formation else ()
+                self._train_tab.show(*self._record.said, *now_formed)
                 time.sleep(TICK_SECONDS)
         except GangFailed as failure:
             self._finish(GangPhase.FAILED, str(failure))
@@ -198,7 +198,7 @@ class Gang:
             self._replicas.pop(number).give_up()
         for _ in range(wanted.start):
             assert view.orders.target is not None
-            replica = Replica(self._spec.at(view.orders.target), avoid, self._supervisor, self._metrics_ports)
+            replica = Replica(self._spec.at(view.orders.target), avoid, self._supervisor, self._context)
             self._replicas[replica.number] = replica
 
     def _execute(self, move: Move) -> bool:
@@ -256,7 +256,9 @@ class Gang:
         self._record.formed(move.shape, places, makes_copies=bool(copies))
         self._memory_is_lost = False
         for rank, member in enumerate(members):
-            assignment = Assignment(self._generation, spec, rank, meeting, tuple(copies), self._logs, self._secret)
+            assignment = Assignment(
+                self._generation, spec, rank, meeting, tuple(copies), self._context.logs, self._context.secret
+            )
             formation.ends[member.call("train", assignment, recovery)] = rank
 
     def _recovery(self) -> MemoryState[Holder] | None:
@@ -476,6 +478,7 @@ class Gang:
         for replica in self._replicas.values():
             replica.give_up()
         self._replicas.clear()
+        self._train_tab.show_last(phase, message)
         self._record.say(phase, message)
 
 

@@ -66,8 +66,9 @@ class RankProcess:
 
     def place(self) -> Place:
         """Where this process is; answers when it is up."""
-        node = ray.get_runtime_context().get_node_id()
-        return Place(node, _address(), _gpus(), os.getpid(), socket.gethostname(), self._metrics)
+        context = ray.get_runtime_context()
+        node, actor = context.get_node_id(), str(context.get_actor_id())
+        return Place(node, _address(), _gpus(), os.getpid(), socket.gethostname(), actor, self._metrics)
 
     def meeting(self) -> Meeting:
         """Open the place where the ranks of the next gang meet, of which this process is rank 0."""

@@ -6,15 +6,18 @@ import secrets as chance
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
+from ray.job_config import JobConfig
 from ray.util import list_named_actors
 
 from boost_core.config import Errand, JobSpec
+from service.gang.context import GangContext
 from service.gang.joined_node import JoinedNode
 from service.gang.ray_private import (
     autoscaler_refuses,
@@ -26,15 +29,14 @@ from service.gang.ray_private import (
     use_token,
     write_to_log,
 )
-from service.gang.status import Bundle, GangPhase, GangStatus, NodeCapacity, Orders
+from service.gang.resources import ON_THE_HEAD
+from service.gang.status import Bundle, GangPhase, GangStatus, JobTag, NodeCapacity, Orders
 from service.gang.supervisor import Supervisor
 from service.logs import GangLogs, LogFormat
 from service.secrets import SecretReference
 
 NAMESPACE = "boost"
 POLL_TIMEOUT_SECONDS = 1.0
-ON_THE_HEAD = {"node:__internal_head__": 0.001}  # a supervisor should not go with a node of its gang
-_SETTINGS: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
 OBJECT_STORE_BYTES = 128 * 2**20  # gangs pass small messages; no tensor goes through Ray
 
 
@@ -50,14 +52,16 @@ class RayGangs:
             is none; a cluster without one, or whose token the environment tells, needs none. ``None`` leaves it to Ray.
         metrics_ports: Each rank serves its metrics on the first of its node's that is free; none: not at all.
         log_format: How the processes of gangs write their logs.
+        public_url: Where people reach the service, for links from Ray's dashboard; ``None`` for no links.
     """
 
     def __init__(
         self, ray_address: str | None, cpus: int | None, secrets: Path, token_file: Path | None = None,
-        metrics_ports: range = range(0), log_format: LogFormat = LogFormat.TEXT,
+        metrics_ports: range = range(0), log_format: LogFormat = LogFormat.TEXT, public_url: str | None = None,
     ) -> None:  # fmt: skip
         self._address, self._cpus, self._secrets = ray_address, cpus, str(secrets)
-        self._token_file, self._metrics_ports, self._log_format = token_file, metrics_ports, log_format
+        self._token_file, self._public_url = token_file, public_url
+        self._metrics_ports, self._log_format = metrics_ports, log_format
         self._folder: str | None = None
         self._node: JoinedNode | None = None
 
@@ -76,7 +80,7 @@ class RayGangs:
         address = gcs_address(self._address)
         if not nodes_here(address):
             self._node = JoinedNode(address)
-        ray.init(address, _temp_dir=self._node.folder if self._node else None, **_SETTINGS)
+        ray.init(address, _temp_dir=self._node.folder if self._node else None, **self._settings())
 
     def _start_embedded(self) -> None:
         if self._token_file:
@@ -91,8 +95,17 @@ class RayGangs:
             include_dashboard=True,  # Ray Train's cleaner asks it which actors are alive
             dashboard_host="127.0.0.1",
             _temp_dir=self._folder,
-            **_SETTINGS,
+            **self._settings(),
         )
+
+    def _settings(self) -> dict[str, Any]:
+        metadata = {"name": "BOOST Service", "page": self._public_url or ""}
+        return {
+            "namespace": NAMESPACE,
+            "log_to_driver": False,
+            "logging_level": "ERROR",
+            "job_config": JobConfig(metadata=metadata),
+        }
 
     def close(self) -> None:
         """Leave the cluster, or end the embedded Ray with all its processes."""
@@ -143,17 +156,21 @@ class RayGangs:
         names = [name.rpartition("-") for name in list_named_actors()]
         return {(job_id, int(attempt)) for job_id, _, attempt in names}
 
-    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders, tenant: str) -> None:
+    def launch(self, tag: JobTag, spec: JobSpec, orders: Orders) -> None:
         """Start a gang; launching the same attempt twice starts one."""
         # Ray shows arguments to whoever may look, so they say only where the ranks find the secret.
-        secret = SecretReference(self._secrets, tenant, spec.credentials) if spec.credentials else None
+        if self._public_url:
+            tag = replace(tag, url=f"{self._public_url}/jobs/{tag.job_id}")
+        secret = SecretReference(self._secrets, tag.tenant, spec.credentials) if spec.credentials else None
+        logs = GangLogs(self._log_format, tag.job_id, tag.attempt)
+        context = GangContext(tag, secret, self._metrics_ports, logs)
         ray.remote(Supervisor).options(
-            name=_name(job_id, attempt),
+            name=_name(tag.job_id, tag.attempt),
             get_if_exists=True,
             lifetime="detached",
             num_cpus=0,
             resources=ON_THE_HEAD,
-        ).remote(spec, orders, secret, self._metrics_ports, GangLogs(self._log_format, job_id, attempt))
+        ).remote(spec, orders, context)
 
     def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
         """Give orders; the gang's status, or ``None`` if there is no such gang. Takes a second at most."""

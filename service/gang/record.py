@@ -76,9 +76,14 @@ class Interruption:
 
 
 class GangRecord:
-    """Keeps reports in order until they are read, and adds to the ranks' what only the supervisor knows."""
+    """Keeps reports in order until they are read, and adds to the ranks' what only the supervisor knows.
 
-    def __init__(self) -> None:
+    Args:
+        supervisor: Ray's id of the supervisor's actor.
+    """
+
+    def __init__(self, supervisor: str | None = None) -> None:
+        self._supervisor = supervisor
         self._phase, self._message = GangPhase.STARTING, "starts"
         self._shape: Shape | None = None
         self._reports: deque[GangReport] = deque(maxlen=UNREAD_REPORTS)
@@ -90,6 +95,12 @@ class GangRecord:
         self.step = 0
         self.stored_step = -1  # of the newest checkpoint
         self.last_sign = time.monotonic()
+
+    @property
+    def said(self) -> tuple[GangPhase, str]:
+        """The phase, and the same for people."""
+        with self._lock:
+            return self._phase, self._message
 
     @property
     def started(self) -> bool:
@@ -154,6 +165,7 @@ class GangRecord:
                     data_parallel_size=shape.data,
                     nodes=[place.node for place in places],
                     metrics_endpoints=[place.metrics for place in places],
+                    supervisor=self._supervisor,
                 ),
             )
             if self._phase is GangPhase.STARTING:

@@ -15,6 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from boost_core.config import JobSpec
 from service.gang.assignment import Holder, Place, ordered
+from service.gang.context import GangContext
 from service.gang.resources import worker_resources
 
 CALLS_AT_ONCE = 8  # of a process: training, and what is asked of it meanwhile
@@ -31,13 +32,18 @@ class RankActor:
     """Loads what a rank needs in a process of its own, so that its supervisor need not import torch.
 
     Args:
+        title: What Ray's dashboard shows of it.
         arguments: Those of ``service.gang.rank.RankProcess``.
     """
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, title: str, *arguments: Any) -> None:
         from service.gang.rank import RankProcess
 
+        self._title = title
         self._process = RankProcess(*arguments)
+
+    def __repr__(self) -> str:
+        return self._title
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of it."""
@@ -52,7 +58,7 @@ class Member:
         group: The replica's placement group.
         bundle: The bundle in which the process is.
         supervisor: Handle of the ``Supervisor`` actor.
-        metrics_ports: What it may serve its metrics on.
+        context: What it is told of its surroundings.
 
     Attributes:
         number: Its number among all processes of the gang.
@@ -60,7 +66,7 @@ class Member:
     """
 
     def __init__(
-        self, spec: JobSpec, group: PlacementGroup, bundle: int, supervisor: Any, metrics_ports: range
+        self, spec: JobSpec, group: PlacementGroup, bundle: int, supervisor: Any, context: GangContext
     ) -> None:
         self.number = next(_numbers)
         resources = worker_resources(spec)
@@ -72,7 +78,7 @@ class Member:
                 max_concurrency=CALLS_AT_ONCE,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
             )
-            .remote(self.number, supervisor, metrics_ports)
+            .remote(f"{context.tag}: worker {self.number}", self.number, supervisor, context.metrics_ports)
         )
         self._placing = self.call("place")
         self.where: Place | None = None
@@ -132,7 +138,7 @@ class Replica:
         spec: The job; its parallelism has the replica's layout.
         avoid: Nodes not to be placed on.
         supervisor: Handle of the ``Supervisor`` actor.
-        metrics_ports: What its processes may serve their metrics on.
+        context: What its processes are told of their surroundings.
 
     Attributes:
         number: Its number.
@@ -140,17 +146,19 @@ class Replica:
         avoid: As given.
     """
 
-    def __init__(self, spec: JobSpec, avoid: Collection[str], supervisor: Any, metrics_ports: range) -> None:
-        self._spec, self._supervisor, self._metrics_ports = spec, supervisor, metrics_ports
+    def __init__(self, spec: JobSpec, avoid: Collection[str], supervisor: Any, context: GangContext) -> None:
+        self._spec, self._supervisor, self._context = spec, supervisor, context
         self.avoid = frozenset(avoid)
         self.number = next(_numbers)
         self.layout = (spec.parallelism.tensor_parallel_size, spec.parallelism.pipeline_parallel_size)
         tensor, pipeline = self.layout
         bundle = {name: amount * tensor for name, amount in worker_resources(spec).items()}
         selector = node_selector(spec, avoid)
+        tag = context.tag
         self._group = placement_group(
             [bundle] * pipeline,
             strategy=spec.resources.placement,
+            name=f"{tag.name} ({tag.job_id}-{tag.attempt}-{self.number})",  # no two have one name
             bundle_label_selector=[selector] * pipeline if selector else None,
         )
         self._placing = self._group.ready()
@@ -220,4 +228,4 @@ class Replica:
             remove_placement_group(self._group)
 
     def _started(self, bundle: int) -> Member:
-        return Member(self._spec, self._group, bundle, self._supervisor, self._metrics_ports)
+        return Member(self._spec, self._group, bundle, self._supervisor, self._context)

@@ -2,6 +2,8 @@
 
 from boost_core.config import JobSpec
 
+ON_THE_HEAD = {"node:__internal_head__": 0.001}  # for what should not go with a node of a gang
+
 
 def worker_resources(spec: JobSpec) -> dict[str, float]:
     """The bundle that one worker takes, for example ``{"CPU": 1, "GPU": 1}``."""

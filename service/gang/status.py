@@ -23,6 +23,30 @@ class GangPhase(StrEnum):
 
 
 @dataclass(frozen=True)
+class JobTag:
+    """A job as people who look at Ray are to see it. Ray shows it to all of them, so it holds no secret.
+
+    Attributes:
+        job_id: The job.
+        attempt: Number of the gang, counted over the job's life.
+        name: What its user calls it.
+        tenant: Whose it is, and whose secrets its credentials are among.
+        submitted_by: Name of the key that it was submitted with.
+        url: Its page, if there is an address for it.
+    """
+
+    job_id: str
+    attempt: int
+    name: str
+    tenant: str
+    submitted_by: str
+    url: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.job_id}, {self.submitted_by} of {self.tenant})"
+
+
+@dataclass(frozen=True)
 class Orders:
     """What the scheduler wants of a gang, told again with every poll. A gang does with less when it loses nodes.
 
@@ -106,15 +130,13 @@ class Gangs(Protocol):
     def alive(self) -> set[tuple[str, int]]:
         """Job id and attempt of every gang that has not been ended."""
 
-    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders, tenant: str) -> None:
+    def launch(self, tag: JobTag, spec: JobSpec, orders: Orders) -> None:
         """Start a gang. ``spec.checkpoint.url`` is set. Launching the same attempt twice starts one gang.
 
         Args:
-            job_id: The job.
-            attempt: Number of the gang, counted over the job's life.
+            tag: The job and the gang's number.
             spec: What the job's user has said.
             orders: The first orders.
-            tenant: Whose secrets ``spec.credentials`` is one of.
         """
 
     def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:

@@ -6,12 +6,11 @@ from typing import Any
 import ray
 
 from boost_core.config import Errand, JobSpec
+from service.gang.context import GangContext
 from service.gang.gang import Gang
 from service.gang.record import GangRecord
 from service.gang.reporter import Message
 from service.gang.status import GangStatus, Orders
-from service.logs import GangLogs
-from service.secrets import SecretReference
 
 
 class Supervisor:
@@ -20,19 +19,20 @@ class Supervisor:
     Args:
         spec: The job.
         orders: The first orders.
-        secret: What the ranks reach data and checkpoints with; ``None`` for their nodes' own means.
-        metrics_ports: What the ranks may serve their metrics on.
-        logs: How the gang's processes write their logs.
+        context: What the gang's processes are told of their surroundings.
     """
 
-    def __init__(
-        self, spec: JobSpec, orders: Orders, secret: SecretReference | None, metrics_ports: range, logs: GangLogs
-    ) -> None:
-        logs.write()
-        myself: Any = ray.get_runtime_context().current_actor
-        self._record = GangRecord()
-        self._gang = Gang(spec, orders, self._record, myself, secret, metrics_ports, logs)
+    def __init__(self, spec: JobSpec, orders: Orders, context: GangContext) -> None:
+        context.logs.write()
+        runtime: Any = ray.get_runtime_context()
+        self._tag = context.tag
+        self._record = GangRecord(runtime.get_actor_id())
+        self._gang = Gang(spec, orders, self._record, runtime.current_actor, context)
         threading.Thread(target=self._gang.run, name="gang", daemon=True).start()
+
+    def __repr__(self) -> str:
+        """What Ray's dashboard shows of it."""
+        return f"{self._tag}: supervisor"
 
     def push(self, message: Message) -> None:
         """Take a rank's message."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from boost_core.config import JobSpec, Shape
 from boost_core.config.reports import Cause, RestartReport
-from service.gang.status import GangPhase, Gangs, GangStatus
+from service.gang.status import GangPhase, Gangs, GangStatus, JobTag
 from service.jobs.leases import LeaseLost
 from service.jobs.model import JobRecord
 from service.jobs.queries import EventFilter, JobNotFound
@@ -134,7 +134,7 @@ class Reconciler:
             self._change(job, Reason.PAUSED_BY_USER, "paused before it had a gang")
         else:
             orders = self._memory.orders(job)
-            self._gangs.launch(job.id, job.attempt, _with_checkpoint_folder(job), orders, job.tenant)
+            self._gangs.launch(_tag(job, job.attempt), _with_checkpoint_folder(job), orders)
 
     def _record(self, job: JobRecord, status: GangStatus) -> None:
         reports = [(report.sequence, report.time, report.report) for report in status.reports]
@@ -191,7 +191,7 @@ class Reconciler:
         attempt = job.attempt + 1
         self._change(job, Reason.GANG_STARTING, message, attempt)
         orders = self._memory.start(job, attempt, shape)
-        self._gangs.launch(job.id, attempt, _with_checkpoint_folder(job), orders, job.tenant)
+        self._gangs.launch(_tag(job, attempt), _with_checkpoint_folder(job), orders)
 
     def _change(self, job: JobRecord, reason: Reason, message: str, attempt: int | None = None) -> JobRecord:
         after = self._store.change(job.id, reason, message, attempt=attempt)
@@ -223,6 +223,10 @@ def _end(job: JobRecord, status: GangStatus) -> Reason | None:
     if status.phase is GangPhase.PAUSED:
         return Reason.PAUSED_BY_USER if job.pause_requested else Reason.PAUSED_FOR_PRIORITY
     return _ENDS.get(status.phase)
+
+
+def _tag(job: JobRecord, attempt: int) -> JobTag:
+    return JobTag(job.id, attempt, job.name, job.tenant, job.submitted_by)
 
 
 def _with_checkpoint_folder(job: JobRecord) -> JobSpec:

@@ -46,7 +46,7 @@ from boost_core.config.reports import (
     StepReport,
 )
 from service.gang.ray_gangs import RayGangs
-from service.gang.status import GangPhase, GangReport, Orders
+from service.gang.status import GangPhase, GangReport, JobTag, Orders
 from tests.benchmarks.figures import FIGURES, provenance
 from tests.jobs import tiny_job, write_corpus
 
@@ -249,7 +249,7 @@ class Ours(Training):
         self._orders = Orders(shapes[-1], tuple(shapes), Cause.LIMITS_CHANGED)
         self._gangs = RayGangs(address, None, folder / "secrets")
         self._gangs.connect()
-        self._gangs.launch("recovery", 1, spec, self._orders, "default")
+        self._gangs.launch(JobTag("recovery", 1, spec.name, "default", "anonymous"), spec, self._orders)
 
     def look(self) -> None:
         status = self._gangs.poll("recovery", 1, self._sequence, self._orders)

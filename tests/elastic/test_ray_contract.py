@@ -13,8 +13,11 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from service.gang.assignment import Place
 from service.gang.cluster_view import ClusterView
 from service.gang.ray_private import draining_nodes, free_resources, node_table
+from service.gang.status import GangPhase, JobTag
+from service.gang.train_tab import Attempt, Run, TrainTabKeeper, train_run
 from tests.elastic.world import Nodes
 
 
@@ -87,6 +90,27 @@ def test_killing_a_stopped_process_through_ray_alone_does_not_end_it(nodes: Node
     time.sleep(1)
     os.kill(pid, 0)  # it is still there: why the gang kills such processes from outside
     os.kill(pid, signal.SIGKILL)
+
+
+def test_ray_train_shows_runs_that_are_not_its_own(nodes: Nodes) -> None:
+    from ray.train.v2._internal.state import state_actor
+
+    tag = JobTag("job-1", 2, "cola", "lab", "alice", "https://boost.example.org/jobs/job-1")
+    places = tuple(Place(node, "10.0.0.1", ("0",), 7, "host", "ac") for node in ("one", "one", "two"))
+    keeper = TrainTabKeeper()
+    keeper.show_run(Run(tag, "01", "ab", GangPhase.TRAINING, "they train", 3, {"CPU": 1.0}, 5, None))
+    keeper.show_attempt(Attempt(tag, 4, "RUNNING", places, {"CPU": 1.0}, 6, None))
+    actor = state_actor.get_state_actor()
+    assert actor is not None, "it is made where there was none"
+    run = ray.get(actor.get_train_runs.remote())["job-1"]
+    assert (run.name, run.status, run.status_detail) == ("cola (job-1)", "RUNNING", "they train")
+    assert run.run_settings.train_loop_config == {"page": tag.url, "tenant": "lab", "submitted_by": "alice"}
+    attempt = ray.get(actor.get_train_run_attempts.remote())["job-1"]["2.4"]
+    ranks = [(worker.world_rank, worker.node_rank, worker.local_rank, worker.gpu_ids) for worker in attempt.workers]
+    assert ranks == [(0, 0, 0, [0]), (1, 0, 1, [0]), (2, 1, 0, [0])]
+    for phase in GangPhase:
+        train_run(Run(tag, "01", "ab", phase, "", 3, {"GPU": 1.0}, 5, 6))  # each has a status of Ray's
+    ray.kill(actor)
 
 
 def test_a_notice_is_seen_and_a_lost_node_is_known_before_ray_knows(nodes: Nodes) -> None:

@@ -84,9 +84,10 @@ class Nodes:
             for group in ray.util.placement_group_table().values()
             if group["state"] != "REMOVED"
         ]
+        living = [("state", "!=", "DEAD"), ("ray_namespace", "=", "boost")]  # not Ray's own
         actors = [
             f"{actor.class_name} {actor.actor_id[:8]} is {actor.state}"
-            for actor in list_actors(address=self.address, filters=[("state", "!=", "DEAD")], limit=1000)
+            for actor in list_actors(address=self.address, filters=living, limit=1000)
         ]
         free = ray.available_resources().get("CPU", 0)
         return groups + actors + ([] if free >= 2 * len(self) else [f"{free} of {2 * len(self)} CPUs are free"])

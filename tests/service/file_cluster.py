@@ -9,7 +9,7 @@ from pathlib import Path
 
 from boost_core.config import Errand, JobSpec, Shape
 from boost_core.config.reports import Cause, Report
-from service.gang.status import GangPhase, GangReport, GangStatus, NodeCapacity, Orders
+from service.gang.status import GangPhase, GangReport, GangStatus, JobTag, NodeCapacity, Orders
 from tests.service.records import (
     a_checkpoint,
     a_log_line,
@@ -95,16 +95,16 @@ class FileCluster:
         with closing(self._open()) as file:
             return [kind for (kind,) in file.execute("SELECT kind FROM drills WHERE job_id = ?", [job_id])]
 
-    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders, tenant: str) -> None:
+    def launch(self, tag: JobTag, spec: JobSpec, orders: Orders) -> None:
         assert orders.target is not None
         shape = orders.target
-        values = [job_id, attempt, spec.name, shape.tensor, shape.pipeline, shape.data]
+        values = [tag.job_id, tag.attempt, spec.name, shape.tensor, shape.pipeline, shape.data]
         columns = "job_id, attempt, name, tensor, pipeline, data"
         with closing(self._open()) as file:
             file.execute("BEGIN IMMEDIATE")
             begun = file.execute(f"INSERT OR IGNORE INTO gangs ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values)
             if begun.rowcount:
-                file.execute("INSERT INTO launches (job_id, attempt) VALUES (?, ?)", [job_id, attempt])
+                file.execute("INSERT INTO launches (job_id, attempt) VALUES (?, ?)", [tag.job_id, tag.attempt])
             file.execute("COMMIT")
 
     def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:

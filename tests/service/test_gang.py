@@ -14,8 +14,8 @@ from ray.util.state import list_actors
 
 from boost_core.config import Drill, JobSpec, Shape
 from boost_core.config.reports import Cause, Report
-from service.gang.ray_gangs import RayGangs
-from service.gang.status import GangPhase, GangStatus, Orders
+from service.gang.ray_gangs import NAMESPACE, RayGangs
+from service.gang.status import GangPhase, GangStatus, JobTag, Orders
 from service.scheduler.actions import Wait
 from service.scheduler.decisions import decide
 from tests.jobs import tiny_job, write_corpus
@@ -34,6 +34,10 @@ def gangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayGangs]:
     assert not [process for process in psutil.Process().children(recursive=True) if "ray" in process.name()]
 
 
+def a_tag(job_id: str) -> JobTag:
+    return JobTag(job_id, 1, "tiny-test", "lab", "alice")
+
+
 class Gang:
     """One attempt of a job and all it has reported so far."""
 
@@ -43,7 +47,7 @@ class Gang:
         self.sequences = [0]
         self.status = GangStatus(GangPhase.STARTING, "", [])
         self.orders = Orders(Shape.of(spec.parallelism), tuple(spec.shapes()), Cause.LIMITS_CHANGED)
-        gangs.launch(job_id, 1, spec, self.orders, "default")
+        gangs.launch(a_tag(job_id), spec, self.orders)
 
     def until(self, done: Callable[["Gang"], object]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -89,7 +93,8 @@ def freed_within(gangs: RayGangs, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         groups = [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
-        alive = list_actors(address=ray.get_runtime_context().gcs_address, filters=[("state", "!=", "DEAD")])
+        living = [("state", "!=", "DEAD"), ("ray_namespace", "=", NAMESPACE)]
+        alive = list_actors(address=ray.get_runtime_context().gcs_address, filters=living)
         if not groups and not alive and gangs.nodes()[0].free.get("CPU") == 2:
             return True
         time.sleep(0.1)
@@ -98,7 +103,7 @@ def freed_within(gangs: RayGangs, seconds: float) -> bool:
 
 def test_reports_arrive_complete_and_in_order(gangs: RayGangs, start: Callable[..., Gang], tmp_path: Path) -> None:
     gang = start(training={"steps": 30})
-    gangs.launch(gang.job_id, 1, tiny_job(tmp_path, tmp_path), gang.orders, "default")  # again starts nothing
+    gangs.launch(a_tag(gang.job_id), tiny_job(tmp_path, tmp_path), gang.orders)  # again starts nothing
     assert gangs.alive() == {(gang.job_id, 1)}
     gang.until(ended)
     assert (gang.status.phase, gang.status.message) == (GangPhase.SUCCEEDED, "trained 30 steps")

@@ -266,3 +266,4 @@ def test_plans_presets_versions(http: httpx.Client) -> None:
     versions = http.get("/versions").json()
     assert (versions["api"], versions["database"]) == ("v1", "sqlite")
     assert versions["ray"]
+    assert versions["ray_dashboard_url"] is None

@@ -19,7 +19,17 @@ from service.settings import Settings
 from tests.service.browser import PHONE, Visit, color_at, drawn, open_browser, visit
 from tests.service.conftest import RunningApi
 from tests.service.records import finish
-from tests.service.sample_jobs import DONE, SLOW_RANK, STEPS, SampleJob, log_line, rank_times, show_nodes, step_report
+from tests.service.sample_jobs import (
+    DONE,
+    SLOW_RANK,
+    STEPS,
+    SampleJob,
+    log_line,
+    rank_times,
+    shape_report,
+    show_nodes,
+    step_report,
+)
 
 MARKUP = '<img src=x onerror="document.title=1"><b>bold</b>'
 
@@ -240,6 +250,24 @@ def test_the_timeline_tells_shapes_and_restarts(visitor: Visit, job: SampleJob) 
     store.change(job.id, Reason.PAUSED_BY_USER, "paused by its user")
     expect(page.locator(".timeline-bar .phase-paused")).to_have_count(1)
     expect(page.locator(".job-head .badge")).to_have_text("PAUSED")
+
+
+def test_the_job_leads_to_the_ray_dashboard(
+    browser: Browser, store: JobStore, database_url: str, tmp_path: Path
+) -> None:
+    there = "https://ray.example.org/cluster/"
+    settings = Settings(home=tmp_path / "home", database_url=database_url, auth=False, ray_dashboard_url=there)
+    running = RunningApi(store, settings)
+    job = SampleJob(store, tmp_path / "checkpoints")
+    job.start()
+    with visit(browser, running.url) as visiting:
+        page = visiting.open(f"/jobs/{job.id}")
+        expect(page.get_by_role("heading", name="tiny")).to_be_visible()
+        link = page.get_by_role("link", name="Ray dashboard")
+        expect(link).to_have_count(0)
+        job.report(shape_report().model_copy(update={"supervisor": "0a1b"}))
+        expect(link).to_have_attribute("href", "https://ray.example.org/cluster/#/actors/0a1b")
+    running.stop()
 
 
 def test_goodput_is_told_by_kind(visitor: Visit, job: SampleJob) -> None:

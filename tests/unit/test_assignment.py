@@ -6,7 +6,7 @@ from service.gang.assignment import MisplacedRanks, Place, ordered
 
 
 def place(node: str, pid: int, *accelerators: str) -> Place:
-    return Place(node, f"address of {node}", accelerators, pid, f"host of {node}")
+    return Place(node, f"address of {node}", accelerators, pid, f"host of {node}", "actor")
 
 
 ORDERS: dict[str, tuple[list[Place], int, list[int]]] = {

@@ -9,7 +9,7 @@ import pytest
 
 from boost_core.config import Drill, Errand, JobSpec, Profile, Shape
 from boost_core.config.reports import Cause, LogLine, ShapeReport
-from service.gang.status import Bundle, GangPhase, GangReport, GangStatus, NodeCapacity, Orders
+from service.gang.status import Bundle, GangPhase, GangReport, GangStatus, JobTag, NodeCapacity, Orders
 from service.jobs.database import migrate
 from service.jobs.model import JobRecord
 from service.jobs.patch import JobPatch, ReplicasPatch
@@ -31,6 +31,7 @@ class FakeGangs:
         self.gangs: dict[tuple[str, int], GangStatus] = {}
         self.launched: list[tuple[str, int]] = []
         self.specs: list[JobSpec] = []
+        self.tags: list[JobTag] = []
         self.orders: dict[str, Orders] = {}  # the newest of each job
         self.errands: list[tuple[str, int, Errand]] = []
         self.asked: list[list[Bundle]] = []
@@ -58,13 +59,14 @@ class FakeGangs:
     def alive(self) -> set[tuple[str, int]]:
         return set(self.gangs)
 
-    def launch(self, job_id: str, attempt: int, spec: JobSpec, orders: Orders, tenant: str) -> None:
+    def launch(self, tag: JobTag, spec: JobSpec, orders: Orders) -> None:
         self._maybe(self.fail_before, "launch")
-        if (job_id, attempt) not in self.gangs:
-            self.gangs[job_id, attempt] = GangStatus(GangPhase.STARTING, "placing", [])
-            self.launched.append((job_id, attempt))
+        if (tag.job_id, tag.attempt) not in self.gangs:
+            self.gangs[tag.job_id, tag.attempt] = GangStatus(GangPhase.STARTING, "placing", [])
+            self.launched.append((tag.job_id, tag.attempt))
+            self.tags.append(tag)
             self.specs.append(spec)
-            self.orders[job_id] = orders
+            self.orders[tag.job_id] = orders
         self._maybe(self.fail_after, "launch")
 
     def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
@@ -256,6 +258,7 @@ def test_a_launch_that_the_service_did_not_live_to_make_is_made_up_for(service: 
     service.start_again()
     service.tick()
     assert service.gangs.launched == [(job_id, 1)]
+    assert service.gangs.tags == [JobTag(job_id, 1, "tiny-test", "default", "anonymous")]
     assert service.gangs.orders[job_id].target == Shape(2, 1, 1)
     service.gangs.gangs.clear()
     service.tick()

@@ -45,6 +45,7 @@ def show_versions(_who: Reader, context: ContextDep) -> Versions:
         python=platform.python_version(),
         ray=_installed("ray"),
         torch=_installed("torch"),
+        ray_dashboard_url=context.settings.ray_dashboard_url,
         database=database,
     )
 

@@ -29,9 +29,10 @@ export function showJob(main, id, open) {
 
   async function begin() {
     let job = await get(jobPath(id), {}, stopped.signal);
+    const versions = await get("/v1/versions", {}, stopped.signal).catch(() => ({})); // for a link that can be missed
     const events = [];
     const course = new Course(id);
-    const head = jobHead(take, open);
+    const head = jobHead(take, open, versions.ray_dashboard_url);
     const parts = {
       timeline: timelineCard(),
       goodput: goodputCard(),

@@ -31,8 +31,8 @@ const FACTS = [
   ["Ran", (job) => (job.started_at ? duration(seconds(job.started_at, job.finished_at)) : UNKNOWN)],
 ];
 
-/** The head. `update` takes the job. */
-export function jobHead(changed, open) {
+/** The head; `dashboard` is where Ray's is, if that is known. `update` takes the job. */
+export function jobHead(changed, open, dashboard) {
   const [name, why, origin] = [
     h("h1"),
     h("p", { class: "explanation", role: "status" }),
@@ -67,12 +67,17 @@ export function jobHead(changed, open) {
     setText(why, explanation(job));
     why.classList.toggle("failed", job.state === "FAILED");
     const known = [job.id, job.tenant, `queue ${job.queue}`, `priority ${job.spec.priority}`].join(" · ");
-    if (origin.dataset.known !== known) {
+    const actor = dashboard && job.shape?.supervisor;
+    if (origin.dataset.known !== known || origin.dataset.actor !== `${actor}`) {
       origin.dataset.known = known;
+      origin.dataset.actor = `${actor}`;
       origin.replaceChildren(
         known,
         ...(job.cloned_from
           ? [" · clone of ", link(`/jobs/${encodeURIComponent(job.cloned_from)}`, {}, job.cloned_from)]
+          : []),
+        ...(actor
+          ? [" · ", h("a", { href: `${dashboard}/#/actors/${encodeURIComponent(actor)}` }, "Ray dashboard")]
           : []),
       );
     }
