@@ -13,6 +13,7 @@ import yaml
 from typer.core import TyperGroup
 
 from service.cli.main import app
+from tests.deploy.dashboards import dashboards
 from tests.prometheus import PROMETHEUS, promtool
 
 RUNBOOKS = PROMETHEUS.parents[1] / "docs" / "runbooks"
@@ -95,6 +96,13 @@ def test_a_command_that_is_named_is_there(line: str) -> None:
         command = command.commands[words.pop(0)]
     options = {name for parameter in command.params for name in parameter.opts} | {"--help"}
     assert [word for word in words if word.startswith("-") and word not in options] == []
+
+
+def test_a_dashboard_that_is_named_is_there() -> None:
+    titles = {board["title"] for board in dashboards().values()}
+    pages = RUNBOOKS.glob("*.md")
+    named = {found for page in pages for found in re.findall(r"\*(Boost\s/\s\w+)\*", page.read_text())}
+    assert {" ".join(name.split()) for name in named} == titles
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -64,8 +64,9 @@ def test_the_throughput_falls_and_comes_back(seen: Seen) -> None:
 
 
 def test_the_restart_is_there_with_its_cause(seen: Seen) -> None:
-    number, by_cause = over_time(seen, "boost-job", "Restarts")  # at the dashboard's head, and over time
-    assert [one.value for one in number] == [1]
+    ((number,),) = over_time(seen, "boost-job", "Interruptions")
+    assert number.value == 1
+    (by_cause,) = over_time(seen, "boost-job", "Restarts")
     assert {one.labels["cause"]: one.value for one in by_cause if one.value} == {"WORKER_LOST": 1}
     (marks,) = over_time(seen, "boost-job", "annotation Restarts")
     (mark,) = marks
