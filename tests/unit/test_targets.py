@@ -1,21 +1,28 @@
 """Where Prometheus finds ranks, and the place of a rank in its gang."""
 
-from itertools import product
-
 import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from boost_core.config import Shape
+from boost_core.config import ParallelismConfig, Shape
 from boost_core.config.reports import ShapeReport
+from boost_core.parallel.mesh import ParallelMesh
 from service.jobs.states import JobState
 from service.telemetry.targets import targets
 from tests.service.canned import a_record
 from tests.service.records import a_shape
 
 
-@pytest.mark.parametrize("shape", [Shape(1, 1, 1), Shape(2, 1, 3), Shape(2, 3, 4)], ids=str)
-def test_ranks_are_counted_as_the_mesh_lays_them_out(shape: Shape) -> None:
-    laid_out = product(range(shape.data), range(shape.pipeline), range(shape.tensor))
-    assert [shape.place(rank) for rank in range(shape.world_size)] == [(tp, pp, dp) for dp, pp, tp in laid_out]
+@pytest.mark.parametrize("rank", range(12))
+def test_a_ranks_place_is_the_meshs(rank: int) -> None:
+    shape = Shape(2, 3, 2)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=shape.world_size)
+    try:
+        mesh = ParallelMesh.build(ParallelismConfig().at(*shape.layout, shape.data), torch.device("cpu"))
+        assert shape.place(rank) == (mesh.rank("tp"), mesh.rank("pp"), mesh.rank("dp"))
+    finally:
+        dist.destroy_process_group()
 
 
 def a_gang(endpoints: list[str | None]) -> ShapeReport:

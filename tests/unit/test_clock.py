@@ -1,0 +1,99 @@
+"""How a GPU's events and the host's clock become one step, with both played: what is measured on CPU needs no play."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from boost_core.parallel import clock as clock_module
+from boost_core.parallel.clock import StepClock, StepParts
+from boost_core.parallel.ledger import CommunicationLedger, Part, Totals
+
+
+@dataclass
+class FakeEvent:
+    """Recorded by the host at one time, reached by the device at another, in seconds since the device began."""
+
+    reached: float
+
+    def elapsed_time(self, later: "FakeEvent") -> float:
+        return 1000 * (later.reached - self.reached)
+
+
+class Played:
+    """A host whose clock stands, and a device that reaches events when it is told to."""
+
+    def __init__(self) -> None:
+        self.now, self.reaches = 100.0, 0.0  # the host's clock, and the device's at the next event
+        self.ledger = CommunicationLedger()
+        self.clock = StepClock(self.ledger, torch.device("cuda"))
+
+    def event(self) -> FakeEvent:
+        return FakeEvent(self.reaches)
+
+    def host(self, now: float) -> None:
+        self.now = now
+
+    def enter(self, part: Part, reached: float) -> None:
+        self.reaches = reached
+        self.clock.enter(part)
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+    played = Played()
+    monkeypatch.setattr(clock_module, "timed_event", played.event)
+    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: played.now))
+    return played
+
+
+def a_step(played: Played, began: float, device: float) -> StepParts:
+    """Of 10 s: the batch comes after 1, the loss after 9. ``device`` is the device's time at the step's beginning."""
+    clock = played.clock
+    played.host(began)
+    clock.begin()
+    played.host(began + 1)
+    clock.has_batch()
+    played.enter(Part.FORWARD, device + 2)
+    played.enter(Part.BACKWARD, device + 4)
+    played.enter(Part.OPTIMIZER, device + 8)
+    played.reaches = device + 9
+    played.host(began + 9)
+    assert clock.values(torch.tensor([1.5])) == [1.5]
+    played.host(began + 10)
+    played.reaches = device + 11.5  # the update, which the host does not wait for
+    return clock.end()
+
+
+def test_events_are_set_on_the_hosts_clock(played: Played) -> None:
+    parts = a_step(played, began=100, device=0)
+    assert vars(parts) == pytest.approx(
+        {"data": 1, "other": 1, "forward": 2, "backward": 4, "optimizer": 2, "exposed_communication": 0}
+    )
+    assert parts.seconds == pytest.approx(10)
+
+
+def test_an_update_that_goes_on_is_the_next_steps(played: Played) -> None:
+    a_step(played, began=100, device=0)
+    parts = a_step(played, began=110, device=10)
+    # It ended 1.5 s after the step began, 0.5 s after the batch was there.
+    assert vars(parts) == pytest.approx(
+        {"data": 1, "other": 0.5, "forward": 2, "backward": 4, "optimizer": 2.5, "exposed_communication": 0}
+    )
+
+
+def test_an_update_that_ended_between_the_steps_is_no_ones(played: Played) -> None:
+    a_step(played, began=100, device=0)
+    parts = a_step(played, began=200, device=100)
+    assert (parts.optimizer, parts.seconds) == (pytest.approx(2), pytest.approx(10))
+
+
+def test_what_was_waited_for_is_taken_out_of_its_part(played: Played) -> None:
+    played.ledger.waited(Totals(), Part.BACKWARD, 1.5)
+    played.ledger.waited(Totals(), Part.OTHER, 0.25)
+    parts = a_step(played, began=100, device=0)
+    assert vars(parts) == pytest.approx(
+        {"data": 1, "other": 0.75, "forward": 2, "backward": 2.5, "optimizer": 2, "exposed_communication": 1.75}
+    )
+    assert parts.seconds == pytest.approx(10)
