@@ -67,10 +67,8 @@ class SupervisorReporter:
 
     def report(self, report: Report) -> None:
         """Take one report; it is sent as soon as the ones before it have arrived."""
-        if isinstance(report, FaultReport):  # of a store, it tells what the store has said
-            report = report.model_copy(update={"message": redact(report.message)})
         with self._changed:
-            self._waiting.append((datetime.now(UTC), report))
+            self._waiting.append((datetime.now(UTC), without_secrets(report)))
             self._changed.notify_all()
 
     def beat(self, beat: Beat) -> None:
@@ -109,6 +107,13 @@ class SupervisorReporter:
         if self._waiting:
             return True
         return self._beat is not None and time.monotonic() >= self._sent + BEAT_SECONDS
+
+
+def without_secrets(report: Report) -> Report:
+    """The same report. That of a fault may tell what a store has said, and stores repeat what they are told."""
+    if isinstance(report, FaultReport):
+        return report.model_copy(update={"message": redact(report.message)})
+    return report
 
 
 class LogReports(logging.Handler):

@@ -13,10 +13,10 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from boost_core.config.reports import LogLine
+from boost_core.config.reports import Fault, FaultReport, LogLine
 from service.gang.assignment import End, RankEnd
 from service.gang.failures import end_of
-from service.gang.reporter import LogReports
+from service.gang.reporter import LogReports, without_secrets
 from service.redaction import keep_quiet_about, redact, redact_logs
 from service.secrets import SecretReference, SecretUnusable, load
 
@@ -183,6 +183,12 @@ def test_neither_log_lines_nor_tracebacks_nor_ends_show_a_secret(tmp_path: Path,
         assert text.startswith("rank 1 cannot use [redacted]\nValueError: [redacted]\n")
         assert "PermissionError: [redacted] is not known" in text
         assert not [value for value in CONFIDENTIAL if value in text or quote_plus(value) in text]
+
+
+def test_what_a_store_says_is_reported_without_secrets(tmp_path: Path) -> None:
+    load(write(tmp_path))
+    said = without_secrets(FaultReport(what=Fault.STORE, step=3, message=f"{CONFIDENTIAL[1]} is not known"))
+    assert said == FaultReport(what=Fault.STORE, step=3, message="[redacted] is not known")
 
 
 def test_a_faulty_log_call_fails_as_it_does_without_us(tmp_path: Path, logs: None) -> None:
