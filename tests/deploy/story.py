@@ -152,7 +152,7 @@ def _kill(worker: psutil.Process) -> None:
 
 
 def _trains_for(seconds: float, job: Job, server: Prometheus) -> None:
-    """Wait until that time is over and the newest step's checkpoint and both ranks are seen."""
+    """Wait until that time is over, a checkpoint is committed, and both ranks are scraped."""
     end = time.time() + seconds
     job.until(lambda: job.events[-1].time.timestamp() > end and job.of("checkpoint"), "trains on", _PATIENCE_SECONDS)
     steps = f'count(boost_rank_steps_total{{job_id="{job.id}"}}) == 2'

@@ -82,7 +82,7 @@ def test_the_share_of_communication_is_the_ledgers(seen: Seen) -> None:
     assert 0 < share < 1
     assert exposed / (exposed + own) == pytest.approx(share, rel=0.05)
     of_the_gang, hidden = at_the_end(seen, "boost-job", "Share of the step")
-    assert of_the_gang == pytest.approx(share, rel=0.05)
+    assert of_the_gang == pytest.approx(share, abs=0.05)  # rank 1 also waits while rank 0 reports
     assert 0 <= hidden < 1
 
 
