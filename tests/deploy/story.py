@@ -40,7 +40,7 @@ class Operator:
 
     def wait(self) -> None:
         """Until jobs can be scheduled."""
-        self.server.until(lambda: (answer := self.server.answers("/readyz")) and answer.is_success)
+        self.server.until(lambda: (answer := self.server.answers("/readyz")) and answer.is_success, _PATIENCE_SECONDS)
 
     def metrics(self) -> str:
         answer = httpx.get(f"{self.server.url}/metrics", headers={"Authorization": f"Bearer {self.key}"})

@@ -118,3 +118,13 @@ def test_promtool_finds_nothing_wrong_with_any_endpoint(seen: Seen) -> None:
 
 def test_no_alert_fires_for_a_job_that_is_well_again(seen: Seen) -> None:
     assert [alert["labels"] for alert in seen.prometheus.alerts() if alert["state"] == "firing"] == []
+
+
+def test_an_alert_fires_when_the_store_takes_no_checkpoint(seen: Seen) -> None:
+    seen.operator.client.drill(seen.job.id, {"kind": "fill_store", "seconds": 60})
+
+    def fires() -> list[dict[str, str]]:
+        return [alert["labels"] for alert in seen.prometheus.alerts() if alert["state"] == "firing"]
+
+    seen.prometheus.until(fires, "an alert", 180)
+    assert [(labels["alertname"], labels["job_id"]) for labels in fires()] == [("BoostStoreFailing", seen.job.id)]
