@@ -40,7 +40,7 @@ class Operator:
 
     def wait(self) -> None:
         """Until jobs can be scheduled."""
-        self.server.until(lambda: (answer := self.server.answers("/readyz")) and answer.is_success)
+        self.server.until(lambda: (answer := self.server.answers("/readyz")) and answer.is_success, _PATIENCE_SECONDS)
 
     def metrics(self) -> str:
         answer = httpx.get(f"{self.server.url}/metrics", headers={"Authorization": f"Bearer {self.key}"})
@@ -152,7 +152,7 @@ def _kill(worker: psutil.Process) -> None:
 
 
 def _trains_for(seconds: float, job: Job, server: Prometheus) -> None:
-    """Wait until that time is over and the newest step's checkpoint and both ranks are seen."""
+    """Wait until that time is over, a checkpoint is committed, and both ranks are scraped."""
     end = time.time() + seconds
     job.until(lambda: job.events[-1].time.timestamp() > end and job.of("checkpoint"), "trains on", _PATIENCE_SECONDS)
     steps = f'count(boost_rank_steps_total{{job_id="{job.id}"}}) == 2'
