@@ -2,6 +2,8 @@
 
 import base64
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from tests.deploy.chart import (
     the,
     values,
 )
+from tests.service.scripted import Answer, problem, serving
 
 POSTGRES = nested("database.existingSecret", "boost-database")
 GROUP: Values = {"name": "gpu", "minReplicas": 1, "maxReplicas": 2, "cpu": "8", "memory": "64Gi"}
@@ -191,6 +194,19 @@ def test_tenants_secrets_are_the_same_on_all_nodes() -> None:
     assert environment(pod(objects, NAME))["BOOST_SECRETS_DIR"] == "/etc/boost/secrets"
 
 
+def test_keys_of_the_store_are_named() -> None:
+    objects = render(nested("envFrom", ["boost-s3"]))
+    for name in (NAME, "/head", "/gpu"):
+        assert pod(objects, name)["spec"]["containers"][0]["envFrom"] == [{"secretRef": {"name": "boost-s3"}}]
+    assert "envFrom" not in pod(render(), NAME)["spec"]["containers"][0]
+
+
+def test_the_api_is_reached_while_ray_is_away() -> None:
+    container = pod(render(), NAME)["spec"]["containers"][0]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["path"] == "/healthz"
+
+
 def test_data_and_checkpoints_are_the_same_on_all_nodes() -> None:
     objects = render(nested("data", [{"name": "corpus", "claim": "corpus-claim", "mountPath": "/data/corpus"}]))
     for name in (NAME, "/head", "/gpu"):
@@ -346,6 +362,18 @@ def test_helm_test_asks_the_service() -> None:
     test = the(render(values(service__port=80)), "Pod")
     assert test["metadata"]["annotations"]["helm.sh/hook"] == "test"
     assert test["spec"]["containers"][0]["command"][-1] == f"http://{NAME}:80/readyz"
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"), [(Answer(200, {"status": "ready"}), 0), (problem(503, "Ray is away"), 1)]
+)
+def test_helm_test_fails_while_ray_is_away(answer: Answer, status: int) -> None:
+    _, *arguments, url = the(render(), "Pod")["spec"]["containers"][0]["command"]
+    with serving({"GET /readyz": answer}) as server:
+        asked = [sys.executable, *arguments, server.url + url[url.rindex("/") :]]
+        done = subprocess.run(asked, capture_output=True, text=True)
+    assert done.returncode == status
+    assert ("Ray is away" in done.stderr) == bool(status)
 
 
 def test_notes_say_how_to_begin() -> None:

@@ -11,6 +11,16 @@
 {{- end }}
 {{- end -}}
 
+{{- define "boost.envFrom" -}}
+{{- with .Values.envFrom }}
+envFrom:
+{{- range . }}
+  - secretRef:
+      name: {{ . }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "boost.env.database" -}}
 {{- if include "boost.usesPostgres" . }}
 - name: BOOST_DATABASE_URL

@@ -24,6 +24,7 @@ imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 env:
   {{- include "boost.env.common" .root | nindent 2 }}
   {{- include "boost.env.ray" .root | nindent 2 }}
+{{- include "boost.envFrom" .root }}
 resources: {{- toYaml .resources | nindent 2 }}
 securityContext: {{- include "boost.containerSecurity" .root | nindent 2 }}
 {{- end -}}
