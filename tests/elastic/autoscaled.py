@@ -17,7 +17,7 @@ from tests.service.conftest import free_port
 HEAD = "f" * 51 + "00000"  # the id that the fake provider knows the head by
 IDLE_SECONDS = 6
 RAY = Path(sys.executable).parent / "ray"
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 120
 
 _UNUSED = {  # which Ray misses all the same
     "auth": {}, "docker": {}, "file_mounts": {}, "initialization_commands": [], "setup_commands": [],
@@ -75,7 +75,7 @@ def autoscaled_cluster(cpus: int, most: int) -> Iterator[str]:
         "RAY_AUTH_MODE": "disabled",  # `ray start` would make a token in the home of who runs this
     }
     options = ["--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=0",
-               "--object-store-memory=100000000", f"--dashboard-port={free_port()}", f"--temp-dir={folder}",
+               "--object-store-memory=100000000", "--include-dashboard=false", f"--temp-dir={folder}",
                f"--autoscaling-config={folder}/config.yaml"]  # fmt: skip
     with (folder / "ray.log").open("wb") as log:
         head = subprocess.Popen([RAY, "start", *options], env=environment, stdout=log, stderr=log)
