@@ -53,8 +53,8 @@ def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, li
     wishes = []
     for job in queue:
         waits = job.state in WAITING_STATES and not (job.has_gang or job.pause_requested or job.cancel_requested)
-        if waits and (shape := _allowed(job, _choice(job), quotas)):
-            wishes.append(Wish(job.id, _bundles(demand_of(job.spec), shape)))
+        if waits and (wanted := _allowed(job, _choice(job), quotas)):
+            wishes.append(Wish(job.id, _bundles(demand_of(job.spec), wanted)))
     return held, wishes
 
 

@@ -2,7 +2,7 @@
 
 Nothing imports this but what runs where an endpoint is set. A job's trace is that of the request that submitted it: the
 record keeps that request's ``traceparent``, and what comes later is told as children of it, from the record's own
-times. So no span is open while a job waits or trains, and none is lost with a service that dies meanwhile.
+times. So no span is open while a job waits or trains, and a service that is started anew goes on in the same trace.
 """
 
 import socket

@@ -17,7 +17,7 @@ from tests.service.conftest import free_port
 HEAD = "f" * 51 + "00000"  # the id that the fake provider knows the head by
 IDLE_SECONDS = 6
 RAY = Path(sys.executable).parent / "ray"
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 120
 
 _UNUSED = {  # which Ray misses all the same
     "auth": {}, "docker": {}, "file_mounts": {}, "initialization_commands": [], "setup_commands": [],
@@ -39,7 +39,7 @@ def _configuration(address: str, cpus: int, most: int) -> dict[str, object]:
             "gcs_address": address,
         },
         "available_node_types": {
-            "head": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+            "ray.head.default": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
             "worker": {
                 "resources": {"CPU": cpus, "object_store_memory": 100 * 2**20},
                 "node_config": {},
@@ -47,7 +47,7 @@ def _configuration(address: str, cpus: int, most: int) -> dict[str, object]:
                 "max_workers": most,
             },
         },
-        "head_node_type": "head",
+        "head_node_type": "ray.head.default",  # as the fake provider has it
         "upscaling_speed": 1.0,
         "idle_timeout_minutes": IDLE_SECONDS / 60,
         **_UNUSED,
@@ -75,7 +75,7 @@ def autoscaled_cluster(cpus: int, most: int) -> Iterator[str]:
         "RAY_AUTH_MODE": "disabled",  # `ray start` would make a token in the home of who runs this
     }
     options = ["--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=0",
-               "--object-store-memory=100000000", f"--dashboard-port={free_port()}", f"--temp-dir={folder}",
+               "--object-store-memory=100000000", "--include-dashboard=false", f"--temp-dir={folder}",
                f"--autoscaling-config={folder}/config.yaml"]  # fmt: skip
     with (folder / "ray.log").open("wb") as log:
         head = subprocess.Popen([RAY, "start", *options], env=environment, stdout=log, stderr=log)
@@ -86,8 +86,10 @@ def autoscaled_cluster(cpus: int, most: int) -> Iterator[str]:
             time.sleep(0.1)
         yield address
     finally:
-        started = [psutil.Process(head.pid), *psutil.Process(head.pid).children(recursive=True)]
         head.terminate()
-        _, alive = psutil.wait_procs(started, timeout=10)
-        for process in alive:  # nodes that the provider has started are not the head's to end
-            process.kill()
+        head.wait(PATIENCE_SECONDS)
+        for process in psutil.process_iter(
+            ["cmdline"]
+        ):  # nodes that the provider has started are not the head's to end
+            if str(folder) in " ".join(process.info["cmdline"] or ()):
+                process.kill()

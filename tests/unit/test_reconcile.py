@@ -112,7 +112,7 @@ class Service:
     def start_again(self) -> None:
         """As a new process would, which remembers nothing."""
         policy = ResizePolicy(cooldown_seconds=30, settle_seconds=5)
-        self.reconciler = Reconciler(self.store, self.gangs, policy, lambda: self.seconds)
+        self.reconciler = Reconciler(self.store, self.gangs, policy, lambda: self.seconds, autoscales=True)
 
     def submit(self, **changes) -> str:
         return self.store.create(tiny_job("corpus", "elsewhere", **changes), str(self.folder / "checkpoints")).id
@@ -499,3 +499,21 @@ def test_errands_are_handed_on_once(service: Service) -> None:
     service.tick()
     service.tick()
     assert service.gangs.errands == [(job.id, 1, drill), (job.id, 1, profile)]
+
+
+def test_nodes_are_asked_for_as_long_as_a_job_needs_them_and_again_by_a_new_service(service: Service) -> None:
+    service.gangs.cpus = [0.0]
+    job_id = service.submit()
+    service.tick()
+    service.tick()
+    needed = [Bundle({"CPU": 2})]  # its two ranks share a node
+    assert service.gangs.asked == [needed]
+    service.start_again()
+    service.tick()
+    assert service.gangs.asked == [needed, needed]
+    service.gangs.cpus = [2.0]
+    service.tick()
+    assert service.gangs.launched == [(job_id, 1)]
+    service.store.request_cancel(job_id)
+    service.tick()
+    assert service.gangs.asked == [needed, needed, []]
