@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import fsspec
@@ -54,9 +55,9 @@ class StepProfiler:
                 self._writer.start()
             elif self._trace is None and self._asked and not self._writes():
                 self._trace = _Trace(self._asked.popleft(), step, self._rank, self._folder)
-        except RuntimeError as error:  # the profiler's own troubles
+        except Exception as error:  # whatever troubles the profiler has
             self._trace = None
-            self._failed(step, f"the profiler has failed: {error}")
+            self._failed(self._rank, step, f"the profiler has failed: {error}")
 
     def wait(self, seconds: float) -> None:
         """Wait for a trace that is being written, but no longer than that."""
@@ -66,10 +67,11 @@ class StepProfiler:
     def end(self) -> None:
         """The gang ends: forget what is not complete."""
         self._asked.clear()
-        if self._trace is not None:
-            trace, self._trace = self._trace, None
-            trace.stop()
-            self._failed(trace.step, f"its gang ended before {trace.steps} steps were done")
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            with suppress(Exception):
+                trace.stop()
+            self._failed(trace.rank, trace.step, f"its gang ended before {trace.steps} steps were done")
 
     def _writes(self) -> bool:
         return self._writer is not None and self._writer.is_alive()
@@ -79,13 +81,13 @@ class StepProfiler:
             size = trace.write()
         except Exception as error:  # stores raise types of their own
             logger.warning("%s cannot be written: %s", trace.url, error)
-            self._failed(trace.step, f"{trace.url} cannot be written; the log says why")
+            self._failed(trace.rank, trace.step, f"{trace.url} cannot be written; the log says why")
         else:
             self._report(ProfileReport(step=trace.step, steps=trace.steps, rank=trace.rank, url=trace.url, bytes=size))
 
-    def _failed(self, step: int, why: str) -> None:
-        message = f"there is no profile of rank {self._rank}: {why}"
-        self._report(FaultReport(what=Fault.PROFILE, step=step, rank=self._rank, message=message))
+    def _failed(self, rank: int, step: int, why: str) -> None:
+        message = f"there is no profile of rank {rank}: {why}"
+        self._report(FaultReport(what=Fault.PROFILE, step=step, rank=rank, message=message))
 
 
 class _Trace:

@@ -446,7 +446,7 @@ class Gang:
         with self._lock:
             errands, self._errands = self._errands, []
         for errand in errands:
-            for rank in [errand.rank] if isinstance(errand, Drill) else errand.ranks:
+            for rank in {errand.rank} if isinstance(errand, Drill) else set(errand.ranks):
                 if rank < len(formation.members):
                     self._hand_on(formation, errand, rank)
                 else:  # the gang has shrunk since it was asked for

@@ -108,6 +108,12 @@ def test_an_unreachable_service(unused_url: str, arguments: tuple[str, ...]) -> 
 def test_bad_addresses_and_settings() -> None:
     result = run_boost("ls", "--url", "localhost:8900")
     assert (result.exit_code, "http://127.0.0.1:8900" in result.stderr) == (2, True)
+    result = run_boost("ls", BOOST_PUBLIC_URL="boost.example.org")
+    assert (result.exit_code, "BOOST_PUBLIC_URL: " in result.stderr, "http:// or https://" in result.stderr) == (
+        2,
+        True,
+        True,
+    )
     result = run_boost("ls", BOOST_PORT="http")
     assert result.exit_code == 2
     assert result.stderr.startswith("error: BOOST_PORT: must be a whole number")
