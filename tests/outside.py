@@ -20,7 +20,7 @@ from service.jobs.store import JobStore
 from service.models.identity import Scope
 from tests.hosts import Host
 
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 240
 FRUGAL = ("--object-store-memory=100000000", "--disable-usage-stats")
 RAY, BOOST = (str(Path(sys.executable).parent / name) for name in ("ray", "boost"))
 
@@ -93,7 +93,7 @@ def cluster(head: Host, worker: Host, token: Path) -> Iterator[str]:
             folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="join-", ignore_cleanup_errors=True))
             command = host.command(RAY, "start", "--block", f"--temp-dir={folder}", *FRUGAL, *role)
             process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            undo.callback(process.wait, 45)
+            undo.callback(process.wait, 90)
             processes.append(process)
         try:
             yield address

@@ -20,7 +20,7 @@ printf '[default]\naws_access_key_id = boost\naws_secret_access_key = %s\n' "$se
 printf '{"identities": [{"name": "boost", "credentials": [{"accessKey": "boost", "secretKey": "%s"}],
   "actions": ["Admin", "Read", "Write", "List", "Tagging"]}]}\n' "$secret" | keep s3-config
 # libpq reads this only where it is its reader's own.
-printf '*:*:boost:boost:%s\n' "$(cat secrets/postgres-password)" | keep pgpass
+printf '*:*:*:boost:%s\n' "$(cat secrets/postgres-password)" | keep pgpass
 chown 65532:65532 secrets secrets/pgpass
 chmod 0400 secrets/pgpass
 [ -e secrets/api-key ] || : > secrets/api-key  # Prometheus' key; docs/install.md says how it is made

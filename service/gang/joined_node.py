@@ -15,7 +15,7 @@ from pathlib import Path
 
 from service.gang.ray_private import nodes_here
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 STOP_SECONDS = 15.0
 OBJECT_STORE_BYTES = 80 * 2**20  # about the least that Ray takes; nothing big passes through here
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG

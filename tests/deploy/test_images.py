@@ -96,7 +96,8 @@ class Image:
 
     def mounted(self, *command: str, also: tuple[str, ...] = ()) -> list[str]:
         """A command that finds the Python, after some more commands that change what is mounted for it."""
-        mounts = [f"mount --bind {sys.base_prefix} {self._base}", *also]
+        # A Python that keeps itself in a library looks for it where it was built to be.
+        mounts = [f"mount --bind {sys.base_prefix} {self._base}", f"export LD_LIBRARY_PATH={self._base}/lib", *also]
         return ["unshare", "--mount", "sh", "-ec", " && ".join([*mounts, f"exec {shlex.join(command)}"])]
 
     def run(self, program: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -128,7 +129,15 @@ def _copy(source: Path, target: Path) -> None:
 
 def as_its_user(*command: str) -> list[str]:
     user, _, group = API.image["USER"][0].text.partition(":")
-    return ["setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", "--no-new-privs", *command]
+    return [
+        "setpriv",
+        f"--reuid={user}",
+        f"--regid={group}",
+        "--clear-groups",
+        "--no-new-privs",
+        "--pdeathsig=keep",
+        *command,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +187,7 @@ def test_a_container_schedules_on_a_cluster(image: Image, folder: Path) -> None:
             service.until(lambda: service.client.nodes().nodes)
             (container,) = psutil.Process(service.process.pid).children()
             assert container.uids().effective == 65532
-            assert run_healthcheck(image, container, environment) == 0
+            assert run_healthcheck(image, container) == 0
             job = service.client.submit(tiny_job(corpus, "unused", checkpoint={"url": None, "every_steps": 4})).id
             service.until(lambda: service.client.get(job).finished)
             assert service.client.get(job).state == "SUCCEEDED"
@@ -190,8 +199,8 @@ def test_a_container_schedules_on_a_cluster(image: Image, folder: Path) -> None:
             service.process.wait()
 
 
-def run_healthcheck(image: Image, container: psutil.Process, environment: dict[str, str]) -> int:
+def run_healthcheck(image: Image, container: psutil.Process) -> int:
     check = json.loads(API.image["HEALTHCHECK"][0].text.partition("CMD ")[2])
     command = [word.replace("/opt/boost", str(image.boost)) for word in as_its_user(*check)]
     inside = ["nsenter", f"--target={container.pid}", "--mount", "--pid", "--net", *command]
-    return subprocess.run(inside, env=environment).returncode
+    return subprocess.run(inside, env=container.environ()).returncode
