@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from deploy.grafana.source.variables import SERVICE_URL
 from tests.deploy.chart import CHART, Object, of_kind, render, values
 from tests.prometheus import promtool
 
@@ -39,6 +40,15 @@ def test_dashboards_are_as_they_are(objects: list[Object]) -> None:
         assert (name, json.loads(text)) == (path.name, json.loads(path.read_text()))
         assert found["metadata"]["labels"]["grafana_dashboard"] == "1", "what Grafana's sidecar looks for stays"
         assert found["metadata"]["annotations"] == {"grafana_folder": "BOOST"}
+
+
+def test_dashboards_link_to_the_service() -> None:
+    on = {"dashboards": {"enabled": True}}
+    rendered = of_kind(render(values(monitoring=on, config={"publicUrl": "https://boost.example.org"})), "ConfigMap")
+    for (text,) in (found["data"].values() for found in rendered):
+        (address,) = (each for each in json.loads(text)["templating"]["list"] if each["name"] == "service_url")
+        assert address["query"] == "https://boost.example.org"
+        assert SERVICE_URL not in text
 
 
 def test_neither_is_there_unless_wanted() -> None:

@@ -60,9 +60,7 @@ envFrom:
 {{- end }}
 {{- $config := deepCopy .Values.config }}
 {{- if not $config.checkpointRoot }}{{ $_ := set $config "checkpointRoot" "file:///var/lib/boost-checkpoints" }}{{ end }}
-{{- if and .Values.ingress.enabled (not $config.publicUrl) }}
-{{- $_ := set $config "publicUrl" (printf "https://%s" .Values.ingress.host) }}
-{{- end }}
+{{- $_ := set $config "publicUrl" (include "boost.publicUrl" .) }}
 {{- range $name, $value := $config }}
 {{- if kindIs "slice" $value }}{{ $value = join "," $value }}{{ end }}
 {{- if and (kindIs "float64" $value) (eq $value (floor $value)) }}{{ $value = int64 $value }}{{ end }}

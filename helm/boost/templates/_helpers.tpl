@@ -59,3 +59,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- define "boost.scheme" -}}
 {{- if .Values.api.tls.existingSecret }}https{{ else }}http{{ end -}}
 {{- end -}}
+
+{{/* Where people find the service; empty if nobody has said. */}}
+{{- define "boost.publicUrl" -}}
+{{- if .Values.config.publicUrl -}}
+{{- .Values.config.publicUrl -}}
+{{- else if .Values.ingress.enabled -}}
+{{- printf "https://%s" .Values.ingress.host -}}
+{{- end -}}
+{{- end -}}
