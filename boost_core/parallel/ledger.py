@@ -3,7 +3,6 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Protocol
@@ -66,8 +65,8 @@ class Pending(Protocol):
 class CommunicationLedger:
     """Counts and times the collectives of one rank.
 
-    On CPU times are wall times. On CUDA they are times between events on streams, read only when :meth:`totals` is
-    called, so that counting never waits for the GPU.
+    On CPU times are wall times; a collective that has ended before it is waited for counts until then. On CUDA they are
+    times between events on streams, read only when :meth:`totals` is called, so that counting never waits for the GPU.
 
     Attributes:
         part: The part of the step that runs now; whoever knows it sets it.
@@ -131,20 +130,15 @@ class CommunicationLedger:
 class _OnCpu:
     def __init__(self, launch: Callable[[], dist.Work], totals: Totals, ledger: CommunicationLedger) -> None:
         self._totals, self._ledger, self._started = totals, ledger, time.perf_counter()
-        self._ended: float | None = None
         self._work = launch()
-        with suppress(RuntimeError):  # not every collective of gloo tells when it has ended
-            self._work.get_future().add_done_callback(self._stamp)
-
-    def _stamp(self, _future: object) -> None:
-        self._ended = time.perf_counter()
 
     def wait(self) -> None:
-        begun = time.perf_counter()
+        # gloo's threads could tell when it ends, but each time they would take the interpreter from the step.
+        hidden, begun = self._work.is_completed(), time.perf_counter()
         self._work.wait()
         now = time.perf_counter()
         self._ledger.waited(self._totals, self._ledger.part, now - begun)
-        self._totals.seconds += (self._ended or now) - self._started
+        self._totals.seconds += (begun if hidden else now) - self._started
 
 
 class _OnCuda:

@@ -2,15 +2,17 @@
 
 Two CPU ranks of one thread each over gloo, tensor parallel. Steps with and without measuring take turns, in an order
 that chance gives each pair, so that a busy machine slows both alike. Without, nothing is counted and no clock is read:
-the ledger hands out the bare collective.
+the ledger hands out the bare collective. Besides, all calls that measure a step are made alone, without a step around
+them, over and over, which a busy machine disturbs less.
 """
 
 import random
 import statistics
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,7 +25,7 @@ from boost_core.config import JobSpec
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
 from boost_core.parallel.clock import StepClock, StepParts
-from boost_core.parallel.ledger import CommunicationLedger
+from boost_core.parallel.ledger import CommunicationLedger, Entry, Part, Totals
 from boost_core.train import StepTimes
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
@@ -45,7 +47,34 @@ JOBS: dict[str, tuple[dict[str, Any], int]] = {
         60,
     ),
 }
-Seconds = tuple[float, float]  # by the wall, and of this process's CPU time
+REPEATS = 200
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What rank 0 has measured; all in seconds, a scrape's size in bytes.
+
+    Attributes:
+        steps: Steps without and with measuring.
+        collectives: Of a step.
+        alone: A step's measuring, without the step.
+        scrape: Its size, how long it takes, and how much of that the CPU works, for asker and asked.
+    """
+
+    steps: list[tuple[float, float]]
+    collectives: int
+    alone: float
+    scrape: tuple[int, float, float]
+
+
+class Done:
+    """A collective that has ended."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return None
 
 
 def unmeasured() -> AbstractContextManager[Any]:
@@ -62,21 +91,20 @@ def unmeasured() -> AbstractContextManager[Any]:
     return stack
 
 
-def measure(spec: JobSpec, pairs: int) -> tuple[list[tuple[Seconds, Seconds]], int, float, float]:
-    """Steps without and with measuring; and of a scrape its bytes, its seconds, and those of the CPU."""
+def measure(spec: JobSpec, pairs: int) -> Measured:
+    """All figures of a job."""
     state, steps = TrainState.initial(spec, torch.device("cpu")), StepCollector()
     sampler = Sampler(load_corpus(spec.data, spec.training.sequence_length), spec.training.sequence_length, seed=1)
     chance = random.Random(1)  # the same on all ranks
 
-    def step(measuring: bool) -> Seconds:
+    def step(measuring: bool) -> float:
         with nullcontext() if measuring else unmeasured():
             dist.barrier()
-            started, worked = time.perf_counter(), time.process_time()
+            started = time.perf_counter()
             state.ledger.clear()
             training_step(state, sampler)
-            parts = state.clock.end()
-            steps.add(StepTimes(state.step, parts.seconds, parts.seconds, parts, state.ledger.by_group()))
-            return time.perf_counter() - started, time.process_time() - worked
+            end(state, steps)
+            return time.perf_counter() - started
 
     for measuring in [True, False] * 5:
         step(measuring)
@@ -84,7 +112,31 @@ def measure(spec: JobSpec, pairs: int) -> tuple[list[tuple[Seconds, Seconds]], i
     for _ in range(pairs):
         seconds = {measuring: step(measuring) for measuring in chance.sample([False, True], 2)}
         taken.append((seconds[False], seconds[True]))
-    return taken, *scraped(steps)
+    step(True)
+    lines, marks = state.ledger.totals(), len(state.clock._marks)
+    alone = [measuring_alone(state, steps, lines, marks) for _ in range(REPEATS)]
+    return Measured(taken, sum(each.calls for each in lines.values()), statistics.median(alone), scraped(steps))
+
+
+def end(state: TrainState, steps: StepCollector) -> None:
+    """What the loop does with a step's measures."""
+    parts = state.clock.end()
+    steps.add(StepTimes(state.step, parts.seconds, parts.seconds, parts, state.ledger.by_group()))
+
+
+def measuring_alone(state: TrainState, steps: StepCollector, lines: dict[Entry, Totals], marks: int) -> float:
+    """Seconds of all calls that measure a step with these collectives, and so many marks of the clock."""
+    done, payload = Done(), torch.zeros(8)
+    calls = [entry for entry, totals in lines.items() for _ in range(totals.calls)]
+    started = time.perf_counter()
+    state.ledger.clear()
+    state.clock.begin()
+    for entry in calls:
+        state.ledger.start(Entry(entry.kind, entry.group, entry.purpose), payload, lambda: done).wait()
+    for _ in range(marks):
+        state.clock.enter(Part.FORWARD)
+    end(state, steps)
+    return time.perf_counter() - started
 
 
 def scraped(steps: StepCollector) -> tuple[int, float, float]:
@@ -98,12 +150,6 @@ def scraped(steps: StepCollector) -> tuple[int, float, float]:
     return size, (time.perf_counter() - started) / SCRAPES, (time.process_time() - worked) / SCRAPES
 
 
-def added(pairs: Sequence[Seconds]) -> str:
-    """What the second of each pair has more than the first: the median, and its standard error."""
-    ratios = [measured / bare - 1 for bare, measured in pairs]
-    return f"{statistics.median(ratios):+.2%} ± {1.2533 * statistics.stdev(ratios) / len(ratios) ** 0.5:.2%}"
-
-
 def main() -> None:
     """Measure and write the table."""
     rows = []
@@ -111,20 +157,27 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         corpus = write_corpus(Path(folder) / "corpus")
         for name, (changes, pairs) in JOBS.items():
-            taken, size, seconds, worked = ranks.run(2, measure, tiny_job(corpus, folder, **changes), pairs)[0]
-            wall, cpu = ([(bare[which], measured[which]) for bare, measured in taken] for which in (0, 1))
+            measured: Measured = ranks.run(2, measure, tiny_job(corpus, folder, **changes), pairs)[0]
+            ratios = [with_it / without - 1 for without, with_it in measured.steps]
+            error = 1.2533 * statistics.stdev(ratios) / len(ratios) ** 0.5  # of a median
+            step = statistics.median(without for without, _ in measured.steps)
+            size, seconds, worked = measured.scrape
             rows.append(
                 [
                     name,
-                    f"{1000 * statistics.median(bare for bare, _ in wall):.1f} ms",
-                    added(wall),
-                    added(cpu),
+                    f"{1000 * step:.1f} ms",
+                    f"{measured.collectives}",
+                    f"{statistics.median(ratios):+.1%} ± {error:.1%}",
+                    f"{1000 * measured.alone:.2f} ms, {measured.alone / step:.2%}",
                     f"{size / 1024:.1f} KiB, {1000 * seconds:.1f} ms",
                     f"{worked / SCRAPE_SECONDS:.3%}",
                 ]
             )
     ranks.close()
-    header = ["job", "step", "measuring adds", "of CPU time", "a scrape", f"of a core, at one in {SCRAPE_SECONDS} s"]
+    header = [
+        "job", "step", "collectives", "with measuring over without, median", "measuring alone", "a scrape",
+        f"of a core, at one in {SCRAPE_SECONDS} s",
+    ]  # fmt: skip
     write_table(FIGURES / "telemetry.md", header, rows)
 
 

@@ -18,7 +18,16 @@ from service.jobs.store import JobStore
 from service.models.identity import Scope
 from service.settings import Settings
 from tests.service.conftest import RunningApi
-from tests.service.records import a_log_line, a_spec, a_step, numbered, run_to_the_end, start, write_checkpoints
+from tests.service.records import (
+    a_log_line,
+    a_shape,
+    a_spec,
+    a_step,
+    numbered,
+    run_to_the_end,
+    start,
+    write_checkpoints,
+)
 
 CASES = 5000
 CONFIG = Path(__file__).with_name("openapi.toml")
@@ -53,7 +62,8 @@ def jobs_in_every_state(store: JobStore) -> list[str]:
     )
     store.change(scheduling.id, Reason.HEAD_OF_QUEUE, "is next")
     start(store, running.id)
-    store.append_reports(running.id, 1, numbered(a_step(10), a_log_line("step 10")))
+    gang = a_shape().model_copy(update={"metrics_endpoints": ["10.0.0.5:9400", None]})
+    store.append_reports(running.id, 1, numbered(gang, a_step(10), a_log_line("step 10")))
     store.request_pause(paused.id)
     run_to_the_end(store, succeeded.id)
     start(store, failed.id)
