@@ -141,6 +141,7 @@ def test_queries_that_no_test_machine_has_data_for_find_it_where_there_is_some(e
         f"boost_rank_gpu_temperature_celsius{{{gpu}}}": "60x8",
         f"boost_job_model_flops_utilization_ratio{{{JOB}}}": "0.4x8",
         f"boost_job_hardware_flops_utilization_ratio{{{JOB}}}": "0.5x8",
+        f"job:boost_job_goodput:ratio1h{{{JOB}}}": "0.9x8",
         f'ALERTS{{alertname="BoostRankSlow", alertstate="firing", severity="warning", rank="3", {JOB}}}': "1x8",
     }
     of_gpu = '{rank="3", gpu="GPU-0"}'
@@ -151,6 +152,7 @@ def test_queries_that_no_test_machine_has_data_for_find_it_where_there_is_some(e
         ("boost-ranks", "GPU power"): [{of_gpu: 300}],
         ("boost-ranks", "GPU temperature"): [{of_gpu: 60}],
         ("boost-job", "FLOPs utilization"): [{"{}": 0.4}, {"{}": 0.5}],
+        ("boost-job", "Goodput of the last hour"): [{"{}": 0.9}],
         ("boost-fleet", "Firing"): [{alert: 1}],
     }
     assert set(found) == {(query.dashboard, query.panel) for query in queries() if need_of(query)}

@@ -126,13 +126,23 @@ def _shape() -> timeseries.Panel:
 
 
 def _time() -> Row:
-    return Row("Time", [_goodput(), _restarts(), _faults()])
+    return Row("Time", [panel.span(6) for panel in (_spent(), _goodput(), _restarts(), _faults())])
 
 
-def _goodput() -> bargauge.Panel:
+def _spent() -> bargauge.Panel:
     seconds = newest("boost_job_goodput_seconds", JOB, "kind")
     says = "What all of the job's time so far went into."
     return bars("Where the time went", says, "s", Query(f"sort_desc({seconds})", "{{kind}}"))
+
+
+def _goodput() -> timeseries.Panel:
+    panel = time_series(
+        "Goodput of the last hour",
+        "Share of the hour before, waiting left out, that went into new steps; what BoostGoodputLow looks at.",
+        "percentunit",
+        _of_job("job:boost_job_goodput:ratio1h", "goodput"),
+    )
+    return panel.max(1).no_value(Need.HALF_AN_HOUR)
 
 
 def _restarts() -> timeseries.Panel:

@@ -25,6 +25,7 @@ class Need(StrEnum):
     GPU = "No NVIDIA GPU here"
     PEAK = "The peak of this device is not known"
     ALERT = "Nothing fires"
+    HALF_AN_HOUR = "The job has not worked for half an hour yet"
 
 
 class Query(NamedTuple):
