@@ -122,7 +122,7 @@ def spec(corpus: Path) -> JobSpec:
         "steps": 100_000, "sequence_length": 64, "global_batch_size": 16, "micro_batch_size": 4,
         "evaluate_every_steps": 50, "evaluate_sequences": 6,
     }  # fmt: skip
-    checkpoint = {"url": None, "every_steps": 50, "keep_last": 2}
+    checkpoint = {"url": None, "every_steps": 25, "keep_last": 2}
     return tiny_job(corpus, "unused", name="seen", training=training, checkpoint=checkpoint)
 
 
