@@ -37,11 +37,12 @@ debian-postgresql:
 	@[ "$$(id -u)" = 0 ] || { echo 'PostgreSQL is missing; run: sudo apt-get install postgresql' >&2; exit 1; }
 	apt-get update --quiet && apt-get install --quiet --yes postgresql
 
-# Prometheus, its promtool and its Alertmanager. Without them the tests of what is seen fail and say so.
+# Prometheus with promtool and Alertmanager, and what makes several hosts of one machine. Without the first the tests of
+# what is seen fail and say so; without the second those of several hosts are skipped and say so.
 prometheus:
-	@command -v promtool > /dev/null || [ "$$(id -u)" != 0 ] || { \
+	@{ command -v promtool && command -v ip; } > /dev/null || [ "$$(id -u)" != 0 ] || { \
 		apt-get update --quiet && \
-		apt-get install --quiet --yes --no-install-recommends prometheus prometheus-alertmanager; } || true
+		apt-get install --quiet --yes --no-install-recommends prometheus prometheus-alertmanager iproute2; } || true
 
 test: setup postgresql prometheus chromium
 	$(BIN)/python -m pytest

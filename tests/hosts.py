@@ -27,6 +27,7 @@ def hosts(count: int) -> Iterator[list[Host]]:
     """Hosts that reach each other and this one, and nothing else."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2; run as root after: apt-get install iproute2")
+    need_namespaces()
     mark = os.getpid()
     network = f"10.{200 + mark // 256 % 50}.{mark % 256}"
     bridge = f"boost{mark}"
@@ -47,6 +48,14 @@ def hosts(count: int) -> Iterator[list[Host]]:
             _ip(f"-n {host.name} link set lo up")
             made.append(host)
         yield made
+
+
+def need_namespaces(*options: str) -> None:
+    """Skip a test where namespaces may not be made, as in a container without the right to."""
+    alone = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", *options]
+    made = subprocess.run([*alone, "ip", "link", "add", "probe", "type", "bridge"], capture_output=True, text=True)
+    if made.returncode != 0:
+        pytest.skip(f"this machine allows no namespaces and bridges: {made.stderr.strip()}")
 
 
 def _ip(arguments: str) -> None:

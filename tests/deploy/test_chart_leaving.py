@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.deploy.chart import ROOT, environment, pod, render
+from tests.hosts import need_namespaces
 
 POD = ["unshare", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
@@ -22,6 +23,7 @@ def test_a_pod_that_ends_waits_for_its_ranks(tmp_path: Path) -> None:
     said = environment(template) | {"HOME": str(tmp_path), "RAY_AUTH_TOKEN_PATH": str(token)}
     programs = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    need_namespaces(*as_root)
     done = subprocess.run(
         [*POD, *as_root, sys.executable, "-m", "tests.deploy.leaving", command],
         cwd=ROOT,

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from tests.deploy.dockerfile import ROOT, Dockerfile, read
-from tests.hosts import hosts
+from tests.hosts import hosts, need_namespaces
 from tests.jobs import tiny_job, write_corpus
 from tests.outside import OutsideService, cluster, first_key
 
@@ -144,6 +144,7 @@ def as_its_user(*command: str) -> list[str]:
 def folder() -> Iterator[Path]:
     if os.geteuid() != 0:
         pytest.skip("to be another user on another host, the test has to be root")
+    need_namespaces()
     with tempfile.TemporaryDirectory(prefix="boost-image-", dir="/var/tmp") as made:
         path = Path(made)
         path.chmod(0o755)
