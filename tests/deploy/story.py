@@ -55,6 +55,7 @@ class Seen:
         operator: The service.
         prometheus: Which has seen it.
         job: Which trains on.
+        submitted: When it was.
         began: When its first steps were done.
         lost: When its worker was killed.
         window: From when to when it trained undisturbed after that.
@@ -63,6 +64,7 @@ class Seen:
     operator: Operator
     prometheus: Prometheus
     job: Job
+    submitted: float
     began: float
     lost: float
     window: tuple[float, float]
@@ -130,6 +132,7 @@ def _live_through_it(operator: Operator, server: Prometheus, corpus: Path) -> Se
     limit = {"gpus": 8}
     operator.client.put_queue("default", limit)
     operator.client.put_tenant(TENANT, limit)
+    submitted = time.time()
     job = Job(operator, spec(corpus))
     job.until(lambda: job.step >= 10, "trains", _PATIENCE_SECONDS)
     began = time.time()
@@ -143,7 +146,7 @@ def _live_through_it(operator: Operator, server: Prometheus, corpus: Path) -> Se
     _trains_for(_CALM_SECONDS, job, server)  # so that the way back is out of every rate
     begin = time.time()
     _trains_for(WINDOW_SECONDS, job, server)
-    return Seen(operator, server, job, began, lost, (begin, time.time()))
+    return Seen(operator, server, job, submitted, began, lost, (begin, time.time()))
 
 
 def _kill(worker: psutil.Process) -> None:
