@@ -121,15 +121,20 @@ class Gang:
         """Train the job to its end, or until it is paused or fails; gives the record its final status."""
         try:
             while not self._tick():
-                formation = self._formation
-                now_formed = (formation.generation, formation.members) if formation else ()
-                self._train_tab.show(*self._record.said, *now_formed)
+                self._show()
                 time.sleep(TICK_SECONDS)
         except GangFailed as failure:
             self._finish(GangPhase.FAILED, str(failure))
         except Exception as error:
             logger.exception("the gang's loop has failed")
             self._finish(GangPhase.FAILED, f"the gang's supervisor failed: {type(error).__name__}: {error}")
+
+    def _show(self) -> None:
+        if self._shape is None:  # what shows the gang takes seconds of a CPU to start, which its processes need now
+            return
+        formation = self._formation
+        now_formed = (formation.generation, formation.members) if formation else ()
+        self._train_tab.show(*self._record.said, *now_formed)
 
     def _tick(self) -> bool:
         """One round; whether it was the last."""

@@ -10,7 +10,12 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from boost_core.config import JobSpec
@@ -161,7 +166,6 @@ class Replica:
             name=f"{tag.name} ({tag.job_id}-{tag.attempt}-{self.number})",  # no two have one name
             bundle_label_selector=[selector] * pipeline if selector else None,
         )
-        self._placing = self._group.ready()
         self._placed = False
         self._members: list[Member] = []
         self._failed_starts: Counter[int] = Counter()
@@ -169,7 +173,8 @@ class Replica:
     @property
     def placed(self) -> bool:
         """Whether its resources are reserved; its processes are started then."""
-        if not self._placed and ray.wait([self._placing], timeout=0)[0]:
+        # Ray's own ready() would start a process on the nodes to find out, which takes seconds where they are busy.
+        if not self._placed and placement_group_table(self._group).get("state") == "CREATED":
             self._placed = True
             tensor, pipeline = self.layout
             self._members = [self._started(bundle) for bundle in range(pipeline) for _ in range(tensor)]
