@@ -132,6 +132,7 @@ def _live_through_it(operator: Operator, server: Prometheus, corpus: Path) -> Se
     limit = {"gpus": 8}
     operator.client.put_queue("default", limit)
     operator.client.put_tenant(TENANT, limit)
+    server.until(lambda: server.query('up{job="boost-api"} == 1'), "the API is scraped")  # it sees the job start
     submitted = time.time()
     job = Job(operator, spec(corpus))
     job.until(lambda: job.step >= 10, "trains", _PATIENCE_SECONDS)
