@@ -38,13 +38,13 @@ PORTS = range(9400, 9500)
 SCRAPES, SCRAPE_SECONDS = 200, 15
 # What a job changes of the tests' smallest, and pairs of steps.
 JOBS: dict[str, tuple[dict[str, Any], int]] = {
-    "2 layers of width 32, 128 tokens": ({}, 400),
+    "2 layers of width 32, 128 tokens": ({}, 800),
     "tiny preset, 2048 tokens": (
         {
             "model": {"preset": "tiny"},
             "training": {"sequence_length": 256, "global_batch_size": 8, "micro_batch_size": 4},
         },
-        60,
+        400,
     ),
 }
 REPEATS = 200
