@@ -6,8 +6,6 @@ from enum import StrEnum
 from typing import Any
 
 from boost_core.config import JobSpec
-from service.logs import GangLogs
-from service.secrets import SecretReference
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,6 @@ class Assignment:
         rank: This rank.
         meeting: Where the ranks meet.
         holder_of: Which rank keeps the copy of each rank's snapshots.
-        logs: How the process writes its log.
-        secret: What data and checkpoints are reached with; ``None`` for the node's own means.
     """
 
     generation: int
@@ -68,8 +64,6 @@ class Assignment:
     rank: int
     meeting: Meeting
     holder_of: tuple[int, ...]
-    logs: GangLogs
-    secret: SecretReference | None = None
 
 
 class End(StrEnum):

@@ -261,9 +261,7 @@ class Gang:
         self._record.formed(move.shape, places, makes_copies=bool(copies))
         self._memory_is_lost = False
         for rank, member in enumerate(members):
-            assignment = Assignment(
-                self._generation, spec, rank, meeting, tuple(copies), self._context.logs, self._context.secret
-            )
+            assignment = Assignment(self._generation, spec, rank, meeting, tuple(copies))
             formation.ends[member.call("train", assignment, recovery)] = rank
 
     def _recovery(self) -> MemoryState[Holder] | None:

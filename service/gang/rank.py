@@ -26,6 +26,7 @@ from boost_core.config import Drill, Errand
 from boost_core.plan.snapshots import Contents, Key, MemoryState
 from boost_core.train import Membership, Region, Shelf, StepProfiler, StepTimes, train
 from service.gang.assignment import Assignment, End, Holder, Meeting, Place, RankEnd
+from service.gang.context import GangContext
 from service.gang.drills import Drills
 from service.gang.failures import end_of
 from service.gang.rank_metrics import StepCollector, serve_metrics
@@ -49,10 +50,10 @@ class RankProcess:
     Args:
         member: The process's number among all of the gang's, by which the supervisor knows it.
         supervisor: Handle of the gang's ``Supervisor`` actor.
-        metrics_ports: It serves its metrics on the first that is free; none: not at all.
+        context: What it is told of its surroundings.
     """
 
-    def __init__(self, member: int, supervisor: Any, metrics_ports: range) -> None:
+    def __init__(self, member: int, supervisor: Any, context: GangContext) -> None:
         self._reporter = SupervisorReporter(supervisor, member)
         self._shelf = Shelf()
         self._drills = Drills()
@@ -60,8 +61,8 @@ class RankProcess:
         self._membership: Membership | None = None
         self._store: TCPStore | None = None
         self._member = member
-        self._steps, self._metrics_ports = StepCollector(), metrics_ports
-        self._metrics = serve_metrics(self._steps, _gpus(), _address(), metrics_ports)
+        self._context, self._steps = context, StepCollector()
+        self._metrics = serve_metrics(self._steps, _gpus(), _address(), context.metrics_ports)
         redact_logs()
 
     def place(self) -> Place:
@@ -84,7 +85,7 @@ class RankProcess:
             recovery: The state to continue from, in memory; ``None`` to look for a checkpoint.
         """
         spec, rank = assignment.spec, assignment.rank
-        assignment.logs.write(rank)
+        self._context.logs.write(rank)
         torch.set_num_threads(max(1, int(spec.resources.cpus_per_worker)))
         self._membership = self._joined(assignment, recovery)
         self._reporter.begin(rank, assignment.generation)
@@ -103,16 +104,17 @@ class RankProcess:
     def _trained(self, assignment: Assignment, membership: Membership) -> RankEnd:
         spec, rank = assignment.spec, assignment.rank
         try:
-            if assignment.secret is not None:
-                use_everywhere(load(assignment.secret))
+            if self._context.secret is not None:
+                use_everywhere(load(self._context.secret))
             self._meet(assignment)
             logger.info(
                 "rank %d of %d is up (host %s, pid %d)", rank, dist.get_world_size(), socket.gethostname(), os.getpid()
             )
-            if self._metrics is None and self._metrics_ports:
+            ports = self._context.metrics_ports
+            if self._metrics is None and ports:
                 logger.warning(
                     "rank %d serves no metrics: no port from %d to %d is free; widen BOOST_RANK_METRICS_PORTS",
-                    rank, self._metrics_ports[0], self._metrics_ports[-1],
+                    rank, ports[0], ports[-1],
                 )  # fmt: skip
             outcome = train(spec, self._reporter, membership)
             self._profiler.wait(TRACE_SECONDS)

@@ -83,7 +83,7 @@ class Member:
                 max_concurrency=CALLS_AT_ONCE,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
             )
-            .remote(f"{context.tag}: worker {self.number}", self.number, supervisor, context.metrics_ports)
+            .remote(f"{context.tag}: worker {self.number}", self.number, supervisor, context)
         )
         self._placing = self.call("place")
         self.where: Place | None = None

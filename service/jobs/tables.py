@@ -61,9 +61,8 @@ class JobRow(Table):
     checkpoint: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     checkpoint_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     shape: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    errands: Mapped[list[dict[str, Any]]] = mapped_column(
-        "drills", JSON, default=list
-    )  # named when there were no others
+    # The column was named when there were no others.
+    errands: Mapped[list[dict[str, Any]]] = mapped_column("drills", JSON, default=list)
     restarts: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
     restart_counts: Mapped[dict[str, int]] = mapped_column(JSON, default=dict)
     fault_counts: Mapped[dict[str, int]] = mapped_column(JSON, default=dict)

@@ -88,8 +88,7 @@ def autoscaled_cluster(cpus: int, most: int) -> Iterator[str]:
     finally:
         head.terminate()
         head.wait(PATIENCE_SECONDS)
-        for process in psutil.process_iter(
-            ["cmdline"]
-        ):  # nodes that the provider has started are not the head's to end
+        # Nodes that the provider has started are not the head's to end.
+        for process in psutil.process_iter(["cmdline"]):
             if str(folder) in " ".join(process.info["cmdline"] or ()):
                 process.kill()
