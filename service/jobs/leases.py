@@ -5,13 +5,14 @@ taken for dead may live on for a while: its writes carry the lease's token, whic
 change nothing. So a lease that changes hands too early costs a change of hands, and no more than that.
 
 Whether a lease has run out is told by one clock for all: that of PostgreSQL, or of the machine whose processes share a
-SQLite file. How far the processes' own clocks are apart does not matter.
+SQLite file. How far the processes' own clocks are apart does not matter. When that one clock is set back, a lease that
+would last longer than any that is given out counts as expired.
 """
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import ColumnElement, CursorResult, Engine, exists, func, select, update
+from sqlalchemy import ColumnElement, CursorResult, Engine, case, exists, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -61,17 +62,14 @@ class Leases:
         try:
             with Session(self._engine) as session, session.begin():
                 now = _now(session)
-                until = now + timedelta(seconds=seconds)
-                row = session.get(LeaseRow, name)
-                if row is None:
-                    session.add(LeaseRow(name=name, holder=self._holder, token=1, expires_at=until))
-                    return Lease(name, 1)
-                if row.holder != self._holder and row.expires_at > now:
+                length = timedelta(seconds=seconds)
+                token = _take_over(session, name, self._holder, now, length)
+                if token is not None:
+                    return Lease(name, token)
+                if session.get(LeaseRow, name) is not None:
                     return None
-                lease = Lease(name, row.token if row.holder == self._holder else row.token + 1)
-                unmoved = (LeaseRow.token == row.token) & (LeaseRow.expires_at == row.expires_at)
-                values = {"holder": self._holder, "token": lease.token, "expires_at": until}
-                return lease if _update(session, (LeaseRow.name == name) & unmoved, values) else None
+                session.add(LeaseRow(name=name, holder=self._holder, token=1, expires_at=now + length))
+                return Lease(name, 1)
         except IntegrityError:  # another process was the first
             return None
 
@@ -84,6 +82,24 @@ class Leases:
         """Let another process have a lease at once."""
         with Session(self._engine) as session, session.begin():
             _update(session, _newest(lease), {"expires_at": _now(session)})
+
+
+def _take_over(session: Session, name: str, holder: str, now: datetime, length: timedelta) -> int | None:
+    """Take or renew a lease that exists; its token, or ``None`` while another process has it.
+
+    One statement, so that a renewal in another thread comes either before or after it, and neither spoils it.
+    """
+    # No lease of this length ends later than ``length`` from now, unless the clock was set back since it was taken.
+    clock_was_set_back = LeaseRow.expires_at > now + 2 * length
+    mine, expired = LeaseRow.holder == holder, LeaseRow.expires_at <= now
+    token = case((mine, LeaseRow.token), else_=LeaseRow.token + 1)
+    return session.scalar(
+        update(LeaseRow)
+        .where(LeaseRow.name == name, or_(mine, expired, clock_was_set_back))
+        .values(holder=holder, token=token, expires_at=now + length)
+        .returning(LeaseRow.token)
+        .execution_options(synchronize_session=False)
+    )
 
 
 def _newest(lease: Lease) -> ColumnElement[bool]:

@@ -86,6 +86,32 @@ def test_what_is_given_back_is_had_at_once(holders: tuple[Leases, Leases]) -> No
     assert other.take(WORK, 60) == Lease(WORK, 2)
 
 
+def test_a_lease_from_before_the_clock_was_set_back_is_taken_over(
+    store: JobStore, holders: tuple[Leases, Leases]
+) -> None:
+    one, other = holders
+    stale = one.take(WORK, 60)
+    with store.engine.begin() as connection:
+        connection.execute(update(LeaseRow).values(expires_at=datetime.now(UTC) + timedelta(days=3650)))
+    assert other.take(WORK, 60) == Lease(WORK, 2)
+    assert stale and not one.renew(stale, 60)
+
+
+def test_renewing_in_another_thread_does_not_cost_the_holder_its_lease(holders: tuple[Leases, Leases]) -> None:
+    one, _ = holders
+    lease = one.take(WORK, 60)
+    assert lease
+
+    def take_and_renew(thread: int) -> None:
+        for _ in range(40):
+            if thread == 0:
+                assert one.take(WORK, 60) == lease
+            else:
+                assert one.renew(lease, 60)
+
+    assert in_threads(2, take_and_renew) == []
+
+
 @pytest.mark.parametrize("before", ["never had", "run out"])
 def test_of_many_threads_one_wins(store: JobStore, database_url: str, before: str) -> None:
     if before == "run out":
