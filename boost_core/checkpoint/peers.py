@@ -1,14 +1,16 @@
 """Copies of each rank's snapshots in the memory of another rank."""
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 
 from boost_core.checkpoint.memory import Shelf, Snapshot
 from boost_core.plan.snapshots import Box
+
+_BOXES = TypeAdapter(tuple[Box, ...])  # JSON between ranks: a pickle would run what it says
 
 
 class PeerCopies:
@@ -51,12 +53,11 @@ class PeerCopies:
         return Snapshot(contents, theirs)
 
     def _swap_boxes(self, mine: tuple[Box, ...]) -> tuple[Box, ...]:
-        message = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8)
+        message = torch.frombuffer(bytearray(_BOXES.dump_json(mine)), dtype=torch.uint8)
         length, theirs = torch.tensor([len(message)]), torch.zeros(1, dtype=torch.int64)
         received = self._swap(length, theirs)
         received = self._swap(message, torch.empty(int(received.item()), dtype=torch.uint8))
-        boxes: tuple[Box, ...] = pickle.loads(received.numpy().tobytes())  # a rank of the same gang has sent it
-        return boxes
+        return _BOXES.validate_json(received.numpy().tobytes())
 
     def _swap(self, mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
         sending = dist.isend(mine, group=self._ranks, group_dst=self._to)

@@ -33,10 +33,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the ranks of a gang meet: torch's key-value store, in the process of rank 0."""
+    """Where the ranks of a gang meet: torch's key-value store, in the process of rank 0.
+
+    Attributes:
+        address: The only address that it listens on.
+        port: Its port.
+        prefix: Of all the gang's keys; random, and known to those alone whom Ray has handed it to.
+    """
 
     address: str
     port: int
+    prefix: str
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class JoinedNode:
         command = [
             sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}", "--num-cpus=0",
             "--num-gpus=0", f"--object-store-memory={OBJECT_STORE_BYTES}", "--include-log-monitor=false",
-            f"--temp-dir={self._folder}", "--block",
+            f"--temp-dir={self.folder}", "--block",
         ]  # fmt: skip
         with self._log.open("w") as log:
             # In a session of its own, because the service has to leave the cluster before its node goes, ^C or not.
@@ -54,7 +54,7 @@ class JoinedNode:
     @property
     def folder(self) -> str:
         """Ray's folder for temporary files, by which it knows this node from others on the machine."""
-        return str(self._folder)
+        return f"{self._folder}/ray"  # Ray opens it to everybody, but not the one around it
 
     @property
     def runs(self) -> bool:

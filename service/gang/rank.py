@@ -6,6 +6,7 @@ Imports torch; the API's process never imports this.
 import gc
 import logging
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -16,10 +17,11 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
+import psutil
 import ray
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore  # where type checkers find what torch.distributed exports
+from torch._C._distributed_c10d import PrefixStore, TCPStore  # where type checkers find what torch.distributed exports
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from boost_core.config import Drill, Errand
@@ -74,8 +76,14 @@ class RankProcess:
     def meeting(self) -> Meeting:
         """Open the place where the ranks of the next gang meet, of which this process is rank 0."""
         address = _address()
-        self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=MEETING_TIMEOUT)
-        return Meeting(address, self._store.port)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, 0), family=family)  # by itself the store listens on all interfaces
+        port = listener.getsockname()[1]
+        self._store = TCPStore(
+            address, port, is_master=True, wait_for_workers=False, timeout=MEETING_TIMEOUT,
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
+        return Meeting(address, port, secrets.token_hex(16))
 
     def train(self, assignment: Assignment, recovery: MemoryState[Holder] | None) -> RankEnd:
         """Train as a rank of a gang until the job's last step, or until the gang halts or breaks.
@@ -138,12 +146,14 @@ class RankProcess:
         store = self._store if assignment.rank == 0 else None
         if store is None:
             store = TCPStore(meeting.address, meeting.port, timeout=MEETING_TIMEOUT)
+        if interface := _interface(_address()):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         on_gpu = spec.resources.gpus_per_worker > 0
         if on_gpu:  # else torch ends the process with its collectives; telling a hang is the supervisor's part
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            store=store,
+            store=PrefixStore(meeting.prefix, store),
             rank=assignment.rank,
             world_size=spec.parallelism.world_size,
             device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
@@ -223,6 +233,12 @@ def _gpus() -> tuple[str, ...]:
 def _address() -> str:
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     return address
+
+
+def _interface(address: str) -> str | None:
+    """The network interface that has an address; gloo would take the one that the host's name resolves to."""
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, addresses in interfaces if address in (each.address for each in addresses)), None)
 
 
 def _saver_has_ended() -> bool:

@@ -19,13 +19,17 @@ from ray.util import list_named_actors
 from boost_core.config import Errand, JobSpec
 from service.gang.context import GangContext
 from service.gang.joined_node import JoinedNode
+from service.gang.processes import end_processes_of
 from service.gang.ray_private import (
     autoscaler_refuses,
     draining_nodes,
+    ended_processes,
     free_resources,
     gcs_address,
+    head_answers,
     node_table,
     nodes_here,
+    on_loopback,
     use_token,
     write_to_log,
 )
@@ -88,15 +92,16 @@ class RayGangs:
             use_token(self._token_file)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing goes out unless its owner asks for it
         self._folder = tempfile.mkdtemp(prefix="boost-ray-")  # short: Ray puts sockets there
-        ray.init(
-            "local",
-            num_cpus=self._cpus,
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=True,  # Ray Train's cleaner asks it which actors are alive
-            dashboard_host="127.0.0.1",
-            _temp_dir=self._folder,
-            **self._settings(),
-        )
+        with on_loopback():
+            ray.init(
+                "local",
+                num_cpus=self._cpus,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=True,  # Ray Train's cleaner asks it which actors are alive
+                dashboard_host="127.0.0.1",
+                _temp_dir=f"{self._folder}/ray",  # Ray opens its own folder to everybody, but not the one around it
+                **self._settings(),
+            )
 
     def _settings(self) -> dict[str, Any]:
         metadata = {"name": "BOOST Service", "page": self._public_url or ""}
@@ -108,22 +113,30 @@ class RayGangs:
         }
 
     def close(self) -> None:
-        """Leave the cluster, or end the embedded Ray with all its processes."""
+        """Leave the cluster, or end the embedded Ray with all its processes, also those that it has lost sight of."""
         ray.shutdown()
         if self._node is not None:
             self._node.close()
         if self._folder is not None:
+            end_processes_of(self._folder)
             shutil.rmtree(self._folder, ignore_errors=True)
         self._node = self._folder = None
 
-    def nodes(self) -> list[NodeCapacity]:
-        """The alive nodes of the cluster on which ranks can be placed, full or not.
+    def check(self) -> None:
+        """Find out whether Ray's head answers, and what else this process needs of Ray is there.
 
         Raises:
-            ConnectionError: The cluster is out of reach, because this machine's node of it has ended.
+            ConnectionError: It is not. A process that went on would be ended by Ray after a minute.
         """
         if self._node is not None and not self._node.runs:
             raise ConnectionError("the node by which this service is part of the Ray cluster has ended")
+        if ended := ended_processes():
+            raise ConnectionError(f"the embedded Ray's {' and '.join(ended)} has ended")
+        if not head_answers():
+            raise ConnectionError("Ray's head does not answer")
+
+    def nodes(self) -> list[NodeCapacity]:
+        """The alive nodes of the cluster on which ranks can be placed, full or not."""
         free, draining = free_resources(), draining_nodes()
         return [
             NodeCapacity(

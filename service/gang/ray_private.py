@@ -1,19 +1,23 @@
 """The one place that leans on what Ray does not promise to keep. Its contract is tested against the pinned version."""
 
+import contextlib
 import logging
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import services, state, worker
+from ray._private import ray_constants, services, state, worker
 from ray.core.generated import autoscaler_pb2, gcs_pb2
 
 logger = logging.getLogger(__name__)
 
 GCS_SECONDS = 10.0
+ANSWER_SECONDS = 3.0
+_VITAL = {ray_constants.PROCESS_TYPE_GCS_SERVER: "GCS", ray_constants.PROCESS_TYPE_RAYLET: "raylet"}
 _cluster: Any = state.state
 
 
@@ -37,6 +41,42 @@ def use_token(token_file: Path) -> None:
     raylet: Any = ray._raylet
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextlib.contextmanager
+def on_loopback() -> Iterator[None]:
+    """A Ray started meanwhile has this machine's loopback address, and listens on no other.
+
+    Ray does so by itself where it supports no clusters. On Linux it would listen on all interfaces.
+    """
+    name, constants = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants
+    before, os.environ[name] = os.environ.get(name), "0"  # for the processes that it starts
+    supported, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = supported
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def ended_processes() -> list[str]:
+    """What of a Ray that was started by this process has ended, of that without which it is none; else empty."""
+    node: Any = worker._global_node
+    dead = {name for name, _ in node.dead_processes()} if node is not None else set()
+    return [what for name, what in _VITAL.items() if name in dead]
+
+
+def head_answers() -> bool:
+    """Whether the GCS of the cluster that this process is part of answers within ``ANSWER_SECONDS``."""
+    runtime: Any = ray
+    try:
+        _gcs().internal_kv_get(b"boost", None, timeout=ANSWER_SECONDS)
+    except runtime.exceptions.RpcError:
+        return False
+    return True
 
 
 def gcs_address(address: str) -> str:

@@ -111,12 +111,15 @@ class Gangs(Protocol):
     def close(self) -> None:
         """Leave the cluster; harmless when it was not reached."""
 
-    def nodes(self) -> list[NodeCapacity]:
-        """The alive nodes of the cluster on which ranks can be placed.
+    def check(self) -> None:
+        """Find out whether the cluster is still in reach, within seconds; comes before a pass.
 
         Raises:
-            ConnectionError: The cluster is out of reach; ``close``, and ``connect`` anew.
+            ConnectionError: It is not; ``close``, and ``connect`` anew.
         """
+
+    def nodes(self) -> list[NodeCapacity]:
+        """The alive nodes of the cluster on which ranks can be placed."""
 
     def request_nodes(self, bundles: Sequence[Bundle]) -> None:
         """Ask the cluster's autoscaler for nodes that can hold all of these at once, instead of what was asked before.

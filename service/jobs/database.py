@@ -41,11 +41,18 @@ def open_engine(database_url: str) -> Engine:
         return engine
     if url.get_backend_name() != "sqlite":
         raise ArgumentError(f"{url.get_backend_name()!r} is no database that is served; use sqlite or postgresql")
-    if url.database:
-        Path(url.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it is nobody else's to read
+    if url.database and url.database != ":memory:":
+        _keep_private(Path(url.database))
     engine = create_engine(url)
     event.listen(engine, "connect", _set_up_sqlite)
     return engine
+
+
+def _keep_private(file: Path) -> None:
+    """Have a file that only its owner can read, whatever its folder lets others do; SQLite's log takes after it."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.touch(mode=0o600)
+    file.chmod(0o600)
 
 
 class _WithoutNul(StrDumperUnknown):

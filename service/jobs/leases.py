@@ -18,6 +18,8 @@ from sqlalchemy.orm import Session
 
 from service.jobs.tables import LeaseRow, UtcDateTime
 
+LONGEST_SECONDS = 60.0  # of a lease; what would last longer from now was taken before the clock was set back
+
 
 class LeaseLost(RuntimeError):
     """Another process does this work now."""
@@ -54,7 +56,7 @@ class Leases:
 
         Args:
             name: The work.
-            seconds: For how long, unless it is renewed before.
+            seconds: For how long, unless it is renewed before; ``LONGEST_SECONDS`` at most.
 
         Returns:
             ``None`` while another process has it.
@@ -89,8 +91,8 @@ def _take_over(session: Session, name: str, holder: str, now: datetime, length: 
 
     One statement, so that a renewal in another thread comes either before or after it, and neither spoils it.
     """
-    # No lease of this length ends later than ``length`` from now, unless the clock was set back since it was taken.
-    clock_was_set_back = LeaseRow.expires_at > now + 2 * length
+    # Twice, because others may have written while this one waited for the database.
+    clock_was_set_back = LeaseRow.expires_at > now + 2 * timedelta(seconds=LONGEST_SECONDS)
     mine, expired = LeaseRow.holder == holder, LeaseRow.expires_at <= now
     token = case((mine, LeaseRow.token), else_=LeaseRow.token + 1)
     return session.scalar(

@@ -92,6 +92,7 @@ class ReconcileLoop:
         try:
             self._take_office()
             if self._reconciler is not None:
+                self._gangs.check()
                 with self._metrics.one_pass():
                     self._reconciler.tick()
         except LeaseLost as overtaken:

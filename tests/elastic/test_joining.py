@@ -1,16 +1,28 @@
 """A service on a host that is no node of the Ray cluster: it joins it, and offers nothing."""
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from tests.hosts import hosts
+from tests.hosts import Host, hosts
 from tests.jobs import tiny_job, write_corpus
 from tests.outside import BOOST, OutsideService, cluster, first_key
 
 LONG: dict[str, Any] = {"training": {"steps": 400}, "checkpoint": {"url": None, "every_steps": 200}}
+
+
+def listening(host: Host) -> list[list[str]]:
+    """The addresses that each rank on a host listens on."""
+    sockets = subprocess.run(host.command("ss", "-ltnpH"), capture_output=True, text=True, check=True).stdout
+    found: dict[str, list[str]] = {}
+    for line in sockets.splitlines():
+        if "RankActor" in line:
+            _, _, _, local, *_, process = line.split()
+            found.setdefault(process.partition("pid=")[2].partition(",")[0], []).append(local.rpartition(":")[0])
+    return sorted(map(sorted, found.values()), key=len)
 
 
 def test_a_service_outside_the_cluster_trains_on_it(tmp_path: Path) -> None:
@@ -29,6 +41,10 @@ def test_a_service_outside_the_cluster_trains_on_it(tmp_path: Path) -> None:
             job = service.client.submit(tiny_job(corpus, "unused", **LONG)).id
             service.until(lambda: service.steps(job))
 
+            for addresses in listening(worker):
+                assert set(addresses) == {"*", worker.address}
+                assert addresses.count("*") == 1, "Ray's own, which asks for the token"
+            assert len(listening(worker)) == 2
             (raylet,) = service.raylets()
             raylet.kill()
             service.until(lambda: "has ended" in service.readiness()[1])

@@ -76,6 +76,8 @@ class FileCluster:
 
     def close(self) -> None: ...
 
+    def check(self) -> None: ...
+
     def nodes(self) -> list[NodeCapacity]:
         with closing(self._open()) as file:
             (taken,) = file.execute("SELECT COALESCE(SUM(tensor * pipeline * data), 0) FROM gangs").fetchone()

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -21,9 +22,10 @@ from tests.service.serving import BOOST, Server
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("service") / "home", BOOST_AUTH="false")
-    yield server
-    server.end(signal.SIGTERM)
+    with TemporaryDirectory() as folder:  # short: Ray puts sockets there
+        server = Server(tmp_path_factory.mktemp("service") / "home", BOOST_AUTH="false", TMPDIR=folder)
+        yield server
+        server.end(signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +133,32 @@ def test_a_killed_server_takes_its_jobs_up_again(
     resumed = [event for event in client.events(job.id) if event.kind == "started"][-1]
     assert resumed.data["step"] >= 20
     assert job.progress.step == 100
+
+
+@pytest.mark.parametrize(("victim", "name"), [("raylet", "raylet"), ("gcs_server", "GCS")])
+def test_an_embedded_ray_that_dies_is_started_anew(
+    victim: str, name: str, server: Server, client: Client, submit: Callable[[int], JobRecord]
+) -> None:
+    job = submit(150)
+    server.until(lambda: (newest := client.get(job.id).checkpoint) and newest.step >= 20)
+    (folder,) = rays_folders(server)
+    started = {process: process.name() for process in server.tree()}
+    next(process for process, name in started.items() if name == victim).kill()
+    server.until(lambda: not server.answers("/readyz").is_success, seconds=10)
+    assert server.answers("/readyz").json()["detail"] == f"Ray cannot be reached: the embedded Ray's {name} has ended"
+    server.until(lambda: server.answers("/readyz").is_success)
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert not alive, "nothing is left of the Ray that died"
+    assert folder not in rays_folders(server)
+    server.until(lambda: client.get(job.id).finished)
+    job = client.get(job.id)
+    assert (job.state, job.progress.step) == (JobState.SUCCEEDED, 150)
+    resumed = [event for event in client.events(job.id) if event.kind == "started"][-1]
+    assert resumed.data["step"] >= 20
+
+
+def rays_folders(server: Server) -> list[Path]:
+    return list(Path(server.environment["TMPDIR"]).glob("boost-ray-*"))
 
 
 def test_a_port_in_use_gives_one_line(server: Server, client: Client) -> None:

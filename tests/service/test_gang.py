@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,6 +100,20 @@ def freed_within(gangs: RayGangs, seconds: float) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def test_no_other_machine_or_user_can_reach_a_gang_on_the_embedded_ray(
+    gangs: RayGangs, start: Callable[..., Gang]
+) -> None:
+    gang = start(training=ENDLESS)
+    gang.until(trained(1))
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    sockets = [(process.pid, each) for process in processes for each in process.net_connections("inet")]
+    listening = {(pid, each.laddr.ip) for pid, each in sockets if each.status == psutil.CONN_LISTEN}
+    assert {pid for pid, _ in listening} > set(gang.pids()), "the ranks' own sockets are among them"
+    assert {address for _, address in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, listening
+    assert gangs._folder is not None
+    assert stat.S_IMODE(Path(gangs._folder).stat().st_mode) == 0o700, "Ray's own folder in it is open to everybody"
 
 
 def test_reports_arrive_complete_and_in_order(gangs: RayGangs, start: Callable[..., Gang], tmp_path: Path) -> None:

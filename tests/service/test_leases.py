@@ -80,7 +80,7 @@ def test_what_has_run_out_goes_on_if_nobody_else_took_it(store: JobStore, holder
 
 def test_what_is_given_back_is_had_at_once(holders: tuple[Leases, Leases]) -> None:
     one, other = holders
-    lease = one.take(WORK, 3600)
+    lease = one.take(WORK, 60)
     assert lease
     one.give_back(lease)
     assert other.take(WORK, 60) == Lease(WORK, 2)

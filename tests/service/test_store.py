@@ -1,4 +1,5 @@
 import json
+import stat
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -59,6 +60,19 @@ def test_migration_makes_the_tables_that_the_code_expects(empty_database_url: st
     with open_engine(url).connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
         assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["0004"]
+
+
+@pytest.mark.parametrize("there_before", [False, True])
+def test_nobody_else_can_read_a_sqlite_file(tmp_path: Path, there_before: bool) -> None:
+    tmp_path.chmod(0o755)
+    file = tmp_path / "boost.db"
+    if there_before:
+        file.touch(mode=0o644)
+    migrate(f"sqlite:///{file}")
+    with open_engine(f"sqlite:///{file}").connect() as connection:
+        connection.execute(text("SELECT 1 FROM jobs"))
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes and set(modes.values()) == {0o600}, modes
 
 
 def test_migration_keeps_what_is_there(store: JobStore, database_url: str) -> None:

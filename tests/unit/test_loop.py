@@ -199,6 +199,20 @@ def test_a_pass_that_fails_is_made_again(office: Office, monkeypatch: pytest.Mon
     until(lambda: "the scheduler's last good pass was" in (office.loops["one"].problem() or ""))
 
 
+def test_a_cluster_that_is_out_of_reach_is_said_and_connected_anew(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.5)
+    office.start("one")
+    office.schedules("one")
+    office.gangs["one"].out_of_reach = "Ray's head does not answer"
+    until(lambda: office.loops["one"].problem() == "Ray cannot be reached: Ray's head does not answer")
+    office.schedules("one")
+    assert office.loops["one"].problem() is None
+    assert office.gangs["one"].connections == 2
+    assert len(office.made["one"]) == 2, "what was remembered of the gangs is forgotten"
+
+
 def test_passes_are_measured_where_they_are_made(office: Office) -> None:
     assert office.measured("one", "leading") == 0
     office.start("one")

@@ -35,14 +35,22 @@ class FakeGangs:
         self.orders: dict[str, Orders] = {}  # the newest of each job
         self.errands: list[tuple[str, int, Errand]] = []
         self.asked: list[list[Bundle]] = []
+        self.connections = 0
+        self.out_of_reach: str | None = None  # at the next check
         self.cpus = [2.0]  # of each node
         self.free: list[float] | None = None
         self.fail_before: dict[str, BaseException] = {}
         self.fail_after: dict[str, BaseException] = {}
 
-    def connect(self) -> None: ...
+    def connect(self) -> None:
+        self.connections += 1
 
     def close(self) -> None: ...
+
+    def check(self) -> None:
+        if self.out_of_reach is not None:
+            why, self.out_of_reach = self.out_of_reach, None
+            raise ConnectionError(why)
 
     def nodes(self) -> list[NodeCapacity]:
         return [
