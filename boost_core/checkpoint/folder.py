@@ -47,7 +47,7 @@ MANIFEST = "manifest.json"
 COMMITTED = "committed"
 PINS = "pins"
 _READ_BYTES = 8 * 2**20
-_LARGEST_MANIFEST_BYTES = 64 * 2**20
+_LARGEST_MANIFEST_BYTES = 16 * 2**20  # of 65,536 files in a checkpoint, with room to spare
 _FILE = re.compile(r"(step-\d+)/([^/]+)$")
 _PINNED = re.compile(rf"{PINS}/(step-\d+)$")
 
@@ -110,6 +110,10 @@ class CheckpointFolder:
                 continue
             yield found
 
+    def newest_intact(self) -> int | None:
+        """The newest step whose checkpoint looks intact, which is what a job would go on from."""
+        return next((found.step for found in self.checkpoints() if not found.damage), None)
+
     def checkpoint(self, step: int) -> StoredCheckpoint:
         """One that has been committed.
 
@@ -150,13 +154,16 @@ class CheckpointFolder:
 
     def prepare(self, step: int) -> None:
         """Make room for a step's shards: remove what a save left there before, whether it came to its end or not."""
-        path = f"{self._path}/{_name(step)}"
+        self._clear(step)
+        self._filesystem.makedirs(f"{self._path}/{_name(step)}", exist_ok=True)
+
+    def _clear(self, step: int) -> None:
+        """Remove all files of a step but the one that says that it has been committed."""
         with suppress(FileNotFoundError):
             self._filesystem.rm_file(self._manifest(step))  # first, so that no reader sees half of it
-        left = [f"{path}/{name}" for name in self._sizes(step) if name != COMMITTED]
+        left = [self._file(step, name) for name in self._sizes(step) if name != COMMITTED]
         if left:
             self._filesystem.rm(left)
-        self._filesystem.makedirs(path, exist_ok=True)
 
     def stored_files(self, step: int, checksums: Mapping[str, int]) -> dict[str, StoredFile]:
         """Each file that a save has written, by name, with its size as the store has it and the checksum given."""
@@ -332,6 +339,7 @@ class CheckpointFolder:
             step=step,
             samples=samples,
             model=model_facts(job.model),
+            sequence_length=job.training.sequence_length,
             parallelism=WriterLayout.model_validate(parallelism.model_dump()),
             versions={"boost": __version__, "torch": version("torch")},
             saved_at=datetime.now(UTC),

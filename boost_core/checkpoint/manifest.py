@@ -58,6 +58,7 @@ class Manifest(_Stored):
         step: Optimizer steps done.
         samples: The data cursor: samples of the job consumed so far.
         model: The model, as ``model_facts`` has it.
+        sequence_length: Tokens of the sequences that it is trained on.
         parallelism: The layout that wrote it.
         versions: Of the packages that wrote it.
         saved_at: When it was committed.
@@ -69,6 +70,7 @@ class Manifest(_Stored):
     step: int = Field(ge=0)
     samples: int = Field(ge=0)
     model: dict[str, Any]
+    sequence_length: int = Field(ge=1)
     parallelism: WriterLayout
     versions: dict[str, str]
     saved_at: datetime
@@ -119,8 +121,8 @@ def decode(stored: bytes, step: int) -> Manifest:
     # A checksum is believed wherever there is one: else a damaged format would do away with it.
     if found != _checksum(content) and (found is not None or content["format"] > OLDEST_FORMAT):
         raise CheckpointDamaged("is not what was written (its own CRC-32 differs)")
-    if content["format"] == OLDEST_FORMAT and isinstance(content.get("job"), dict):
-        content["model"] = content["job"].get("model")
+    if content["format"] == OLDEST_FORMAT:
+        content |= _facts_in_the_job(content.get("job"))
     try:
         manifest = Manifest.model_validate(content)
     except ValidationError as error:
@@ -154,6 +156,14 @@ def model_facts(model: ModelConfig) -> dict[str, Any]:
         "rope_theta": model.rope_theta,
         "norm_epsilon": model.norm_epsilon,
     }
+
+
+def _facts_in_the_job(job: Any) -> dict[str, Any]:
+    """What the oldest format has nowhere but in the copy of the spec."""
+    try:
+        return {"model": job["model"], "sequence_length": job["training"]["sequence_length"]}
+    except (KeyError, TypeError) as error:
+        raise CheckpointDamaged("is no manifest: its job has no model, or no training.sequence_length") from error
 
 
 def _parsed(stored: bytes) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class JobCheckpoints:
         """
         self._found(step)
         try:
-            newest = next((found.step for found in self._folder.checkpoints() if not found.damage), None)
+            newest = self._folder.newest_intact()
         except Exception as error:
             raise _unavailable(self._job, error) from error
         if step == newest and not self._job.finished:

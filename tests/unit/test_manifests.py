@@ -39,6 +39,7 @@ FORMAT_2 = """{
    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": null, "rank": 8, "gate_activation": null,
    "tie_embeddings": false, "rope_theta": 10000.0, "norm_epsilon": 1e-6
   },
+  "training": {"steps": 8, "sequence_length": 32, "global_batch_size": 4},
   "checkpoint": {"url": "/checkpoints", "every_steps": 3, "a_field_that_has_gone": true},
   "queue": "default", "credentials": null, "priority": 0
  },
@@ -80,6 +81,10 @@ def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], byt
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "cut off": (lambda stored: stored[: len(stored) // 2], "is not JSON, as when it is cut off"),
     "empty": (lambda _: b"", "is empty"),
+    "no job": (
+        lambda _: json.dumps({name: value for name, value in json.loads(FORMAT_2).items() if name != "job"}).encode(),
+        "is no manifest: its job has no model, or no training.sequence_length",
+    ),
     "zeros": (lambda stored: bytes(len(stored)), "is not JSON"),
     "a list": (lambda _: b"[]", "is no manifest: it holds no object"),
     "deep": (lambda _: b"[" * 200_000, "is not JSON"),
@@ -158,6 +163,7 @@ def test_a_model_with_facts_that_this_version_does_not_know_is_not_taken_for_ano
 def test_the_format_before_is_read() -> None:
     manifest = decode(FORMAT_2.encode(), 5)
     assert (manifest.format, manifest.step, manifest.samples, manifest.bytes) == (2, 5, 20, 1577 + 806)
+    assert manifest.sequence_length == 32
     assert manifest.files["__0_0.distcp"] == StoredFile(bytes=1577, crc32=3591093911)
     assert (manifest.parallelism.tensor_parallel_size, manifest.parallelism.data_parallel_size) == (2, 3)
     assert model_facts(manifest.read_model()) == model_facts(JOB.model)
