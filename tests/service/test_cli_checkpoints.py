@@ -66,7 +66,6 @@ def test_damaged_checkpoints_are_named_and_the_others_are_served(checkpoints: st
     )  # fmt: skip
     assert json.loads(ckpt("show", checkpoints, "--step", 6).stdout)["job"]["name"] == "tiny-test"
     assert ckpt("prune", checkpoints, "--keep-last", 1).stdout == "removed 0; left: 3, 6, 8\n"  # 3 alone is intact
-    assert ckpt("export", checkpoints, tmp_path / "model").exit_code == 2
     assert ckpt("export", checkpoints, tmp_path / "model", "--step", 3).exit_code == 0
 
 
