@@ -48,7 +48,7 @@ COMMITTED = "committed"
 PINS = "pins"
 _READ_BYTES = 8 * 2**20
 _LARGEST_MANIFEST_BYTES = 16 * 2**20  # of 65,536 files in a checkpoint, with room to spare
-_FILE = re.compile(r"(step-\d+)/([^/]+)$")
+_FILE = re.compile(r"/(step-\d+)/([^/]+)")
 _PINNED = re.compile(rf"{PINS}/(step-\d+)$")
 
 
@@ -368,8 +368,11 @@ class CheckpointFolder:
     def _committed(self) -> dict[int, dict[str, int]]:
         """Sizes of the files, by name, of each step that has been committed."""
         sizes: dict[str, dict[str, int]] = {}
-        for path, entry in self._filesystem.glob(f"{self._path}/step-*/*", detail=True).items():
-            if match := _FILE.search(path):
+        # Of an object store, one flat listing; a pattern would take one for each step. Of a disk, fsspec would take
+        # what cannot be listed for empty, and a job would begin anew.
+        on_disk = {"on_error": _raise_unless_gone} if self.is_local else {}
+        for path, entry in self._filesystem.find(self._path, detail=True, **on_disk).items():
+            if match := _FILE.fullmatch(path.removeprefix(self._path)):
                 sizes.setdefault(match.group(1), {})[match.group(2)] = int(entry["size"] or 0)
         found = {name: files for name, files in sizes.items() if MANIFEST in files or COMMITTED in files}
         return {step: files for name, files in found.items() if (step := _step(name)) is not None}
@@ -399,6 +402,11 @@ class CheckpointFolder:
 
     def _pin(self, step: int) -> str:
         return f"{self._path}/{PINS}/{_name(step)}"
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _name(step: int) -> str:

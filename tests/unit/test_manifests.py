@@ -263,3 +263,10 @@ def test_a_manifest_that_a_disk_does_not_give_is_damage(folder: CheckpointFolder
     with pytest.raises(CheckpointDamaged, match=r"manifest\.json cannot be read: Is a directory"):
         folder.manifest(2)
     assert [found.damage == "" for found in folder.checkpoints()] == [False, True]
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    assert CheckpointFolder(str(tmp_path / "nothing")).steps() == []
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")  # refused by the operating system, like a disk that has gone
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        CheckpointFolder(str(tmp_path / "loop")).steps()
