@@ -5,17 +5,23 @@
     <url>/step-00000100/__0_0.distcp …   shards, one or more files a rank
     <url>/step-00000100/.metadata        torch.distributed.checkpoint's index of them
     <url>/step-00000100/manifest.json    written last, in one piece: from then on the checkpoint exists
+    <url>/step-00000100/committed        an empty file, written once the manifest is there
     <url>/pins/step-00000100             while it is there, nobody removes that checkpoint
     <url>/profiles/step-00000100/…       traces of steps, which are no checkpoint's; see ``boost_core.train.profiling``
 
-A reader looks for manifests only, so it never sees half of a checkpoint.
+A reader looks for manifests only, so it never sees half of a checkpoint. Shards without a manifest are what an
+interrupted save leaves behind, and nobody misses them. ``committed`` tells these from a checkpoint that has lost its
+manifest: that one is damaged, and a job that has no other stops rather than begin anew. The file comes after the
+manifest, so a save that is cut off has never written it, at whichever point that was; and it stays while its step is
+saved once more, so that being cut off then is not taken for a first save either.
 """
 
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -23,45 +29,46 @@ from pathlib import Path
 import fsspec
 
 from boost_core import __version__
+from boost_core.checkpoint.index import INDEX, files_named
+from boost_core.checkpoint.manifest import (
+    CheckpointDamaged,
+    Manifest,
+    StoredFile,
+    WriterLayout,
+    decode,
+    encode,
+    model_facts,
+)
 from boost_core.checkpoint.retention import expendable
 from boost_core.config import JobSpec, ParallelismConfig
-from boost_core.config.base import Config
 from boost_core.config.urls import StorageOptions, options_at
 
 MANIFEST = "manifest.json"
+COMMITTED = "committed"
 PINS = "pins"
 _READ_BYTES = 8 * 2**20
-_COMMITTED = re.compile(rf"step-(\d+)/{re.escape(MANIFEST)}$")
-_PINNED = re.compile(rf"{PINS}/step-(\d+)$")
+_LARGEST_MANIFEST_BYTES = 16 * 2**20  # of 65,536 files in a checkpoint, with room to spare
+_FILE = re.compile(r"/(step-\d+)/([^/]+)")
+_PINNED = re.compile(rf"{PINS}/(step-\d+)$")
 
 
 class CheckpointPinned(ValueError):
     """A checkpoint that is not to be removed."""
 
 
-class StoredFile(Config):
-    """What was written of one file."""
+@dataclass(frozen=True)
+class StoredCheckpoint:
+    """A committed checkpoint, as far as a look at its manifest and its files' sizes tells.
 
-    bytes: int
-    crc32: int
+    Attributes:
+        step: Its step.
+        manifest: What it says about itself; ``None`` if that cannot be read.
+        damage: The first thing that is wrong with it; empty if nothing is.
+    """
 
-
-class Manifest(Config):
-    """What a committed checkpoint says about itself."""
-
-    format: int = 2
     step: int
-    samples: int  # the data cursor: samples of the job consumed so far
-    parallelism: ParallelismConfig
-    job: JobSpec
-    versions: dict[str, str]
-    saved_at: datetime
-    files: dict[str, StoredFile]  # by name
-
-    @property
-    def bytes(self) -> int:
-        """Size of all shards."""
-        return sum(file.bytes for file in self.files.values())
+    manifest: Manifest | None
+    damage: str
 
 
 class CheckpointFolder:
@@ -91,62 +98,143 @@ class CheckpointFolder:
         return f"{self.url}/{_name(step)}"
 
     def steps(self) -> list[int]:
-        """Steps with a committed checkpoint, ascending."""
-        return sorted(self._found(f"step-*/{MANIFEST}", _COMMITTED))
+        """Steps whose checkpoint has been committed, ascending; whether it is intact is another question."""
+        return sorted(self._committed())
+
+    def checkpoints(self) -> Iterator[StoredCheckpoint]:
+        """All that have been committed, the newest first; each is looked at when it is its turn."""
+        for step, sizes in sorted(self._committed().items(), reverse=True):
+            try:
+                found = self._look(step, sizes)
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            yield found
+
+    def newest_intact(self) -> int | None:
+        """The newest step whose checkpoint looks intact, which is what a job would go on from."""
+        return next((found.step for found in self.checkpoints() if not found.damage), None)
+
+    def checkpoint(self, step: int) -> StoredCheckpoint:
+        """One that has been committed.
+
+        Raises:
+            FileNotFoundError: That step has no committed checkpoint.
+        """
+        return self._look(step, self._sizes(step))
 
     def pinned(self) -> set[int]:
         """Steps whose checkpoints are not to be removed."""
-        return set(self._found(f"{PINS}/step-*", _PINNED))
-
-    def _found(self, pattern: str, expression: re.Pattern[str]) -> list[int]:
-        paths = self._filesystem.glob(f"{self._path}/{pattern}")
-        return [int(match.group(1)) for path in paths if (match := expression.search(path))]
+        paths = self._filesystem.glob(f"{self._path}/{PINS}/step-*")
+        names = (match.group(1) for path in paths if (match := _PINNED.search(path)))
+        return {step for name in names if (step := _step(name)) is not None}
 
     def manifest(self, step: int) -> Manifest:
         """The manifest of a committed checkpoint.
 
         Raises:
             FileNotFoundError: That step has no committed checkpoint.
+            CheckpointDamaged: It has, and its manifest is gone, is not what was written, or is of a newer version.
         """
-        return Manifest.model_validate_json(self._filesystem.cat_file(self._manifest(step)))
+        path = self._manifest(step)
+        try:
+            with self._filesystem.open(path, "rb") as stream:
+                content = stream.read(_LARGEST_MANIFEST_BYTES + 1)
+        except FileNotFoundError:
+            if self._filesystem.exists(self._marker(step)):
+                raise CheckpointDamaged(f"{path} is missing") from None
+            raise
+        except OSError as error:
+            raise self._unreadable(path, error) from error
+        if len(content) > _LARGEST_MANIFEST_BYTES:
+            raise CheckpointDamaged(f"{path} is no manifest: it has more than {_LARGEST_MANIFEST_BYTES} bytes")
+        try:
+            return decode(content, step)
+        except CheckpointDamaged as damage:
+            raise CheckpointDamaged(f"{path} {damage}") from damage
 
     def prepare(self, step: int) -> None:
-        """Make room for a step's shards: remove what an interrupted save left there."""
-        path = f"{self._path}/{_name(step)}"
-        if self._filesystem.exists(path):
-            self._filesystem.rm(path, recursive=True)
-        self._filesystem.makedirs(path, exist_ok=True)
+        """Make room for a step's shards: remove what a save left there before, whether it came to its end or not."""
+        self._clear(step)
+        self._filesystem.makedirs(f"{self._path}/{_name(step)}", exist_ok=True)
+
+    def _clear(self, step: int) -> None:
+        """Remove all files of a step but the one that says that it has been committed."""
+        with suppress(FileNotFoundError):
+            self._filesystem.rm_file(self._manifest(step))  # first, so that no reader sees half of it
+        left = [self._file(step, name) for name in self._sizes(step) if name != COMMITTED]
+        if left:
+            self._filesystem.rm(left)
 
     def stored_files(self, step: int, checksums: Mapping[str, int]) -> dict[str, StoredFile]:
         """Each file that a save has written, by name, with its size as the store has it and the checksum given."""
-        listing = self._filesystem.ls(f"{self._path}/{_name(step)}", detail=True)
-        sizes = {entry["name"].rsplit("/", 1)[-1]: int(entry["size"]) for entry in listing}
+        sizes = self._sizes(step)
         return {name: StoredFile(bytes=sizes[name], crc32=checksum) for name, checksum in checksums.items()}
 
     def damage(self, step: int, part: int = 0, parts: int = 1) -> list[str]:
-        """What is wrong with the files of a committed checkpoint, each read whole; empty if they are intact.
+        """What is wrong with a committed checkpoint, each of its files read whole; empty if it is intact.
 
         Args:
             step: The checkpoint's step.
-            part: Which of ``parts`` equal parts of the files to look at.
+            part: Which of ``parts`` equal parts of the files to look at; what is no file's is looked at with the first.
             parts: In how many parts they are looked at.
         """
-        files = sorted(self.manifest(step).files.items())[part::parts]
-        return [
-            problem for name, file in files if (problem := self._damage(f"{self._path}/{_name(step)}/{name}", file))
-        ]
+        try:
+            manifest = self.manifest(step)
+        except (CheckpointDamaged, FileNotFoundError) as error:
+            return [str(error)] if part == 0 else []
+        problems = self._unlisted(step, manifest, self._sizes(step)) if part == 0 else []
+        if part == 0 and INDEX not in manifest.files:
+            problems.append(f"{self._manifest(step)} lists no {INDEX}")
+        for name, file in sorted(manifest.files.items())[part::parts]:
+            problem = self._file_damage(step, name, file)
+            if not problem and name == INDEX:
+                problem = self._index_damage(step, manifest)
+            problems += [problem] if problem else []
+        return problems
 
-    def _damage(self, path: str, file: StoredFile) -> str | None:
-        found, checksum = 0, 0
+    def _look(self, step: int, sizes: Mapping[str, int]) -> StoredCheckpoint:
+        try:
+            manifest = self.manifest(step)
+        except CheckpointDamaged as damage:
+            return StoredCheckpoint(step, None, str(damage))
+        problems = self._unlisted(step, manifest, sizes)
+        for name, file in manifest.files.items():
+            found = sizes.get(name)
+            wrong = "is missing" if found is None else file.difference(found, file.crc32)
+            problems += [f"{self._file(step, name)} {wrong}"] if wrong else []
+        return StoredCheckpoint(step, manifest, problems[0] if problems else "")
+
+    def _unlisted(self, step: int, manifest: Manifest, found: Collection[str]) -> list[str]:
+        """Files of torch's that the manifest does not know."""
+        unknown = {name for name in found if name == INDEX or name.endswith(".distcp")} - manifest.files.keys()
+        return [f"{self._file(step, name)} is not in the manifest" for name in sorted(unknown)]
+
+    def _index_damage(self, step: int, manifest: Manifest) -> str:
+        path = self._file(step, INDEX)
+        try:
+            missing = files_named(self._filesystem.cat_file(path)) - manifest.files.keys()
+        except ValueError as error:
+            return f"{path} {error}"
+        return f"{path} names {min(missing)}, which is not in the manifest" if missing else ""
+
+    def _file_damage(self, step: int, name: str, file: StoredFile) -> str:
+        path, found, checksum = self._file(step, name), 0, 0
         try:
             with self._filesystem.open(path, "rb") as stream:
                 while block := stream.read(_READ_BYTES):
                     found, checksum = found + len(block), zlib.crc32(block, checksum)
         except FileNotFoundError:
             return f"{path} is missing"
-        if found != file.bytes:
-            return f"{path} has {found} bytes of {file.bytes}"
-        return None if checksum == file.crc32 else f"{path} is not what was written (CRC-32 differs)"
+        except OSError as error:
+            return str(self._unreadable(path, error))
+        wrong = file.difference(found, checksum)
+        return f"{path} {wrong}" if wrong else ""
+
+    def _unreadable(self, path: str, error: OSError) -> CheckpointDamaged:
+        """A disk's refusal to read a file as damage; a store may only be away, so its refusal is raised as it is."""
+        if not self.is_local or isinstance(error, PermissionError):
+            raise error
+        return CheckpointDamaged(f"{path} cannot be read: {error.strerror}")
 
     def pin(self, step: int) -> None:
         """Have a committed checkpoint stay until it is unpinned; harmless if it is pinned already.
@@ -177,31 +265,63 @@ class CheckpointFolder:
             FileNotFoundError: That step has no committed checkpoint.
         """
         self._refuse_pinned(step)
-        manifest = self._filesystem.cat_file(self._manifest(step))
-        self._filesystem.rm_file(self._manifest(step))
+        self._refuse_uncommitted(step)
+        kept = {}
+        for path in (self._marker(step), self._manifest(step)):  # without both, it has never been committed
+            with suppress(FileNotFoundError):
+                kept[path] = self._filesystem.cat_file(path)
+                self._filesystem.rm_file(path)
         try:
             self._refuse_pinned(step)
-        except CheckpointPinned:  # between the two lines before: all else is still there
-            self._write_in_one_piece(self._manifest(step), manifest)
+        except CheckpointPinned:  # between the lines before: all else is still there
+            for path, content in reversed(kept.items()):
+                self._write_in_one_piece(path, content)
             raise
-        self._filesystem.rm(f"{self._path}/{_name(step)}", recursive=True)
+        with suppress(FileNotFoundError):  # a store has no folder without files in it
+            self._filesystem.rm(f"{self._path}/{_name(step)}", recursive=True)
 
     def _refuse_pinned(self, step: int) -> None:
         if self._filesystem.exists(self._pin(step)):
             raise CheckpointPinned(f"the checkpoint of step {step} in {self.url} is pinned; unpin it to remove it")
 
     def _refuse_uncommitted(self, step: int) -> None:
-        if not self._filesystem.exists(self._manifest(step)):
+        if not any(self._filesystem.exists(path) for path in (self._manifest(step), self._marker(step))):
             raise FileNotFoundError(f"{self.url} holds no committed checkpoint of step {step}")
 
-    def prune(self, keep_last: int | None, keep_every: int | None) -> list[int]:
-        """Remove the checkpoints that ``expendable`` names and that nobody has pinned, and say which."""
+    def prune(self, keep_last: int | None, keep_every: int | None, read_files: bool = False) -> list[int]:
+        """Remove the checkpoints that ``expendable`` names and that nobody has pinned, and say which.
+
+        Damaged ones do not count among the newest.
+
+        Args:
+            keep_last: How many of the newest stay; ``None``: all.
+            keep_every: Multiples of this many steps stay, too.
+            read_files: Whether to read the files of those that stay to see whether they are damaged, rather than to
+                look at the manifests and the files' sizes.
+        """
+        steps = self.steps()
+        if keep_last is None or len(steps) <= keep_last:
+            return []
         removed = []
-        for step in expendable(self.steps(), keep_last, keep_every, self.pinned()):
+        damaged = self._damaged(keep_last, read_files)
+        for step in expendable(steps, keep_last, keep_every, self.pinned(), damaged):
             with suppress(CheckpointPinned, FileNotFoundError):  # pinned or removed by somebody else meanwhile
                 self.remove(step)
                 removed.append(step)
         return removed
+
+    def _damaged(self, keep_last: int, read_files: bool) -> list[int]:
+        """Which of the newest are damaged; looks no further than to the ``keep_last``-th that is not."""
+        damaged: list[int] = []
+        intact = 0
+        for checkpoint in self.checkpoints():
+            if checkpoint.damage or (read_files and self.damage(checkpoint.step)):
+                damaged.append(checkpoint.step)
+            else:
+                intact += 1
+            if intact == keep_last:
+                break
+        return damaged
 
     def commit_written(
         self, job: JobSpec, parallelism: ParallelismConfig, step: int, samples: int, checksums: Mapping[str, int]
@@ -218,10 +338,12 @@ class CheckpointFolder:
         manifest = Manifest(
             step=step,
             samples=samples,
-            parallelism=parallelism,
-            job=job,
+            model=model_facts(job.model),
+            sequence_length=job.training.sequence_length,
+            parallelism=WriterLayout.model_validate(parallelism.model_dump()),
             versions={"boost": __version__, "torch": version("torch")},
             saved_at=datetime.now(UTC),
+            job=job.model_dump(mode="json"),
             files=self.stored_files(step, checksums),
         )
         self.commit(manifest)
@@ -229,7 +351,8 @@ class CheckpointFolder:
 
     def commit(self, manifest: Manifest) -> None:
         """Write the manifest in one piece; the checkpoint exists from then on."""
-        self._write_in_one_piece(self._manifest(manifest.step), manifest.model_dump_json(indent=1).encode())
+        self._write_in_one_piece(self._manifest(manifest.step), encode(manifest))
+        self._filesystem.pipe_file(self._marker(manifest.step), b"")
 
     def _write_in_one_piece(self, path: str, content: bytes) -> None:
         if not self.is_local:
@@ -242,12 +365,55 @@ class CheckpointFolder:
             os.fsync(stream.fileno())
         temporary.replace(path)
 
+    def _committed(self) -> dict[int, dict[str, int]]:
+        """Sizes of the files, by name, of each step that has been committed."""
+        sizes: dict[str, dict[str, int]] = {}
+        # Of an object store, one flat listing; a pattern would take one for each step. Of a disk, fsspec would take
+        # what cannot be listed for empty, and a job would begin anew.
+        on_disk = {"on_error": _raise_unless_gone} if self.is_local else {}
+        for path, entry in self._filesystem.find(self._path, detail=True, **on_disk).items():
+            if match := _FILE.fullmatch(path.removeprefix(self._path)):
+                sizes.setdefault(match.group(1), {})[match.group(2)] = int(entry["size"] or 0)
+        found = {name: files for name, files in sizes.items() if MANIFEST in files or COMMITTED in files}
+        return {step: files for name, files in found.items() if (step := _step(name)) is not None}
+
+    def _sizes(self, step: int) -> dict[str, int]:
+        """Sizes of a step's files by name."""
+        path = f"{self._path}/{_name(step)}"
+        try:
+            listing = self._filesystem.ls(path, detail=True)
+        except FileNotFoundError:
+            return {}
+        # Some S3 servers list the folder itself, too.
+        return {
+            entry["name"].rsplit("/", 1)[-1]: int(entry["size"] or 0)
+            for entry in listing
+            if entry["name"].rstrip("/") != path.rstrip("/")
+        }
+
+    def _file(self, step: int, name: str) -> str:
+        return f"{self._path}/{_name(step)}/{name}"
+
     def _manifest(self, step: int) -> str:
-        return f"{self._path}/{_name(step)}/{MANIFEST}"
+        return self._file(step, MANIFEST)
+
+    def _marker(self, step: int) -> str:
+        return self._file(step, COMMITTED)
 
     def _pin(self, step: int) -> str:
         return f"{self._path}/{PINS}/{_name(step)}"
 
 
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def _name(step: int) -> str:
     return f"step-{step:08d}"
+
+
+def _step(name: str) -> int | None:
+    """The step whose name this is, if it is one."""
+    step = int(name.removeprefix("step-"))
+    return step if _name(step) == name else None

@@ -2,15 +2,31 @@
 
 torch keeps its index of the shards as a pickle, and whoever loads one does what it says. A job may name any folder to
 start from, so here an index may consist of nothing but torch's own descriptions of tensors and files beside it.
+
+torch compares nothing that it reads with what was written, so that is done here, by the manifest.
 """
 
+import io
+import os
 import pickle
-from typing import Any
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import IO, Any, cast
 
 import torch
 from torch.distributed.checkpoint import metadata as descriptions
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.futures import Future
+
+from boost_core.checkpoint.index import INDEX
+from boost_core.checkpoint.manifest import CheckpointDamaged, StoredFile
+
+_READ_BYTES = 8 * 2**20
 
 _CLASSES = (
     "BytesStorageMetadata",
@@ -34,22 +50,135 @@ _ALLOWED = frozenset(
 
 
 class CarefulReader(FsspecReader):
-    """torch's reader of shards over fsspec that takes an index for data."""
+    """torch's reader of shards over fsspec that takes an index for data, and only the one that was written.
 
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+    The shards are not compared with what was written; the ranks of a gang have done so before they read.
+
+    Args:
+        path: The checkpoint's folder.
+        files: What was written, by name.
+        storage_options: What the folder is reached with.
+    """
+
+    def __init__(self, path: str, files: Mapping[str, StoredFile], **storage_options: Any) -> None:
+        super().__init__(path, **storage_options)
+        self._files = files
+        self._index: Metadata | None = None
+
+    def index(self) -> Metadata:
         """The index.
 
         Raises:
+            CheckpointDamaged: It is not what was written, or names files that were not.
             ValueError: It has what no index of ours has.
         """
-        with self.fs.create_stream(self.fs.concat_path(self.path, ".metadata"), "rb") as stream:
-            index: Metadata = _Unpickler(stream).load()
-        for file in index.storage_data.values():
-            if "/" in file.relative_path:
-                raise ValueError(f"the index in {self.path} names a file of another folder; do not load it")
+        if self._index is None:
+            self._index = self._read_index()
+        return self._index
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """The index, for torch, which tells of what goes wrong here in words of its own."""
+        index = self.index()
         index.storage_meta = index.storage_meta or StorageMeta()
         index.storage_meta.load_id = self.load_id
         return index
+
+    def _read_index(self) -> Metadata:
+        with self.fs.create_stream(self.fs.concat_path(self.path, INDEX), "rb") as stream:
+            content = stream.read()
+        if INDEX not in self._files:
+            raise CheckpointDamaged(f"the manifest in {self.path} lists no {INDEX}")
+        if wrong := self._files[INDEX].difference(len(content), zlib.crc32(content)):
+            raise CheckpointDamaged(f"{self.path}/{INDEX} {wrong}")
+        index: Metadata = _Unpickler(io.BytesIO(content)).load()
+        for file in index.storage_data.values():
+            if "/" in file.relative_path:
+                raise ValueError(f"the index in {self.path} names a file of another folder; do not load it")
+            if file.relative_path not in self._files:
+                raise CheckpointDamaged(f"{self.path}/{INDEX} names {file.relative_path}, which is not in the manifest")
+        return index
+
+
+class VerifyingReader(CarefulReader):
+    """A reader for one process that compares each shard with what was written while it reads it, from end to end.
+
+    Nothing is read twice, and at most one tensor is in memory besides those that are filled. What these hold counts
+    only once all is read without an error.
+    """
+
+    def __init__(self, path: str, files: Mapping[str, StoredFile], **storage_options: Any) -> None:
+        super().__init__(path, files, **storage_options)
+        self.fs = cast(Any, _Verifying(cast(Any, self.fs).fs, files))
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what a plan says, each file in the order in which it lies there.
+
+        Raises:
+            CheckpointDamaged: A file is not what was written.
+        """
+        items = sorted(plan.items, key=lambda item: int(self.storage_data[item.storage_index].offset))
+        return super().read_data(replace(plan, items=items), planner)
+
+    def _slice_file(self, file: Any, sinfo: Any) -> IO[bytes]:
+        return io.BytesIO(file.part(sinfo.offset, sinfo.length))
+
+
+class _Verifying(FileSystem):
+    def __init__(self, filesystem: Any, files: Mapping[str, StoredFile]) -> None:
+        super().__init__()
+        self.fs, self._files = filesystem, files
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        with super().create_stream(path, mode) as stream:
+            name = PurePosixPath(os.fspath(path)).name
+            if name == INDEX:
+                yield stream
+                return
+            summed = _SummedParts(stream)
+            try:
+                yield summed
+            except Exception as error:  # what is made of damaged bytes can fail in any way: then it is the damage's
+                self._compare(path, summed, name, error)
+                raise
+            self._compare(path, summed, name, None)
+
+    def _compare(
+        self, path: str | os.PathLike[str], summed: "_SummedParts", name: str, error: Exception | None
+    ) -> None:
+        summed.skip_to_end()
+        if wrong := self._files[name].difference(summed.position, summed.checksum):
+            raise CheckpointDamaged(f"{os.fspath(path)} {wrong}") from error
+
+
+class _SummedParts:
+    """Parts of a stream in the order in which they lie there; what is between them is read and summed as well."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._last, self.position, self.checksum = stream, (0, b""), 0, 0
+
+    def part(self, offset: int, length: int) -> bytes:
+        """So many bytes from an offset on; fewer at the end. The same part may be asked for again, but none before."""
+        if (offset, length) != (self._last[0], len(self._last[1])):
+            self._skip(offset - self.position)
+            self._last = offset, self._read(length)
+        return self._last[1]
+
+    def skip_to_end(self) -> None:
+        """Sum the rest."""
+        while self._read(_READ_BYTES):
+            pass
+
+    def _skip(self, count: int) -> None:
+        if count < 0:
+            raise ValueError("the index has tensors that overlap in their file; do not load it")
+        while count > 0 and (block := self._read(min(count, _READ_BYTES))):
+            count -= len(block)
+
+    def _read(self, length: int) -> bytes:
+        block: bytes = self._stream.read(length)
+        self.position, self.checksum = self.position + len(block), zlib.crc32(block, self.checksum)
+        return block
 
 
 class _Unpickler(pickle.Unpickler):

@@ -13,7 +13,8 @@ from functools import partial
 import torch.distributed as dist
 
 from boost_core.checkpoint.chunks import Chunk
-from boost_core.checkpoint.folder import CheckpointFolder, Manifest
+from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.manifest import Manifest
 from boost_core.checkpoint.memory import Shelf, Snapshot
 from boost_core.checkpoint.peers import PeerCopies
 from boost_core.checkpoint.shards import SaveFailed, on_first_rank, save_chunks

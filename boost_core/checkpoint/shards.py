@@ -1,6 +1,7 @@
 """Saving and loading the tensors of a checkpoint, on any number of ranks."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
@@ -12,7 +13,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from boost_core.checkpoint.checksums import ChecksummingWriter
 from boost_core.checkpoint.chunks import Chunk, LoadChunks, SaveChunks
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.reading import CarefulReader
+from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
+from boost_core.checkpoint.reading import CarefulReader, VerifyingReader
 
 Result = TypeVar("Result")
 
@@ -77,16 +79,16 @@ def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def load_chunks(folder: CheckpointFolder, step: int, chunks: Iterable[Chunk]) -> None:
-    """Fill every rank's chunks, whatever layout wrote the checkpoint. All ranks call it.
+def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[Chunk]) -> None:
+    """Fill every rank's chunks, whatever layout wrote the checkpoint. All ranks call it, for an intact checkpoint.
 
     Raises:
         OSError: On all ranks, whichever failed.
     """
-    try:
-        load({}, storage_reader=_reader(folder, step), planner=LoadChunks(chunks))
-    except CheckpointException as failure:
-        raise OSError(f"checkpoint {folder.step_url(step)} cannot be read: {_first_cause(failure)}") from failure
+    url = folder.step_url(manifest.step)
+    reader = CarefulReader(url, manifest.files, **folder.storage_options)
+    with _failures_of(url):
+        load({}, storage_reader=reader, planner=LoadChunks(chunks))
 
 
 def save_whole(folder: CheckpointFolder, step: int, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -97,15 +99,33 @@ def save_whole(folder: CheckpointFolder, step: int, tensors: Mapping[str, torch.
     return writer.checksums
 
 
-def load_whole(folder: CheckpointFolder, step: int, tensors: Mapping[str, torch.Tensor]) -> None:
-    """``load_chunks`` of whole tensors, in one process."""
+def load_whole(folder: CheckpointFolder, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Fill whole tensors, in one process; every file that is read is compared with what was written.
+
+    Raises:
+        CheckpointDamaged: A file is not what was written. What the tensors hold is of no use.
+        ValueError: Its index has what no index of ours has.
+        OSError: It cannot be read.
+    """
+    url = folder.step_url(manifest.step)
+    reader = VerifyingReader(url, manifest.files, **folder.storage_options)
+    reader.index()
     planner = LoadChunks(Chunk.whole(*each) for each in tensors.items())
-    load({}, storage_reader=_reader(folder, step), planner=planner, no_dist=True)
+    with _failures_of(url):
+        load({}, storage_reader=reader, planner=planner, no_dist=True)
+
+
+@contextmanager
+def _failures_of(url: str) -> Iterator[None]:
+    """Have what torch's reading fails with raised as what it is."""
+    try:
+        yield
+    except CheckpointException as failure:  # no Exception, by torch's choice
+        cause, _ = next(iter(failure.failures.values()))
+        if isinstance(cause, CheckpointDamaged):
+            raise cause from failure
+        raise OSError(f"checkpoint {url} cannot be read: {_first_cause(failure)}") from failure
 
 
 def _writer(folder: CheckpointFolder, step: int) -> ChecksummingWriter:
     return ChecksummingWriter(folder.step_url(step), sync_files=folder.is_local, **folder.storage_options)
-
-
-def _reader(folder: CheckpointFolder, step: int) -> CarefulReader:
-    return CarefulReader(folder.step_url(step), **folder.storage_options)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.manifest import CheckpointDamaged
 from boost_core.config import load_job
 from boost_core.config.base import in_lines
 from boost_core.convert.factor import factored
@@ -39,13 +40,21 @@ def export(checkpoints: str, model_folder: Path, step: int | None, nanotron_rank
         nanotron_ranks: Tensor parallel ranks of nanotron to write as; ``None`` for safetensors with published names.
 
     Raises:
+        CheckpointDamaged: The checkpoint is not what was written; nothing is exported.
         ValueError: There is no such checkpoint, or its family has no published form.
     """
     folder = CheckpointFolder(checkpoints)
     steps = folder.steps()
     if not steps or step not in (None, *steps):
         raise ValueError(f"{checkpoints} holds no {f'checkpoint of step {step}' if steps else 'checkpoint'}; check it")
-    model, weights = read_weights(folder, steps[-1] if step is None else step)
+    chosen = steps[-1] if step is None else step
+    try:
+        model, weights = read_weights(folder, chosen)
+    except CheckpointDamaged as damage:
+        others = ", ".join(str(other) for other in steps if other != chosen) or "there is none"
+        raise CheckpointDamaged(
+            f"the checkpoint of step {chosen} is damaged: {damage}; restore it, or choose another with --step: {others}"
+        ) from damage
     published = to_published(model, weights)
     if nanotron_ranks is None:
         write_model(model_folder, model, published)

@@ -20,10 +20,17 @@ def empty_weights(model: ModelConfig) -> dict[str, torch.Tensor]:
 
 
 def read_weights(folder: CheckpointFolder, step: int) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """The model of a committed checkpoint and its whole master weights."""
-    model = folder.manifest(step).job.model
+    """The model of a committed checkpoint and its whole master weights.
+
+    Raises:
+        FileNotFoundError: That step has no committed checkpoint.
+        CheckpointDamaged: It is not what was written.
+        ValueError: This version knows no such model.
+    """
+    manifest = folder.manifest(step)
+    model = manifest.read_model()
     weights = empty_weights(model)
-    load_whole(folder, step, {f"{name}.master": weight for name, weight in weights.items()})
+    load_whole(folder, manifest, {f"{name}.master": weight for name, weight in weights.items()})
     return model, weights
 
 

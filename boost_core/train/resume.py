@@ -11,6 +11,7 @@ logger = logging.getLogger(__name__)
 
 STORE_PATIENCE_SECONDS = 60.0
 RETRY_SECONDS = 2.0
+_MOST_NAMED = 3
 
 
 def newest_checkpoint(folder: CheckpointFolder, resume_from: str | None) -> tuple[CheckpointFolder, int] | None:
@@ -27,18 +28,22 @@ def newest_checkpoint(folder: CheckpointFolder, resume_from: str | None) -> tupl
         ValueError: All that there are are damaged, or there are none in ``resume_from``.
     """
     candidates = _candidates(folder, resume_from)
+    left_out = []
     for url, step in candidates:
         found = CheckpointFolder(url)
         damage: list[list[str]] = [[]] * dist.get_world_size()
         dist.all_gather_object(damage, found.damage(step, dist.get_rank(), dist.get_world_size()))
         if not any(damage):
             return found, step
+        problems = [problem for of_rank in damage for problem in of_rank]
+        left_out.append(f"step {step}: {problems[0]}")
         if dist.get_rank() == 0:
-            problems = "; ".join(problem for of_rank in damage for problem in of_rank)
-            logger.warning("checkpoint %s is damaged and left out: %s", found.step_url(step), problems)
+            logger.warning("checkpoint %s is damaged and left out: %s", found.step_url(step), "; ".join(problems))
     if candidates:
+        named = left_out[:_MOST_NAMED] + ["…"] * (len(left_out) > _MOST_NAMED)
         raise ValueError(
-            f"no checkpoint in {candidates[0][0]} is intact; restore its files, or remove the folder to start anew"
+            f"no checkpoint in {candidates[0][0]} is intact; restore its files, or remove the folder to start anew: "
+            f"{'; '.join(named)}"
         )
     return None
 

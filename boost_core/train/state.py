@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from boost_core.checkpoint.chunks import Chunk
-from boost_core.checkpoint.folder import CheckpointFolder, Manifest
+from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.manifest import Manifest, model_facts
 from boost_core.checkpoint.memory import Fetch, load_from_memory
 from boost_core.checkpoint.shards import load_chunks
 from boost_core.config import JobSpec
@@ -106,12 +107,15 @@ class TrainState:
     def load(self, folder: CheckpointFolder, step: int) -> None:
         """Continue from a committed checkpoint, whatever layout wrote it. All ranks call it.
 
+        Of the job that wrote it only the model is compared with this one's: any other data, optimizer or layout goes on
+        from its weights, moments, step and data cursor.
+
         Raises:
-            ValueError: The checkpoint is of a model of another shape.
+            ValueError: The checkpoint is of another model.
         """
         manifest = folder.manifest(step)
         _refuse_other_model(manifest, self.spec, folder.step_url(step))
-        load_chunks(folder, step, self.chunks())
+        load_chunks(folder, manifest, self.chunks())
         self.optimizer.round_masters()
         self.step, self.samples = manifest.step, manifest.samples
 
@@ -160,7 +164,7 @@ def _pipeline(
 
 
 def _refuse_other_model(manifest: Manifest, spec: JobSpec, url: str) -> None:
-    saved, asked = manifest.job.model.model_dump(exclude={"preset"}), spec.model.model_dump(exclude={"preset"})
+    saved, asked = model_facts(manifest.read_model()), model_facts(spec.model)
     different = [
         f"{name} is {saved[name]} there and {asked[name]} here" for name in asked if saved[name] != asked[name]
     ]

@@ -1,12 +1,25 @@
 """The API's way to a job's checkpoints: their folder is looked at, which only the trainer's library knows."""
 
 from boost_core.checkpoint import folder as stored
-from boost_core.checkpoint.folder import CheckpointFolder, Manifest
+from boost_core.checkpoint.folder import CheckpointFolder, StoredCheckpoint
+from boost_core.checkpoint.manifest import Manifest
 from service.api.admission import storage_options
 from service.api.deps import Context
-from service.api.errors import CheckpointInUse, CheckpointNotFound, CheckpointPinned, StoreUnavailable
+from service.api.errors import (
+    CheckpointDamaged,
+    CheckpointInUse,
+    CheckpointNotFound,
+    CheckpointPinned,
+    StoreUnavailable,
+)
 from service.jobs.model import JobRecord
-from service.models.checkpoints import Checkpoint, CheckpointDetail, CheckpointFile
+from service.models.checkpoints import (
+    Checkpoint,
+    CheckpointDetail,
+    CheckpointFile,
+    CheckpointList,
+    DamagedCheckpoint,
+)
 from service.redaction import redact
 from service.secrets import SecretUnusable
 
@@ -30,38 +43,50 @@ class JobCheckpoints:
         except Exception as error:  # the clients of object stores raise types of their own
             raise _unavailable(job, error) from error
 
-    def all(self) -> list[Checkpoint]:
+    def all(self) -> CheckpointList:
         """All that are committed, the newest first."""
+        checkpoints, damaged = [], []
         try:
             pinned = self._folder.pinned()
-            return [_checkpoint(self._folder, step, step in pinned) for step in reversed(self._folder.steps())]
+            for found in self._folder.checkpoints():
+                if found.manifest is None or found.damage:
+                    damaged.append(self._damaged(found, found.step in pinned))
+                else:
+                    checkpoints.append(Checkpoint(**_facts(self._folder, found.manifest, found.step in pinned)))
         except Exception as error:
             raise _unavailable(self._job, error) from error
+        return CheckpointList(checkpoints=checkpoints, damaged=damaged)
 
     def one(self, step: int) -> CheckpointDetail:
         """One of them.
 
         Raises:
             CheckpointNotFound: There is none of that step.
+            CheckpointDamaged: There is, and it cannot be read.
         """
+        found = self._found(step)
+        manifest = found.manifest
+        if manifest is None or found.damage:
+            why = redact(found.damage)
+            raise CheckpointDamaged(f"the checkpoint of step {step} of job {self._job.id} is damaged: {why}")
         try:
-            manifest, pinned = self._folder.manifest(step), self._folder.pinned()
-        except FileNotFoundError as error:
-            raise CheckpointNotFound(self._job.id, step) from error
+            pinned = step in self._folder.pinned()
         except Exception as error:
             raise _unavailable(self._job, error) from error
         files = {name: CheckpointFile(bytes=file.bytes, crc32=file.crc32) for name, file in manifest.files.items()}
-        return CheckpointDetail(
-            **_facts(self._folder, manifest, step in pinned), files=files, versions=manifest.versions
-        )
+        return CheckpointDetail(**_facts(self._folder, manifest, pinned), files=files, versions=manifest.versions)
 
     def pin(self, step: int, pinned: bool) -> Checkpoint:
         """Pin a checkpoint, or unpin it.
 
         Raises:
             CheckpointNotFound: There is none of that step.
+            CheckpointDamaged: It cannot be read: it is not pinned, and unpinned before this is raised.
         """
-        self.one(step)
+        if pinned:
+            self.one(step)
+        else:
+            self._found(step)
         change = self._folder.pin if pinned else self._folder.unpin
         try:
             change(step)
@@ -77,9 +102,9 @@ class JobCheckpoints:
             CheckpointInUse: The job has not ended, and would go on from it.
             CheckpointPinned: It is to be kept.
         """
-        self.one(step)
+        self._found(step)
         try:
-            newest = max(self._folder.steps())
+            newest = self._folder.newest_intact()
         except Exception as error:
             raise _unavailable(self._job, error) from error
         if step == newest and not self._job.finished:
@@ -87,6 +112,18 @@ class JobCheckpoints:
                 f"job {self._job.id} is {self._job.state} and would go on from step {step}; cancel it"
             )
         self._remove(step)
+
+    def _found(self, step: int) -> StoredCheckpoint:
+        try:
+            return self._folder.checkpoint(step)
+        except FileNotFoundError as error:
+            raise CheckpointNotFound(self._job.id, step) from error
+        except Exception as error:
+            raise _unavailable(self._job, error) from error
+
+    def _damaged(self, found: StoredCheckpoint, pinned: bool) -> DamagedCheckpoint:
+        url = self._folder.step_url(found.step)
+        return DamagedCheckpoint(step=found.step, url=url, pinned=pinned, damage=redact(found.damage))
 
     def _remove(self, step: int) -> None:
         try:
@@ -100,10 +137,6 @@ class JobCheckpoints:
 def _unavailable(job: JobRecord, error: Exception) -> StoreUnavailable:
     why = str(error) if isinstance(error, SecretUnusable) else f"{type(error).__name__}: {error}"
     return StoreUnavailable(redact(f"the checkpoints of job {job.id} cannot be reached at {job.checkpoint_url}: {why}"))
-
-
-def _checkpoint(folder: CheckpointFolder, step: int, pinned: bool) -> Checkpoint:
-    return Checkpoint(**_facts(folder, folder.manifest(step), pinned))
 
 
 def _facts(folder: CheckpointFolder, manifest: Manifest, pinned: bool) -> dict[str, object]:

@@ -41,6 +41,10 @@ class CheckpointNotFound(LookupError):
         super().__init__(f"job {job_id} has no checkpoint of step {step}; list its checkpoints to see which it has")
 
 
+class CheckpointDamaged(ValueError):
+    """A checkpoint was committed and cannot be read any more."""
+
+
 class CheckpointInUse(ValueError):
     """A checkpoint is what its job would go on from."""
 
@@ -66,6 +70,7 @@ _PROBLEMS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     KeyRevoked: (HTTPStatus.CONFLICT, "wrong-state"),
     WrongState: (HTTPStatus.CONFLICT, "wrong-state"),
     QueueInUse: (HTTPStatus.CONFLICT, "queue-in-use"),
+    CheckpointDamaged: (HTTPStatus.CONFLICT, "checkpoint-damaged"),
     CheckpointInUse: (HTTPStatus.CONFLICT, "checkpoint-in-use"),
     CheckpointPinned: (HTTPStatus.CONFLICT, "checkpoint-pinned"),
     Outdated: (HTTPStatus.PRECONDITION_FAILED, "precondition-failed"),

@@ -1,7 +1,6 @@
 """``boost ckpt``: look at the checkpoints of a job or a folder, keep them, remove them."""
 
 import re
-from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -31,16 +30,16 @@ Step = Annotated[int, typer.Argument(min=0, metavar="STEP", help="The checkpoint
 
 @app.command("ls")
 def list_checkpoints(where: JobOrFolder, as_json: AsJson = False, url: Url = None) -> None:
-    """List the committed checkpoints of a job or a folder, the newest first."""
+    """List the committed checkpoints of a job or a folder, the newest first; then those that are damaged, and how."""
     if _JOB_ID.fullmatch(where):
         with open_client(url) as client:
             found = client.checkpoints(where)
     else:
-        found = CheckpointList(checkpoints=list(checkpoints_in(where)))
+        found = checkpoints_in(where)
     if as_json:
         print_json(found)
     else:
-        _print(found.checkpoints)
+        _print(found)
 
 
 @app.command()
@@ -85,15 +84,20 @@ for of_folders in (ckpt_folders.verify, ckpt_folders.prune, ckpt_folders.export)
 
 def _of_job(client: Client, job_id: str, step: int | None) -> CheckpointDetail:
     if step is None:
-        found = client.checkpoints(job_id).checkpoints
-        if not found:
-            raise BadInput(f"{job_id} has no committed checkpoint yet")
-        step = found[0].step
+        found = client.checkpoints(job_id)
+        if not found.checkpoints:
+            damaged = [f"; that of step {one.step} is damaged: {one.damage}" for one in found.damaged[:1]]
+            raise BadInput(
+                f"{job_id} has no {'intact checkpoint' if damaged else 'committed checkpoint yet'}{''.join(damaged)}"
+            )
+        step = found.checkpoints[0].step
     return client.checkpoint(job_id, step)
 
 
-def _print(checkpoints: Iterable[Checkpoint]) -> None:
-    print_table(("STEP", "SAVED", "SIZE", "LAYOUT", "PINNED", "URL"), map(_row, checkpoints))
+def _print(found: CheckpointList) -> None:
+    print_table(("STEP", "SAVED", "SIZE", "LAYOUT", "PINNED", "URL"), map(_row, found.checkpoints))
+    for one in found.damaged:
+        say(f"the checkpoint of step {one.step} is damaged{' and pinned' if one.pinned else ''}: {one.damage}")
 
 
 def _row(checkpoint: Checkpoint) -> tuple[str, ...]:

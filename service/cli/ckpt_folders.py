@@ -1,52 +1,63 @@
 """``boost ckpt`` on a folder: check, thin out, take a model out of one. Needs no service."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from boost_core.checkpoint.folder import CheckpointFolder, Manifest
+from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
 from service.cli.failures import BadInput, ExitStatus
 from service.cli.handed_on import run_trainer
-from service.models.checkpoints import Checkpoint
+from service.models.checkpoints import Checkpoint, CheckpointList, DamagedCheckpoint
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="Folder of a job's checkpoints: a path, file:// or s3://.")]
 Step = Annotated[int | None, typer.Option(min=0, help="The checkpoint of this step; else the newest.")]
 
 
-def checkpoints_in(url: str) -> Iterator[Checkpoint]:
+def checkpoints_in(url: str) -> CheckpointList:
     """The committed checkpoints of a folder, the newest first.
 
     Raises:
         BadInput: There is none.
     """
     folder = CheckpointFolder(url)
-    steps, pinned = _steps(folder), folder.pinned()
-    for step in reversed(steps):
-        manifest = folder.manifest(step)
+    _steps(folder)
+    pinned = folder.pinned()
+    checkpoints, damaged = [], []
+    for found in folder.checkpoints():
+        step, manifest = found.step, found.manifest
+        about = {"step": step, "url": folder.step_url(step), "pinned": step in pinned}
+        if manifest is None or found.damage:
+            damaged.append(DamagedCheckpoint(**about, damage=found.damage))
+            continue
         layout = manifest.parallelism
-        yield Checkpoint(
-            step=step,
-            url=folder.step_url(step),
-            bytes=manifest.bytes,
-            saved_at=manifest.saved_at,
-            pinned=step in pinned,
-            tensor_parallel_size=layout.tensor_parallel_size,
-            pipeline_parallel_size=layout.pipeline_parallel_size,
-            data_parallel_size=layout.data_parallel_size,
-            samples=manifest.samples,
+        checkpoints.append(
+            Checkpoint(
+                **about,
+                bytes=manifest.bytes,
+                saved_at=manifest.saved_at,
+                tensor_parallel_size=layout.tensor_parallel_size,
+                pipeline_parallel_size=layout.pipeline_parallel_size,
+                data_parallel_size=layout.data_parallel_size,
+                samples=manifest.samples,
+            )
         )
+    return CheckpointList(checkpoints=checkpoints, damaged=damaged)
 
 
 def manifest_in(url: str, step: int | None) -> Manifest:
     """The manifest of a folder's checkpoint of a step, or of its newest.
 
     Raises:
-        BadInput: There is no such checkpoint.
+        BadInput: There is no such checkpoint, or its manifest cannot be read.
     """
     folder = CheckpointFolder(url)
-    return folder.manifest(_chosen(folder, step))
+    chosen = _chosen(folder, step)
+    try:
+        return folder.manifest(chosen)
+    except CheckpointDamaged as damage:
+        raise BadInput(f"the checkpoint of step {chosen} is damaged: {damage}; choose another with --step") from damage
 
 
 def verify(url: Url, step: Annotated[int | None, typer.Option(min=0, help="Only this step; else all.")] = None) -> None:
@@ -67,16 +78,19 @@ def prune(
     keep_last: Annotated[int, typer.Option(min=1, help="Keep this many of the newest.")],
     keep_every: Annotated[int | None, typer.Option(min=1, help="Keep multiples of this many steps, too.")] = None,
 ) -> None:
-    """Remove old checkpoints."""
+    """Remove old checkpoints. Those that stay are read first: one that is damaged does not count."""
     folder = CheckpointFolder(url)
     _steps(folder)
-    removed = folder.prune(keep_last, keep_every)
+    removed = folder.prune(keep_last, keep_every, read_files=True)
     typer.echo(f"removed {len(removed)}; left: {', '.join(map(str, folder.steps()))}")
 
 
-def export(url: Url, model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder to write to.")]) -> None:
-    """Write the newest checkpoint's model as safetensors; `python -m boost_core.convert` can do more."""
-    raise typer.Exit(run_trainer("boost_core.convert", ["export", url, str(model)]))
+def export(
+    url: Url, model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder to write to.")], step: Step = None
+) -> None:
+    """Write a checkpoint's model as safetensors; `python -m boost_core.convert` can do more."""
+    chosen = [] if step is None else ["--step", str(step)]
+    raise typer.Exit(run_trainer("boost_core.convert", ["export", url, str(model), *chosen]))
 
 
 def _steps(folder: CheckpointFolder) -> list[int]:

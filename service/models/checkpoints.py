@@ -33,7 +33,21 @@ class CheckpointDetail(Checkpoint):
     versions: dict[str, str] = Field(description="Versions of the packages that wrote it.")
 
 
+class DamagedCheckpoint(BaseModel):
+    """A checkpoint that was committed and that no job can go on from."""
+
+    step: int = Field(description="Steps done when it was written.")
+    url: str = Field(description="Its folder.")
+    pinned: bool = Field(description="Whether it is kept until it is unpinned, whatever else is thinned out.")
+    damage: str = Field(description="What is wrong with it: which file, and how.")
+
+
 class CheckpointList(BaseModel):
     """A job's committed checkpoints."""
 
-    checkpoints: list[Checkpoint] = Field(description="The newest first.")
+    checkpoints: list[Checkpoint] = Field(
+        description="The newest first. Their files are all there, each of its size; what they hold is not read."
+    )
+    damaged: list[DamagedCheckpoint] = Field(
+        [], description="Those with a manifest or files that are missing, cut off or changed, the newest first."
+    )

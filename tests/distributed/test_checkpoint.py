@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import zlib
 from importlib.metadata import version
 from pathlib import Path
@@ -95,13 +96,19 @@ def test_loads_bit_equal_at_any_other_layout(
             assert all(torch.equal(loaded[name], saved[name]) for name in saved)
 
 
-def test_a_checkpoint_without_its_manifest_does_not_exist(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+def uncommit(folder: Path, step: int) -> None:
+    """Leave of a checkpoint what a save leaves that is cut off before its end."""
+    for name in ("manifest.json", "committed"):
+        (folder / f"step-{step:08d}" / name).unlink()
+
+
+def test_a_checkpoint_that_has_not_been_committed_does_not_exist(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = tiny_job(corpus, tmp_path)
     full, _ = ranks.run(2, train_and_record, spec)
     folder = CheckpointFolder(str(tmp_path))
     assert folder.steps() == [3, 6, 8]
     for step in (6, 8):
-        (tmp_path / f"step-{step:08d}" / "manifest.json").unlink()
+        uncommit(tmp_path, step)
     (tmp_path / "step-00000006" / "__0_0.distcp").write_bytes(b"half of a sh")
     assert folder.steps() == [3]
     resumed, _ = ranks.run(2, train_and_record, spec)
@@ -114,10 +121,12 @@ def test_the_manifest_says_what_was_saved(ranks: Ranks, corpus: Path, tmp_path: 
     spec = tiny_job(corpus, tmp_path)
     ranks.run(2, step_and_save, spec)
     manifest = CheckpointFolder(str(tmp_path)).manifest(2)
-    assert (manifest.step, manifest.samples, manifest.job) == (2, 8, spec)
+    assert (manifest.format, manifest.step, manifest.samples) == (3, 2, 8)
+    assert JobSpec.model_validate(manifest.job) == spec
     assert manifest.versions["torch"] == version("torch")
     stored = {path.name: path.stat().st_size for path in (tmp_path / "step-00000002").iterdir()}
     stored.pop("manifest.json")
+    assert stored.pop("committed") == 0
     assert {name: file.bytes for name, file in manifest.files.items()} == stored
     checksums = {name: zlib.crc32((tmp_path / "step-00000002" / name).read_bytes()) for name in stored}
     assert {name: file.crc32 for name, file in manifest.files.items()} == checksums
@@ -168,6 +177,48 @@ def test_with_no_checkpoint_intact_a_job_does_not_start_anew_by_itself(
         ranks.run(2, train_and_record, spec)
 
 
+def test_damaged_manifests_are_named_and_the_checkpoint_before_them_is_used(
+    ranks: Ranks, corpus: Path, tmp_path: Path
+) -> None:
+    spec = tiny_job(corpus, tmp_path)
+    full, _ = ranks.run(2, train_and_record, spec)
+    newest, before = (tmp_path / f"step-0000000{step}" / "manifest.json" for step in (8, 6))
+    newest.write_bytes(newest.read_bytes()[:100])
+    before.unlink()
+    (resumed, warnings), (_, others) = ranks.run(2, train_and_record_warnings, spec)
+    assert resumed[0].resumed_from == f"{tmp_path}/step-00000003"
+    assert losses(resumed) == {step: loss for step, loss in losses(full).items() if step > 3}
+    assert [line.partition(": ")[0] for line in warnings] == [
+        f"checkpoint {tmp_path}/step-0000000{step} is damaged and left out" for step in (8, 6)
+    ]
+    assert f"{newest} is not JSON" in warnings[0]
+    assert warnings[1].endswith(f"{before} is missing")
+    assert others == []
+    folder = CheckpointFolder(str(tmp_path))  # both steps have been taken again
+    assert [found.damage for found in folder.checkpoints()] == ["", "", ""]
+
+
+def test_a_job_whose_only_checkpoint_has_lost_its_manifest_does_not_begin_anew(
+    ranks: Ranks, corpus: Path, tmp_path: Path
+) -> None:
+    spec = tiny_job(corpus, tmp_path / "runs", training={"steps": 3})
+    full, _ = ranks.run(2, train_and_record, spec)
+    (tmp_path / "runs" / "step-00000003" / "manifest.json").unlink()
+    another = {"resume_from": str(tmp_path / "others"), "url": spec.checkpoint.url}
+    shutil.copytree(tmp_path / "runs", tmp_path / "others")  # nor does it begin with another job's weights
+    for job in (spec, tiny_job(corpus, tmp_path / "runs", training={"steps": 3}, checkpoint=another)):
+        with pytest.raises(
+            ValueError, match=r"is intact; restore .* step 3: .*step-00000003/manifest\.json is missing"
+        ):
+            ranks.run(2, train_and_record, job)
+
+    # Cut off while it was saved for the first time, it has never been there: all its files but the manifest may be.
+    (tmp_path / "runs" / "step-00000003" / "committed").unlink()
+    anew, _ = ranks.run(2, train_and_record, spec)
+    assert (anew[0].step, anew[0].resumed_from) == (0, None)
+    assert losses(anew) == losses(full)
+
+
 @pytest.mark.parametrize(
     ("keep", "left"), [({}, [3, 6, 8]), ({"keep_last": 1}, [8]), ({"keep_last": 1, "keep_every": 6}, [6, 8])], ids=str
 )
@@ -209,10 +260,10 @@ def test_the_manifest_appears_in_one_piece(tmp_path: Path, ranks: Ranks, corpus:
     visible = tmp_path / "step-00000002" / "manifest.json"
     visible.unlink()
     seen: list[bool] = []
-    original = type(manifest).model_dump_json
+    original = type(manifest).model_dump
 
     class Watched(type(manifest)):
-        def model_dump_json(self, **options) -> str:
+        def model_dump(self, **options) -> dict:
             seen.append(visible.exists())
             return original(self, **options)
 

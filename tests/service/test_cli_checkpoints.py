@@ -43,6 +43,32 @@ def test_verify_names_what_is_damaged(checkpoints: str, tmp_path: Path) -> None:
     assert ckpt("verify", checkpoints, "--step", 8).exit_code == 0
 
 
+def test_damaged_checkpoints_are_named_and_the_others_are_served(checkpoints: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    shard, manifest = folder / "step-00000006" / "__1_0.distcp", folder / "step-00000008" / "manifest.json"
+    manifest.write_bytes(b"")
+    lines = ckpt("ls", checkpoints).stdout.splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["STEP", "6", "3"]
+    assert lines[3:] == [f"the checkpoint of step 8 is damaged: {manifest} is empty"]
+    listed = json.loads(ckpt("ls", checkpoints, "--json").stdout)
+    assert [(one["step"], one["damage"]) for one in listed["damaged"]] == [(8, f"{manifest} is empty")]
+
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    verified = ckpt("verify", checkpoints)
+    assert (verified.exit_code, verified.stdout.splitlines()) == (1, [
+        "step 3: intact",
+        f"step 6: {shard} is not what was written (CRC-32 differs)",
+        f"step 8: {manifest} is empty",
+    ])  # fmt: skip
+    shown = ckpt("show", checkpoints)
+    assert (shown.exit_code, shown.stderr) == (
+        2, f"error: the checkpoint of step 8 is damaged: {manifest} is empty; choose another with --step\n",
+    )  # fmt: skip
+    assert json.loads(ckpt("show", checkpoints, "--step", 6).stdout)["job"]["name"] == "tiny-test"
+    assert ckpt("prune", checkpoints, "--keep-last", 1).stdout == "removed 0; left: 3, 6, 8\n"  # 3 alone is intact
+    assert ckpt("export", checkpoints, tmp_path / "model", "--step", 3).exit_code == 0
+
+
 def test_prune(checkpoints: str) -> None:
     assert ckpt("prune", checkpoints, "--keep-last", 1, "--keep-every", 3).stdout == "removed 0; left: 3, 6, 8\n"
     assert ckpt("prune", checkpoints, "--keep-last", 2).stdout == "removed 1; left: 6, 8\n"

@@ -195,6 +195,31 @@ def test_checkpoints(http: httpx.Client, store: JobStore, saved: JobRecord) -> N
     assert http.get(path).json()["checkpoints"] == []
 
 
+def test_damaged_checkpoints_are_listed_apart_and_can_be_deleted(
+    http: httpx.Client, store: JobStore, saved: JobRecord
+) -> None:
+    path, folder = f"/jobs/{saved.id}/checkpoints", Path(saved.checkpoint_url.removeprefix("file://"))
+    assert http.put(f"{path}/10/pin").json()["pinned"]
+    (folder / "step-00000030" / "manifest.json").write_bytes(b"{")
+    (folder / "step-00000010" / "part").write_bytes(b"1234")
+    listed = http.get(path).json()
+    assert [one["step"] for one in listed["checkpoints"]] == [20]
+    assert [(one["step"], one["pinned"], one["url"]) for one in listed["damaged"]] == [
+        (30, False, f"{saved.checkpoint_url}/step-00000030"), (10, True, f"{saved.checkpoint_url}/step-00000010"),
+    ]  # fmt: skip
+    assert "step-00000030/manifest.json is not JSON" in listed["damaged"][0]["damage"]
+    assert listed["damaged"][1]["damage"].endswith("step-00000010/part has 4 bytes of 5")
+
+    assert code(http.get(f"{path}/30")) == code(http.put(f"{path}/30/pin")) == (409, "checkpoint-damaged")
+    assert "step-00000030/manifest.json is not JSON" in http.get(f"{path}/30").json()["detail"]
+    assert code(http.delete(f"{path}/10")) == (409, "checkpoint-pinned")
+    assert code(http.delete(f"{path}/10/pin")) == (409, "checkpoint-damaged")  # and unpinned
+    assert code(http.delete(f"{path}/20")) == (409, "checkpoint-in-use")  # the newest that is intact
+    assert [http.delete(f"{path}/{step}").status_code for step in (10, 30)] == [204, 204]
+    left = http.get(path).json()
+    assert ([one["step"] for one in left["checkpoints"]], left["damaged"]) == ([20], [])
+
+
 def test_a_store_that_is_away_is_no_fault_of_the_service(http: httpx.Client, store: JobStore) -> None:
     spec = a_spec(checkpoint={"url": "s3://nowhere/at-all"})
     job = store.create(spec.model_copy(update={"credentials": "gone"}), "file:///c")

@@ -363,8 +363,13 @@ def test_checkpoints_are_pinned_and_deleted(visitor: Visit, job: SampleJob) -> N
     oldest.get_by_role("button", name="Delete").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(rows).to_have_count(1)
+    (Path(job.record.checkpoint_url.removeprefix("file://")) / "step-00000080" / "manifest.json").write_bytes(b"")
     job.save(120)
     expect(rows).to_have_count(2)
+    expect(rows.nth(1)).to_contain_text("step-00000080/manifest.json is empty")
+    rows.nth(1).get_by_role("button", name="Delete").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(rows).to_have_count(1)
 
 
 def test_the_plan_is_shown_by_shape(visitor: Visit, api: RunningApi, job: SampleJob) -> None:

@@ -2,22 +2,35 @@
 
 import os
 import pickle
+import zlib
 from pathlib import Path
 
 import pytest
 import torch
 from torch.distributed.checkpoint import metadata
-from torch.distributed.checkpoint.api import CheckpointException
 
 from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.index import files_named
+from boost_core.checkpoint.manifest import StoredFile
 from boost_core.checkpoint.shards import load_whole, save_whole
+from tests.jobs import tiny_job
+
+JOB = tiny_job("/corpus", "/checkpoints")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> CheckpointFolder:
     written = CheckpointFolder(str(tmp_path))
-    save_whole(written, 1, tensors(1.0))
+    written.commit_written(JOB, JOB.parallelism, 1, 4, save_whole(written, 1, tensors(1.0)))
     return written
+
+
+def load(folder: CheckpointFolder, into: dict[str, torch.Tensor]) -> None:
+    """Load what somebody has put there who also knows what a manifest is."""
+    manifest, content = folder.manifest(1), index(folder).read_bytes()
+    stored = StoredFile(bytes=len(content), crc32=zlib.crc32(content))
+    folder.commit(manifest.model_copy(update={"files": manifest.files | {".metadata": stored}}))
+    load_whole(folder, folder.manifest(1), into)
 
 
 def tensors(value: float) -> dict[str, torch.Tensor]:
@@ -31,7 +44,7 @@ def index(folder: CheckpointFolder) -> Path:
 
 def test_what_was_saved_is_loaded(folder: CheckpointFolder) -> None:
     got = tensors(0.0)
-    load_whole(folder, 1, got)
+    load(folder, got)
     assert all(torch.equal(got[name], saved) for name, saved in tensors(1.0).items())
 
 
@@ -46,8 +59,8 @@ class RunsSomething:
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_an_index_runs_nothing(folder: CheckpointFolder, tmp_path: Path, protocol: int) -> None:
     index(folder).write_bytes(pickle.dumps(RunsSomething(tmp_path / "ran"), protocol))
-    with pytest.raises(CheckpointException, match=r"would run .*mkdir; it is none of ours"):
-        load_whole(folder, 1, tensors(0.0))
+    with pytest.raises(ValueError, match=r"would run .*mkdir; it is none of ours"):
+        load(folder, tensors(0.0))
     assert not (tmp_path / "ran").exists()
 
 
@@ -55,8 +68,8 @@ def test_no_way_round_through_what_is_allowed(folder: CheckpointFolder) -> None:
     # From protocol 4 on names may have dots, by which a class leads to all of its module's globals.
     module, name = (bytes([0x8C, len(text)]) + text.encode() for text in (metadata.__name__, "Metadata.__module__"))
     index(folder).write_bytes(b"\x80\x04" + module + name + b"\x93.")
-    with pytest.raises(CheckpointException, match=r"would run .*Metadata.__module__"):
-        load_whole(folder, 1, tensors(0.0))
+    with pytest.raises(ValueError, match=r"would run .*Metadata.__module__"):
+        load(folder, tensors(0.0))
 
 
 def test_an_index_names_no_files_of_others(folder: CheckpointFolder) -> None:
@@ -64,5 +77,15 @@ def test_an_index_names_no_files_of_others(folder: CheckpointFolder) -> None:
     for file in content.storage_data.values():
         file.relative_path = "../step-00000002/__0_0.distcp"
     index(folder).write_bytes(pickle.dumps(content))
-    with pytest.raises(CheckpointException, match="names a file of another folder"):
-        load_whole(folder, 1, tensors(0.0))
+    with pytest.raises(ValueError, match="names a file of another folder"):
+        load(folder, tensors(0.0))
+
+
+def test_an_index_that_would_run_something_is_no_index_where_there_is_no_torch(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no index of torch's"):
+        files_named(pickle.dumps(RunsSomething(tmp_path / "ran")))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_without_torch_an_index_names_its_files(folder: CheckpointFolder) -> None:
+    assert files_named(index(folder).read_bytes()) == {"__0_0.distcp"}

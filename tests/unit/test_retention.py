@@ -21,6 +21,13 @@ def test_what_may_go(keep_last: int | None, keep_every: int | None, gone: list[i
     assert expendable([], keep_last, keep_every) == []
 
 
+def test_what_is_damaged_does_not_count_among_the_newest() -> None:
+    assert expendable(STEPS, 1, None, damaged={450}) == [100, 200, 300]
+    assert expendable(STEPS, 2, None, damaged={450, 300}) == [100]
+    assert expendable(STEPS, 2, None, damaged={200, 300, 400, 450}) == []
+    assert expendable(STEPS, 1, None, damaged=STEPS) == []
+
+
 def test_what_is_pinned_stays_and_counts_among_the_newest() -> None:
     assert expendable(STEPS, 2, None, {200, 450}) == [100, 300]
     assert expendable(STEPS, 1, 200, set(STEPS)) == []

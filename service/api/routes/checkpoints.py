@@ -18,36 +18,37 @@ _LAST_STEP = 10**15
 Step = Annotated[int, Path(ge=0, le=_LAST_STEP, description="Steps done when it was written.")]
 
 _LOOKED_AT = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE)
+_ONE = _LOOKED_AT | problem_responses(HTTPStatus.CONFLICT)
 
 
 @router.get("", responses=_LOOKED_AT)
 def list_checkpoints(job: JobDep, context: ContextDep) -> CheckpointList:
-    """List a job's committed checkpoints, the newest first."""
-    return CheckpointList(checkpoints=JobCheckpoints(job, context).all())
+    """List a job's committed checkpoints, the newest first, those that are damaged apart."""
+    return JobCheckpoints(job, context).all()
 
 
-@router.get("/{step}", responses=_LOOKED_AT)
+@router.get("/{step}", responses=_ONE)
 def show(job: JobDep, step: Step, context: ContextDep) -> CheckpointDetail:
-    """Look at one checkpoint and its files."""
+    """Look at one checkpoint and its files, unless it is damaged."""
     return JobCheckpoints(job, context).one(step)
 
 
-@router.put("/{step}/pin", responses=_LOOKED_AT)
+@router.put("/{step}/pin", responses=_ONE)
 def pin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Checkpoint:
     """Keep a checkpoint until it is unpinned, whatever the job's own rules would remove."""
     return JobCheckpoints(job, context).pin(step, True)
 
 
-@router.delete("/{step}/pin", responses=_LOOKED_AT)
+@router.delete("/{step}/pin", responses=_ONE)
 def unpin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Checkpoint:
-    """Leave a checkpoint to the job's own rules again."""
+    """Leave a checkpoint to the job's own rules again; a damaged one is unpinned, too, and then said to be damaged."""
     return JobCheckpoints(job, context).pin(step, False)
 
 
 @router.delete(
     "/{step}",
     status_code=HTTPStatus.NO_CONTENT,
-    responses=_LOOKED_AT | problem_responses(HTTPStatus.CONFLICT),
+    responses=_ONE,
 )
 def delete(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> None:
     """Delete a checkpoint, unless it is pinned or the newest of a job that goes on."""

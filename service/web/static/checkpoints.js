@@ -1,4 +1,4 @@
-// A job's checkpoints: what there is, which must stay, and deleting those that need not.
+// A job's checkpoints: what there is, what is damaged, which must stay, and deleting those that need not.
 
 import { call, get, jobPath } from "./api.js";
 import { ask } from "./dialog.js";
@@ -48,7 +48,8 @@ export function checkpointCard(id) {
   );
 
   async function read(signal) {
-    listed = (await get(jobPath(id, "checkpoints"), {}, signal)).checkpoints;
+    const found = await get(jobPath(id, "checkpoints"), {}, signal);
+    listed = [...found.checkpoints, ...found.damaged].sort((one, other) => other.step - one.step);
     show();
   }
 
@@ -56,7 +57,7 @@ export function checkpointCard(id) {
     table.hidden = !listed.length;
     all.hidden = listed.length <= FIRST;
     setText(all, shortened ? `Show all ${whole(listed.length)}` : "Show the newest");
-    const size = listed.reduce((sum, one) => sum + one.bytes, 0);
+    const size = listed.reduce((sum, one) => sum + (one.bytes ?? 0), 0);
     setText(summary, listed.length ? `${whole(listed.length)} with ${bytes(size)}` : "None yet.");
     body.replaceChildren(...listed.slice(0, shortened ? FIRST : listed.length).map(row));
   }
@@ -68,7 +69,7 @@ export function checkpointCard(id) {
         type: "button",
         class: "small",
         "aria-pressed": String(one.pinned),
-        disabled: !mayChange(),
+        disabled: !mayChange() || (one.damage && !one.pinned),
         on: {
           click: () => done(() => call(one.pinned ? "DELETE" : "PUT", jobPath(id, "checkpoints", one.step, "pin"))),
         },
@@ -86,7 +87,7 @@ export function checkpointCard(id) {
           click: () =>
             ask({
               title: `Delete the checkpoint of step ${whole(one.step)}?`,
-              text: `${bytes(one.bytes)} at ${one.url}. It cannot be brought back.`,
+              text: `${one.damage ? "Damaged" : bytes(one.bytes)} at ${one.url}. It cannot be brought back.`,
               action: "Delete",
               danger: true,
               act: async () => {
@@ -98,28 +99,22 @@ export function checkpointCard(id) {
       },
       "Delete",
     );
-    const cells = [
-      h("span", {}, whole(one.step), one.pinned && h("span", { class: "badge state-succeeded" }, "pinned")),
-      time(one.saved_at, moment(one.saved_at)),
-      bytes(one.bytes),
-      shape(one),
-      whole(one.samples),
-      h("span", { class: "controls" }, pin, remove),
+    const badges = [
+      one.pinned && h("span", { class: "badge state-succeeded" }, "pinned"),
+      one.damage && h("span", { class: "badge state-failed" }, "damaged"),
     ];
-    return h(
-      "tr",
-      { title: one.url },
-      cells.map((content, index) => h("td", { "data-label": columns[index] }, content)),
-    );
+    const step = h("td", { "data-label": columns[0] }, h("span", {}, whole(one.step), badges));
+    const facts = [time(one.saved_at, moment(one.saved_at)), bytes(one.bytes), shape(one), whole(one.samples)];
+    const middle = one.damage
+      ? h("td", { colspan: facts.length, "data-label": "Damage" }, one.damage)
+      : facts.map((content, index) => h("td", { "data-label": columns[index + 1] }, content));
+    const controls = h("td", { "data-label": "" }, h("span", { class: "controls" }, pin, remove));
+    return h("tr", { title: one.url }, step, middle, controls);
   }
 
   async function done(act) {
-    try {
-      await act();
-      await read();
-    } catch (problem) {
-      notify(problem);
-    }
+    await act().catch(notify);
+    await read().catch(notify); // in any case: a damaged checkpoint is unpinned, and then refused
   }
 
   return { element, read };

@@ -1,20 +1,22 @@
-"""Pinned checkpoints, on disk and on a real S3 server."""
+"""Checkpoints that are pinned, damaged or cut off, on disk and on a real S3 server."""
 
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
 import pytest
+import torch
 
 from boost_core.checkpoint.folder import CheckpointFolder, CheckpointPinned
+from boost_core.checkpoint.manifest import CheckpointDamaged
+from boost_core.checkpoint.shards import load_whole, save_whole
 from boost_core.config import JobSpec
 from tests.distributed.recording import train_and_record
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
 from tests.s3 import BUCKET, CREDENTIALS, S3Server, s3_server
 
-SHARD = b"weights"
+WEIGHTS = {"a": torch.arange(5000.0), "b": torch.arange(64.0).view(8, 8)}
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +47,7 @@ def job(tmp_path: Path) -> JobSpec:
 def written(store: tuple[str, dict | None], job: JobSpec, *steps: int) -> CheckpointFolder:
     folder = CheckpointFolder(*store)
     for step in steps:
-        folder.prepare(step)
-        with fsspec.open(f"{folder.step_url(step)}/shard", "wb", **folder.storage_options) as stream:
-            stream.write(SHARD)
-        folder.commit_written(job, job.parallelism, step, step * 4, {"shard": zlib.crc32(SHARD)})
+        folder.commit_written(job, job.parallelism, step, step * 4, save_whole(folder, step, WEIGHTS))
     return folder
 
 
@@ -130,3 +129,61 @@ def test_a_trainer_spares_what_is_pinned(ranks: Ranks, tmp_path: Path) -> None:
     longer = tiny_job(corpus, tmp_path / "runs", training={"steps": 11}, checkpoint={"keep_last": 1})
     ranks.run(2, train_and_record, longer)
     assert folder.steps() == [3, 11]
+
+
+def spoil(folder: CheckpointFolder, step: int, name: str) -> None:
+    """Cut a file of a checkpoint off."""
+    filesystem, path = fsspec.url_to_fs(f"{folder.step_url(step)}/{name}", **folder.storage_options)
+    content = filesystem.cat_file(path)
+    filesystem.pipe_file(path, content[: len(content) // 2])
+
+
+def delete(folder: CheckpointFolder, step: int, name: str) -> None:
+    filesystem, path = fsspec.url_to_fs(f"{folder.step_url(step)}/{name}", **folder.storage_options)
+    filesystem.rm_file(path)
+
+
+def test_damaged_checkpoints_are_told_of_and_do_not_count(store: tuple[str, dict | None], job: JobSpec) -> None:
+    folder = written(store, job, 100, 200, 300, 400, 500)
+    spoil(folder, 500, "manifest.json")
+    delete(folder, 400, "manifest.json")
+    spoil(folder, 300, "__0_0.distcp")
+    assert folder.steps() == [100, 200, 300, 400, 500]
+    told = {found.step: found.damage.partition("step-00000")[2] for found in folder.checkpoints()}
+    assert told.pop(500).startswith("500/manifest.json is not JSON")
+    assert told.pop(300).startswith("300/__0_0.distcp has ")
+    assert told == {400: "400/manifest.json is missing", 200: "", 100: ""}
+    assert [len(folder.damage(step)) for step in folder.steps()] == [0, 0, 1, 1, 1]
+
+    assert folder.prune(2, None) == []
+    assert folder.prune(1, None) == [100]
+    folder.remove(400)
+    folder.remove(500)
+    assert folder.steps() == [200, 300]
+
+
+def test_a_byte_that_has_changed_counts_where_files_are_read(store: tuple[str, dict | None], job: JobSpec) -> None:
+    folder = written(store, job, 100, 200)
+    filesystem, path = fsspec.url_to_fs(f"{folder.step_url(200)}/__0_0.distcp", **folder.storage_options)
+    content = filesystem.cat_file(path)
+    filesystem.pipe_file(path, content[:2000] + bytes([content[2000] ^ 1]) + content[2001:])
+    into = {name: torch.zeros_like(tensor) for name, tensor in WEIGHTS.items()}
+    with pytest.raises(CheckpointDamaged, match=r"step-00000200/__0_0.distcp is not what was written"):
+        load_whole(folder, folder.manifest(200), into)
+    assert folder.prune(1, None, read_files=True) == []
+    load_whole(folder, folder.manifest(100), into)
+    assert all(torch.equal(into[name], tensor) for name, tensor in WEIGHTS.items())
+
+
+def test_a_save_that_is_cut_off_leaves_what_was_committed_before(store: tuple[str, dict | None], job: JobSpec) -> None:
+    folder = CheckpointFolder(*store)
+    save_whole(folder, 100, WEIGHTS)  # the first ever; cut off before its manifest
+    assert folder.steps() == []
+    written(store, job, 100)
+    save_whole(folder, 100, WEIGHTS)  # the same step once more
+    assert folder.steps() == [100]
+    with pytest.raises(CheckpointDamaged, match=r"step-00000100/manifest.json is missing"):
+        folder.manifest(100)
+    written(store, job, 100)
+    assert folder.damage(100) == []
+    assert folder.manifest(100).step == 100
