@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from boost_core.config import ModelConfig
@@ -42,13 +43,25 @@ def read_model(folder: Path) -> tuple[ModelConfig, Tensors]:
         raise ValueError(f"{folder} holds no {_CONFIG} with safetensors beside it; give the folder of a model")
     try:
         config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{folder / _CONFIG} is not valid JSON: {error}") from error
     model = model_of(config)
-    tensors = {name: _full_precision(name, tensor) for file in files for name, tensor in load_file(file).items()}
+    tensors: Tensors = {}
+    for file in files:
+        for name, tensor in _loaded(file).items():
+            if name in tensors:
+                raise ValueError(f"{name} is in {file} and in another file of {folder}; leave one model there")
+            tensors[name] = _full_precision(name, tensor)
     if model.tie_embeddings:
         tensors.pop("lm_head.weight", None)  # some writers store it twice
     return model, tensors
+
+
+def _loaded(file: Path) -> Tensors:
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged: {error}; copy it again") from error
 
 
 def _full_precision(name: str, tensor: torch.Tensor) -> torch.Tensor:

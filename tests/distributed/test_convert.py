@@ -177,6 +177,22 @@ def test_a_folder_that_holds_another_model_is_refused(tmp_path: Path) -> None:
             write_model(tmp_path, config, published, TrainedOn(32, 0))
 
 
+def test_damaged_and_doubled_files_are_refused_by_name(tmp_path: Path) -> None:
+    config = model(family="dense")
+    write_model(tmp_path, config, to_published(config, full_weights(config, torch.float32)), TrainedOn(32, 0))
+    tensors = tmp_path / "model.safetensors"
+    (tmp_path / "other.safetensors").write_bytes(tensors.read_bytes())
+    with pytest.raises(ValueError, match=r"lm_head\.weight is in .*other\.safetensors and in another file"):
+        read_model(tmp_path)
+    (tmp_path / "other.safetensors").unlink()
+    tensors.write_bytes(tensors.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged: .*; copy it again"):
+        read_model(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": ')
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+        read_model(tmp_path)
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
 def test_quantized_weights_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
     config = model(family="dense")

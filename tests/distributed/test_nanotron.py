@@ -220,6 +220,10 @@ def test_what_is_no_whole_checkpoint_is_refused(tmp_path: Path) -> None:
         read_nanotron(tmp_path)
     write_nanotron(tmp_path, MODEL, random_model(), TRAINED_ON, 2)
     shard = next(tmp_path.glob("model/model/decoder/1/pp_block/mlp/down_proj/*tp-rank-1*"))
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"tp-rank-1-of-2\.safetensors is damaged"):
+        read_nanotron(tmp_path)
     shard.unlink()
     with pytest.raises(ValueError, match=r"shards of model\.decoder\.1\.pp_block\.mlp\.down_proj\.weight are missing"):
         read_nanotron(tmp_path)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from boost_core.config import ModelConfig
@@ -151,9 +151,7 @@ def _merged(root: Path, name: str) -> torch.Tensor:
     whole: torch.Tensor | None = None
     covered = 0
     for path in shards:
-        with safe_open(path, framework="pt") as stream:
-            shard: torch.Tensor = stream.get_tensor("data")
-            metadata = stream.metadata()
+        shard, metadata = _shard(path)
         if not metadata or "unsharded_shape" not in metadata:
             return shard
         placed = modules().tensor_metadata.from_str_dict(
@@ -167,6 +165,14 @@ def _merged(root: Path, name: str) -> torch.Tensor:
     if whole is None or covered != whole.numel():
         raise ValueError(f"shards of {name} are missing in {place}; there are {len(shards)}")
     return whole
+
+
+def _shard(path: Path) -> tuple[torch.Tensor, dict[str, str] | None]:
+    try:
+        with safe_open(path, framework="pt") as stream:
+            return stream.get_tensor("data"), stream.metadata()
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}; copy it again") from error
 
 
 def _write_shards(root: Path, packed: _Packed, tensors: list[torch.Tensor], ranks: int) -> None:
