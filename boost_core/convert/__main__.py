@@ -8,11 +8,13 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import CheckpointDamaged
 from boost_core.config import load_job
 from boost_core.config.base import in_lines
+from boost_core.convert.compare import is_cut, refuse_another_function
 from boost_core.convert.factor import factored
 from boost_core.convert.model_folder import read_model, write_model
 from boost_core.convert.names import fill_from_published, to_published
 from boost_core.convert.nanotron.llama import CONFIG as NANOTRON_CONFIG
 from boost_core.convert.nanotron.llama import read_nanotron, write_nanotron
+from boost_core.convert.trained_on import trained_on
 from boost_core.convert.whole import empty_weights, read_weights, write_start
 
 
@@ -41,7 +43,7 @@ def export(checkpoints: str, model_folder: Path, step: int | None, nanotron_rank
 
     Raises:
         CheckpointDamaged: The checkpoint is not what was written; nothing is exported.
-        ValueError: There is no such checkpoint, or its family has no published form.
+        ValueError: There is no such checkpoint, nanotron has no such model, or the folder holds another.
     """
     folder = CheckpointFolder(checkpoints)
     steps = folder.steps()
@@ -55,11 +57,11 @@ def export(checkpoints: str, model_folder: Path, step: int | None, nanotron_rank
         raise CheckpointDamaged(
             f"the checkpoint of step {chosen} is damaged: {damage}; restore it, or choose another with --step: {others}"
         ) from damage
-    published = to_published(model, weights)
+    about, published = trained_on(folder.manifest(chosen)), to_published(model, weights)
     if nanotron_ranks is None:
-        write_model(model_folder, model, published)
+        write_model(model_folder, model, published, about)
     else:
-        write_nanotron(model_folder, model, published, nanotron_ranks)
+        write_nanotron(model_folder, model, published, about, nanotron_ranks)
 
 
 def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:
@@ -68,13 +70,14 @@ def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:
     A dense model is cut to the rank of a job whose model is svd or cola.
 
     Raises:
-        ValueError: The model is not the job's.
+        ValueError: The model is not the job's, or computes something else.
     """
     job = load_job(job_file)
     from_nanotron = (model_folder / NANOTRON_CONFIG).exists()
     there, published = read_nanotron(model_folder) if from_nanotron else read_model(model_folder)
-    if there.family == "dense" and job.model.rank is not None:
-        published = factored(published, job.model.rank)
+    refuse_another_function(there, job.model)
+    if is_cut(there, job.model):
+        published = factored(published, job.model.bottleneck_rank)
     weights = empty_weights(job.model)
     fill_from_published(job.model, weights, published)
     write_start(CheckpointFolder(checkpoints), job, weights)
@@ -83,7 +86,7 @@ def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m boost_core.convert", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    to_model = commands.add_parser("export", help="a checkpoint as safetensors with published names")
+    to_model = commands.add_parser("export", help="a checkpoint as safetensors and config.json")
     to_model.add_argument("checkpoints", help="folder of a job's checkpoints, a path or a URL")
     to_model.add_argument("model", type=Path, help="folder to write the model to")
     to_model.add_argument("--step", type=int, help="which checkpoint; the newest by default")

@@ -1,7 +1,8 @@
 """Where each published tensor of a model is among the trainer's weights.
 
 Dense models have the names of Hugging Face's LLaMA; low-rank ones those of CoLA's code, which has ``cola_a`` (d_in × r)
-and ``cola_b`` (r × d_out) in the place of a projection's ``weight``. LLaMA's matrices are stored d_out × d_in.
+and ``cola_b`` (r × d_out) in the place of a projection's ``weight``. LLaMA's matrices are stored d_out × d_in. LaX's
+crossings, which nobody has published, are ``crossing`` beside the ``cola_a`` of the projection that they cross into.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,12 @@ _MODULES = {
     "output": {"output": "self_attn.o_proj"},
     "gate_up": {"gate": "mlp.gate_proj", "up": "mlp.up_proj"},
     "down": {"down": "mlp.down_proj"},
+}
+# A crossing's weights by its gate; each has a place for every projection of its module.
+_CROSSINGS = {
+    "identity": ("norm_scale", "norm_shift"),
+    "dense": ("norm_scale", "norm_shift", "gate_matrix"),
+    "tensor": ("norm_scale", "norm_shift", "gate_a", "gate_b"),
 }
 _NORMS = {"query_key_value": "input_layernorm", "gate_up": "post_attention_layernorm"}
 
@@ -46,13 +53,7 @@ class Slot:
 
 
 def published_slots(model: ModelConfig) -> dict[str, Slot]:
-    """The slot of every published tensor.
-
-    Raises:
-        ValueError: The family has no published form.
-    """
-    if model.family == "lax":
-        raise ValueError("family=lax has no published form; dense, svd and cola have")
+    """The slot of every published tensor."""
     slots = {"model.embed_tokens.weight": Slot("embedding.weight"), "model.norm.weight": Slot("head.scale")}
     if not model.tie_embeddings:
         slots["lm_head.weight"] = Slot("head.weight", transposed=True)
@@ -63,6 +64,10 @@ def published_slots(model: ModelConfig) -> dict[str, Slot]:
         for module, names in _MODULES.items():
             for name, slot in _projection_slots(model, f"{here}.{module}", names):
                 slots[f"{there}.{name}"] = slot
+            if model.lax is not None and model.crosses_into(layer):
+                for place, name in enumerate(names.values()):
+                    for part in _CROSSINGS[model.lax.gate]:
+                        slots[f"{there}.{name}.crossing.{part}"] = Slot(f"{here}.{module}.crossing.{part}", (place,))
     return slots
 
 

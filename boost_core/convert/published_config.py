@@ -1,54 +1,91 @@
-"""``config.json``: a model's shape in the words of Hugging Face's LLaMA and of CoLA's code."""
+"""Writing ``config.json``: the published class that computes what the trainer does, and the fields that make it do so.
 
+===========================================  ================  ===================================================
+the model                                    the class         why
+===========================================  ================  ===================================================
+dense                                        LlamaForCausalLM  ``hidden_act`` is the gate's activation
+cola and svd without grouped queries, whose  ColaForCausalLM   ``hidden_act`` is the activation of all bottlenecks,
+gate has their activation or none                              and of the gate too unless ``only_lr_act``
+any other                                    BoostForCausalLM  no published class computes it, so none is named
+===========================================  ================  ===================================================
+
+ColaForCausalLM is CoLA's published code (https://github.com/alvin-zyl/CoLA, ``cola/modeling_cola.py``).
+"""
+
+from dataclasses import dataclass
 from typing import Any
 
 from boost_core.config import ModelConfig
 
-_SAME_NAME = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rope_theta",
-)  # fmt: skip
+# Of what no published class computes. Nothing but ``boost_core.convert`` reads it.
+OWN_TYPE = "boost"
+
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "cola": "ColaForCausalLM", OWN_TYPE: "BoostForCausalLM"}
 
 
-def published_config(model: ModelConfig) -> dict[str, Any]:
-    """A model's shape for ``config.json``."""
-    shared = {name: getattr(model, name) for name in _SAME_NAME} | {
-        "num_key_value_heads": model.key_value_heads,
-        "rms_norm_eps": model.norm_epsilon,
-        "tie_word_embeddings": model.tie_embeddings,
-        "hidden_act": "silu" if model.gated_by_silu else "linear",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "torch_dtype": "float32",
-    }
+@dataclass(frozen=True)
+class TrainedOn:
+    """What a model was trained on, as far as those who run it need to know.
+
+    Attributes:
+        sequence_length: Tokens a sequence.
+        end_of_document: The token that ends a document; ``None`` if it is not known.
+    """
+
+    sequence_length: int
+    end_of_document: int | None
+
+
+def model_type(model: ModelConfig) -> str:
+    """Which class computes the model: ``llama``, ``cola``, or ``boost`` for none that is published."""
     if model.family == "dense":
-        return {"architectures": ["LlamaForCausalLM"], "model_type": "llama"} | shared
-    return {"architectures": ["ColaForCausalLM"], "model_type": "cola"} | shared | {
-        "rank": model.rank,
-        "lr_act_type": "silu" if model.latent_activation else "linear",
-        "only_lr_act": not model.gated_by_silu,
+        return "llama"
+    grouped_queries = model.key_value_heads != model.num_attention_heads
+    gate_differs = model.gated_by_silu and not model.latent_activation
+    return OWN_TYPE if model.lax is not None or grouped_queries or gate_differs else "cola"
+
+
+def published_config(model: ModelConfig, trained_on: TrainedOn) -> dict[str, Any]:
+    """The content of ``config.json``."""
+    kind = model_type(model)
+    shape = {"model": described(model)} if kind == OWN_TYPE else _published_shape(model, kind)
+    return {"architectures": [_ARCHITECTURES[kind]], "model_type": kind} | shape | {
+        "max_position_embeddings": trained_on.sequence_length,
+        # Written even if there is none, because the classes have defaults. The trainer puts no token before documents.
+        "bos_token_id": None,
+        "eos_token_id": trained_on.end_of_document,
+        "torch_dtype": "float32",
     }  # fmt: skip
 
 
-def model_of(config: dict[str, Any]) -> ModelConfig:
-    """The shape that a ``config.json`` describes.
+def described(model: ModelConfig) -> dict[str, Any]:
+    """Everything that decides what a model computes, in the words of a job's ``model``, its defaults filled in."""
+    filled = {"num_key_value_heads": model.key_value_heads, "gate_activation": model.gated_by_silu}
+    return model.model_dump(mode="json", exclude={"preset"}) | filled
 
-    Raises:
-        ValueError: It is neither of a LLaMA nor of a CoLA model, or has what these have not here.
-    """
-    kind = config.get("model_type")
-    if kind not in ("llama", "cola"):
-        raise ValueError(f"config.json: model_type is {kind!r}; llama and cola can be read")
-    if unknown := [name for name in ("rope_scaling", "attention_bias", "mlp_bias") if config.get(name)]:
-        raise ValueError(f"config.json: {', '.join(unknown)} is set, which the trainer's models do not have")
-    family = "dense" if kind == "llama" else "cola" if config.get("lr_act_type") == "silu" else "svd"
-    return ModelConfig.model_validate(
-        {name: config[name] for name in _SAME_NAME if name in config}
-        | {
-            "family": family,
-            "rank": config.get("rank"),
-            "num_key_value_heads": config.get("num_key_value_heads"),
-            "norm_epsilon": config.get("rms_norm_eps", 1e-6),
-            "tie_embeddings": config.get("tie_word_embeddings", False),
-            "gate_activation": config.get("hidden_act") == "silu" and (kind == "llama" or not config["only_lr_act"]),
-        }
-    )
+
+def _published_shape(model: ModelConfig, kind: str) -> dict[str, Any]:
+    shape = {
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.key_value_heads,
+        "rope_theta": model.rope_theta,
+        "rms_norm_eps": model.norm_epsilon,
+        "tie_word_embeddings": model.tie_embeddings,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+    if kind == "llama":
+        return shape | {"hidden_act": _activation(model.gated_by_silu)}
+    return shape | {
+        "hidden_act": _activation(model.latent_activation),
+        "only_lr_act": not model.gated_by_silu,
+        "rank": model.rank,
+    }
+
+
+def _activation(silu: bool) -> str:
+    return "silu" if silu else "linear"

@@ -1,6 +1,8 @@
 """Weights to and from nanotron's shards, by its own code on real ranks; and its layers as an independent baseline."""
 
+import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import patch
 
@@ -15,6 +17,7 @@ from boost_core.convert.__main__ import export, start
 from boost_core.convert.names import Tensors, to_published
 from boost_core.convert.nanotron.llama import read_nanotron, write_nanotron
 from boost_core.convert.nanotron.modules import modules
+from boost_core.convert.published_config import TrainedOn, described
 from boost_core.convert.whole import read_weights
 from boost_core.nn.attention import Rotation, causal_attention
 from boost_core.nn.strategy import NormWeights
@@ -30,6 +33,7 @@ SHAPE = {
     "num_key_value_heads": 2, "vocab_size": 256,
 }  # fmt: skip
 MODEL = ModelConfig.model_validate(SHAPE)
+TRAINED_ON = TrainedOn(sequence_length=64, end_of_document=0)
 
 
 def context(size: int):
@@ -114,10 +118,13 @@ def theirs_loaded(size: int, folder: Path) -> dict[str, torch.Tensor]:
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 
-def write_config(folder: Path) -> None:
-    """What nanotron leaves beside the weights; ours is the same."""
-    write_nanotron(folder / "ours", MODEL, random_model(), 1)
-    (folder / "model_config.json").write_text((folder / "ours" / "model_config.json").read_text())
+def write_config(folder: Path, **changes: object) -> None:
+    """What nanotron leaves beside the weights: all fields of its own configuration."""
+    modules()
+    from nanotron.config import LlamaConfig
+
+    sizes = {name: value for name, value in SHAPE.items() if name != "family"}
+    (folder / "model_config.json").write_text(json.dumps(asdict(LlamaConfig(**sizes)) | changes))
 
 
 def random_model() -> Tensors:
@@ -134,7 +141,7 @@ def test_what_nanotron_has_saved_is_read(ranks: Ranks, tmp_path: Path, size: int
     shards = ranks.run(size, theirs_saved, size, tmp_path)
     write_config(tmp_path)
     model, published = read_nanotron(tmp_path)
-    assert model == MODEL.model_copy(update={"preset": None})
+    assert described(model) == described(MODEL)
     first = "model.decoder.0.pp_block."
     down = torch.cat([shard[f"{first}mlp.down_proj.weight"] for shard in shards], dim=1)
     assert torch.equal(published["model.layers.0.mlp.down_proj.weight"], down)
@@ -148,7 +155,7 @@ def test_what_nanotron_has_saved_is_read(ranks: Ranks, tmp_path: Path, size: int
 @pytest.mark.parametrize(("written", "read"), [(1, 1), (2, 2), (2, 1), (1, 2)])
 def test_nanotron_reads_what_is_written(ranks: Ranks, tmp_path: Path, written: int, read: int) -> None:
     published = random_model()
-    write_nanotron(tmp_path, MODEL, published, written)
+    write_nanotron(tmp_path, MODEL, published, TRAINED_ON, written)
     shards = ranks.run(read, theirs_loaded, read, tmp_path)
     head = torch.cat([shard["model.lm_head.pp_block.weight"] for shard in shards])
     assert torch.equal(head, published["lm_head.weight"])
@@ -158,7 +165,7 @@ def test_nanotron_reads_what_is_written(ranks: Ranks, tmp_path: Path, written: i
         shards[0]["model.decoder.1.pp_block.input_layernorm.weight"], published["model.layers.1.input_layernorm.weight"]
     )
     back, again = read_nanotron(tmp_path)
-    assert back == MODEL.model_copy(update={"preset": None})
+    assert described(back) == described(MODEL)
     assert again.keys() == published.keys()
     assert all(torch.equal(again[name], tensor) for name, tensor in published.items())
 
@@ -166,7 +173,7 @@ def test_nanotron_reads_what_is_written(ranks: Ranks, tmp_path: Path, written: i
 def test_heads_that_turn_neighbours_attend_as_those_that_turn_halves(tmp_path: Path) -> None:
     """Attention with nanotron's rows under its rotation is ours with the rows that it is read as."""
     published = random_model()
-    write_nanotron(tmp_path, MODEL, published, 1)
+    write_nanotron(tmp_path, MODEL, published, TRAINED_ON, 1)
     from safetensors.torch import load_file
 
     shard = next((tmp_path / "model/model/decoder/0/pp_block/attn/qkv_proj").glob("*.safetensors"))
@@ -192,7 +199,7 @@ def test_heads_that_turn_neighbours_attend_as_those_that_turn_halves(tmp_path: P
 
 def test_a_job_goes_on_from_nanotrons_weights_and_back(ranks: Ranks, tmp_path: Path) -> None:
     published = random_model()
-    write_nanotron(tmp_path / "theirs", MODEL, published, 2)
+    write_nanotron(tmp_path / "theirs", MODEL, published, TRAINED_ON, 2)
     job = tiny_job(write_corpus(tmp_path / "corpus"), tmp_path / "run", model={**SHAPE, "rank": None})
     job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"resume_from": f"{tmp_path}/start"})})
     (tmp_path / "job.json").write_text(job.model_dump_json())
@@ -211,15 +218,62 @@ def test_a_job_goes_on_from_nanotrons_weights_and_back(ranks: Ranks, tmp_path: P
 def test_what_is_no_whole_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no model_config\.json"):
         read_nanotron(tmp_path)
-    write_nanotron(tmp_path, MODEL, random_model(), 2)
+    write_nanotron(tmp_path, MODEL, random_model(), TRAINED_ON, 2)
     shard = next(tmp_path.glob("model/model/decoder/1/pp_block/mlp/down_proj/*tp-rank-1*"))
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"tp-rank-1-of-2\.safetensors is damaged"):
+        read_nanotron(tmp_path)
     shard.unlink()
     with pytest.raises(ValueError, match=r"shards of model\.decoder\.1\.pp_block\.mlp\.down_proj\.weight are missing"):
         read_nanotron(tmp_path)
     with pytest.raises(ValueError, match="dense, and the model is cola"):
-        write_nanotron(tmp_path, ModelConfig.model_validate(SHAPE | {"family": "cola", "rank": 4}), {}, 1)
+        write_nanotron(tmp_path, ModelConfig.model_validate(SHAPE | {"family": "cola", "rank": 4}), {}, TRAINED_ON, 1)
     with pytest.raises(ValueError, match="3 ranks do not divide"):
-        write_nanotron(tmp_path, MODEL, random_model(), 3)
+        write_nanotron(tmp_path, MODEL, random_model(), TRAINED_ON, 3)
+
+
+def test_what_its_configuration_says_of_the_function_is_carried(tmp_path: Path) -> None:
+    changes = {"rope_theta": 500.0, "norm_epsilon": 1e-5, "gate_activation": False}
+    model = ModelConfig.model_validate(SHAPE | changes)
+    write_nanotron(tmp_path, model, random_model(), TRAINED_ON, 1)
+    written = json.loads((tmp_path / "model_config.json").read_text())
+    names = ("rope_theta", "rope_interleaved", "rms_norm_eps", "hidden_act", "max_position_embeddings", "eos_token_id")
+    assert [written[name] for name in names] == [500.0, True, 1e-5, "linear", 64, 0]
+    there, _ = read_nanotron(tmp_path)
+    assert described(there) == described(model)
+
+
+def test_rows_of_a_configuration_that_turns_halves_stay_in_their_order(tmp_path: Path) -> None:
+    """As BOOST's fork and later versions have it by default (https://github.com/Arcana-2236/nanotron)."""
+    published = random_model()
+    write_nanotron(tmp_path, MODEL, published, TRAINED_ON, 1)
+    write_config(tmp_path, rope_interleaved=False, rope_theta=500.0)
+    model, halves = read_nanotron(tmp_path)
+    assert model.rope_theta == 500.0
+    write_config(tmp_path)
+    model, neighbours = read_nanotron(tmp_path)
+    assert model.rope_theta == 10_000.0
+    query = "model.layers.0.self_attn.q_proj.weight"
+    turned = neighbours[query].view(4, 2, 2, 16).transpose(1, 2).reshape(16, 16)
+    assert torch.equal(halves[query], turned)
+    assert torch.equal(neighbours[query], published[query])
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling is"),
+        ({"cola_rank": 4}, "cola_rank is 4, which the trainer does not know"),
+    ],
+    ids=str,
+)
+def test_a_configuration_that_computes_something_else_is_refused(tmp_path: Path, changes: dict, says: str) -> None:
+    write_nanotron(tmp_path, MODEL, random_model(), TRAINED_ON, 1)
+    write_config(tmp_path, **changes)
+    with pytest.raises(ValueError, match=rf"model_config\.json: {says}"):
+        read_nanotron(tmp_path)
 
 
 def both_layers(size: int) -> list[torch.Tensor]:

@@ -1,7 +1,8 @@
 """A LLaMA in nanotron's shards.
 
 It packs query, key and value into one matrix and gate and up into another, d_out × d_in, and its rotary embedding
-turns neighbours of a head where LLaMA's published weights, and ours, turn halves.
+turns neighbours of a head where LLaMA's published weights, and ours, turn halves. Version 0.4 always does, with base
+10,000; BOOST's fork and later versions have ``rope_theta``, and turn halves unless ``rope_interleaved``.
 """
 
 import json
@@ -11,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from boost_core.config import ModelConfig
 from boost_core.convert.names import Tensors
 from boost_core.convert.nanotron.modules import modules
+from boost_core.convert.published_config import TrainedOn, published_config
+from boost_core.convert.read_config import model_of
 
 CONFIG = "model_config.json"
 
@@ -48,19 +51,13 @@ def read_nanotron(folder: Path) -> tuple[ModelConfig, Tensors]:
         ValueError: The folder holds no such model, or not all of it.
     """
     try:
-        config = json.loads((folder / CONFIG).read_text())
-        model = ModelConfig.model_validate(
-            {
-                "family": "dense",
-                "tie_embeddings": config["tie_word_embeddings"],
-                "norm_epsilon": config["rms_norm_eps"],
-                "rope_theta": config.get("rope_theta", 10_000.0),
-                "num_key_value_heads": config.get("num_key_value_heads"),
-                **{name: config[name] for name in _SAME_NAMES},
-            }
-        )
-    except (OSError, KeyError) as error:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        neighbours = config.pop("rope_interleaved", True)
+        if not config.pop("is_llama_config"):
+            raise KeyError("is_llama_config")
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise ValueError(f"{folder} holds no {CONFIG} of a LLaMA of nanotron's: {error!r}") from error
+    model = model_of(config | {"model_type": "llama"}, CONFIG)
     published: Tensors = {}
     for packed in _packed(model):
         whole = _merged(folder / "model", packed.name).float()
@@ -68,11 +65,14 @@ def read_nanotron(folder: Path) -> tuple[ModelConfig, Tensors]:
         if sum(sizes) != len(whole):
             raise ValueError(f"{packed.name} has {len(whole)} rows and the model {sum(sizes)}; {CONFIG} is another's")
         for place, (name, part) in enumerate(zip(packed.published, torch.split(whole, sizes), strict=True)):
-            published[name] = _to_halves(part, model.head_size) if place < packed.turned else part
+            turned = neighbours and place < packed.turned
+            published[name] = _to_halves(part, model.head_size) if turned else part
     return model, {name: tensor.contiguous() for name, tensor in published.items()}
 
 
-def write_nanotron(folder: Path, model: ModelConfig, published: Tensors, tensor_parallel_size: int) -> None:
+def write_nanotron(
+    folder: Path, model: ModelConfig, published: Tensors, trained_on: TrainedOn, tensor_parallel_size: int
+) -> None:
     """Write a dense model as ``tensor_parallel_size`` ranks of nanotron would.
 
     Raises:
@@ -93,14 +93,17 @@ def write_nanotron(folder: Path, model: ModelConfig, published: Tensors, tensor_
             for place, name in enumerate(packed.published)
         ]
         _write_shards(folder / "model", packed, tensors, tensor_parallel_size)
-    content = {name: getattr(model, name) for name in _SAME_NAMES} | {
-        "num_key_value_heads": model.key_value_heads, "rms_norm_eps": model.norm_epsilon,
-        "tie_word_embeddings": model.tie_embeddings, "is_llama_config": True,
-    }  # fmt: skip
+    config = published_config(model, trained_on)
+    content = {name: config[name] for name in _FIELDS} | {"is_llama_config": True, "rope_interleaved": True}
     (folder / CONFIG).write_text(json.dumps(content, indent=2))
 
 
-_SAME_NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+# Those of the published configuration that nanotron has, too.
+_FIELDS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "hidden_act", "rope_theta", "rms_norm_eps", "tie_word_embeddings",
+    "max_position_embeddings", "bos_token_id", "eos_token_id",
+)  # fmt: skip
 
 
 def _packed(model: ModelConfig) -> Iterator[_Packed]:
@@ -148,9 +151,7 @@ def _merged(root: Path, name: str) -> torch.Tensor:
     whole: torch.Tensor | None = None
     covered = 0
     for path in shards:
-        with safe_open(path, framework="pt") as stream:
-            shard: torch.Tensor = stream.get_tensor("data")
-            metadata = stream.metadata()
+        shard, metadata = _shard(path)
         if not metadata or "unsharded_shape" not in metadata:
             return shard
         placed = modules().tensor_metadata.from_str_dict(
@@ -164,6 +165,14 @@ def _merged(root: Path, name: str) -> torch.Tensor:
     if whole is None or covered != whole.numel():
         raise ValueError(f"shards of {name} are missing in {place}; there are {len(shards)}")
     return whole
+
+
+def _shard(path: Path) -> tuple[torch.Tensor, dict[str, str] | None]:
+    try:
+        with safe_open(path, framework="pt") as stream:
+            return stream.get_tensor("data"), stream.metadata()
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}; copy it again") from error
 
 
 def _write_shards(root: Path, packed: _Packed, tensors: list[torch.Tensor], ranks: int) -> None:

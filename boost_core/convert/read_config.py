@@ -1,0 +1,174 @@
+"""Reading ``config.json``: what a published class would compute, as a model of the trainer's, or a refusal.
+
+A field that is known to change nothing is passed over, and one that is not known is taken for one that does.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from boost_core.config import ModelConfig
+from boost_core.config.base import in_lines
+from boost_core.convert.published_config import OWN_TYPE
+
+# Those of LlamaConfig, from which CoLA's class inherits.
+_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+}  # fmt: skip
+_JOBS_NAMES = {"rms_norm_eps": "norm_epsilon", "tie_word_embeddings": "tie_embeddings"}
+_DEFAULT_ROPE_THETA = 10_000.0
+
+_ACTIVATIONS = {"silu": True, "swish": True, "linear": False}
+
+# What may be set to this, because it then changes nothing.
+_ONLY: dict[str, Any] = {
+    "attention_bias": False, "mlp_bias": False, "attention_dropout": 0, "partial_rotary_factor": 1,
+    "use_sliding_window": False, "is_encoder_decoder": False, "add_cross_attention": False,
+    "tie_encoder_decoder": False, "pruned_heads": {}, "rope_interleaved": False, "is_llama_config": True,
+}  # fmt: skip
+
+# What no logit depends on: how a model was made, stored, batched or is sampled from.
+_WITHOUT_EFFECT = frozenset((
+    "architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "use_cache", "initializer_range",
+    "max_position_embeddings", "max_sequence_length", "pretraining_tp", "name_or_path", "_name_or_path",
+    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "bos_token_id", "eos_token_id",
+    "pad_token_id", "sep_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id",
+    "suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "prefix", "tokenizer_class", "finetuning_task",
+    "task_specific_params", "problem_type", "id2label", "label2id", "num_labels", "return_dict", "output_attentions",
+    "output_hidden_states", "output_scores", "return_dict_in_generate", "torchscript", "use_bfloat16", "is_decoder",
+    "chunk_size_feed_forward", "remove_invalid_values", "do_sample", "early_stopping", "max_length", "min_length",
+    "num_beams", "num_beam_groups", "num_return_sequences", "temperature", "top_k", "top_p", "typical_p",
+    "repetition_penalty", "length_penalty", "diversity_penalty", "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "transformers.js_config",
+))  # fmt: skip
+
+_READ = {"num_key_value_heads", "head_dim", "hidden_act", "rope_theta", "rope_scaling", "rope_parameters", *_DEFAULTS}
+_READ_OF_COLA = {"rank", "lr_act_type", "only_lr_act"}
+
+
+def model_of(config: Any, file: str = "config.json") -> ModelConfig:
+    """The model that a configuration describes, with the defaults of its published class.
+
+    Args:
+        config: The content of the file.
+        file: Its name, for errors.
+
+    Raises:
+        ValueError: It is of none of these classes, or the trainer has no model that computes the same.
+    """
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if kind not in ("llama", "cola", OWN_TYPE):
+        raise ValueError(f"{file}: model_type is {kind!r}; give a model of type llama, cola or {OWN_TYPE}")
+    known = {"model"} if kind == OWN_TYPE else _READ | _READ_OF_COLA if kind == "cola" else _READ
+    _refuse(file, _unknown(config, known))
+    if kind == OWN_TYPE:
+        return _validated(file, config.get("model"))
+    _refuse(file, (*_rope_problems(config), *_activation_problems(config, kind)))
+    model = _validated(file, _common(config) | (_of_cola(config) if kind == "cola" else _of_llama(config)))
+    _refuse(file, _head_problems(config, model))
+    return model
+
+
+def _refuse(file: str, problems: Iterable[str]) -> None:
+    if found := "; ".join(problems):
+        raise ValueError(
+            f"{file}: {found}; start from another model, or take out of {file} what changes nothing in this one"
+        )
+
+
+def _validated(file: str, model: Any) -> ModelConfig:
+    try:
+        return ModelConfig.model_validate(model)
+    except ValidationError as error:
+        raise ValueError(f"{file}: {'; '.join(in_lines(error).splitlines())}") from error
+
+
+def _common(config: dict[str, Any]) -> dict[str, Any]:
+    given = {_JOBS_NAMES.get(name, name): config.get(name, default) for name, default in _DEFAULTS.items()}
+    theta = next(iter(_rope_thetas(config).values()), _DEFAULT_ROPE_THETA)
+    return given | {"num_key_value_heads": config.get("num_key_value_heads"), "rope_theta": theta}
+
+
+def _of_llama(config: dict[str, Any]) -> dict[str, Any]:
+    return {"family": "dense", "gate_activation": _ACTIVATIONS[_activation(config)]}
+
+
+def _of_cola(config: dict[str, Any]) -> dict[str, Any]:
+    silu = _ACTIVATIONS[_activation(config)]
+    rank, hidden_size = config.get("rank"), config.get("hidden_size", _DEFAULTS["hidden_size"])
+    return {
+        "family": "cola" if silu else "svd",
+        "gate_activation": silu and not config.get("only_lr_act", True),
+        "rank": hidden_size // 4 if rank is None and isinstance(hidden_size, int) else rank,
+    }
+
+
+def _unknown(config: dict[str, Any], known: set[str]) -> Iterator[str]:
+    for name, value in config.items():
+        if value is None or name in known or name in _WITHOUT_EFFECT:
+            continue
+        if name not in _ONLY:
+            yield f"{name} is {_short(value)}, which the trainer does not know"
+        elif value != _ONLY[name]:
+            yield f"{name} is {_short(value)}, and the trainer's models have {_short(_ONLY[name])} only"
+
+
+def _head_problems(config: dict[str, Any], model: ModelConfig) -> Iterator[str]:
+    head_dim = config.get("head_dim")
+    if head_dim not in (None, model.head_size):
+        yield (
+            f"head_dim is {_short(head_dim)}, and the trainer's models have "
+            f"hidden_size/num_attention_heads={model.head_size} only"
+        )
+    if model.rank is not None and model.key_value_heads != model.num_attention_heads:
+        yield (
+            f"num_key_value_heads is {model.key_value_heads} of {model.num_attention_heads}, with which "
+            "ColaForCausalLM does not run (export the model again if an earlier version has written this)"
+        )
+
+
+def _activation_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
+    activation, of_bottleneck = _activation(config), config.get("lr_act_type")
+    if activation not in _ACTIVATIONS:
+        yield f"hidden_act is {_short(activation)}, and the trainer's models have silu or linear only"
+    if kind == "cola" and of_bottleneck not in (None, activation):
+        yield (
+            f"lr_act_type is {_short(of_bottleneck)} and hidden_act {_short(activation)}, and ColaForCausalLM goes by "
+            "hidden_act alone (export the model again if an earlier version has written this)"
+        )
+
+
+def _activation(config: dict[str, Any]) -> str:
+    return str(config.get("hidden_act", "silu"))
+
+
+def _rope_thetas(config: dict[str, Any]) -> dict[str, Any]:
+    """The base of the rotary frequencies by each of the names under which it is given."""
+    places = {"": config} | {f"{name}.": config.get(name) for name in ("rope_parameters", "rope_scaling")}
+    return {
+        f"{prefix}rope_theta": place["rope_theta"]
+        for prefix, place in places.items()
+        if isinstance(place, dict) and place.get("rope_theta") is not None
+    }
+
+
+def _rope_problems(config: dict[str, Any]) -> Iterator[str]:
+    """What is not the plain rotary embedding, in the form of either time: a base of its own, and scaling or none."""
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = config.get(name)
+        if rope is None:
+            continue
+        expected = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1}
+        others = set(rope) - {"rope_theta"} if isinstance(rope, dict) else set()
+        if not isinstance(rope, dict) or any(rope[key] not in (None, expected.get(key)) for key in others):
+            yield f"{name} is {_short(rope)}, and the trainer's rotary embeddings are neither scaled nor partial"
+    thetas = _rope_thetas(config)
+    if any(theta != next(iter(thetas.values())) for theta in thetas.values()):
+        yield " and ".join(f"{name} is {_short(theta)}" for name, theta in thetas.items())
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"

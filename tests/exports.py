@@ -1,0 +1,89 @@
+"""Tiny models with all that makes a model compute something else, their exports, and what our decoder computes."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from boost_core.config import ModelConfig, ParallelismConfig
+from boost_core.config.presets import PRESETS
+from boost_core.convert.model_folder import write_model
+from boost_core.convert.names import to_published
+from boost_core.convert.published_config import TrainedOn
+from boost_core.models.build import build
+from boost_core.nn.attention import Rotation
+from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.ledger import CommunicationLedger
+from boost_core.parallel.shard import make_weights
+from tests.numerics.sharded import full_weights
+
+SIZES = {
+    "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+}  # fmt: skip
+TRAINED_ON = TrainedOn(sequence_length=48, end_of_document=0)
+TOKENS = torch.randint(0, SIZES["vocab_size"], (12,), generator=torch.Generator().manual_seed(3))
+
+_LOW_RANK = {"rank": 8}
+_CHANGES = {
+    "rope base": {"rope_theta": 500.0},
+    "epsilon": {"norm_epsilon": 0.05},
+    "tied": {"tie_embeddings": True},
+    "gate": {"gate_activation": True},
+    "no gate": {"gate_activation": False},
+}
+
+# What CoLA's published class computes.
+COLA: dict[str, dict[str, Any]] = {
+    **{f"preset {name}": {"family": "cola", "preset": name} | _LOW_RANK for name in PRESETS},
+    **{f"cola, {name}": {"family": "cola"} | _LOW_RANK | change for name, change in _CHANGES.items()},
+    "svd, no gate": {"family": "svd", "gate_activation": False} | _LOW_RANK,
+}
+# What it does not.
+OWN: dict[str, dict[str, Any]] = {
+    "svd": {"family": "svd"} | _LOW_RANK,
+    "svd, tied": {"family": "svd", "tie_embeddings": True} | _LOW_RANK,
+    "svd, grouped queries": {"family": "svd", "gate_activation": False, "num_key_value_heads": 2} | _LOW_RANK,
+    "cola, grouped queries": {"family": "cola", "num_key_value_heads": 2} | _LOW_RANK,
+    **{
+        f"lax, {gate}": {"family": "lax", "lax": {"gate": gate}} | _LOW_RANK for gate in ("identity", "dense", "tensor")
+    },
+    "lax of svd, chains": {"family": "lax", "lax": {"base": "svd", "chain_length": 2}} | _LOW_RANK,
+}
+DENSE: dict[str, dict[str, Any]] = {
+    "dense": {"family": "dense"},
+    "dense, grouped queries": {"family": "dense", "num_key_value_heads": 2},
+    **{f"dense, {name}": {"family": "dense"} | change for name, change in _CHANGES.items()},
+}
+
+
+def model_with(changes: dict[str, Any]) -> ModelConfig:
+    """The model, by its sizes alone, so that presets that differ in nothing else are one."""
+    return ModelConfig.model_validate(SIZES | changes).model_copy(update={"preset": None})
+
+
+def weights_of(model: ModelConfig) -> dict[str, torch.Tensor]:
+    """Weights far enough from zero that every activation matters, fp32."""
+    return {name: 2 * weight for name, weight in full_weights(model, torch.float32).items()}
+
+
+def export_to(folder: Path, model: ModelConfig) -> None:
+    write_model(folder, model, to_published(model, weights_of(model)), TRAINED_ON)
+
+
+@functools.cache
+def log_probabilities(model: ModelConfig) -> torch.Tensor:
+    """Our decoder's logarithms of each next token's probabilities after ``TOKENS``, ``[s, V]``, in float64."""
+    device, length, vocabulary = torch.device("cpu"), len(TOKENS), model.vocab_size
+    decoder, axes = build(model, ParallelismConfig(), Collectives(None, "tp", CommunicationLedger()))
+    make_weights(decoder, axes, 0, 1, 0, device, torch.float64)
+    weights = weights_of(model)
+    for name, weight in decoder.named_parameters():
+        weight.data.copy_(weights[name])
+    # The decoder gives the loss of one target a token, so every token is its target in turn.
+    targets = torch.arange(vocabulary).repeat_interleave(length)
+    with torch.no_grad():
+        losses = decoder(
+            TOKENS.repeat(vocabulary), targets, Rotation(length, model.head_size, model.rope_theta, device)
+        )
+    return -losses.view(vocabulary, length).T
