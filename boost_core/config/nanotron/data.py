@@ -13,13 +13,12 @@ def data_section(reader: Reader) -> tuple[dict[str, Any], dict[str, str]]:
     if isinstance(dataset, dict) and "dataset_folder" not in dataset and not dataset.get("load_from_disk"):
         return _of_text(dataset, f"{path}.dataset", tokenizer)
     remedy = "tokenize the documents by `boost data tokenize` and name the folder that it writes"
-    return {"source": {"kind": "tokenized", "paths": []}}, {
-        "data.source.paths": f"{_described(dataset, f'{path}.dataset')}; {remedy}"
-    }
+    unset = {"data.source.paths": f"{_described(dataset, f'{path}.dataset')}; {remedy}"}
+    return {"source": {"kind": "tokenized", "paths": []}}, unset
 
 
 def _of_text(dataset: dict[str, Any], path: str, tokenizer: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    source = {"kind": "dataset", "paths": [], "text_field": dataset.get("text_column_name") or "text"}
+    source: dict[str, Any] = {"kind": "dataset", "paths": [], "text_field": dataset.get("text_column_name") or "text"}
     remedy = "nothing is downloaded; save it to disk by save_to_disk of Hugging Face's datasets and name the folder"
     unset = {
         "data.source.paths": f"{_described(dataset, path)}; {remedy}",

@@ -86,7 +86,7 @@ def _look_at_the_norm(reader: Reader) -> None:
 
 def _padded_vocabulary(reader: Reader, size: int) -> int:
     """The vocabulary as nanotron makes it: rounded up to what all tensor parallel ranks share equally."""
-    multiple = reader.whole("parallelism.tp") * reader.whole("model.make_vocab_size_divisible_by", 1)
+    multiple: int = reader.whole("parallelism.tp") * reader.whole("model.make_vocab_size_divisible_by", 1)
     padded = -(-size // multiple) * multiple
     if padded != size:
         reader.note(f"{_AT}vocab_size", size, f"model.vocab_size={padded}, to which nanotron pads it")
