@@ -7,13 +7,19 @@ from functools import cache
 from pathlib import Path
 
 import torch.distributed as dist
+import typer
 
 from service.api import audit
+from service.cli.main import app
+from service.client.api import Api
 from service.models.audit import ACTIONS, AuditEntry
+from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+API = (ROOT / "docs/api.md").read_text()
 CONCEPTS = (ROOT / "docs/concepts.md").read_text()
+OPERATIONS = (ROOT / "docs/operations.md").read_text()
 RAYS_OWN = re.compile(r"\b_raylet\b|\bray\.(?:\w+\.)*_\w+|\bray\.core\b")
 
 # What ranks send each other by, and what makes them wait for each other.
@@ -96,3 +102,28 @@ def test_each_call_into_rays_own_modules_is_named_in_concepts() -> None:
 def test_the_actions_that_the_audit_log_documents_are_those_that_it_records() -> None:
     assert set(ACTIONS) == set(audit.ACTIONS.values())
     assert all(action in str(AuditEntry.model_fields["action"].description) for action in ACTIONS)
+
+
+def test_every_file_that_a_document_names_is_there() -> None:
+    for document in [*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for path in in_backticks(document.read_text(), ".py"):
+            folders = [ROOT, ROOT / "boost_core", ROOT / "service"]
+            assert "/" not in path or any((folder / path).exists() for folder in folders), (document.name, path)
+
+
+def test_every_setting_is_in_operations() -> None:
+    said = set(re.findall(r"`(BOOST_\w+)`", OPERATIONS))
+    assert said == {f"BOOST_{name.upper()}" for name in Settings.model_fields}
+
+
+def commands_of(group: typer.Typer) -> list[str]:
+    command = typer.main.get_command(group)
+    assert isinstance(command, typer.core.TyperGroup)
+    return list(command.commands)
+
+
+def test_every_command_and_every_method_of_the_client_is_in_the_api() -> None:
+    _, _, commands = API.partition("## The command line")
+    assert [command for command in commands_of(app) if not re.search(rf"\b{command}\b", commands)] == []
+    (sentence,) = re.findall(r"There is a method for each endpoint:(.*?)\. What is safe", API, re.DOTALL)
+    assert in_backticks(sentence) == {name for calls in Api.__mro__ for name in vars(calls) if not name.startswith("_")}

@@ -163,6 +163,13 @@ def test_what_would_be_another_model_or_optimizer_is_refused(
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize(("example", "note"), [(COLA_7B, "the embedding and the head"), (LLAMA, "all weights")])
+def test_what_the_first_weights_are_is_said(tmp_path: Path, example: Example, note: str) -> None:
+    assert any(
+        f"std=0.025: {note} start with a standard" in each for each in import_config(written(tmp_path, example)).notes
+    )
+
+
 def test_what_makes_a_dense_model_low_rank_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cola_rank=64"):
         import_config(written(tmp_path, LLAMA, model__model_config__cola_rank=64))

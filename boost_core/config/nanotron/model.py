@@ -8,6 +8,12 @@ _AT = "model.model_config."
 _FAMILIES = {"is_llama_config": "dense", "is_cola_llama_config": "cola"}
 _RANK = 1024  # of BOOST's CoLA class, where a configuration names none
 
+_FIRST_WEIGHTS = {
+    "dense": "all weights start with a standard deviation of 0.02 here; nanotron divides that of output projections by "
+    "the root of 2 × layers",
+    "cola": "the embedding and the head start with a standard deviation of 0.02 here; bottlenecks as in BOOST and CoLA",
+}
+
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 # Fields that do not change the function, whatever their value: caches, ids of tokens, and choices of a kernel.
@@ -42,7 +48,7 @@ def model_section(reader: Reader) -> dict[str, Any]:
             "rotary embeddings turn the halves of a head here, not neighbours: the same but for the order of weights"
         )
         reader.note(f"{_AT}rope_interleaved", True, remark)
-    _look_at_the_start(reader)
+    _look_at_the_start(reader, family)
     _refuse_the_rest(reader)
     return model | {field: value for field, value in optional.items() if value is not None}
 
@@ -93,9 +99,9 @@ def _padded_vocabulary(reader: Reader, size: int) -> int:
     return padded
 
 
-def _look_at_the_start(reader: Reader) -> None:
+def _look_at_the_start(reader: Reader, family: str) -> None:
     if (std := reader.number("model.init_method.std", None)) is not None:
-        reader.note("model.init_method.std", std, "weights start as in the CoLA paper")
+        reader.note("model.init_method.std", std, _FIRST_WEIGHTS[family])
     if reader.take("model.init_method.use_mup", False):
         reader.refuse("model.init_method.use_mup", True, "maximal update parametrization is not here")
     if (path := reader.take("model.init_method.path", None)) is not None:
