@@ -1,5 +1,7 @@
 """Configurations of nanotron and of BOOST's fork become jobs of the same function, or are refused by name."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 from boost_core.config import JobSpec, load_job
 from boost_core.config.nanotron import Imported, import_config
 from boost_core.optim.schedule import learning_rate
+from service.cli.failures import BadInput, read_foreign_config
 from service.cli.main import app
 from tests.unit.boost_examples import EXAMPLES, Example, configuration
 
@@ -139,20 +142,27 @@ def test_a_norm_over_each_ranks_shard_is_another_function(
         ("model__model_config__rope_scaling", {"factor": 8}, "rope_scaling.factor=8: not here"),
         ("model__model_config__hidden_act", "gelu", "hidden_act=gelu: it is silu here"),
         ("model__model_config__attention_bias", True, "attention_bias=True: it is false here"),
-        ("model__model_config__tie_word_embeddings", "no", "tie_word_embeddings='no' is neither true nor false"),
+        ("model__model_config__tie_word_embeddings", "no", "tie_word_embeddings=no is neither true nor false"),
         ("model__model_config__rmsnorm_type", "layer", "rmsnorm_type=layer: no such norm"),
         ("model__model_config__sliding_window_size", 128, "sliding_window_size=128: not here, and it may change"),
         ("model__model_config__moe_config", {"num_experts": 8}, "moe_config.num_experts=8: not here"),
-        ("model__model_config__is_qwen2_config", True, "is_qwen2_config: no such model here"),
-        ("model__model_config__is_llama_config", True, "is_cola_llama_config, model.model_config.is_llama_config"),
-        ("model__model_config__hidden_size", "4k", "hidden_size='4k' is not a whole number"),
+        (
+            "model__model_config__is_qwen2_config",
+            True,
+            "is_qwen2_config: no such model here; is_llama_config or is_cola_llama_config is",
+        ),
+        ("model__model_config__is_llama_config", True, "is_cola_llama_config: no such model here"),
+        ("model__model_config__hidden_size", "4k", "hidden_size=4k is not a whole number"),
         ("model__init_method", {"path": "/llama"}, "init_method.path=/llama: leave it out; convert"),
         ("optimizer__optimizer_factory__name", "sgd", "name=sgd: of these only adamW"),
         ("optimizer__weight_decay", True, "weight_decay=True is not a finite number"),
         ("optimizer__learning_rate_scheduler__learning_rate", 0, "learning_rate=0 and min_decay_lr=3e-05 are not"),
-        ("tokens__micro_batch_size", "2", "micro_batch_size='2' is not a whole number"),
-        ("parallelism__tp", 0, "parallelism.tp=0 is not a whole number of at least 1"),
+        ("tokens__micro_batch_size", "2", "micro_batch_size=2 is not a whole number"),
+        ("parallelism__tp", 0, "parallelism.tp=0 is not a whole number from 1"),
         ("tokens__train_steps", ..., "tokens.train_steps is missing"),
+        ("optimizer__learning_rate_scheduler__lr_warmup_steps", 10**400, "lr_warmup_steps=1000000000"),
+        ("optimizer__learning_rate_scheduler__min_decay_lr", 10**400, "000… is not a finite number"),
+        ("optimizer__optimizer_factory__name", "\x1b[2J", r"name=\x1b[2J: of these"),
     ],
 )
 def test_what_would_be_another_model_or_optimizer_is_refused(
@@ -168,6 +178,25 @@ def test_what_the_first_weights_are_is_said(tmp_path: Path, example: Example, no
     assert any(
         f"std=0.025: {note} start with a standard" in each for each in import_config(written(tmp_path, example)).notes
     )
+
+
+ODD: list[Any] = [None, [1, [2]], {"a": {1: 2}}, "x", -1, 0, True, 1.5, 10**400, float("inf"), float("nan")]
+
+
+def paths_in(content: Any, path: str = "") -> Iterator[str]:
+    if path:
+        yield path.removeprefix("__")
+    for key, value in content.items() if isinstance(content, dict) else ():
+        yield from paths_in(value, f"{path}__{key}")
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: str(value)[:10])
+def test_whatever_stands_anywhere_is_read_or_refused(tmp_path: Path, value: Any) -> None:
+    paths = list(paths_in(configuration(COLA_7B)))
+    assert len(paths) > 60
+    for path in paths:
+        with suppress(BadInput):
+            read_foreign_config(written(tmp_path, **{path: value}))
 
 
 def test_what_makes_a_dense_model_low_rank_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from boost_core.config.nanotron.reader import Reader
+from boost_core.config.nanotron.reader import Reader, assignment
 
 
 def data_section(reader: Reader) -> tuple[dict[str, Any], dict[str, str]]:
@@ -22,17 +22,17 @@ def _of_text(dataset: dict[str, Any], path: str, tokenizer: Any) -> tuple[dict[s
     remedy = "nothing is downloaded; save it to disk by save_to_disk of Hugging Face's datasets and name the folder"
     unset = {
         "data.source.paths": f"{_described(dataset, path)}; {remedy}",
-        "data.tokenizer": f"tokenizer.tokenizer_name_or_path={tokenizer}; name a tokenizer.json of it",
+        "data.tokenizer": f"{assignment('tokenizer.tokenizer_name_or_path', tokenizer)}; name a tokenizer.json of it",
     }
     return {"source": source, "tokenizer": ""}, unset
 
 
 def _described(dataset: Any, path: str) -> str:
     if not isinstance(dataset, dict):
-        return f"{path}={dataset} is random tokens"
+        return f"{assignment(path, dataset)} is random tokens"
     shown = ("dataset_folder", "dataset_weights", "hf_dataset_or_datasets", "hf_dataset_config_name",
              "hf_dataset_splits", "load_from_disk")  # fmt: skip
-    return f"{path} has {', '.join(f'{name}={dataset[name]}' for name in shown if dataset.get(name))}"
+    return f"{path} has {', '.join(assignment(name, dataset[name]) for name in shown if dataset.get(name))}"
 
 
 def _stages(reader: Reader) -> tuple[dict[str, Any], str]:

@@ -57,8 +57,9 @@ def _family(reader: Reader) -> str:
     markers = [name for name, value in reader.under(_AT).items() if name.startswith("is_") and value is True]
     foreign = [marker for marker in markers if marker not in _FAMILIES]
     if foreign or len(markers) > 1:
-        named = ", ".join(f"{_AT}{marker}" for marker in foreign or markers)
-        raise ValueError(f"{named}: no such model here; there are {' and '.join(_FAMILIES)}")
+        for marker in foreign or markers:
+            reader.refuse(f"{_AT}{marker}", "", f"no such model here; {' or '.join(_FAMILIES)} is")
+        reader.raise_if_refused()
     for marker in markers:
         reader.take(f"{_AT}{marker}")
         return _FAMILIES[marker]

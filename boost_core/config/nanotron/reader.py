@@ -1,10 +1,12 @@
 """Values of a foreign configuration by their dotted path, and an account of what became of each."""
 
-import math
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 _MISSING: Any = object()
+_MOST = 10**15
+_LONGEST = 200  # characters of a value in a sentence
 _OF_MODEL = "model.model_config."
 
 # Neither the model nor its trajectory depends on these.
@@ -57,8 +59,10 @@ class Reader:
             ValueError: It is none, is below ``least``, or is not there, and there is no default.
         """
         value = self.take(path, default)
-        if value is not default and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise ValueError(f"{path}={value!r} is not a whole number of at least {least}")
+        if value is default:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+            raise ValueError(f"{assignment(path, value)} is not a whole number from {least} to {_MOST:,}")
         return value
 
     def number(self, path: str, default: Any = _MISSING) -> Any:
@@ -70,8 +74,8 @@ class Reader:
         value = self.take(path, default)
         if value is default:
             return value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < math.inf:
-            raise ValueError(f"{path}={value!r} is not a finite number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+            raise ValueError(f"{assignment(path, value)} is not a finite number")
         return value
 
     def flag(self, path: str, default: bool) -> bool:
@@ -82,7 +86,7 @@ class Reader:
         """
         value = self.take(path, default)
         if not isinstance(value, bool):
-            raise ValueError(f"{path}={value!r} is neither true nor false")
+            raise ValueError(f"{assignment(path, value)} is neither true nor false")
         return value
 
     def under(self, section: str) -> dict[str, Any]:
@@ -95,11 +99,11 @@ class Reader:
 
     def note(self, path: str, value: Any, remark: str) -> None:
         """Say that a value is not carried over, or not as it is."""
-        self.notes.append(f"{_assignment(path, value)}: {remark}")
+        self.notes.append(f"{assignment(path, value)}: {remark}")
 
     def refuse(self, path: str, value: Any, remark: str) -> None:
         """Have the configuration refused for a value, together with all others."""
-        self._refused.append(f"{_assignment(path, value)}: {remark}")
+        self._refused.append(f"{assignment(path, value)}: {remark}")
 
     def raise_if_refused(self) -> None:
         """Raise if a value has been refused.
@@ -123,8 +127,11 @@ class Reader:
                 self.note(str(section), "", "this section is not carried over")
 
 
-def _assignment(path: str, value: Any) -> str:
-    return f"{path}={value}" if value != "" else path
+def assignment(path: str, value: Any) -> str:
+    """A value and its path for a line on a terminal: cut off where it is long, and with nothing that steers one."""
+    text = path if value == "" else f"{path}={value}"
+    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in shown)
 
 
 def _leaves(content: Any, path: str) -> Iterator[tuple[str, Any]]:
