@@ -90,13 +90,13 @@ def test_rays_own_modules_are_used_in_the_two_files_that_concepts_names() -> Non
 
 def test_each_call_into_rays_own_modules_is_named_in_concepts() -> None:
     tree = ast.parse((ROOT / "service/gang/ray_private.py").read_text())
-    receivers = r"(services|_cluster|raylet\.\w+(\.instance\(\))?|.*GcsClient\(.*\)|_gcs\(\))"
+    receivers = r"(services|node|_cluster|raylet\.\w+(\.instance\(\))?|.*GcsClient\(.*\)|_gcs\(\))"
     calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     called = [name.rpartition(".")[2] for name in calls if re.fullmatch(rf"{receivers}\.(?!instance)\w+", name)]
-    said = paragraph("`service/gang/ray_private.py` makes")
-    assert "makes nine calls" in said
-    assert len(called) == 9
-    assert {*called, "print_to_stdstream"} == in_backticks(said) - {"service/gang/ray_private.py"}
+    said = paragraph("`service/gang/ray_private.py` calls")
+    assert len(called) >= 9
+    others = {"print_to_stdstream", "_temp_dir", "service/gang/ray_private.py", "service/gang/ray_gangs.py"}
+    assert set(called) == in_backticks(said) - others
 
 
 def test_the_actions_that_the_audit_log_documents_are_those_that_it_records() -> None:

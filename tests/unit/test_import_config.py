@@ -180,7 +180,7 @@ def test_what_the_first_weights_are_is_said(tmp_path: Path, example: Example, no
     )
 
 
-ODD: list[Any] = [None, [1, [2]], {"a": {1: 2}}, "x", -1, 0, True, 1.5, 10**400, float("inf"), float("nan")]
+ODD: list[Any] = [[1, [2]], {"a": {1: 2}}, "x", -1, 10**400, float("nan")]
 
 
 def paths_in(content: Any, path: str = "") -> Iterator[str]:
