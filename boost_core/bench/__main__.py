@@ -1,7 +1,6 @@
 """Benchmarks of the trainer: ``python -m boost_core.bench --help``."""
 
 import argparse
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         if given.benchmark == "comm":
-            return _comm(given, device) if "RANK" in os.environ else _start_ranks(given, arguments)
+            return _comm(given, device) if dist.is_torchelastic_launched() else _start_ranks(given, arguments)
         if wrong := _wrong(device):
             print("Nothing was timed, because results are wrong:", *wrong, sep="\n", file=sys.stderr)
             return 1
@@ -104,7 +103,7 @@ def _start_ranks(given: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 def _comm(given: argparse.Namespace, device: torch.device) -> int:
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        device = torch.device("cuda", dist.get_node_local_rank())
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.accounts.audit import AuditLog, Deed
 
-# What requests are called in the log. These names do not change.
+# What requests are called in the log.
 ACTIONS = {
     ("POST", "/v1/jobs"): "job.submit",
     ("PATCH", "/v1/jobs/{job_id}"): "job.change",

@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from boost_core.config import JobSpec, load_job
-from boost_core.config.nanotron import import_config
+from boost_core.config.nanotron import Imported, import_config
 from service.client import ApiError, ServiceUnreachable
 from service.problems import FieldError, job_errors
 from service.settings import Settings
@@ -61,20 +61,20 @@ class ReadableErrors(TyperGroup):
             raise _exit([str(error)], ExitStatus.FAILED) from error
 
 
-def read_foreign_config(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """A job made of a configuration of nanotron, and what was not carried over.
+def read_foreign_config(path: Path) -> Imported:
+    """A job made of a configuration of nanotron, legal but for what must be set in it, and what was not carried over.
 
     Raises:
         BadInput: It cannot be read, or what it asks for is no legal job.
     """
     try:
         imported = import_config(path)
-        JobSpec.model_validate(imported.job)
+        JobSpec.model_validate({section: given for section, given in imported.job.items() if section != "data"})
     except ValidationError as error:
         raise BadInput(*_field_lines(job_errors(error.errors()))) from error
     except (OSError, ValueError) as error:
-        raise BadInput(str(error)) from error
-    return imported.job, imported.notes
+        raise BadInput(*str(error).splitlines()) from error
+    return imported
 
 
 def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:

@@ -58,11 +58,13 @@ def import_configuration(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.YAML", help="Of nanotron, or of BOOST's fork of it.")],
     out: Annotated[Path | None, typer.Option(help="Where to write the job; else to standard output.")] = None,
 ) -> None:
-    """Make a job file of another trainer's configuration, and say what could not be carried over."""
-    job, notes = read_foreign_config(config)
-    for note in notes:
+    """Make a job file of another trainer's configuration, and say what could not be carried over, and what to set."""
+    imported = read_foreign_config(config)
+    for note in imported.notes:
         typer.echo(f"not carried over as it was: {note}", err=True)
-    text = yaml.safe_dump(job, sort_keys=False)
+    for field, remedy in imported.unset.items():
+        typer.echo(f"to be set before the job runs: {field}: {remedy}", err=True)
+    text = yaml.safe_dump(imported.job, sort_keys=False)
     if out is None:
         typer.echo(text, nl=False)
     else:

@@ -4,6 +4,13 @@ from datetime import datetime
 
 from pydantic import BaseModel, Field
 
+# What requests are called in the log. These names do not change.
+ACTIONS = (
+    "job.submit", "job.change", "job.cancel", "job.pause", "job.resume", "job.retry", "job.clone", "job.drill",
+    "job.profile", "checkpoint.pin", "checkpoint.unpin", "checkpoint.delete", "queue.put", "queue.delete", "tenant.put",
+    "key.create", "key.revoke", "session.open", "session.close",
+)  # fmt: skip
+
 
 class AuditEntry(BaseModel):
     """One request that changed something, or that was refused for want of a right to."""
@@ -13,7 +20,7 @@ class AuditEntry(BaseModel):
     tenant: str | None = Field(description="The tenant that asked; null when the request came without a valid key.")
     key_id: str | None = Field(description="The key that it came with; null without a valid one.")
     key_name: str | None = Field(description="That key's name.")
-    action: str = Field(description="What was asked for, for example jobs.cancel.")
+    action: str = Field(description=f"What was asked for: {', '.join(ACTIONS)}.")
     resource: str = Field(description="What it was asked of, for example a job's id.")
     status: int = Field(description="The HTTP status of the answer.")
     address: str | None = Field(description="The network address that it came from.")

@@ -1,0 +1,143 @@
+"""Values of a foreign configuration by their dotted path, and an account of what became of each."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_MISSING: Any = object()
+_MOST = 10**15
+_LONGEST = 200  # characters of a value in a sentence
+_OF_MODEL = "model.model_config."
+
+# Neither the model nor its trajectory depends on these.
+_SECTIONS_WITHOUT_EFFECT = ("lighteval", "logging", "metrics_logging", "profiler")
+_WITHOUT_EFFECT = {
+    "checkpoints.checkpoints_path_is_shared_file_system", "checkpoints.load_lr_scheduler", "checkpoints.load_optimizer",
+    "checkpoints.save_final_state", "checkpoints.save_initial_state",
+    "general.benchmark_csv_path", "general.consumed_train_samples", "general.entity", "general.ignore_sanity_checks",
+    "general.project", "general.step",
+    "model.ddp_bucket_cap_mb",
+    "optimizer.optimizer_factory.torch_adam_is_fused", "optimizer.torch_adam_is_fused",
+    "parallelism.tp_linear_async_communication", "parallelism.tp_mode", "parallelism.tp_recompute_allgather",
+    "tokenizer.tokenizer_max_length", "tokenizer.tokenizer_revision",
+    "tokens.limit_test_batches",
+}  # fmt: skip
+_SECTIONS_READ = {"checkpoints", "general", "model", "optimizer", "parallelism", "tokenizer", "tokens"}
+
+
+class Reader:
+    """Reads values by their path, and knows which have been read. A value of null counts as one that is not there.
+
+    Attributes:
+        content: The whole configuration.
+        notes: What was not carried over, or not as it was.
+    """
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self.content = content
+        self.notes: list[str] = []
+        self._values = {path: value for path, value in _leaves(content, "") if value not in (None, {}, [])}
+        self._taken: set[str] = set()
+        self._refused: list[str] = []
+
+    def take(self, path: str, default: Any = _MISSING) -> Any:
+        """A value, which then counts as carried over.
+
+        Raises:
+            ValueError: It is not there, and there is no default.
+        """
+        self._taken.add(path)
+        value = self._values.get(path, default)
+        if value is _MISSING:
+            raise ValueError(f"{path} is missing; a configuration of nanotron has it")
+        return value
+
+    def whole(self, path: str, default: Any = _MISSING, least: int = 1) -> Any:
+        """A whole number, or the default.
+
+        Raises:
+            ValueError: It is none, is below ``least``, or is not there, and there is no default.
+        """
+        value = self.take(path, default)
+        if value is default:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+            raise ValueError(f"{assignment(path, value)} is not a whole number from {least} to {_MOST:,}")
+        return value
+
+    def number(self, path: str, default: Any = _MISSING) -> Any:
+        """A finite number, or the default.
+
+        Raises:
+            ValueError: It is none, or is not there, and there is no default.
+        """
+        value = self.take(path, default)
+        if value is default:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+            raise ValueError(f"{assignment(path, value)} is not a finite number")
+        return value
+
+    def flag(self, path: str, default: bool) -> bool:
+        """True or false.
+
+        Raises:
+            ValueError: It is neither.
+        """
+        value = self.take(path, default)
+        if not isinstance(value, bool):
+            raise ValueError(f"{assignment(path, value)} is neither true nor false")
+        return value
+
+    def under(self, section: str) -> dict[str, Any]:
+        """The values of a section that have not been read, by what follows the section in their path."""
+        return {
+            path.removeprefix(section): value
+            for path, value in self._values.items()
+            if path.startswith(section) and path not in self._taken
+        }
+
+    def note(self, path: str, value: Any, remark: str) -> None:
+        """Say that a value is not carried over, or not as it is."""
+        self.notes.append(f"{assignment(path, value)}: {remark}")
+
+    def refuse(self, path: str, value: Any, remark: str) -> None:
+        """Have the configuration refused for a value, together with all others."""
+        self._refused.append(f"{assignment(path, value)}: {remark}")
+
+    def raise_if_refused(self) -> None:
+        """Raise if a value has been refused.
+
+        Raises:
+            ValueError: Each of these values, a line each.
+        """
+        if self._refused:
+            raise ValueError("\n".join(self._refused))
+
+    def note_the_rest(self) -> None:
+        """Say of everything that was not read that it is not carried over; of a foreign section, once."""
+        for section in self.content:
+            if section in _SECTIONS_READ:
+                for path, value in self.under(f"{section}.").items():
+                    if f"{section}.{path}" not in _WITHOUT_EFFECT and not f"{section}.{path}".startswith(_OF_MODEL):
+                        self.note(f"{section}.{path}", value, "not carried over")
+            elif (
+                section not in (*_SECTIONS_WITHOUT_EFFECT, "data", "data_stages") and self.content[section] is not None
+            ):
+                self.note(str(section), "", "this section is not carried over")
+
+
+def assignment(path: str, value: Any) -> str:
+    """A value and its path for a line on a terminal: cut off where it is long, and with nothing that steers one."""
+    text = path if value == "" else f"{path}={value}"
+    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in shown)
+
+
+def _leaves(content: Any, path: str) -> Iterator[tuple[str, Any]]:
+    inner = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else None
+    if inner is None or not content:
+        yield path, content
+        return
+    for key, value in inner:
+        yield from _leaves(value, f"{path}.{key}" if path else str(key))

@@ -1,0 +1,129 @@
+"""What the documents say of the code that a reader would have to count."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import torch.distributed as dist
+import typer
+
+from service.api import audit
+from service.cli.main import app
+from service.client.api import Api
+from service.models.audit import ACTIONS, AuditEntry
+from service.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+API = (ROOT / "docs/api.md").read_text()
+CONCEPTS = (ROOT / "docs/concepts.md").read_text()
+OPERATIONS = (ROOT / "docs/operations.md").read_text()
+RAYS_OWN = re.compile(r"\b_raylet\b|\bray\.(?:\w+\.)*_\w+|\bray\.core\b")
+
+# What ranks send each other by, and what makes them wait for each other.
+COLLECTIVES = {
+    name
+    for name in vars(dist)
+    if re.match(r"(all_|reduce|broadcast|gather|scatter|batch_isend|i?send|i?recv|barrier|monitored_barrier)", name)
+    and callable(getattr(dist, name))
+}
+
+
+@cache
+def names() -> dict[str, set[str]]:
+    """The dotted names in each of our files, those of imports with their module."""
+    paths = [path for package in ("boost_core", "service") for path in (ROOT / package).rglob("*.py")]
+    return {str(path.relative_to(ROOT)): set(dotted(ast.parse(path.read_text()))) for path in paths}
+
+
+def dotted(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield ast.unparse(node)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def in_backticks(text: str, ending: str = "") -> set[str]:
+    return set(re.findall(rf"`([\w./]+{re.escape(ending)})`", text))
+
+
+def habit(beginning: str) -> str:
+    (found,) = [each for each in CONTRIBUTING.split("\n- ") if each.startswith(beginning)]
+    return found
+
+
+def paragraph(beginning: str) -> str:
+    (found,) = [each for each in re.split(r"\n+- |\n\n", CONCEPTS) if each.startswith(beginning)]
+    return found
+
+
+def test_collectives_are_where_contributing_says() -> None:
+    found = {
+        path.removeprefix("boost_core/")
+        for path, used in names().items()
+        if any(name.startswith("dist.") and name.removeprefix("dist.") in COLLECTIVES for name in used)
+    }
+    assert "parallel/collectives.py" in found
+    assert found | {"parallel/pipeline.py"} == in_backticks(habit("Every collective"), ".py")
+
+
+def test_the_environment_is_read_where_contributing_says() -> None:
+    found = {
+        path.removeprefix("service/")
+        for path, used in names().items()
+        if any(re.search(r"\b(environb?|getenv|putenv|BaseSettings)$", name) for name in used)
+    }
+    said = {path.removeprefix("service/") for path in in_backticks(habit("Environment variables"), ".py")}
+    assert found == said
+
+
+def test_rays_own_modules_are_used_in_the_two_files_that_concepts_names() -> None:
+    found = {path for path, used in names().items() if any(map(RAYS_OWN.search, used))}
+    named = {path for path in in_backticks(CONCEPTS, ".py") if path.startswith("service/gang/")}
+    assert found == {"service/gang/ray_private.py", "service/gang/train_tab.py"} <= named
+
+
+def test_each_call_into_rays_own_modules_is_named_in_concepts() -> None:
+    tree = ast.parse((ROOT / "service/gang/ray_private.py").read_text())
+    receivers = r"(services|node|_cluster|raylet\.\w+(\.instance\(\))?|.*GcsClient\(.*\)|_gcs\(\))"
+    calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    called = [name.rpartition(".")[2] for name in calls if re.fullmatch(rf"{receivers}\.(?!instance)\w+", name)]
+    said = paragraph("`service/gang/ray_private.py` calls")
+    assert len(called) >= 9
+    others = {"print_to_stdstream", "_temp_dir", "service/gang/ray_private.py", "service/gang/ray_gangs.py"}
+    assert set(called) == in_backticks(said) - others
+
+
+def test_the_actions_that_the_audit_log_documents_are_those_that_it_records() -> None:
+    assert set(ACTIONS) == set(audit.ACTIONS.values())
+    assert all(action in str(AuditEntry.model_fields["action"].description) for action in ACTIONS)
+
+
+def test_every_file_that_a_document_names_is_there() -> None:
+    for document in [*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for path in in_backticks(document.read_text(), ".py"):
+            folders = [ROOT, ROOT / "boost_core", ROOT / "service"]
+            assert "/" not in path or any((folder / path).exists() for folder in folders), (document.name, path)
+
+
+def test_every_setting_is_in_operations() -> None:
+    said = set(re.findall(r"`(BOOST_\w+)`", OPERATIONS))
+    assert said == {f"BOOST_{name.upper()}" for name in Settings.model_fields}
+
+
+def commands_of(group: typer.Typer) -> list[str]:
+    command = typer.main.get_command(group)
+    assert isinstance(command, typer.core.TyperGroup)
+    return list(command.commands)
+
+
+def test_every_command_and_every_method_of_the_client_is_in_the_api() -> None:
+    _, _, commands = API.partition("## The command line")
+    assert [command for command in commands_of(app) if not re.search(rf"\b{command}\b", commands)] == []
+    (sentence,) = re.findall(r"There is a method for each endpoint:(.*?)\. What is safe", API, re.DOTALL)
+    assert in_backticks(sentence) == {name for calls in Api.__mro__ for name in vars(calls) if not name.startswith("_")}
