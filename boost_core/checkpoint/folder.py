@@ -26,11 +26,13 @@ from boost_core import __version__
 from boost_core.checkpoint.retention import expendable
 from boost_core.config import JobSpec, ParallelismConfig
 from boost_core.config.base import Config
+from boost_core.config.small_files import read_small
 from boost_core.config.urls import StorageOptions, options_at
 
 MANIFEST = "manifest.json"
 PINS = "pins"
 _READ_BYTES = 8 * 2**20
+_MOST_MANIFEST_BYTES = 16 * 2**20  # of some 200,000 files
 _COMMITTED = re.compile(rf"step-(\d+)/{re.escape(MANIFEST)}$")
 _PINNED = re.compile(rf"{PINS}/step-(\d+)$")
 
@@ -107,8 +109,10 @@ class CheckpointFolder:
 
         Raises:
             FileNotFoundError: That step has no committed checkpoint.
+            ValueError: What is there is no manifest.
         """
-        return Manifest.model_validate_json(self._filesystem.cat_file(self._manifest(step)))
+        content = read_small(self._filesystem, self._manifest(step), _MOST_MANIFEST_BYTES)
+        return Manifest.model_validate_json(content)
 
     def prepare(self, step: int) -> None:
         """Make room for a step's shards: remove what an interrupted save left there."""
@@ -177,7 +181,7 @@ class CheckpointFolder:
             FileNotFoundError: That step has no committed checkpoint.
         """
         self._refuse_pinned(step)
-        manifest = self._filesystem.cat_file(self._manifest(step))
+        manifest = read_small(self._filesystem, self._manifest(step), _MOST_MANIFEST_BYTES)
         self._filesystem.rm_file(self._manifest(step))
         try:
             self._refuse_pinned(step)

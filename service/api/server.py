@@ -40,4 +40,5 @@ class ApiServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop: no new connections, streams end, other requests are answered."""
         self._context.stopping.set()
+        self._context.stores.stop()
         await super().shutdown(sockets)

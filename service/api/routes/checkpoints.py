@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from service.api.auth import Submitter
-from service.api.checkpoints import JobCheckpoints
+from service.api.checkpoints import JobCheckpoints, at_store
 from service.api.deps import ContextDep, JobDep
 from service.api.errors import problem_responses
 from service.models.checkpoints import Checkpoint, CheckpointDetail, CheckpointList
@@ -21,27 +21,27 @@ _LOOKED_AT = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_EN
 
 
 @router.get("", responses=_LOOKED_AT)
-def list_checkpoints(job: JobDep, context: ContextDep) -> CheckpointList:
+async def list_checkpoints(job: JobDep, context: ContextDep) -> CheckpointList:
     """List a job's committed checkpoints, the newest first."""
-    return CheckpointList(checkpoints=JobCheckpoints(job, context).all())
+    return CheckpointList(checkpoints=await at_store(job, context, JobCheckpoints.all))
 
 
 @router.get("/{step}", responses=_LOOKED_AT)
-def show(job: JobDep, step: Step, context: ContextDep) -> CheckpointDetail:
+async def show(job: JobDep, step: Step, context: ContextDep) -> CheckpointDetail:
     """Look at one checkpoint and its files."""
-    return JobCheckpoints(job, context).one(step)
+    return await at_store(job, context, lambda checkpoints: checkpoints.one(step))
 
 
 @router.put("/{step}/pin", responses=_LOOKED_AT)
-def pin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Checkpoint:
+async def pin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Checkpoint:
     """Keep a checkpoint until it is unpinned, whatever the job's own rules would remove."""
-    return JobCheckpoints(job, context).pin(step, True)
+    return await at_store(job, context, lambda checkpoints: checkpoints.pin(step, True))
 
 
 @router.delete("/{step}/pin", responses=_LOOKED_AT)
-def unpin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Checkpoint:
+async def unpin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Checkpoint:
     """Leave a checkpoint to the job's own rules again."""
-    return JobCheckpoints(job, context).pin(step, False)
+    return await at_store(job, context, lambda checkpoints: checkpoints.pin(step, False))
 
 
 @router.delete(
@@ -49,6 +49,6 @@ def unpin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Chec
     status_code=HTTPStatus.NO_CONTENT,
     responses=_LOOKED_AT | problem_responses(HTTPStatus.CONFLICT),
 )
-def delete(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> None:
+async def delete(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> None:
     """Delete a checkpoint, unless it is pinned or the newest of a job that goes on."""
-    JobCheckpoints(job, context).delete(step)
+    await at_store(job, context, lambda checkpoints: checkpoints.delete(step))
