@@ -33,8 +33,7 @@ def _data_of(spec: JobSpec) -> str:
     if spec.data.tokenizer not in (None, BYTES):
         paths.append(spec.data.tokenizer)
     named = ", ".join(map(repr, paths[:_MOST_NAMED])) + (" and others" if len(paths) > _MOST_NAMED else "")
-    with_secret = f" (credentials {spec.credentials!r})" if spec.credentials else ""
-    return f"data: {named or 'the standard library'}{with_secret}"
+    return f"data: {named or 'the standard library'}"  # without the credentials, which may be the secret itself
 
 
 def _refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
