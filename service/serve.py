@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.app import create_app
-from service.api.server import ApiServer
+from service.api.connections import raise_descriptor_limit
+from service.api.server import ApiServer, listen
 from service.exposure import UnsafeExposure, check_exposure
 from service.gang.ray_gangs import RayGangs
 from service.jobs.database import migrate
@@ -51,6 +52,7 @@ def run(settings: Settings) -> None:
             f"whose nodes it is, or {REMEDY}"
         )
     write_logs(settings.log_format)
+    raise_descriptor_limit()
     with contextlib.closing(_listen(settings.host, settings.port)) as listener:
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         migrate(settings.database_url)
@@ -115,9 +117,8 @@ def _tracing(settings: Settings) -> "Tracing | None":
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        return listen(host, port)
     except OSError as error:
         raise SystemExit(
             f"cannot listen on {host}:{port}: {error.strerror}; end what uses it or set BOOST_PORT to another port"

@@ -80,6 +80,12 @@ class Settings(BaseSettings):
     )
     failed_logins_per_minute: int = Field(20, ge=1, description="Requests with a wrong key that an address may send.")
     streams_per_key: int = Field(50, ge=1, description="Event streams that a key may have open at a time.")
+    connections: int = Field(
+        4000, ge=2, description="Connections that the API has open at a time; half of them of one address at most."
+    )
+    store_seconds: float = Field(
+        30.0, gt=0, description="How long a request waits for the store or the files that it looks at."
+    )
     ray_address: str | None = Field(None, description="Ray cluster to run gangs on; none: an embedded one.")
     ray_token_file: Path = Field(
         default_factory=lambda given: given.get("home", Path()) / "ray-token",

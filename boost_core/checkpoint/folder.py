@@ -41,6 +41,7 @@ from boost_core.checkpoint.manifest import (
 )
 from boost_core.checkpoint.retention import expendable
 from boost_core.config import JobSpec, ParallelismConfig
+from boost_core.config.small_files import Unreadable, read_small
 from boost_core.config.urls import StorageOptions, options_at
 
 MANIFEST = "manifest.json"
@@ -137,16 +138,15 @@ class CheckpointFolder:
         """
         path = self._manifest(step)
         try:
-            with self._filesystem.open(path, "rb") as stream:
-                content = stream.read(_LARGEST_MANIFEST_BYTES + 1)
+            content = read_small(self._filesystem, path, _LARGEST_MANIFEST_BYTES)
         except FileNotFoundError:
             if self._filesystem.exists(self._marker(step)):
                 raise CheckpointDamaged(f"{path} is missing") from None
             raise
+        except Unreadable as error:
+            raise CheckpointDamaged(str(error)) from error
         except OSError as error:
             raise self._unreadable(path, error) from error
-        if len(content) > _LARGEST_MANIFEST_BYTES:
-            raise CheckpointDamaged(f"{path} is no manifest: it has more than {_LARGEST_MANIFEST_BYTES} bytes")
         try:
             return decode(content, step)
         except CheckpointDamaged as damage:
@@ -269,7 +269,7 @@ class CheckpointFolder:
         kept = {}
         for path in (self._marker(step), self._manifest(step)):  # without both, it has never been committed
             with suppress(FileNotFoundError):
-                kept[path] = self._filesystem.cat_file(path)
+                kept[path] = read_small(self._filesystem, path, _LARGEST_MANIFEST_BYTES)
                 self._filesystem.rm_file(path)
         try:
             self._refuse_pinned(step)

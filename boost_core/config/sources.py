@@ -5,7 +5,6 @@ Looked up at the door, before a job is accepted, and again by the trainer: both 
 
 import functools
 import hashlib
-import json
 import math
 import os
 import sysconfig
@@ -15,8 +14,10 @@ from dataclasses import dataclass
 import fsspec
 
 from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig
+from boost_core.config.small_files import read_small
 from boost_core.config.tokenized import read_index
 from boost_core.config.urls import StorageOptions, options_at
+from boost_core.config.vocabulary import MOST_BYTES, count_tokens
 
 _STANDARD_LIBRARY_SKIPS = ("/site-packages/", "/dist-packages/", "/test/", "/tests/", "/idlelib/")
 
@@ -109,21 +110,20 @@ def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions 
         storage_options: What ``s3://`` is reached with; default: the process's own means.
 
     Raises:
-        ValueError: There is no ``tokenizer.json``, or it is not one.
+        ValueError: There is no ``tokenizer.json``, it is not one, or it is larger than any.
     """
     if tokenizer is None or tokenizer == BYTES:
         return BYTE_TOKENS
     try:
-        with fsspec.open(tokenizer, "rb", **options_at(tokenizer, storage_options)) as stream:
-            content = json.loads(stream.read())
-        vocabulary = content["model"]["vocab"]
-        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-        return int(max([*ids, *(token["id"] for token in content.get("added_tokens", ()))])) + 1
+        filesystem, path = fsspec.url_to_fs(tokenizer, **options_at(tokenizer, storage_options))
+        content = read_small(filesystem, path, MOST_BYTES)
     except FileNotFoundError as error:
         raise ValueError(f"no file is at {tokenizer!r}; check the path, and that every node can read it") from error
     except OSError as error:
         raise ValueError(f"cannot read {tokenizer!r}: {error.strerror or error}; check the path") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    try:
+        return count_tokens(content)
+    except ValueError as error:
         problem = f"{tokenizer!r} is no tokenizer.json of Hugging Face's tokenizers; save it anew, or use {BYTES}"
         raise ValueError(problem) from error
 

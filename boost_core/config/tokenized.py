@@ -15,9 +15,12 @@ import fsspec
 from pydantic import Field, ValidationError
 
 from boost_core.config.base import Config
+from boost_core.config.small_files import Unreadable, read_small
 from boost_core.config.urls import StorageOptions, options_at
 
 INDEX = "index.json"
+_MOST_INDEX_BYTES = 16 * 2**20  # of some 200,000 shards
+
 Part = Literal["training", "held_out"]
 
 
@@ -80,13 +83,15 @@ def find_index(folder: str, storage_options: StorageOptions | None = None) -> To
         storage_options: What ``s3://`` is reached with; default: the process's own means.
 
     Raises:
-        ValueError: It is damaged, or cannot be read.
+        ValueError: It is damaged, too large, no regular file, or cannot be read.
     """
     try:
         filesystem, path = fsspec.url_to_fs(folder, **options_at(folder, storage_options))
-        return TokenIndex.model_validate_json(filesystem.cat_file(f"{path}/{INDEX}"))
+        return TokenIndex.model_validate_json(read_small(filesystem, f"{path}/{INDEX}", _MOST_INDEX_BYTES))
     except FileNotFoundError:
         return None
+    except Unreadable:
+        raise
     except ValidationError as error:
         raise ValueError(f"{folder}/{INDEX} is damaged; make the tokens anew with: boost data tokenize") from error
     except OSError as error:

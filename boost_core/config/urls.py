@@ -4,12 +4,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import fsspec
 from pydantic_core import PydanticCustomError
 
 SCHEMES = ("file", "s3")
 UNSHOWN = "unshown_value"  # type of the errors about values that nobody is to see
 
 StorageOptions = Mapping[str, Any]  # by s3fs's names: key, secret, token, endpoint_url, client_kwargs
+
+# Seconds and tries of a look-up that somebody waits for. What trains and saves waits as s3fs does by itself, and tries
+# five times as often: a store that is slow for minutes stops no job.
+_BRIEF = {"connect_timeout": 3, "read_timeout": 10, "retries": {"total_max_attempts": 1}}
 
 _CREDENTIALS = "it may hold credentials, which belong into a named secret: remove them and set the job's credentials"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
@@ -66,3 +71,13 @@ def options_at(url: str, storage_options: StorageOptions | None) -> dict[str, An
     """
     # Other processes write to the same places, so a cached listing would be a wrong one.
     return {"use_listings_cache": False, **(storage_options or {} if url.startswith("s3://") else {})}
+
+
+def giving_up_soon(storage_options: StorageOptions | None) -> StorageOptions:
+    """The same storage options for a look-up that somebody waits for: a store that is silent is soon an error.
+
+    Args:
+        storage_options: What ``s3://`` is reached with; default: the process's own means.
+    """
+    of_the_node = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})  # such as the style of addresses
+    return {**(storage_options or {}), "config_kwargs": {**_BRIEF, **of_the_node}}

@@ -10,6 +10,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from boost_core.config.data import BYTES
+from boost_core.config.small_files import read_small
+from boost_core.config.vocabulary import MOST_BYTES
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -82,10 +84,10 @@ def open_tokenizer(name: str | None, end_of_document: str | None) -> Tokenizer:
     """
     if name in (None, BYTES):
         return ByteTokenizer()
-    with fsspec.open(name, "r", encoding="utf-8") as stream:
-        content = stream.read()
+    filesystem, path = fsspec.url_to_fs(name)
+    content = read_small(filesystem, path, MOST_BYTES)
     try:
-        tokenizer = tokenizers.Tokenizer.from_str(content)
+        tokenizer = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises nothing more specific
         raise ValueError(f"{name} is no tokenizer.json of Hugging Face's tokenizers: {error}") from error
     return FileTokenizer(tokenizer, name, end_of_document)

@@ -1,8 +1,11 @@
 """What a job spec is checked for at the door beyond its own legality."""
 
+from functools import partial
+
 from boost_core.config import JobSpec
+from boost_core.config.data import BYTES
 from boost_core.config.sources import UnfitData, check_data
-from boost_core.config.urls import StorageOptions
+from boost_core.config.urls import StorageOptions, giving_up_soon
 from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidJob
@@ -11,13 +14,29 @@ from service.problems import FieldError
 from service.redaction import redact
 from service.secrets import SecretReference, SecretUnusable, load
 
+_MOST_NAMED = 3
 
-def refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
+
+async def refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
     """Check that a job could run: its queue, its paths, its secret and its data.
 
     Raises:
         InvalidJob: It could not; names the fields at fault.
+        StoreUnavailable: Its data is where nothing answers.
     """
+    await context.stores.run(tenant, _data_of(spec), partial(_refuse_unfit, spec, context, tenant))
+
+
+def _data_of(spec: JobSpec) -> str:
+    """What is looked up, for messages."""
+    paths = [path for source, _ in spec.data.sources for path in source.paths]
+    if spec.data.tokenizer not in (None, BYTES):
+        paths.append(spec.data.tokenizer)
+    named = ", ".join(map(repr, paths[:_MOST_NAMED])) + (" and others" if len(paths) > _MOST_NAMED else "")
+    return f"data: {named or 'the standard library'}"  # without the credentials, which may be the secret itself
+
+
+def _refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
     errors = prefix_errors(spec, context.settings.prefixes(), tenant)
     if errors:
         raise InvalidJob(errors)
@@ -45,7 +64,7 @@ def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOpti
 
 def _refuse_absent_data(spec: JobSpec, options: StorageOptions | None) -> None:
     try:
-        check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length, options)
+        check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length, giving_up_soon(options))
     except UnfitData as error:
         raise InvalidJob([FieldError(field=error.field, message=redact(str(error)))]) from error
     except Exception as error:  # the clients of object stores raise types of their own

@@ -37,6 +37,7 @@ from service.api.routes import (
     session,
     targets,
 )
+from service.api.store_access import StoreAccess
 from service.jobs.store import JobStore
 from service.settings import Settings
 from service.telemetry.process import ProcessMetrics
@@ -92,6 +93,7 @@ def create_app(
         known_keys,
         AuditLog(store.engine),
         limits,
+        StoreAccess(settings.store_seconds),
         metrics or ProcessMetrics(),
         tracing,
     )

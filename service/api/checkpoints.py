@@ -1,8 +1,12 @@
 """The API's way to a job's checkpoints: their folder is looked at, which only the trainer's library knows."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from boost_core.checkpoint import folder as stored
 from boost_core.checkpoint.folder import CheckpointFolder, StoredCheckpoint
 from boost_core.checkpoint.manifest import Manifest
+from boost_core.config.urls import giving_up_soon
 from service.api.admission import storage_options
 from service.api.deps import Context
 from service.api.errors import (
@@ -23,6 +27,18 @@ from service.models.checkpoints import (
 from service.redaction import redact
 from service.secrets import SecretUnusable
 
+T = TypeVar("T")
+
+
+async def at_store(job: JobRecord, context: Context, look: Callable[["JobCheckpoints"], T]) -> T:
+    """What a function returns that is given a job's checkpoints. The job's own tenant waits for its store, nobody else.
+
+    Raises:
+        StoreUnavailable: The job's secret is not to be had, or its store does not answer.
+    """
+    what = f"the store of the checkpoints of job {job.id}, {job.checkpoint_url},"
+    return await context.stores.run(job.tenant, what, lambda: look(JobCheckpoints(job, context)))
+
 
 class JobCheckpoints:
     """The checkpoints of one job.
@@ -39,7 +55,7 @@ class JobCheckpoints:
         self._job = job
         try:
             options = storage_options(job.spec, context, job.tenant)
-            self._folder = CheckpointFolder(job.checkpoint_url, options)
+            self._folder = CheckpointFolder(job.checkpoint_url, giving_up_soon(options))
         except Exception as error:  # the clients of object stores raise types of their own
             raise _unavailable(job, error) from error
 

@@ -13,6 +13,7 @@ from service.accounts.quotas import QuotaStore
 from service.api.auth import Reader
 from service.api.following import Follower
 from service.api.limits import Limits
+from service.api.store_access import StoreAccess
 from service.jobs.model import JobRecord
 from service.jobs.queries import JobNotFound
 from service.jobs.store import JobStore
@@ -37,6 +38,7 @@ class Context:
         keys: API keys.
         audit: Who has changed what.
         limits: How much may be asked, by whom.
+        stores: Looks at stores and files.
         metrics: What this process measures of itself.
         tracing: Makes spans; ``None``: there are none.
         stopping: Set when the server stops, so that open streams end.
@@ -50,6 +52,7 @@ class Context:
     keys: KeyStore
     audit: AuditLog
     limits: Limits
+    stores: StoreAccess
     metrics: ProcessMetrics
     tracing: "Tracing | None" = None
     stopping: threading.Event = field(default_factory=threading.Event)

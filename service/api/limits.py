@@ -74,7 +74,7 @@ class Limits:
         Raises:
             RateLimited: There were too many.
         """
-        self._addresses.count(_network(address))
+        self._addresses.count(network_of(address))
 
     def count_failure(self, address: str | None) -> None:
         """Count a request that came with a wrong key.
@@ -82,7 +82,7 @@ class Limits:
         Raises:
             RateLimited: There were too many. Those who come from there with a right key are let in all the same.
         """
-        self._failures.count(_network(address))
+        self._failures.count(network_of(address))
 
     @contextmanager
     def stream(self, principal: Principal) -> Iterator[None]:
@@ -107,8 +107,8 @@ class Limits:
                 del self._streams[key_id]
 
 
-def _network(address: str | None) -> str:
-    """The address, or with IPv6 its network: one sender has a whole one."""
+def network_of(address: str | None) -> str:
+    """A sender's address, or with IPv6 its network: one sender has a whole one."""
     try:
         found = ipaddress.ip_address(address or "")
     except ValueError:

@@ -1,18 +1,24 @@
 """The server that the API runs in."""
 
+import asyncio
 import socket
+from contextlib import suppress
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from service.api.connections import Listener, Loop, Notes, Watch, is_out_of_descriptors, most_connections
 from service.api.deps import Context
 from service.settings import Settings
 
+_LOOK_SECONDS = 1.0
 MOST_HEADER_BYTES = 32 * 2**10  # of a request's line and its headers together
 
 
 class ApiServer(uvicorn.Server):
-    """uvicorn that ends open event streams when it stops; it would wait for them for ever.
+    """uvicorn that bounds what connections hold, and ends open event streams when it stops.
 
     Args:
         app: What ``service.api.app.create_app`` gives.
@@ -25,7 +31,9 @@ class ApiServer(uvicorn.Server):
                 app,
                 host=settings.host,
                 port=settings.port,
+                loop=f"{Loop.__module__}:{Loop.__name__}",
                 http="h11",  # the one that limits headers
+                ws="none",
                 h11_max_incomplete_event_size=MOST_HEADER_BYTES,
                 ssl_certfile=settings.tls_cert,
                 ssl_keyfile=settings.tls_key,
@@ -35,9 +43,53 @@ class ApiServer(uvicorn.Server):
                 log_config=None,  # its lines look like all others of this process
             )
         )
+        self._settings = settings
         self._context: Context = app.state.context
+        self._notes = Notes()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen.
+
+        Args:
+            sockets: What to listen on, which the server closes; ``None``: where the settings say.
+        """
+        settings, most = self._settings, most_connections(self._settings.connections)
+        listeners: list[socket.socket] = [
+            Listener(each, most, settings.trusted_proxies, settings.tls_cert is not None, self._notes)
+            for each in sockets or [listen(settings.host, settings.port)]
+        ]
+        asyncio.get_running_loop().set_exception_handler(self._note)
+        await super().startup(listeners)
+        self._watching = asyncio.create_task(self._watch())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop: no new connections, streams end, other requests are answered."""
         self._context.stopping.set()
+        self._context.stores.stop()
         await super().shutdown(sockets)
+        self._watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._watching
+
+    async def _watch(self) -> None:
+        watch, now = Watch(self._notes), asyncio.get_running_loop().time
+        while True:
+            watch.look([each for each in self.server_state.connections if isinstance(each, H11Protocol)], now())
+            self._notes.write(now())
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log what goes wrong in the loop; it tries every second to accept connections for which there is no room."""
+        if is_out_of_descriptors(context.get("exception")):
+            self._notes.add("tries to accept one have failed, because this process has no descriptor left")
+        else:
+            loop.default_exception_handler(context)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on an address.
+
+    Raises:
+        OSError: It cannot be had.
+    """
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)

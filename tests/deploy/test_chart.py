@@ -98,6 +98,7 @@ def test_the_service_takes_the_settings(monkeypatch: pytest.MonkeyPatch) -> None
         "checkpointRoot": "s3://c", "allowedPrefixes": ["s3://a/{tenant}", "/data"],
         "trustedProxies": ["10.0.0.0/8", "::1"], "corsOrigins": ["https://a.example.org"],
         "ratePerSecond": 1_000_000, "failedLoginsPerMinute": 3, "streamsPerKey": 4, "reconcileSeconds": 0.25,
+        "connections": 1_000, "storeSeconds": 12.5,
         "growCooldownSeconds": 0, "growSettleSeconds": 2.5, "logFormat": "text", "otlpEndpoint": "http://o:4318",
         "rankMetricsPorts": "9500-9510", "rayDashboardUrl": "http://r:8265", "publicUrl": "https://b.example.org",
     }  # fmt: skip
@@ -110,6 +111,7 @@ def test_the_service_takes_the_settings(monkeypatch: pytest.MonkeyPatch) -> None
         ("10.0.0.0/8", "::1"),
     )
     assert (settings.rate_per_second, settings.reconcile_seconds) == (1_000_000, 0.25)
+    assert (settings.connections, settings.store_seconds) == (1_000, 12.5)
     assert (settings.grow_cooldown_seconds, settings.grow_settle_seconds) == (0, 2.5)
     assert (settings.host, settings.port, settings.tls, settings.auth) == ("0.0.0.0", 8900, False, True)
     assert settings.secrets_dir == Path("/etc/boost/secrets")

@@ -15,6 +15,7 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import DataConfig, JobSpec, SourceConfig
 from boost_core.config.reports import LogLine
 from boost_core.config.sources import UnfitData, check_data
+from boost_core.config.urls import giving_up_soon
 from boost_core.data.tokenize import Plan, tokenize
 from boost_core.data.tokenizers import ByteTokenizer
 from service.gang.assignment import RankEnd
@@ -146,8 +147,11 @@ def test_ranks_with_a_wrong_secret_fail_and_do_not_tell_it(
 
 
 def test_the_door_looks_up_with_each_tenants_own_secret(secrets: Path, corpus: str) -> None:
-    data = DataConfig.model_validate({"source": {"kind": "text", "paths": [corpus]}})
-    right, wrong = (options(secrets, tenant) for tenant in ("blue", "red"))
+    right, wrong = (giving_up_soon(options(secrets, tenant)) for tenant in ("blue", "red"))
+    source = {"kind": "text", "paths": [corpus]}
+    data = DataConfig.model_validate({"source": source, "tokenizer": f"{corpus}-tokenizer.json"})
+    filesystem, path = fsspec.url_to_fs(f"{corpus}-tokenizer.json", **right)
+    filesystem.pipe_file(path, b'{"model": {"vocab": {"a": 0}}}')
     for _ in range(2):  # what one may see stays hidden from the other
         check_data(data, 256, 32, right)
         with pytest.raises(UnfitData, match=DENIED):

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from service.api.auth import Submitter
-from service.api.checkpoints import JobCheckpoints
+from service.api.checkpoints import JobCheckpoints, at_store
 from service.api.deps import ContextDep, JobDep
 from service.api.errors import problem_responses
 from service.models.checkpoints import Checkpoint, CheckpointDetail, CheckpointList
@@ -22,27 +22,27 @@ _ONE = _LOOKED_AT | problem_responses(HTTPStatus.CONFLICT)
 
 
 @router.get("", responses=_LOOKED_AT)
-def list_checkpoints(job: JobDep, context: ContextDep) -> CheckpointList:
+async def list_checkpoints(job: JobDep, context: ContextDep) -> CheckpointList:
     """List a job's committed checkpoints, the newest first, those that are damaged apart."""
-    return JobCheckpoints(job, context).all()
+    return await at_store(job, context, JobCheckpoints.all)
 
 
 @router.get("/{step}", responses=_ONE)
-def show(job: JobDep, step: Step, context: ContextDep) -> CheckpointDetail:
+async def show(job: JobDep, step: Step, context: ContextDep) -> CheckpointDetail:
     """Look at one checkpoint and its files, unless it is damaged."""
-    return JobCheckpoints(job, context).one(step)
+    return await at_store(job, context, lambda checkpoints: checkpoints.one(step))
 
 
 @router.put("/{step}/pin", responses=_ONE)
-def pin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Checkpoint:
+async def pin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Checkpoint:
     """Keep a checkpoint until it is unpinned, whatever the job's own rules would remove."""
-    return JobCheckpoints(job, context).pin(step, True)
+    return await at_store(job, context, lambda checkpoints: checkpoints.pin(step, True))
 
 
 @router.delete("/{step}/pin", responses=_ONE)
-def unpin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Checkpoint:
+async def unpin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Checkpoint:
     """Leave a checkpoint to the job's own rules again; a damaged one is unpinned, too, and then said to be damaged."""
-    return JobCheckpoints(job, context).pin(step, False)
+    return await at_store(job, context, lambda checkpoints: checkpoints.pin(step, False))
 
 
 @router.delete(
@@ -50,6 +50,6 @@ def unpin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Chec
     status_code=HTTPStatus.NO_CONTENT,
     responses=_ONE,
 )
-def delete(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> None:
+async def delete(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> None:
     """Delete a checkpoint, unless it is pinned or the newest of a job that goes on."""
-    JobCheckpoints(job, context).delete(step)
+    await at_store(job, context, lambda checkpoints: checkpoints.delete(step))

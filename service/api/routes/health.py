@@ -22,7 +22,7 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz", responses=problem_responses(HTTPStatus.SERVICE_UNAVAILABLE))
-def readyz(context: ContextDep) -> dict[str, str]:
+async def readyz(context: ContextDep) -> dict[str, str]:
     """Whether jobs can be scheduled."""
     reason = context.readiness()
     if reason is not None:

@@ -4,6 +4,7 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
+from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from boost_core.config import JobSpec
@@ -44,7 +45,7 @@ class JobQuery(BaseModel):
 
 
 @router.post("", status_code=HTTPStatus.CREATED, responses=_BODY_REFUSED)
-def submit(
+async def submit(
     spec: JobSpec,
     who: Submitter,
     context: ContextDep,
@@ -53,14 +54,14 @@ def submit(
     response: Response,
 ) -> JobRecord:
     """Submit a training job. It is QUEUED, and runs when its turn comes and its workers can be placed."""
-    return _create(spec, who, context, request, traceparent, response)
+    return await _create(spec, who, context, request, traceparent, response)
 
 
 @router.post("/dry-run", responses=_BODY_REFUSED)
-def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
+async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
     """Check a job as if it were submitted, and say what it would take; nothing is recorded."""
-    refuse_unfit(spec, context, who.tenant)
-    return DryRun(spec=spec, plan=plan(spec))
+    await refuse_unfit(spec, context, who.tenant)
+    return DryRun(spec=spec, plan=await run_in_threadpool(plan, spec))
 
 
 @router.get("", responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
@@ -85,7 +86,7 @@ async def show(job: JobDep, response: Response) -> JobRecord:
     status_code=HTTPStatus.CREATED,
     responses=_BODY_REFUSED | problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
 )
-def clone(
+async def clone(
     job: JobDep,
     wanted: CloneRequest,
     who: Submitter,
@@ -104,10 +105,10 @@ def clone(
         spec = JobSpec.model_validate(merged(job.spec.model_dump(mode="json"), changes))
     except ValidationError as error:
         raise InvalidJob(job_errors(error.errors())) from error
-    return _create(spec, who, context, request, traceparent, response, cloned_from=job.id)
+    return await _create(spec, who, context, request, traceparent, response, cloned_from=job.id)
 
 
-def _create(
+async def _create(
     spec: JobSpec,
     who: Principal,
     context: Context,
@@ -116,12 +117,12 @@ def _create(
     response: Response,
     cloned_from: str | None = None,
 ) -> JobRecord:
-    record = context.store.known(request) if request else None
+    record = await run_in_threadpool(context.store.known, request) if request else None
     if record is None:
-        refuse_unfit(spec, context, who.tenant)
+        await refuse_unfit(spec, context, who.tenant)
         owner, root = Owner(who.tenant, who.name), context.settings.checkpoint_root
-        record = context.store.create(
-            spec, root, owner, cloned_from=cloned_from, request=request, traceparent=traceparent
+        record = await run_in_threadpool(
+            context.store.create, spec, root, owner, cloned_from=cloned_from, request=request, traceparent=traceparent
         )
     response.headers["Location"] = f"{router.prefix}/{record.id}"
     response.headers["ETag"] = record.etag

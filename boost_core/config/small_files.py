@@ -1,0 +1,60 @@
+"""Reading files that are small by nature, such as an index or a tokenizer, whatever really is at their place."""
+
+import os
+import stat
+from pathlib import Path
+
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+# Nothing is opened for longer than a look: a pipe without a writer, or a terminal, would be waited for.
+_WITHOUT_WAITING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class Unreadable(ValueError):
+    """What is at a path is no regular file, or larger than any that belongs there."""
+
+
+def read_small(filesystem: AbstractFileSystem, path: str, most_bytes: int) -> bytes:
+    """The content of a regular file, or of one that a symbolic link leads to.
+
+    Args:
+        filesystem: Where it is.
+        path: Its path there.
+        most_bytes: The largest that it may be; more is never read.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        Unreadable: It is a folder, a pipe, a device or a socket, or too large.
+        OSError: It cannot be read.
+    """
+    if isinstance(filesystem, LocalFileSystem):
+        return _read_local(path, most_bytes)
+    found = filesystem.info(path)
+    if found["type"] != "file":
+        raise Unreadable(f"{path!r} is not a regular file; check the path")
+    size = int(found["size"])
+    _refuse_large(path, size, most_bytes)
+    content: bytes = filesystem.cat_file(path, start=0, end=size) if size else b""
+    return content
+
+
+def _read_local(path: str, most_bytes: int) -> bytes:
+    _refuse_irregular(path, Path(path).stat())  # first, because opening a device may already do something
+    with os.fdopen(os.open(path, _WITHOUT_WAITING), "rb") as stream:
+        found = os.fstat(stream.fileno())  # of what was opened, which may have come in its place
+        _refuse_irregular(path, found)
+        _refuse_large(path, found.st_size, most_bytes)
+        content = stream.read(most_bytes + 1)
+    _refuse_large(path, len(content), most_bytes)
+    return content
+
+
+def _refuse_irregular(path: str, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise Unreadable(f"{path!r} is not a regular file; check the path")
+
+
+def _refuse_large(path: str, size: int, most_bytes: int) -> None:
+    if size > most_bytes:
+        raise Unreadable(f"{path!r} has {size} bytes, and {most_bytes} is the limit; check the path")
