@@ -1,6 +1,7 @@
 """Which shapes a gang may take while its job runs."""
 
 from dataclasses import dataclass
+
 from pydantic import Field, field_validator, model_validator
 
 from boost_core.config.base import Config

@@ -81,9 +81,7 @@ class JobSpec(Config):
     def _parts_go_together(self) -> "JobSpec":
         problems = job_problems(self.model, self.parallelism, self.data, self.training, self.optimizer)
         if not problems:
-            problems = elasticity_problems(
-                self.model, self.parallelism, self.training, self.optimizer, self.elasticity
-            )
+            problems = elasticity_problems(self.model, self.parallelism, self.training, self.optimizer, self.elasticity)
         raise_problems("JobSpec", problems)
         return self
 

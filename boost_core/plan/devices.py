@@ -46,7 +46,7 @@ def fits_device(spec: JobSpec, shape: Shape) -> bool:
 
 
 def nothing_fits(spec: JobSpec) -> str | None:
-    """Why a job cannot run on the GPUs that it asks for, and what to change; ``None`` if it can at one of its shapes."""
+    """Why a job can run at none of its shapes on the GPUs that it asks for, and what to change; ``None`` if it can."""
     device = device_bytes(spec.resources)
     # More replicas share the optimizer's state, so that the largest fits if any does, most often.
     if device is None or any(fits_device(spec, shape) for shape in reversed(spec.shapes())):
