@@ -39,19 +39,17 @@ def needed_bytes(spec: JobSpec, shape: Shape) -> int:
     return rank_memory(spec, shape).total
 
 
-def fits_device(spec: JobSpec, shape: Shape) -> bool:
-    """Whether a shape fits the GPU that a job asks for; also where its memory is not known."""
-    device = device_bytes(spec.resources)
-    return device is None or needed_bytes(spec, shape) <= device
-
-
 def nothing_fits(spec: JobSpec) -> str | None:
     """Why a job can run at none of its shapes on the GPUs that it asks for, and what to change; ``None`` if it can."""
     device = device_bytes(spec.resources)
-    # More replicas share the optimizer's state, so that the largest fits if any does, most often.
-    if device is None or any(fits_device(spec, shape) for shape in reversed(spec.shapes())):
+    if device is None:
         return None
-    return too_large(spec, {shape: needed_bytes(spec, shape) for shape in spec.shapes()}, device)
+    needed = {}
+    for shape in reversed(spec.shapes()):  # the largest fits if any does, most often
+        needed[shape] = needed_bytes(spec, shape)
+        if needed[shape] <= device:
+            return None
+    return too_large(spec, needed, device)
 
 
 def too_large(spec: JobSpec, needed: Mapping[Shape, int], device: int) -> str:
