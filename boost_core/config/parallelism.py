@@ -7,7 +7,7 @@ from pydantic import Field
 from boost_core.config.base import Config
 
 TensorSize = Annotated[int, Field(ge=1, le=1024)]
-PipelineSize = Annotated[int, Field(ge=1, le=64)]  # what is planned of a pipeline grows with its ranks
+PipelineSize = Annotated[int, Field(ge=1, le=32)]  # what it costs to plan a pipeline grows with its ranks
 DataSize = Annotated[int, Field(ge=1, le=65_536)]
 
 

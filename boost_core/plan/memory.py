@@ -119,6 +119,8 @@ class _Rank:
         self._job, self._rank, self._stages = job, rank, stages
         self._element = ELEMENT_BYTES[job.training.precision]
         self._each = Activations(job.model, job.parallelism, self._element, job.resources.gpus_per_worker > 0)
+        plain = job.parallelism.model_copy(update={"recompute": "none"})
+        self._plain = Activations(job.model, plain, self._element, self._each.kernels)
         self._tokens = job.training.micro_batch_size * job.training.sequence_length
         self._micro_batches = job.training.micro_batches(job.parallelism.data_parallel_size)
 
@@ -174,14 +176,12 @@ class _Rank:
 
         About what a block keeps without recomputation.
         """
-        plain = self._job.parallelism.model_copy(update={"recompute": "none"})
-        each = Activations(self._job.model, plain, self._element, self._each.kernels)
-        return self._tokens * self._of_blocks(each, stage)
+        return self._tokens * self._of_blocks(self._plain, stage)
 
     def _of_blocks(self, each: Activations, stage: Stage) -> int:
         """What a stage's blocks keep of each token; many are alike."""
         alike = _alike(self._job.model, stage.layers)
-        return sum(each.block(crossed, given) * count for crossed, given, count in alike)
+        return sum(_of_block(each, crossed, given) * count for crossed, given, count in alike)
 
     def _buffers(self) -> int:
         """Of torch's pipeline stages, for what neighbours send."""
@@ -230,6 +230,11 @@ class _Rank:
     def _update(self, weights: int) -> int:
         """LORO has the directions of all factors at once."""
         return PRECISE * weights if self._job.optimizer.loro is not None else 0
+
+
+@lru_cache(4096)  # the ranks of a pipeline ask for the same
+def _of_block(each: Activations, crossed: bool, given: bool) -> int:
+    return each.block(crossed, given)
 
 
 @lru_cache(4096)

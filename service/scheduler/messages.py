@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Sequence
 
+from boost_core.plan.devices import ACCELERATOR_LABEL
 from boost_core.plan.resize import why_not
 from service.jobs.model import JobRecord
-from service.scheduler.demand import ACCELERATOR_LABEL
 from service.scheduler.placement import Room
 from service.scheduler.quotas import Account
 from service.scheduler.scene import Scene
