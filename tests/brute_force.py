@@ -1,9 +1,12 @@
 """Whether a gang delays a job, found out by trying everything: all sets of gangs that may end, and all places."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 
 import numpy as np
 
+from boost_core.config import JobSpec, Shape
+from boost_core.plan.memory import rank_memory
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 
@@ -11,17 +14,51 @@ Amounts = Mapping[str, float]  # by Ray's names of resources
 Place = Mapping[str, Amounts]  # what is taken of which nodes
 
 
-def usable(nodes: Iterable[NodeCapacity], job: JobRecord) -> list[NodeCapacity]:
+KIND = "ray.io/accelerator-type"
+BYTES = {"A100-40G": 40e9, "H100": 80e9}  # of the kinds of GPU that there are in simulated clusters; of others, unknown
+
+
+_NEEDED: dict[int, tuple[JobSpec, dict[Shape, int]]] = {}  # by identity, so that looking it up costs nothing
+
+
+def needed(job: JobRecord) -> dict[Shape, int]:
+    """What a rank needs of its GPU, by shapes."""
+    spec = job.spec
+    if id(spec) not in _NEEDED:
+        gpus = spec.resources.gpus_per_worker
+        _NEEDED[id(spec)] = spec, {shape: rank_memory(spec, shape).total if gpus else 0 for shape in spec.shapes()}
+    return _NEEDED[id(spec)][1]
+
+
+def memory(labels: Mapping[str, str]) -> float:
+    """What a node's GPUs have; of kinds that are not known, any."""
+    return BYTES.get(labels.get(KIND, ""), inf)
+
+
+def shapes(job: JobRecord, limit: float = inf) -> list[Shape]:
+    """Those at which a rank needs so many bytes at most, and no more than the kind of GPU has that the job names."""
+    kind = job.spec.resources.accelerator_type
+    most = min(limit, BYTES.get(kind, inf) if kind else inf)
+    return [shape for shape, size in needed(job).items() if size <= most]
+
+
+def usable(nodes: Iterable[NodeCapacity], job: JobRecord, limit: float = inf) -> list[NodeCapacity]:
+    """The nodes that a gang within a limit can be on at any of its shapes."""
     resources = job.spec.resources
     wanted = dict(resources.node_labels)
     if resources.accelerator_type:
-        wanted["ray.io/accelerator-type"] = resources.accelerator_type
-    return [node for node in nodes if not node.draining and wanted.items() <= node.labels.items()]
+        wanted[KIND] = resources.accelerator_type
+    most = max((needed(job)[shape] for shape in shapes(job, limit)), default=0)
+    return [
+        node
+        for node in nodes
+        if not node.draining and wanted.items() <= node.labels.items() and most <= memory(node.labels)
+    ]
 
 
-def groups(job: JobRecord) -> Iterator[tuple[int, int]]:
+def groups(job: JobRecord, limit: float = inf) -> Iterator[tuple[int, int]]:
     """Of each shape: ranks that share a node, and how many such groups."""
-    for shape in job.spec.shapes():
+    for shape in shapes(job, limit):
         if job.spec.resources.placement == "STRICT_PACK":
             yield shape.tensor * shape.pipeline, shape.data
         else:
@@ -33,9 +70,11 @@ def rank_amounts(job: JobRecord) -> dict[str, float]:
     return {name: amount for name, amount in amounts.items() if amount}
 
 
-def delays(job: JobRecord, nodes: Iterable[NodeCapacity], gangs: Sequence[Place], more: Place) -> bool:
+def delays(
+    job: JobRecord, nodes: Iterable[NodeCapacity], gangs: Sequence[Place], more: Place, limit: float = inf
+) -> bool:
     """Whether there is a set of gangs with whose end a job would fit, if it were not for one more gang."""
-    each, used_nodes = rank_amounts(job), usable(nodes, job)
+    each, used_nodes = rank_amounts(job), usable(nodes, job, limit)
     concerned = [place for place in gangs if any(node.node_id in place for node in used_nodes)]
     stay = (np.arange(2 ** len(concerned))[:, None] >> np.arange(len(concerned))) & 1  # all sets, a row each
     ranks_without, ranks_with = [], []
@@ -46,7 +85,7 @@ def delays(job: JobRecord, nodes: Iterable[NodeCapacity], gangs: Sequence[Place]
         )
         ranks_without.append(_ranks(free, each))
         ranks_with.append(_ranks(free - alone, each))
-    without, beside = _fits(job, ranks_without, len(stay)), _fits(job, ranks_with, len(stay))
+    without, beside = _fits(job, ranks_without, len(stay), limit), _fits(job, ranks_with, len(stay), limit)
     return bool(np.any(without & ~beside))
 
 
@@ -59,20 +98,20 @@ def _ranks(free: np.ndarray, each: Amounts) -> np.ndarray:
     return np.maximum(0, np.floor((free + 1e-6) / np.array(list(each.values()))).min(axis=1))
 
 
-def _fits(job: JobRecord, ranks: Sequence[np.ndarray], sets: int) -> np.ndarray:
+def _fits(job: JobRecord, ranks: Sequence[np.ndarray], sets: int, limit: float) -> np.ndarray:
     """Whether one of a job's shapes fits, by sets."""
     found = np.zeros(sets, dtype=bool)
-    for size, count in groups(job):
+    for size, count in groups(job, limit):
         found |= sum((slots // size for slots in ranks), np.zeros(sets)) >= count
     return found
 
 
-def places(job: JobRecord, size: int, count: int, nodes: Sequence[NodeCapacity]) -> Iterator[Place]:
+def places(job: JobRecord, size: int, count: int, nodes: Sequence[NodeCapacity], limit: float = inf) -> Iterator[Place]:
     """All ways to place groups of a job where nodes say there is room."""
     group = {name: amount * size for name, amount in rank_amounts(job).items()}
     room = {
         node.node_id: int(min((node.free.get(name, 0) + 1e-6) // amount for name, amount in group.items()))
-        for node in usable(nodes, job)
+        for node in usable(nodes, job, limit)
     }
     for numbers in _distributions(list(room.values()), count):
         yield {

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from boost_core.config import JobSpec, Shape
+from boost_core.plan.devices import ACCELERATOR_LABEL
 from service.gang.resources import worker_resources
 from service.gang.status import GangPhase, GangStatus, JobTag, NodeCapacity, Orders
 from service.jobs.model import JobRecord
@@ -145,6 +146,7 @@ class Cluster:
                 for name, node in self.nodes_by_name.items()
                 if node.drained_at is None
                 and wanted <= node.labels.items()
+                and node.labels.get(ACCELERATOR_LABEL) not in gang.orders.avoid
                 and all(node.free().get(resource, 0) >= amount for resource, amount in each.items())
             ]
             if not open_nodes:

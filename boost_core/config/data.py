@@ -10,7 +10,8 @@ from boost_core.config.urls import refuse_unserved
 BYTES = "bytes"
 BYTE_TOKENS = 256
 
-_MOST_PATHS = 10_000  # of one source
+_MOST_PATHS = 10_000  # of all sources together
+_MOST_SOURCES = 256  # each is checked and looked up before a job is accepted
 
 # Samples after which the order of a mixture's sources repeats.
 MIXTURE_PERIOD = 4096
@@ -25,6 +26,15 @@ def _at_most(count: int, remedy: str) -> BeforeValidator:
         return value
 
     return BeforeValidator(check)
+
+
+def _few_paths(value: Any) -> Any:
+    """Refuse a mixture of too many paths at once."""
+    paths = [source.get("paths") for source in value if isinstance(source, dict)] if isinstance(value, list) else []
+    count = sum(len(each) for each in paths if isinstance(each, list))
+    if count > _MOST_PATHS:
+        raise ValueError(f"its sources have {count} paths; give at most {_MOST_PATHS}: name folders or globs")
+    return value
 
 
 class SourceConfig(Config):
@@ -70,7 +80,9 @@ class DataConfig(Config):
 
     source: SourceConfig | None = Field(None, description="Default: the source text of Python's standard library.")
     mixture: Annotated[
-        tuple[WeightedSource, ...], _at_most(MIXTURE_PERIOD, f"give at most {MIXTURE_PERIOD} sources")
+        tuple[WeightedSource, ...],
+        BeforeValidator(_few_paths),
+        _at_most(_MOST_SOURCES, f"give at most {_MOST_SOURCES} sources"),
     ] = Field((), description="Instead of source: several, by weight.")
     tokenizer: Location | None = Field(
         None,

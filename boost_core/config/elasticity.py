@@ -1,14 +1,13 @@
 """Which shapes a gang may take while its job runs."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
 from boost_core.config.base import Config
-from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.parallelism import DataSize, ParallelismConfig, PipelineSize, TensorSize
 
-Size = Annotated[int, Field(ge=1, le=1024)]
+MOST_LAYOUTS = 64  # that a job may allow, replicas counted: each is looked at when a job is checked and scheduled
 
 
 @dataclass(frozen=True, order=True)
@@ -53,8 +52,8 @@ class Shape:
 class DataParallelRange(Config):
     """The fewest and the most replicas."""
 
-    min: int = Field(1, ge=1, le=65_536)
-    max: int = Field(ge=1, le=65_536)
+    min: DataSize = 1
+    max: DataSize
 
     @model_validator(mode="after")
     def _not_empty(self) -> "DataParallelRange":
@@ -67,7 +66,7 @@ class ElasticityConfig(Config):
     """What the service may do to a gang when nodes and other jobs come and go. The global batch stays what it is."""
 
     data_parallel_size: DataParallelRange
-    layouts: tuple[tuple[Size, Size], ...] | None = Field(
+    layouts: tuple[tuple[TensorSize, PipelineSize], ...] | None = Field(
         None,
         max_length=16,
         json_schema_extra={"minItems": 1},

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, StringConstraints, model_validator
 
-from boost_core.config.base import Config, FieldProblem, raise_problems, spelled
+from boost_core.config.base import Config, raise_problems, spelled
 from boost_core.config.checkpoint import CheckpointConfig
 from boost_core.config.data import DataConfig
 from boost_core.config.elasticity import ElasticityConfig, Shape
@@ -81,18 +81,15 @@ class JobSpec(Config):
     def _parts_go_together(self) -> "JobSpec":
         problems = job_problems(self.model, self.parallelism, self.data, self.training, self.optimizer)
         if not problems:
-            problems = elasticity_problems(self.parallelism, self.elasticity, self.training, self._problems_at)
+            problems = elasticity_problems(self.model, self.parallelism, self.training, self.optimizer, self.elasticity)
         raise_problems("JobSpec", problems)
         return self
 
-    def _problems_at(self, parallelism: ParallelismConfig) -> list[FieldProblem]:
-        return job_problems(self.model, parallelism, self.data, self.training, self.optimizer)
-
-    def shapes(self) -> list[Shape]:
-        """All shapes that the gang may take, the largest last."""
+    def shapes(self) -> tuple[Shape, ...]:
+        """All shapes that the gang may take, the largest last; at most ``MOST_LAYOUTS``."""
         if self.elasticity is None:
-            return [Shape.of(self.parallelism)]
-        return legal_shapes(self.parallelism, self.elasticity, self.training, self._problems_at)
+            return (Shape.of(self.parallelism),)
+        return legal_shapes(self.model, self.parallelism, self.training, self.optimizer, self.elasticity)
 
     def at(self, shape: Shape) -> "JobSpec":
         """The job with a gang of another shape."""

@@ -1,16 +1,18 @@
 """Which model, layout and batch go together."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
+from functools import lru_cache
 
 from boost_core.config.base import FieldProblem
 from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig
-from boost_core.config.elasticity import ElasticityConfig, Shape
+from boost_core.config.elasticity import MOST_LAYOUTS, ElasticityConfig, Shape
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.strategy import chosen_strategy, strategy_problems
 from boost_core.config.training import OptimizerConfig, TrainingConfig
 
-ProblemsAt = Callable[[ParallelismConfig], list[FieldProblem]]  # what is wrong with a job at another parallelism
+_REMEMBERED = 4096  # specs
 
 
 def job_problems(
@@ -19,11 +21,20 @@ def job_problems(
 ) -> list[FieldProblem]:  # fmt: skip
     """Everything about a job whose parts are fine one by one but do not go together."""
     return [
-        *strategy_problems(model, parallelism),
+        *_layout_problems(model, parallelism, training, optimizer),
         *_vocabulary_problems(model, data),
+        *_schedule_problems(training, optimizer),
+    ]
+
+
+def _layout_problems(
+    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig
+) -> list[FieldProblem]:
+    """Those that depend on how the gang is split."""
+    return [
+        *strategy_problems(model, parallelism),
         *_pipeline_problems(model, parallelism, training),
         *_batch_problems(parallelism, training),
-        *_schedule_problems(training, optimizer),
         *_optimizer_problems(model, parallelism, optimizer),
     ]
 
@@ -116,41 +127,52 @@ def _optimizer_problems(
     return []
 
 
+@lru_cache(_REMEMBERED)
 def legal_shapes(
-    parallelism: ParallelismConfig, elasticity: ElasticityConfig, training: TrainingConfig, problems_at: ProblemsAt
-) -> list[Shape]:
+    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
+    elasticity: ElasticityConfig,
+) -> tuple[Shape, ...]:  # fmt: skip
     """All shapes that a job allows and that go with the rest of it, the fewest ranks first.
 
     Args:
-        parallelism: The job's own.
+        model: The job's model.
+        parallelism: Its own parallelism.
+        training: Its batches: only numbers of replicas that divide a step's micro-batches are legal.
+        optimizer: Its optimizer.
         elasticity: What it allows.
-        training: Its batches; more replicas than micro-batches are not tried.
-        problems_at: What is wrong with the job at another parallelism.
     """
-    sizes, most = elasticity.data_parallel_size, training.micro_batches(1)
     shapes = [
         Shape(tensor, pipeline, data)
-        for tensor, pipeline in dict.fromkeys(_layouts(parallelism, elasticity))
-        for data in range(sizes.min, min(sizes.max, most) + 1)
-        if most % data == 0 and not problems_at(parallelism.at(tensor, pipeline, data))
+        for tensor, pipeline in _layouts(parallelism, elasticity)
+        for data in _numbers_of_replicas(training, elasticity)
+        if not _layout_problems(model, parallelism.at(tensor, pipeline, data), training, optimizer)
     ]
-    return sorted(shapes, key=lambda shape: (shape.world_size, shape))
+    return tuple(sorted(shapes, key=lambda shape: (shape.world_size, shape)))
 
 
 def elasticity_problems(
-    parallelism: ParallelismConfig, elasticity: ElasticityConfig | None, training: TrainingConfig,
-    problems_at: ProblemsAt,
+    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
+    elasticity: ElasticityConfig | None,
 ) -> list[FieldProblem]:  # fmt: skip
     """Why a job cannot run at shapes that it allows: each layout needs a number of replicas that is legal."""
     if elasticity is None:
         return []
-    sizes, alone = elasticity.data_parallel_size, elasticity.model_copy(update={"layouts": None})
+    sizes, pairs = elasticity.data_parallel_size, _layouts(parallelism, elasticity)
+    numbers = len(_numbers_of_replicas(training, elasticity))
+    if len(pairs) * numbers > MOST_LAYOUTS:
+        message = (
+            f"{numbers} numbers of replicas from {sizes.min} to {sizes.max} split the batch, which makes "
+            f"{len(pairs) * numbers} layouts with {len(pairs)} pair(s) of tensor and pipeline parallel sizes; a job "
+            f"may allow at most {MOST_LAYOUTS}: narrow the range, or allow fewer pairs"
+        )
+        return [FieldProblem(("elasticity", "data_parallel_size"), sizes.max, message)]
+    legal = {shape.layout for shape in legal_shapes(model, parallelism, training, optimizer, elasticity)}
     problems = []
-    for tensor, pipeline in _layouts(parallelism, elasticity):
-        layout = parallelism.at(tensor, pipeline, sizes.min)
-        if not legal_shapes(layout, alone, training, problems_at):
+    for tensor, pipeline in pairs:
+        if (tensor, pipeline) not in legal:
             where = ("elasticity", "layouts" if elasticity.layouts else "data_parallel_size")
-            causes = "; ".join(problem.message for problem in problems_at(layout)) or "the batch does not split so"
+            found = _layout_problems(model, parallelism.at(tensor, pipeline, sizes.min), training, optimizer)
+            causes = "; ".join(problem.message for problem in found) or "the batch does not split so"
             message = f"tp {tensor} × pp {pipeline} is legal with no number of replicas from {sizes.min} to {sizes.max}"
             problems.append(FieldProblem(where, [tensor, pipeline], f"{message}: {causes}"))
     return problems
@@ -158,4 +180,16 @@ def elasticity_problems(
 
 def _layouts(parallelism: ParallelismConfig, elasticity: ElasticityConfig) -> Sequence[tuple[int, int]]:
     own = (parallelism.tensor_parallel_size, parallelism.pipeline_parallel_size)
-    return elasticity.layouts or [own]
+    return list(dict.fromkeys(elasticity.layouts or [own]))
+
+
+def _numbers_of_replicas(training: TrainingConfig, elasticity: ElasticityConfig) -> list[int]:
+    """Those that a job allows and that divide a step's micro-batches."""
+    sizes = elasticity.data_parallel_size
+    return [number for number in _divisors(training.micro_batches(1)) if sizes.min <= number <= sizes.max]
+
+
+@lru_cache(_REMEMBERED)
+def _divisors(number: int) -> tuple[int, ...]:
+    lower = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return tuple(sorted({*lower, *(number // divisor for divisor in lower)}))

@@ -1,18 +1,22 @@
 """How a gang is split."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from boost_core.config.base import Config
 
+TensorSize = Annotated[int, Field(ge=1, le=1024)]
+PipelineSize = Annotated[int, Field(ge=1, le=32)]  # what it costs to plan a pipeline grows with its ranks
+DataSize = Annotated[int, Field(ge=1, le=65_536)]
+
 
 class ParallelismConfig(Config):
     """How the gang is split. The world size is the product; tensor parallel ranks are innermost."""
 
-    tensor_parallel_size: int = Field(1, ge=1, le=1024)
-    pipeline_parallel_size: int = Field(1, ge=1, le=1024)
-    data_parallel_size: int = Field(1, ge=1, le=65_536)
+    tensor_parallel_size: TensorSize = 1
+    pipeline_parallel_size: PipelineSize = 1
+    data_parallel_size: DataSize = 1
     pipeline_schedule: Literal["1f1b", "interleaved_1f1b", "zero_bubble"] = Field(
         "1f1b",
         description="Order of micro-batches in the pipeline's stages. interleaved_1f1b: two stages a rank; "

@@ -71,7 +71,10 @@ def check_data(
         UnfitData: A path names no file, there is too little of it for one sequence in a part, or the model has fewer
             tokens than the tokenizer.
     """
-    for number, (source, _) in enumerate(data.sources):
+    # Sources that differ in their weight alone are one to look up.
+    first = {(source.kind, source.paths): number for number, (source, _) in reversed([*enumerate(data.sources)])}
+    for number in sorted(first.values()):
+        source, _ = data.sources[number]
         try:
             _check_source(source, data.held_out_fraction, vocab_size, sequence_length, storage_options)
         except ValueError as error:
@@ -95,7 +98,7 @@ def _check_source(
     if source.kind != "tokenized":
         split_source(source, held_out_fraction, sequence_length, storage_options)
         return
-    for path in source.paths:
+    for path in dict.fromkeys(source.paths):
         index = read_index(path, storage_options)
         _check_vocabulary(path, index.vocabulary, vocab_size)
         refuse_too_little("training", index.tokens("training"), "tokens", sequence_length)
@@ -180,7 +183,7 @@ def list_files(source: SourceConfig, storage_options: StorageOptions | None = No
     if source.kind == "standard_library":
         return list(_standard_library_files())
     files: dict[str, SourceFile] = {}
-    for pattern in source.paths:
+    for pattern in dict.fromkeys(source.paths):
         found = _expand(pattern, storage_options)
         if source.kind == "dataset":
             found = [file for file in found if file.url.endswith(".arrow")]

@@ -27,6 +27,7 @@ latents by one of an svd into which none cross.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
@@ -52,7 +53,7 @@ class Activations:
     element_bytes: int
     kernels: bool
 
-    @property
+    @cached_property
     def strategy(self) -> StrategyName:
         """The tensor parallel strategy."""
         return chosen_strategy(self.model, self.parallelism)

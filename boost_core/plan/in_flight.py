@@ -19,7 +19,7 @@ InHand = tuple[tuple[int, int], tuple[int, int]]
 
 
 def in_hand(parallelism: ParallelismConfig, rank: int, micro_batches: int) -> frozenset[InHand]:
-    """What a rank has in hand at one moment or another of a step.
+    """What a rank has in hand at one moment or another of a step; what is midway between two moments is left out.
 
     Args:
         parallelism: The pipeline.
@@ -33,35 +33,48 @@ def in_hand(parallelism: ParallelismConfig, rank: int, micro_batches: int) -> fr
     return _of_two_stages(size, rank, min(micro_batches, _ROUNDS * size), late)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def _of_two_stages(size: int, rank: int, micro_batches: int, late: bool) -> frozenset[InHand]:
     passes = 2 * micro_batches
     warm_up = min(size + (1 if late else 2) * (size - 1 - rank), passes)
     forward = [(step // size) % 2 for step in range(passes)]
     backward = [1 - stage for stage in forward]
     changes = _changes(forward, backward, warm_up, rank if late else None)
-    return frozenset(accumulate(changes, _sum, initial=((0, 0), (0, 0))))
+    return frozenset(map(_counts, _corners(list(accumulate(changes, initial=0)))))
 
 
-def _changes(forward: Sequence[int], backward: Sequence[int], warm_up: int, delay: int | None) -> list[InHand]:
+# While a step is gone through, four counts are digits of one number: kept of either stage, owed of either stage.
+_DIGIT_BITS = 24
+_KEPT = (1, 1 << _DIGIT_BITS)
+_OWED = (1 << 2 * _DIGIT_BITS, 1 << 3 * _DIGIT_BITS)
+
+
+def _changes(forward: Sequence[int], backward: Sequence[int], warm_up: int, delay: int | None) -> list[int]:
     changes, paid = [], 0
     for step in range(len(forward) + warm_up):
         if step < len(forward):
-            changes.append((_one(forward[step]), (0, 0)))
+            changes.append(_KEPT[forward[step]])
         if step < warm_up:
             continue
         done = step - warm_up
-        changes.append((_one(backward[done], -1), (0, 0) if delay is None else _one(backward[done])))
+        changes.append((0 if delay is None else _OWED[backward[done]]) - _KEPT[backward[done]])
         if delay is not None and done >= delay:
-            changes.append(((0, 0), _one(backward[paid], -1)))
+            changes.append(-_OWED[backward[paid]])
             paid += 1
     return changes
 
 
-def _one(stage: int, by: int = 1) -> tuple[int, int]:
-    return (0, by) if stage else (by, 0)
+def _corners(moments: Sequence[int]) -> set[int]:
+    """All moments but those midway between two others: what grows with the counts is most at none of these alone."""
+    between = {
+        moment
+        for stride in (1, 2, 3)  # forward, backward and weight gradients take turns
+        for before, moment, after in zip(moments, moments[stride:], moments[2 * stride :], strict=False)
+        if before + after == 2 * moment and before != moment
+    }
+    return set(moments) - between
 
 
-def _sum(before: InHand, change: InHand) -> InHand:
-    (kept, owed), (more_kept, more_owed) = before, change
-    return (kept[0] + more_kept[0], kept[1] + more_kept[1]), (owed[0] + more_owed[0], owed[1] + more_owed[1])
+def _counts(moment: int) -> InHand:
+    digits = [moment >> number * _DIGIT_BITS & (1 << _DIGIT_BITS) - 1 for number in range(4)]
+    return (digits[0], digits[1]), (digits[2], digits[3])

@@ -19,11 +19,14 @@ start or LORO's update takes if that is more; so it can be less than the sum of 
 buffers and the allocator's gaps are not in it. ``tests/numerics/test_memory_plan.py`` compares with what is allocated.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import ge
 
 from boost_core.config.elasticity import Shape
 from boost_core.config.job import JobSpec
+from boost_core.config.model import ModelConfig
 from boost_core.plan.activations import PRECISE, Activations
 from boost_core.plan.in_flight import InHand, in_hand
 from boost_core.plan.stages import Stage, cut
@@ -65,29 +68,42 @@ def rank_memory(spec: JobSpec, shape: Shape) -> RankMemory:
     """
     job = spec.at(shape)
     stages = cut(job.model, job.parallelism, job.training.sequence_length)
-    of_ranks = [stages[rank :: shape.pipeline] for rank in range(shape.pipeline)]
-    memories = (_Rank(job, rank, of_ranks[rank]).memory() for rank in _extremes(job, of_ranks))
+    ranks = _extremes(job.model, stages, shape.pipeline)
+    memories = (_Rank(job, rank, stages[rank :: shape.pipeline]).memory() for rank in ranks)
     return max(memories, key=lambda memory: memory.total)
 
 
-def _extremes(job: JobSpec, of_ranks: Sequence[Sequence[Stage]]) -> set[int]:
-    """Of pipeline ranks that have alike stages, the first and the last.
+@lru_cache(1024)  # a scheduler asks the same for each number of replicas
+def _extremes(model: ModelConfig, stages: Sequence[Stage], pipeline: int) -> Sequence[int]:
+    """The pipeline ranks that may need most.
 
-    From one to the next, fewer micro-batches are in flight, and under zero_bubble more gradients are owed; each by the
-    same number, so that none between the two needs more than both.
+    From one rank to the next, fewer micro-batches are in flight, and under zero_bubble more gradients are owed; each by
+    the same number. So none needs more than both of two others, one before and one after it, that have as much of all
+    that a stage's memory grows with.
     """
-    alike: dict[tuple[tuple[object, ...], ...], list[int]] = {}
-    for rank, stages in enumerate(of_ranks):
-        alike.setdefault(tuple(_likeness(job, stage) for stage in stages), []).append(rank)
-    return {rank for ranks in alike.values() for rank in (ranks[0], ranks[-1])}
+    loads = [
+        tuple(number for stage in stages[rank::pipeline] for number in _load(model, stage)) for rank in range(pipeline)
+    ]
+    first: dict[tuple[int, ...], int] = {}
+    last: dict[tuple[int, ...], int] = {}
+    for rank, load in enumerate(loads):
+        first.setdefault(load, rank)
+        last[load] = rank
+
+    def needs_less(rank: int) -> bool:
+        heavier = [load for load in first if load != loads[rank] and all(map(ge, load, loads[rank]))]
+        earlier = any(first[load] < rank for load in heavier) or first[loads[rank]] < rank
+        return earlier and (any(last[load] > rank for load in heavier) or last[loads[rank]] > rank)
+
+    return [rank for rank in sorted({*first.values(), *last.values()}) if not needs_less(rank)]
 
 
-def _likeness(job: JobSpec, stage: Stage) -> tuple[object, ...]:
-    """What a stage's memory depends on."""
-    crosses = job.model.crosses_into
+def _load(model: ModelConfig, stage: Stage) -> tuple[int, ...]:
+    """What a stage's memory grows with; and stages at one end of the model compare with none but such."""
+    crosses = model.crosses_into
     crossed = sum(map(crosses, stage.layers))
     ends = crosses(stage.layers.start), crosses(stage.layers.stop)
-    return len(stage.layers), crossed, *ends, stage.first, stage.last
+    return len(stage.layers), crossed, *ends, stage.first, -stage.first, stage.last, -stage.last
 
 
 class _Rank:
@@ -103,6 +119,8 @@ class _Rank:
         self._job, self._rank, self._stages = job, rank, stages
         self._element = ELEMENT_BYTES[job.training.precision]
         self._each = Activations(job.model, job.parallelism, self._element, job.resources.gpus_per_worker > 0)
+        plain = job.parallelism.model_copy(update={"recompute": "none"})
+        self._plain = Activations(job.model, plain, self._element, self._each.kernels)
         self._tokens = job.training.micro_batch_size * job.training.sequence_length
         self._micro_batches = job.training.micro_batches(job.parallelism.data_parallel_size)
 
@@ -133,7 +151,7 @@ class _Rank:
     def _of_stage(self, stage: Stage) -> int:
         """What a stage keeps of a micro-batch, the head left out."""
         each = self._each
-        a_token = sum(each.block(crossed, given) for crossed, given in self._blocks(stage))
+        a_token = self._of_blocks(each, stage)
         if stage.first:
             a_token += each.embedding()
         else:
@@ -141,13 +159,6 @@ class _Rank:
         if not stage.last and self._job.parallelism.pipeline_schedule == "1f1b":  # else it is among what was sent
             a_token += each.residual * self._element + self._crossing(stage.layers.stop)
         return a_token * self._tokens + self._masks(stage)
-
-    def _blocks(self, stage: Stage) -> Iterator[tuple[bool, bool]]:
-        """For each block whether latents cross into it, and whether it is given some."""
-        model = self._job.model
-        for layer in stage.layers:
-            crossed = model.crosses_into(layer)
-            yield crossed, crossed or (model.lax is not None and layer > stage.layers.start)
 
     def _crossing(self, layer: int) -> int:
         """Bytes a token that LaX sends to the stage that begins with a block."""
@@ -165,9 +176,12 @@ class _Rank:
 
         About what a block keeps without recomputation.
         """
-        plain = self._job.parallelism.model_copy(update={"recompute": "none"})
-        each = Activations(self._job.model, plain, self._element, self._each.kernels)
-        return self._tokens * sum(each.block(crossed, given) for crossed, given in self._blocks(stage))
+        return self._tokens * self._of_blocks(self._plain, stage)
+
+    def _of_blocks(self, each: Activations, stage: Stage) -> int:
+        """What a stage's blocks keep of each token; many are alike."""
+        alike = _alike(self._job.model, stage.layers)
+        return sum(_of_block(each, crossed, given) * count for crossed, given, count in alike)
 
     def _buffers(self) -> int:
         """Of torch's pipeline stages, for what neighbours send."""
@@ -189,7 +203,7 @@ class _Rank:
 
     def _backward(self) -> int:
         """What a block's backward pass takes, with a weight's gradient; or the embedding's gradient."""
-        crossed, given = next(self._blocks(self._stages[-1]))
+        crossed = given = self._job.model.crosses_into(self._stages[-1].layers[0])
         block = self._tokens * self._each.block_backward(crossed, given)
         gradient = (2 * self._element + PRECISE) * largest_weight(self._job, self._stages)
         embedding = self._element * self._table() if any(stage.first for stage in self._stages) else 0
@@ -216,6 +230,21 @@ class _Rank:
     def _update(self, weights: int) -> int:
         """LORO has the directions of all factors at once."""
         return PRECISE * weights if self._job.optimizer.loro is not None else 0
+
+
+@lru_cache(4096)  # the ranks of a pipeline ask for the same
+def _of_block(each: Activations, crossed: bool, given: bool) -> int:
+    return each.block(crossed, given)
+
+
+@lru_cache(4096)
+def _alike(model: ModelConfig, layers: range) -> Sequence[tuple[bool, bool, int]]:
+    """Whether latents cross into blocks of a stage, whether they are given some, and how many are so."""
+    crossed = sum(map(model.crosses_into, layers))
+    # The first of a stage is given none but those that cross into it.
+    given = len(layers) - crossed - (not model.crosses_into(layers[0])) if model.lax else 0
+    counts = (True, True, crossed), (False, True, given), (False, False, len(layers) - crossed - given)
+    return tuple(entry for entry in counts if entry[2])
 
 
 def _bytes(moment: InHand, kept: Sequence[int], owed: Sequence[int]) -> int:

@@ -1,6 +1,9 @@
 """How a model is cut into pipeline stages of about equal work."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
@@ -24,7 +27,7 @@ class Stage:
     last: bool
 
 
-def cut(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> list[Stage]:
+def cut(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> Sequence[Stage]:
     """All stages in order. The last has fewer blocks by what the head costs; an embedding costs next to nothing.
 
     Raises:
@@ -33,17 +36,24 @@ def cut(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int
     count, layers = parallelism.stages, model.num_hidden_layers
     if count > layers:
         raise ValueError(f"{count} pipeline stages need as many blocks; the model has {layers}")
-    head_in_blocks = head_flops_per_token(model) / block_flops_per_token(model, sequence_length)
+    return _cut(layers, count, head_flops_per_token(model) / block_flops_per_token(model, sequence_length))
+
+
+@lru_cache(1024)  # a scheduler asks the same for each number of replicas
+def _cut(layers: int, count: int, head_in_blocks: float) -> tuple[Stage, ...]:
     of_last = range(1, layers - count + 2) if count > 1 else [layers]
-    sizes = min(
-        ([*_even(layers - last, count - 1), last] for last in of_last),
-        key=lambda sizes: (max([*sizes[:-1], sizes[-1] + head_in_blocks]), -sizes[-1]),
-    )  # fmt: skip
-    begins = [sum(sizes[:index]) for index in range(count)]
-    return [
-        Stage(index, range(begin, begin + size), index == 0, index == count - 1)
-        for index, (begin, size) in enumerate(zip(begins, sizes, strict=True))
-    ]
+
+    def work(last: int) -> tuple[float, int]:
+        most_of_others = -(-(layers - last) // (count - 1)) if count > 1 else 0
+        return max(most_of_others, last + head_in_blocks), -last
+
+    last = min(of_last, key=work)
+    sizes = [*_even(layers - last, count - 1), last]
+    ends = list(accumulate(sizes))
+    return tuple(
+        Stage(index, range(end - size, end), index == 0, index == count - 1)
+        for index, (end, size) in enumerate(zip(ends, sizes, strict=True))
+    )
 
 
 def _even(layers: int, stages: int) -> list[int]:

@@ -14,13 +14,17 @@ optimizer  moments 8n/dp; the master 4n/dp, unless it is the weight itself (fp32
 LORO's factors are whole on each replica (``Kind.apart``). A checkpoint's copy is in the host's memory.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 
 from boost_core.config.job import JobSpec
+from boost_core.config.model import ModelConfig
+from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.strategy import chosen_strategy
+from boost_core.config.training import OptimizerConfig
 from boost_core.plan.activations import PRECISE
 from boost_core.plan.parameters import balanced_factors, projections
 from boost_core.plan.stages import Stage
@@ -73,9 +77,9 @@ def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> l
         stages: The rank's.
         element_bytes: Of the compute type.
     """
-    sizes: dict[Kind, list[int]] = defaultdict(list)
-    for kind, elements in _weights(spec, stages):
-        sizes[kind].append(elements)
+    sizes: dict[Kind, Counter[int]] = defaultdict(Counter)
+    for kind, elements, count in _weights(spec, stages):
+        sizes[kind][elements] += count
     kinds = sorted(sizes, key=lambda kind: (-kind.decay, kind.latent, kind.tied, kind.apart))
     return [_group(spec, kind, sizes[kind], element_bytes) for kind in kinds]
 
@@ -95,15 +99,18 @@ def starting_peak(groups: Iterable[GroupBytes]) -> int:
 def largest_weight(spec: JobSpec, stages: Sequence[Stage]) -> int:
     """Elements of the largest weight of a rank's blocks."""
     return max(
-        elements for stage in stages for elements in (count for _, count in _block_weights(spec, stage.layers[0]))
+        elements
+        for crossed in {spec.model.crosses_into(stage.layers[0]) for stage in stages}
+        for _, elements in _block_weights(spec.model, spec.parallelism, spec.optimizer, crossed)
     )
 
 
-def _group(spec: JobSpec, kind: Kind, sizes: list[int], element_bytes: int) -> GroupBytes:
+def _group(spec: JobSpec, kind: Kind, sizes: Mapping[int, int], element_bytes: int) -> GroupBytes:
+    """One group's bytes, by how many weights it has of each number of elements."""
     replicas, zero_stage = spec.parallelism.data_parallel_size, spec.parallelism.zero_stage
     shared = zero_stage > 0 and not kind.apart and replicas > 1
     parts = replicas if shared else 1
-    length = _rounded_up(sum(_rounded_up(size, _BLOCK) for size in sizes), _BLOCK * parts)
+    length = _rounded_up(sum(_rounded_up(size, _BLOCK) * count for size, count in sizes.items()), _BLOCK * parts)
     own, rounded = length // parts, element_bytes < PRECISE
     gradients = PRECISE * length
     if shared or (zero_stage == 2 and replicas > 1):
@@ -114,58 +121,64 @@ def _group(spec: JobSpec, kind: Kind, sizes: list[int], element_bytes: int) -> G
     if rounded and shared:
         optimizer += element_bytes * own
     # Everything in fp32 is the master itself, or the weights, unless both are something else.
+    given = sum(size * count for size, count in sizes.items())
     temporary = PRECISE * length if rounded and shared else 0
-    return GroupBytes(element_bytes * length, gradients, optimizer, temporary, PRECISE * sum(sizes))
+    return GroupBytes(element_bytes * length, gradients, optimizer, temporary, PRECISE * given)
 
 
-def _weights(spec: JobSpec, stages: Sequence[Stage]) -> Iterator[tuple[Kind, int]]:
-    """Kind and elements of every weight that a rank has."""
+def _weights(spec: JobSpec, stages: Sequence[Stage]) -> Iterator[tuple[Kind, int, int]]:
+    """Kind and elements of the weights that a rank has, and how many there are of each."""
     model, size = spec.model, spec.parallelism.tensor_parallel_size
     decay, pipelined = spec.optimizer.weight_decay, spec.parallelism.pipeline_parallel_size > 1
     first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
     table = model.vocab_size * model.hidden_size // size
     if first or (last and model.tie_embeddings):
-        yield Kind(decay, split=True, tied=model.tie_embeddings and pipelined), table
-    for stage in stages:
-        for layer in stage.layers:
-            yield from _block_weights(spec, layer)
+        yield Kind(decay, split=True, tied=model.tie_embeddings and pipelined), table, 1
+    for crossed, blocks in Counter(model.crosses_into(layer) for stage in stages for layer in stage.layers).items():
+        weights = _block_weights(model, spec.parallelism, spec.optimizer, crossed)
+        yield from ((kind, elements, blocks) for kind, elements in weights)
     if last:
-        yield _norm_scale(spec)
+        yield *_norm_scale(model, spec.parallelism), 1
         if not model.tie_embeddings:
-            yield Kind(decay, split=True), table
+            yield Kind(decay, split=True), table, 1
 
 
-def _block_weights(spec: JobSpec, layer: int) -> Iterator[tuple[Kind, int]]:
-    model, size = spec.model, spec.parallelism.tensor_parallel_size
-    widths = projections(model)
-    matrices = Kind(spec.optimizer.weight_decay, split=True, apart=spec.optimizer.loro is not None)
+@lru_cache(1024)  # the ranks of a pipeline ask for the same
+def _block_weights(
+    model: ModelConfig, parallelism: ParallelismConfig, optimizer: OptimizerConfig, crossed: bool
+) -> Sequence[tuple[Kind, int]]:
+    """Kind and elements of every weight of a block into which latents cross, or do not."""
+    size, widths = parallelism.tensor_parallel_size, projections(model)
+    matrices = Kind(optimizer.weight_decay, split=True, apart=optimizer.loro is not None)
+    weights: list[tuple[Kind, int]] = []
     for names, normed in zip(_PRODUCTS, _NORMED, strict=True):
         wide_in, outs = widths[names[0]][0], [widths[name][1] for name in names]
         runs = [(wide_out, len(list(run))) for wide_out, run in groupby(outs)]
         if model.family == "dense":
-            yield from ((matrices, wide_in * members * wide_out // size) for wide_out, members in runs)
+            weights += ((matrices, wide_in * members * wide_out // size) for wide_out, members in runs)
         else:
             rank = model.bottleneck_rank
-            yield matrices, wide_in * len(names) * rank // size
-            yield from ((matrices, members * rank * wide_out // size) for wide_out, members in runs)
+            weights.append((matrices, wide_in * len(names) * rank // size))
+            weights += ((matrices, members * rank * wide_out // size) for wide_out, members in runs)
         if normed:
-            yield _norm_scale(spec)
-        if model.crosses_into(layer):
-            yield from _crossing_weights(spec, len(names))
+            weights.append(_norm_scale(model, parallelism))
+        if crossed:
+            weights += _crossing_weights(model, optimizer, len(names))
+    return weights
 
 
-def _norm_scale(spec: JobSpec) -> tuple[Kind, int]:
-    split = chosen_strategy(spec.model, spec.parallelism) == "btp"
-    size = spec.parallelism.tensor_parallel_size if split else 1
-    return Kind(0.0, split=split), spec.model.hidden_size // size
+def _norm_scale(model: ModelConfig, parallelism: ParallelismConfig) -> tuple[Kind, int]:
+    split = chosen_strategy(model, parallelism) == "btp"
+    size = parallelism.tensor_parallel_size if split else 1
+    return Kind(0.0, split=split), model.hidden_size // size
 
 
-def _crossing_weights(spec: JobSpec, count: int) -> Iterator[tuple[Kind, int]]:
-    rank, lax = spec.model.bottleneck_rank, spec.model.lax
+def _crossing_weights(model: ModelConfig, optimizer: OptimizerConfig, count: int) -> Iterator[tuple[Kind, int]]:
+    rank, lax = model.bottleneck_rank, model.lax
     gate = lax.gate if lax is not None else "identity"
     sides = {"identity": (), "dense": (rank,), "tensor": balanced_factors(rank)}[gate]
     for side in sides:
-        yield Kind(spec.optimizer.weight_decay, split=False, latent=True), count * side**2
+        yield Kind(optimizer.weight_decay, split=False, latent=True), count * side**2
     for _ in range(2):  # scale and shift
         yield Kind(0.0, split=False, latent=True), count * rank
 

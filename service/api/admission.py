@@ -6,6 +6,7 @@ from boost_core.config import JobSpec
 from boost_core.config.data import BYTES
 from boost_core.config.sources import UnfitData, check_data
 from boost_core.config.urls import StorageOptions, giving_up_soon
+from boost_core.plan.devices import nothing_fits
 from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidJob
@@ -18,7 +19,7 @@ _MOST_NAMED = 3
 
 
 async def refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
-    """Check that a job could run: its queue, its paths, its secret and its data.
+    """Check that a job could run: its paths, its memory, its queue, its secret and its data.
 
     Raises:
         InvalidJob: It could not; names the fields at fault.
@@ -40,6 +41,8 @@ def _refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
     errors = prefix_errors(spec, context.settings.prefixes(), tenant)
     if errors:
         raise InvalidJob(errors)
+    if problem := nothing_fits(spec):
+        raise InvalidJob([FieldError(field="elasticity" if spec.elasticity else "parallelism", message=problem)])
     try:
         context.quotas.refuse_unknown_queue(spec.queue)
     except QueueNotFound as error:

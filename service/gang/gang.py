@@ -18,7 +18,7 @@ from service.gang.cluster_view import ClusterView
 from service.gang.context import GangContext
 from service.gang.moves import Form, Halt, Keep, Move, Pause, ReplicaView, View, next_move, population
 from service.gang.record import GangRecord
-from service.gang.replica import CannotStart, Member, Replica
+from service.gang.replica import CannotStart, Member, Replica, node_selector
 from service.gang.reporter import Message
 from service.gang.resources import gang_in_words, worker_resources
 from service.gang.status import GangPhase, Orders
@@ -196,14 +196,16 @@ class Gang:
     def _populate(self) -> None:
         view = self._view()
         wanted = population(view)
-        avoid = self._cluster.unusable()
+        selector = node_selector(self._spec, self._cluster.unusable(), view.orders.avoid)
         # What avoids other nodes than are to be avoided by now might wait for ever.
-        stale = [number for number, replica in self._replicas.items() if not replica.placed and replica.avoid != avoid]
+        stale = [
+            number for number, replica in self._replicas.items() if not replica.placed and replica.selector != selector
+        ]
         for number in {*wanted.give_up, *stale}:
             self._replicas.pop(number).give_up()
         for _ in range(wanted.start):
             assert view.orders.target is not None
-            replica = Replica(self._spec.at(view.orders.target), avoid, self._supervisor, self._context)
+            replica = Replica(self._spec.at(view.orders.target), selector, self._supervisor, self._context)
             self._replicas[replica.number] = replica
 
     def _execute(self, move: Move) -> bool:

@@ -3,7 +3,7 @@
 import os
 import signal
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -19,6 +19,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from boost_core.config import JobSpec
+from boost_core.plan.devices import ACCELERATOR_LABEL
 from service.gang.assignment import Holder, Place, ordered
 from service.gang.context import GangContext
 from service.gang.resources import worker_resources
@@ -120,11 +121,19 @@ class Member:
             _kill_process.options(scheduling_strategy=there).remote(self.where.pid)
 
 
-def node_selector(spec: JobSpec, avoid: Collection[str]) -> dict[str, str]:
-    """What a node must have, or must not be, as Ray's labels say it."""
+def node_selector(spec: JobSpec, avoid: Collection[str], avoid_kinds: Collection[str] = ()) -> dict[str, str]:
+    """What a node must have, or must not be, as Ray's labels say it.
+
+    Args:
+        spec: The job.
+        avoid: Nodes.
+        avoid_kinds: Kinds of GPU; none if the job names the one that it takes.
+    """
     selector = dict(spec.resources.node_labels)
     if spec.resources.accelerator_type:
-        selector["ray.io/accelerator-type"] = spec.resources.accelerator_type
+        selector[ACCELERATOR_LABEL] = spec.resources.accelerator_type
+    if avoid_kinds:
+        selector[ACCELERATOR_LABEL] = f"!in({','.join(sorted(avoid_kinds))})"
     if avoid:
         selector["ray.io/node-id"] = f"!in({','.join(sorted(avoid))})"
     return selector
@@ -141,30 +150,29 @@ class Replica:
 
     Args:
         spec: The job; its parallelism has the replica's layout.
-        avoid: Nodes not to be placed on.
+        selector: What its nodes must have, or must not be; as ``node_selector`` says it.
         supervisor: Handle of the ``Supervisor`` actor.
         context: What its processes are told of their surroundings.
 
     Attributes:
         number: Its number.
         layout: Its (tensor, pipeline) parallel sizes.
-        avoid: As given.
+        selector: As given.
     """
 
-    def __init__(self, spec: JobSpec, avoid: Collection[str], supervisor: Any, context: GangContext) -> None:
+    def __init__(self, spec: JobSpec, selector: Mapping[str, str], supervisor: Any, context: GangContext) -> None:
         self._spec, self._supervisor, self._context = spec, supervisor, context
-        self.avoid = frozenset(avoid)
+        self.selector = dict(selector)
         self.number = next(_numbers)
         self.layout = (spec.parallelism.tensor_parallel_size, spec.parallelism.pipeline_parallel_size)
         tensor, pipeline = self.layout
         bundle = {name: amount * tensor for name, amount in worker_resources(spec).items()}
-        selector = node_selector(spec, avoid)
         tag = context.tag
         self._group = placement_group(
             [bundle] * pipeline,
             strategy=spec.resources.placement,
             name=f"{tag.name} ({tag.job_id}-{tag.attempt}-{self.number})",  # no two have one name
-            bundle_label_selector=[selector] * pipeline if selector else None,
+            bundle_label_selector=[self.selector] * pipeline if selector else None,
         )
         self._placed = False
         self._members: list[Member] = []

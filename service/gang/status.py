@@ -54,11 +54,13 @@ class Orders:
         target: The shape to take when workers can be had for it; ``None`` to pause.
         allowed: The shapes that it may take meanwhile, none larger than the target's number of ranks.
         cause: Why the target is what it is, for the record if the gang has to change.
+        avoid: Kinds of GPU, by Ray's names, whose memory is too small for one of these shapes.
     """
 
     target: Shape | None
     allowed: tuple[Shape, ...]
     cause: Cause
+    avoid: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from typing import Any
 from pydantic import Field
 
 from boost_core.config import DataParallelRange, ElasticityConfig, JobSpec
-from boost_core.config.base import Config
+from boost_core.config.base import Config, FieldProblem, raise_problems
+from boost_core.plan.devices import nothing_fits
 
 
 class ReplicasPatch(Config):
@@ -30,7 +31,7 @@ def apply(changes: JobPatch, spec: JobSpec) -> tuple[JobSpec, dict[str, Any]]:
     """The changed spec, and ``from`` and ``to`` of each field that is different then.
 
     Raises:
-        pydantic.ValidationError: The changed job is not legal; names the fields of the spec.
+        pydantic.ValidationError: The changed job is not legal, or fits its GPUs no more; names the fields of the spec.
     """
     given = changes.model_dump(exclude_none=True)
     limits = given.pop("data_parallel_size", {})
@@ -39,6 +40,8 @@ def apply(changes: JobPatch, spec: JobSpec) -> tuple[JobSpec, dict[str, Any]]:
         elasticity = _elasticity(spec).model_dump(mode="json")
         job["elasticity"] = elasticity | {"data_parallel_size": elasticity["data_parallel_size"] | limits}
     changed = JobSpec.model_validate(job)
+    if limits and (problem := nothing_fits(changed)):
+        raise_problems("JobSpec", [FieldProblem(("elasticity", "data_parallel_size"), limits, problem)])
     before, after = _changeable(spec), _changeable(changed)
     return changed, {
         field: {"from": before[field], "to": after[field]} for field in before if before[field] != after[field]

@@ -7,6 +7,7 @@ from boost_core.config import JobSpec, Shape
 from boost_core.config.reports import Cause
 from service.gang.status import Orders
 from service.jobs.model import JobRecord
+from service.scheduler.demand import Demand, demand_of
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Gang:
         unchanged_seconds: Since its shape or its target was another, or it recovered from something.
         stalled_seconds: Since it last trained; 0 while it does.
         limits_changed: Whether the shapes that its job allows have just been changed.
+        limit: Bytes that its ranks may need; ``None`` if that is not known any more.
     """
 
     shape: Shape | None
@@ -49,6 +51,7 @@ class Gang:
     unchanged_seconds: float = inf
     stalled_seconds: float = 0.0
     limits_changed: bool = False
+    limit: float | None = None
 
     @property
     def own(self) -> Shape | None:
@@ -70,15 +73,20 @@ class Gang:
         """Ranks that it will have when it has done as ordered."""
         return 0 if self.waiting or self.target is None else self.target.world_size
 
+    def demand(self, spec: JobSpec) -> Demand:
+        """What it asks of nodes."""
+        demand = demand_of(spec)
+        return demand.holding(self.shape, self.target) if self.limit is None else demand.within(self.limit)
+
     def orders(self, spec: JobSpec) -> Orders:
         """What to tell it."""
         if self.target is None:
             return Orders(None, (), self.cause)
-        most, layout = self.target.world_size, self.target.layout
-        allowed = tuple(shape for shape in spec.shapes() if shape.layout == layout and shape.world_size <= most)
+        demand, most, layout = self.demand(spec), self.target.world_size, self.target.layout
+        allowed = tuple(shape for shape in demand.shapes if shape.layout == layout and shape.world_size <= most)
         # A gang that is what it was to become changes only to come back to that.
         arrived = self.shape == self.target
-        return Orders(self.target, allowed, Cause.WORKER_BACK if arrived else self.cause)
+        return Orders(self.target, allowed, Cause.WORKER_BACK if arrived else self.cause, tuple(sorted(demand.avoid)))
 
 
 @dataclass(frozen=True)
@@ -90,11 +98,12 @@ class Admit:
 
 @dataclass(frozen=True)
 class Launch:
-    """The job's next gang starts."""
+    """The job's next gang starts; ``limit``: with so many bytes that its ranks may need."""
 
     job: JobRecord
     shape: Shape
     message: str
+    limit: float
 
 
 @dataclass(frozen=True)
@@ -115,12 +124,13 @@ class Explain:
 
 @dataclass(frozen=True)
 class Resize:
-    """The job's gang gets another target."""
+    """The job's gang gets another target; ``limit`` as of ``Launch``."""
 
     job: JobRecord
     shape: Shape
     cause: Cause
     message: str
+    limit: float
 
 
 @dataclass(frozen=True)

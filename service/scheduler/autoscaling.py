@@ -61,7 +61,7 @@ def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, li
 def _choice(job: JobRecord) -> list[Shape]:
     """Its own shape, if it is still among those that the job allows, and then the smallest."""
     shapes, own = demand_of(job.spec).shapes, Shape.of(job.spec.parallelism)
-    return [own, shapes[0]] if own in shapes else [shapes[0]]
+    return [own, *shapes[:1]] if own in shapes else [*shapes[:1]]
 
 
 def _allowed(job: JobRecord, choice: Sequence[Shape], quotas: Quotas, has: int = 0) -> Shape | None:

@@ -73,9 +73,7 @@ class Head:
     def __init__(self, scene: Scene, job: JobRecord) -> None:
         self.job, self.nodes = job, scene.nodes(job)
         self._scene, self._demand = scene, scene.demand(job)
-        self._capacities = [
-            node for node in scene.capacities if not node.draining and self._demand.labels <= node.labels.items()
-        ]
+        self._capacities = [node for node in scene.capacities if not node.draining and self._demand.takes(node)]
         self._all_steady = not any(node.draining for node in scene.capacities)
         self._of_others = _held_by_others(scene)
         self._fewest = _fewest_groups(self._demand)

@@ -1,16 +1,24 @@
-"""What a job asks of nodes, worked out once for all jobs and passes that ask for the same."""
+"""What a job asks of nodes, worked out once for all jobs and passes that ask for the same.
 
-from collections.abc import Hashable, Iterable
+A job that names a kind of GPU takes only shapes that fit its memory. One that names none may be placed on any kind, so
+a gang of it has a *limit*: it takes only shapes that fit into so much memory, and keeps off the kinds that have less
+than the largest of these needs. Of kinds that are not known, and without GPUs, nothing is asked.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from math import inf
+from types import MappingProxyType
 
 from boost_core.config import JobSpec, Shape
 from boost_core.plan import resize
+from boost_core.plan.devices import ACCELERATOR_LABEL, DEVICE_BYTES, device_bytes, kind_of_gpu, needed_bytes
 from boost_core.plan.throughput import step_seconds
 from service.gang.resources import gang_in_words, worker_resources
+from service.gang.status import NodeCapacity
 
-ACCELERATOR_LABEL = "ray.io/accelerator-type"  # which Ray gives to nodes with GPUs
-
+_NOTHING: Mapping[Shape, int] = MappingProxyType({})
 _REMEMBERED = 4096  # specs; a few kilobytes each
 
 Kind = tuple[Hashable, ...]  # what decides how many ranks a node can take
@@ -27,34 +35,77 @@ class Demand:
 
     Args:
         spec: A job's.
+        limit: Bytes that a rank may need; by default what the kind of GPU that the job names has.
+        needed: Bytes that a rank needs at each shape, where that is known already.
 
     Attributes:
+        limit: The same; infinite where nothing limits it.
         each: What a rank takes of its node, by Ray's names of resources.
         labels: What nodes must be labelled with.
-        shapes: Those that the job allows, the fewest ranks first.
+        avoid: Kinds of GPU that have too little memory for one shape or another.
+        shapes: Those that the job allows and that are within the limit, the fewest ranks first.
         placement: ``PACK``, ``STRICT_PACK`` or ``SPREAD``.
         smallest_group: The fewest ranks that must share a node, over all shapes.
         kind: Equal for demands of which each node takes equally many ranks.
     """
 
-    def __init__(self, spec: JobSpec) -> None:
+    def __init__(self, spec: JobSpec, limit: float | None = None, needed: Mapping[Shape, int] = _NOTHING) -> None:
         self._spec = spec
+        self.limit = (device_bytes(spec.resources) or inf) if limit is None else limit
         self.each = worker_resources(spec)
         self.labels = frozenset(required_labels(spec).items())
-        self.shapes = tuple(spec.shapes())
+        self._any_kind = spec.resources.gpus_per_worker > 0 and kind_of_gpu(spec.resources) is None
+        allowed = spec.shapes()
+        if not needed and (self._any_kind or self.limit < inf):
+            needed = {shape: needed_bytes(spec, shape) for shape in allowed}
+        self.shapes = tuple(shape for shape in allowed if needed.get(shape, 0) <= self.limit)
+        most = max((needed[shape] for shape in self.shapes), default=0) if self._any_kind else 0
+        self.avoid = frozenset(kind for kind, size in DEVICE_BYTES.items() if size < most)
+        self._needed, self._smallest = needed, allowed[0]
         self.placement = spec.resources.placement
-        self.smallest_group = min(self.groups(shape)[0] for shape in self.shapes)
-        self.kind: Kind = (self.labels, tuple(self.each.items()))
+        self.smallest_group = min(self.groups(shape)[0] for shape in self.shapes or allowed)
+        self.kind: Kind = (self.labels, self.avoid, tuple(self.each.items()))
         self._seconds: dict[Shape, float] = {}
+        self._within: dict[float, Demand] = {}
+
+    def within(self, limit: float) -> "Demand":
+        """The same for a gang that has a limit, if the job names no kind of GPU."""
+        if not self._any_kind or limit == self.limit:
+            return self
+        if limit not in self._within:
+            self._within[limit] = Demand(self._spec, limit, self._needed)
+        return self._within[limit]
+
+    def holding(self, *shapes: Shape | None) -> "Demand":
+        """The same for a gang of which no limit is known, but these shapes: the lowest limit of a kind for them."""
+        known = (self._needed.get(shape) or needed_bytes(self._spec, shape) for shape in shapes if shape)
+        needed = max(known, default=0) if self._any_kind else 0
+        return self.within(min((size for size in DEVICE_BYTES.values() if size >= needed), default=inf))
+
+    def limits(self, nodes: Iterable[NodeCapacity]) -> list[float]:
+        """The limits that a gang may have on some nodes, the lowest first."""
+        if not self._any_kind:
+            return [self.limit]
+        usable = [node for node in nodes if self.labels <= node.labels.items() and node.total.get("GPU", 0) > 0]
+        return sorted({DEVICE_BYTES.get(node.labels.get(ACCELERATOR_LABEL, ""), inf) for node in usable}) or [inf]
+
+    def takes(self, node: NodeCapacity) -> bool:
+        """Whether ranks may be on a node, if it has room."""
+        return self.labels <= node.labels.items() and node.labels.get(ACCELERATOR_LABEL) not in self.avoid
 
     @cached_property
     def in_words(self) -> str:
         """What the job needs at least, for people."""
-        shape, resources = self.shapes[0], self._spec.resources
+        shape, resources = self.shapes[0] if self.shapes else self._smallest, self._spec.resources
         size, _ = self.groups(shape)
         words = gang_in_words(shape.world_size, self.each)
         kind = f" {resources.accelerator_type}" if resources.accelerator_type else ""
         return f"{words}{kind} in groups of {size}" if size > 1 else f"{words}{kind}"
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """What a rank needs of its device at least, whatever the limit; 0 if that does not matter."""
+        return min(self._needed.values(), default=0)
 
     def amounts(self, ranks: int) -> dict[str, float]:
         """What so many ranks take."""
@@ -87,8 +138,8 @@ def demand_of(spec: JobSpec) -> Demand:
     """The demand of a spec; the same object for specs that ask for the same."""
     resources = spec.resources
     each = (resources.cpus_per_worker, resources.gpus_per_worker, resources.placement, resources.accelerator_type)
-    labels = frozenset(resources.node_labels.items())
-    parts = (spec.model, spec.parallelism, spec.data, spec.training, spec.optimizer, spec.elasticity, each, labels)
+    labels, apart = frozenset(resources.node_labels.items()), spec.data.documents_apart
+    parts = (spec.model, spec.parallelism, apart, spec.training, spec.optimizer, spec.elasticity, each, labels)
     return _remembered(_Key(parts, spec))
 
 

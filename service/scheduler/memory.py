@@ -11,6 +11,7 @@ from service.gang.status import GangPhase, GangStatus, Orders
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
 from service.scheduler.actions import Gang
+from service.scheduler.demand import demand_of
 
 
 @dataclass
@@ -36,9 +37,9 @@ class GangMemory:
         self._entries: dict[str, _Entry] = {}
         self._room_since: dict[str, float] = {}
 
-    def start(self, job: JobRecord, attempt: int, target: Shape) -> Orders:
-        """A gang is about to start; what to tell it."""
-        gang, now = Gang(None, target), self._clock()
+    def start(self, job: JobRecord, attempt: int, target: Shape, limit: float | None = None) -> Orders:
+        """A gang is about to start; what to tell it. ``limit``: of the bytes that its ranks may need."""
+        gang, now = Gang(None, target, limit=limit), self._clock()
         self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now)
         return gang.orders(job.spec)
 
@@ -68,10 +69,11 @@ class GangMemory:
         if status.phase is GangPhase.TRAINING:
             entry.trained_at = now
 
-    def order(self, job_id: str, target: Shape | None, cause: Cause) -> None:
-        """Have a gang told something else from now on."""
+    def order(self, job_id: str, target: Shape | None, cause: Cause, limit: float | None = None) -> None:
+        """Have a gang told something else from now on; without a limit, that of its ranks' bytes stays what it is."""
         entry = self._entries[job_id]
-        self._change(entry, replace(entry.gang, target=target, cause=cause))
+        limit = entry.gang.limit if limit is None else limit
+        self._change(entry, replace(entry.gang, target=target, cause=cause, limit=limit))
 
     def forget_others(self, job_ids: Collection[str]) -> None:
         """Forget all gangs but those of these jobs."""
@@ -116,7 +118,7 @@ class GangMemory:
 
 
 def _shape_in_record(job: JobRecord) -> Shape:
-    shapes, shape = job.spec.shapes(), job.present_shape
+    shapes, shape = demand_of(job.spec).shapes, job.present_shape
     if shape in shapes or job.state is JobState.RUNNING:
         return shape
     return fastest(job.spec, shapes) or shape

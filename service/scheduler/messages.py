@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
+from boost_core.plan.devices import ACCELERATOR_LABEL
 from boost_core.plan.resize import why_not
 from service.jobs.model import JobRecord
 from service.scheduler.placement import Room
@@ -14,6 +15,10 @@ _NAMED_JOBS = 3
 def never_fits(scene: Scene, job: JobRecord) -> str:
     """All nodes together could not hold it."""
     demand = scene.demand(job)
+    if not demand.shapes:
+        needed, there = demand.least_bytes / 1e9, demand.limit / 1e9
+        message = f"needs {demand.in_words}, and {needed:.1f} GB of memory a rank; the GPUs that it may use have"
+        return f"{message} {there:g} GB; waits for nodes to join"
     has = ", ".join(f"{scene.whole.total(demand, name):g} {name}" for name in demand.each)
     room = sum(scene.whole.slots(demand))
     message = f"needs {scene.demand(job).in_words}; {_where(job, scene)} {has} in all, room for {room}"
@@ -88,7 +93,12 @@ def _scattered(scene: Scene, job: JobRecord, room: Room) -> str:
 
 def _where(job: JobRecord, scene: Scene) -> str:
     labels = ", ".join(f"{name}={value}" for name, value in sorted(scene.demand(job).labels))
-    return f"the nodes with {labels} have" if labels else "the cluster has"
+    if labels:
+        return f"the nodes with {labels} have"
+    kinds = {node.labels.get(ACCELERATOR_LABEL) for node in scene.capacities} & scene.demand(job).avoid
+    return (
+        f"the nodes with more memory than {', '.join(sorted(filter(None, kinds)))} have" if kinds else "the cluster has"
+    )
 
 
 def _behind(head: JobRecord, waiting: int) -> str:

@@ -37,7 +37,7 @@ class Room:
         self._free = [left for _, left in steady]
         self._everywhere: Nodes = (1 << len(self._nodes)) - 1
         self._held: dict[Nodes, dict[str, float]] = {}
-        self._usable: dict[Iterable[tuple[str, str]], Nodes] = {}
+        self._usable: dict[Kind, Nodes] = {}
         self._totals: dict[Nodes, dict[str, float]] = {}
         # Of demands of a kind: the ranks that each node can take, their groups in all, and the ranks by the sums.
         self._slots: dict[Kind, list[int]] = {}
@@ -59,11 +59,11 @@ class Room:
 
     def nodes_for(self, demand: Demand) -> Nodes:
         """The nodes that a job can use."""
-        if demand.labels not in self._usable:
-            self._usable[demand.labels] = sum(
-                1 << number for number, node in enumerate(self._nodes) if demand.labels <= node.labels.items()
+        if demand.kind not in self._usable:
+            self._usable[demand.kind] = sum(
+                1 << number for number, node in enumerate(self._nodes) if demand.takes(node)
             )
-        return self._usable[demand.labels]
+        return self._usable[demand.kind]
 
     def slots(self, demand: Demand) -> list[int]:
         """How many of a job's ranks each node can take."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from boost_core.config import JobSpec, Shape
+from boost_core.config import JobSpec
 from boost_core.config.reports import Cause, RestartReport
 from service.gang.status import GangPhase, Gangs, GangStatus, JobTag
 from service.jobs.leases import LeaseLost
@@ -178,19 +178,19 @@ class Reconciler:
                 self._change(job, Reason.HEAD_OF_QUEUE, "is next to be placed")
             case Wait(message=message):
                 self._change(job, Reason.WAITING_FOR_RESOURCES, message)
-            case Launch(shape=shape, message=message):
-                self._launch(job, shape, message)
-            case Resize(shape=shape, cause=cause, message=message):
+            case Launch():
+                self._launch(action)
+            case Resize(shape=shape, cause=cause, message=message, limit=limit):
                 logger.info("%s: %s", job.id, message)
-                self._memory.order(job.id, shape, cause)
+                self._memory.order(job.id, shape, cause, limit)
             case Pause(message=message):
                 logger.info("%s: %s", job.id, message)
                 self._memory.order(job.id, None, Cause.ROOM_NEEDED)
 
-    def _launch(self, job: JobRecord, shape: Shape, message: str) -> None:
-        attempt = job.attempt + 1
-        self._change(job, Reason.GANG_STARTING, message, attempt)
-        orders = self._memory.start(job, attempt, shape)
+    def _launch(self, launch: Launch) -> None:
+        job, attempt = launch.job, launch.job.attempt + 1
+        self._change(job, Reason.GANG_STARTING, launch.message, attempt)
+        orders = self._memory.start(job, attempt, launch.shape, launch.limit)
         self._gangs.launch(_tag(job, attempt), _with_checkpoint_folder(job), orders)
 
     def _change(self, job: JobRecord, reason: Reason, message: str, attempt: int | None = None) -> JobRecord:

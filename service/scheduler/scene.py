@@ -37,6 +37,7 @@ class Scene:
         quotas: What is left of them.
         gone: What nodes that are missing are gone for.
         queue: The jobs in the order in which they come first.
+        moved: The jobs whose gangs have no place within the limits of their ranks' bytes and are to have others.
         lines: How many of those that have had their turn wait for each set of nodes, and for each account.
     """
 
@@ -46,23 +47,57 @@ class Scene:
     ) -> None:  # fmt: skip
         self.actions: list[Action] = []
         self.resized = 0
+        self._possible: dict[Demand, list[Shape]] = {}
         self.jobs = {job.id: job for job in jobs}
         self.queue = sorted(jobs, key=lambda job: (-job.spec.priority, job.queued_at, job.id))
-        self._demands = {job.id: demand_of(job.spec) for job in jobs}
         self.capacities = nodes
         self.gangs = {job.id: gangs.get(job.id) or Gang(None, job.present_shape) for job in jobs if job.has_gang}
+        self._demands = {
+            job.id: gang.demand(job.spec) if (gang := self.gangs.get(job.id)) else demand_of(job.spec) for job in jobs
+        }
         held = [(self.demand(job), self.gangs[job.id].held) for job in jobs if job.has_gang]
         self.room, self.whole = Room.now(nodes, held), Room.empty(nodes)
         self.quotas = Quotas(limits, self.demand)
         for job in jobs:
             if gang := self.gangs.get(job.id):
                 self.quotas.take(job, gang.claimed)
+        self.moved: set[str] = set()
+        self._settle_limits()
         self.gone = Cause.NODE_DRAINED if any(node.draining for node in nodes) else Cause.NODE_LOST
         self.room_seconds, self.policy = room_seconds, policy
         self.lines: Counter[Nodes | Account] = Counter()
         self._admitted: set[str] = set()
-        self._possible: dict[Demand, list[Shape]] = {}
         self._nodes: dict[tuple[Kind, int], Nodes] = {}
+
+    def _settle_limits(self) -> None:
+        """Choose limits for jobs that may be placed on several kinds of GPU and have no gang, or one without a place.
+
+        That is the limit at which a job would be fastest if it were alone, whatever there is room for now.
+        """
+        for job in self.queue:
+            gang = self.gangs.get(job.id)
+            if gang is None:
+                self._demands[job.id] = self._best_alone(job)
+            elif gang.waiting and gang.target and not self.possible(job):
+                best = self._best_alone(job)
+                if self._possible_of(best):
+                    self._demands[job.id] = best
+                    self.moved.add(job.id)
+
+    def _best_alone(self, job: JobRecord) -> Demand:
+        demand = demand_of(job.spec)
+        options = [demand.within(limit) for limit in demand.limits(self.capacities)]
+        if len(options) == 1:
+            return options[0]
+        possible = {option: self._possible_of(option) for option in options}
+        allowed = [
+            shape
+            for shapes in possible.values()
+            for shape in shapes
+            if not self.quotas.too_small(job, shape.world_size)
+        ]
+        best = demand.fastest(allowed or (shape for shapes in possible.values() for shape in shapes))
+        return next((option for option in options if best in possible[option]), options[-1])
 
     def demand(self, job: JobRecord) -> Demand:
         """What a job asks of nodes."""
@@ -83,7 +118,9 @@ class Scene:
 
     def possible(self, job: JobRecord) -> list[Shape]:
         """The shapes of a job that the nodes could take if it were alone."""
-        demand = self.demand(job)
+        return self._possible_of(self.demand(job))
+
+    def _possible_of(self, demand: Demand) -> list[Shape]:
         if demand not in self._possible:
             self._possible[demand] = [shape for shape in demand.shapes if self.whole.fits(demand, shape)]
         return self._possible[demand]
@@ -119,10 +156,11 @@ class Scene:
 
     def launch(self, job: JobRecord, shape: Shape, message: str) -> None:
         """Decide that a gang starts."""
-        self.actions.append(Launch(job, shape, message))
-        self.room.place(self.demand(job), shape)
+        demand = self.demand(job)
+        self.actions.append(Launch(job, shape, message, demand.limit))
+        self.room.place(demand, shape)
         self.keep(job, shape.world_size)
-        self.gangs[job.id] = Gang(None, shape)
+        self.gangs[job.id] = Gang(None, shape, limit=demand.limit)
 
     def keep(self, job: JobRecord, ranks: int) -> None:
         """Keep room for more ranks of a job, wherever they will be."""
@@ -131,13 +169,13 @@ class Scene:
 
     def resize(self, job: JobRecord, shape: Shape, cause: Cause, message: str) -> None:
         """Decide that a gang gets another target. More room is taken at once, less only given back when it is free."""
-        old = self.gangs[job.id]
-        new = self.gangs[job.id] = replace(old, target=shape, cause=cause)
+        old, limit = self.gangs[job.id], self.demand(job).limit
+        new = self.gangs[job.id] = replace(old, target=shape, cause=cause, limit=limit)
         if old.shape or new.held > old.held:  # one that starts may have taken all of it by now
             self.room.hold(self.demand(job), new.held - old.held)
         self.quotas.take(job, max(0, new.claimed - old.claimed))
         self.resized += 1
-        self.actions.append(Resize(job, shape, cause, message))
+        self.actions.append(Resize(job, shape, cause, message, limit))
 
     def pause(self, job: JobRecord, message: str) -> None:
         """Decide that a gang makes room altogether."""

@@ -18,7 +18,7 @@ def keep_up(scene: Scene) -> None:
             continue
         if gang.target not in scene.shapes(job):
             _follow_limits(scene, job, gang.target)
-        elif not scene.whole.fits(scene.demand(job), gang.target):
+        elif job.id in scene.moved or not scene.whole.fits(scene.demand(job), gang.target):
             _follow_nodes(scene, job, gang.target)
         elif gang.shape and gang.shape.world_size < gang.target.world_size:
             _give_up(scene, job, gang, gang.shape, gang.target)

@@ -223,7 +223,7 @@ BAD = [
     (changed("parallelism.tensor_parallel_size", 3), "parallelism.tensor_parallel_size", "choose a divisor of 128"),
     (changed("parallelism.tensor_parallel_size", 1.5), "parallelism.tensor_parallel_size", "not 1.5"),
     (changed("parallelism.tp", 2), "parallelism.tp", "known here: tensor_parallel_size"),
-    (changed("parallelism.pipeline_parallel_size", 64), "parallelism.pipeline_parallel_size", "use fewer stages"),
+    (changed("parallelism.pipeline_parallel_size", 32), "parallelism.pipeline_parallel_size", "use fewer stages"),
     (changed("training.global_batch_size", 24), "training.global_batch_size", "such as 32"),
     (changed("training.steps", 0), "training.steps", "not 0"),
     (changed("training.steps", 10**30), "training.steps", "less than or equal to 100000000"),

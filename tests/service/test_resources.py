@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from boost_core.config import JobSpec
 from service.api.routes.nodes import NODES
 from service.jobs.model import JobRecord, Owner
 from service.jobs.states import Reason
@@ -142,6 +143,39 @@ def start_again(store: JobStore, job_id: str, attempt: int) -> None:
     store.change(job_id, Reason.HEAD_OF_QUEUE, "is next")
     store.change(job_id, Reason.GANG_STARTING, "starts", attempt=attempt)
     store.change(job_id, Reason.GANG_STARTED, "trains")
+
+
+def test_what_fits_no_gpu_is_refused_at_every_door(http: httpx.Client, store: JobStore) -> None:
+    """7B on A100s of 40 GB: two tensor parallel ranks need 38 GB each where four replicas share the state, alone 49."""
+    fits = {
+        "name": "large",
+        "model": {"preset": "7b", "vocab_size": 32_000},
+        "parallelism": {"tensor_parallel_size": 2, "data_parallel_size": 4},
+        "training": {
+            "steps": 10, "sequence_length": 2048, "global_batch_size": 512, "micro_batch_size": 4, "precision": "bf16",
+        },
+        "resources": {"gpus_per_worker": 1, "accelerator_type": "A100-40G"},
+        "elasticity": {"data_parallel_size": {"min": 2, "max": 8}},
+    }  # fmt: skip
+    too_large = fits | {"elasticity": None, "parallelism": {"tensor_parallel_size": 1}}
+    job = store.create(JobSpec.model_validate(fits), "/tmp")
+    path = f"/jobs/{job.id}"
+    assert http.post("/jobs/dry-run", json=fits, timeout=60).status_code == 200  # it lists the standard library
+    for answer, field in (
+        (http.post("/jobs", json=too_large), "parallelism"),
+        (http.post("/jobs/dry-run", json=too_large), "parallelism"),
+        (http.post(f"{path}/clone", json={"changes": {"training": {"micro_batch_size": 32}}}), "elasticity"),
+        (http.patch(path, json={"data_parallel_size": {"min": 1, "max": 1}}), "elasticity.data_parallel_size"),
+    ):
+        assert answer.status_code == 422, answer.text
+        (error,) = answer.json()["errors"]
+        assert error["field"] == field
+        assert error["message"].startswith("no shape fits: tp")
+        assert "of 40 GB; raise parallelism.tensor_parallel_size" in error["message"]
+    assert http.patch(path, json={"name": "larger"}).status_code == 200
+    planned = http.post("/plans", json=too_large).json()
+    assert planned["fastest"] is None
+    assert any("no shape fits" in note for note in planned["notes"])
 
 
 def test_a_clone_is_like_its_original_but_for_the_changes(http: httpx.Client, store: JobStore) -> None:

@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import pytest
 
 from boost_core.config import JobSpec, Shape
+from boost_core.plan.throughput import step_seconds
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState, Reason
@@ -40,6 +42,23 @@ def spec(tensor: int, low: int, high: int | None = None, **settings) -> JobSpec:
     )  # fmt: skip
 
 
+def large(preset: str, micro_batch: int, *tensors: int, **settings) -> JobSpec:
+    """One that fits some GPUs at some of its shapes."""
+    return JobSpec.model_validate(
+        {
+            "name": "large",
+            "model": {"preset": preset, "vocab_size": 32_000},
+            "parallelism": {"tensor_parallel_size": tensors[0]},
+            "training": {
+                "steps": 8, "global_batch_size": 48, "micro_batch_size": micro_batch, "sequence_length": 2048,
+                "precision": "bf16",
+            },
+            "resources": GPU | settings,
+            "elasticity": {"data_parallel_size": {"max": 4}, "layouts": [[tensor, 1] for tensor in tensors]},
+        }
+    )  # fmt: skip
+
+
 GPU, H100, ZONE = (
     {"gpus_per_worker": 1},
     {"gpus_per_worker": 1, "accelerator_type": "H100"},
@@ -52,6 +71,10 @@ SIZES = [
     spec(1, 1, 4, **GPU), spec(2, 1, 3, **GPU), spec(1, 2, placement="SPREAD", **GPU),
     spec(1, 1, **H100), spec(2, 2, **H100), spec(4, 2, **H100), spec(1, 12, **H100), spec(4, 1, 3, **H100),
     spec(4, 6, **GPU),  # never fits
+    # Ranks of 77, 73, 70, 66 GB; 44, 42, 40.0, 38; 27, …; and of 90, 82, 76, 69; 49, 45, 42, 38; 29, …
+    large("3b", 8, 1), large("3b", 8, 2), large("3b", 8, 1, 2, 4), large("3b", 8, 2, 1),
+    large("7b", 4, 1), large("7b", 4, 1, 2), large("7b", 4, 2, 4, accelerator_type="H100"),
+    large("3b", 8, 2, 1, accelerator_type="A100-40G"), large("7b", 4, 1, accelerator_type="L4"),
 ]  # fmt: skip
 SPECS = [size.model_copy(update={"priority": priority}) for size in SIZES for priority in (0, 0, 0, 0, 0, 0, 2, 5)]
 TENANTS, QUEUES = ("alpha", "beta", "gamma"), ("default", "batch")
@@ -81,7 +104,7 @@ class Simulation:
         for total, labels in (
             ({"CPU": 16, "GPU": 8}, {ACCELERATOR_LABEL: "H100", "zone": "a"}),
             ({"CPU": 16, "GPU": 8}, {ACCELERATOR_LABEL: "H100", "zone": "a"}),
-            ({"CPU": 8, "GPU": 4}, {ACCELERATOR_LABEL: "L4", "zone": "b"}),
+            ({"CPU": 8, "GPU": 4}, {ACCELERATOR_LABEL: "A100-40G", "zone": "b"}),
             ({"CPU": 8}, {"zone": "b"}),
         ):
             self.cluster.join({name: float(amount) for name, amount in total.items()}, labels)
@@ -137,6 +160,7 @@ class Simulation:
         actions = self._decide(jobs, nodes, gangs, *others)
         queue = sorted(jobs, key=lambda job: (-job.spec.priority, job.queued_at, job.id))
         launched = {action.job.id: action.shape for action in actions if isinstance(action, Launch)}
+        chosen = {action.job.id: action.limit for action in actions if isinstance(action, Launch)}
         waiting = [job for job in queue if self.is_queued(job) and job.id not in launched]
         self.check_quotas(jobs, gangs, actions)
         self.check_shapes(actions)
@@ -144,7 +168,7 @@ class Simulation:
         self.check_order(queue, launched)
         self.check_progress(jobs, waiting, launched)
         self.check_patience(queue, waiting)
-        self.check_backfill(queue, nodes, gangs, launched, actions)
+        self.check_backfill(queue, nodes, gangs, launched, chosen, actions)
         if self.cluster.now % 200 == 0:
             assert self._decide(list(reversed(jobs)), nodes, gangs, *others) == actions, (
                 "it depends on more than is told"
@@ -178,7 +202,7 @@ class Simulation:
     def check_shapes(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Launch | Resize):
-                assert action.shape in action.job.spec.shapes()
+                assert action.shape in brute_force.shapes(action.job, action.limit)
 
     def check_gangs(self) -> None:
         """Each gang trains with all of a shape or not at all, and has no more than it was told to have."""
@@ -187,7 +211,13 @@ class Simulation:
                 sum(place["CPU"] for place in self.cluster.places(job_id).values())
                 / gang.spec.resources.cpus_per_worker
             )
-            shapes = gang.spec.shapes()
+            shapes, job = gang.spec.shapes(), self.store.jobs.get(job_id)
+            there = [
+                brute_force.memory(self.cluster.nodes_by_name[name].labels) for name in self.cluster.places(job_id)
+            ]
+            for shape in (gang.shape, gang.orders.target, *gang.orders.allowed) if job and there else ():
+                assert shape is None or brute_force.needed(job)[shape] <= min(there), f"{job_id} is out of memory"
+                self.seen["only on larger GPUs"] += shape is not None and brute_force.needed(job)[shape] > 40e9
             if gang.phase == "TRAINING":
                 assert gang.shape in shapes
                 assert gang.shape.world_size <= ranks
@@ -210,16 +240,40 @@ class Simulation:
 
     def startable(self, job: JobRecord) -> bool:
         """Whether a job could start if there were no other."""
+        return any(self.shapes_alone(job, limit) for limit in self.memory_limits(job))
+
+    def memory_limits(self, job: JobRecord) -> list[float]:
+        """What ranks may need of their GPUs, if the job names no kind."""
+        resources = job.spec.resources
+        named = resources.accelerator_type or not resources.gpus_per_worker
+        return [inf] if named else sorted({*brute_force.BYTES.values(), inf})
+
+    def shapes_alone(self, job: JobRecord, limit: float) -> list[Shape]:
+        """Those that a job could start at if there were no other."""
         nodes = [
             NodeCapacity(name, node.total, node.total, node.labels) for name, node in self.cluster.nodes_by_name.items()
         ]
         limits = [self.limits.tenants.get(job.tenant, {}), self.limits.queues.get(job.queue, {})]
         each = brute_force.rank_amounts(job)
-        return any(
-            all(each.get(name, 0) * size * count <= most for one in limits for name, most in one.items())
-            and next(brute_force.places(job, size, count, nodes), None) is not None
-            for size, count in brute_force.groups(job)
-        )
+        sizes = zip(brute_force.shapes(job, limit), brute_force.groups(job, limit), strict=True)
+        return [
+            shape
+            for shape, (size, count) in sizes
+            if all(each.get(name, 0) * size * count <= most for one in limits for name, most in one.items())
+            and next(brute_force.places(job, size, count, nodes, limit), None) is not None
+        ]
+
+    def best_limit(self, job: JobRecord) -> float:
+        """That at which a job would be fastest if it were alone; of equals the lowest."""
+        options = self.memory_limits(job)
+        if len(options) == 1:
+            return options[0]
+        ranked = [
+            ((step_seconds(job.spec, shape), shape.world_size), limit)
+            for limit in self.memory_limits(job)
+            for shape in self.shapes_alone(job, limit)
+        ]
+        return min(ranked)[1] if ranked else inf
 
     def check_progress(
         self, jobs: Sequence[JobRecord], waiting: Sequence[JobRecord], launched: Mapping[str, Shape]
@@ -249,14 +303,15 @@ class Simulation:
 
     def check_backfill(
         self, queue: Sequence[JobRecord], nodes: Sequence[NodeCapacity], gangs: Mapping[str, Gang],
-        launched: Mapping[str, Shape], actions: Sequence[Action],
+        launched: Mapping[str, Shape], chosen: Mapping[str, float], actions: Sequence[Action],
     ) -> None:  # fmt: skip
         """Who starts before a job that waits for nodes cannot delay it, wherever it will be and whoever ends first."""
         said = {action.job.id: action.message for action in actions if isinstance(action, Wait | Explain)}
         places = [self.cluster.places(job_id) for job_id in gangs]
         heads: list[JobRecord] = []
+        limits = {job.id: chosen.get(job.id) or self.best_limit(job) for job in filter(self.is_queued, queue)}
         for job in filter(self.is_queued, queue):
-            before = [head for head in heads if self.shares_nodes(head, job, nodes)]
+            before = [head for head in heads if self.shares_nodes(head, job, nodes, limits)]
             if job.id not in launched:
                 on_nodes = not ("may hold" in said[job.id] or "nodes to join" in said[job.id])
                 if on_nodes and not before:
@@ -266,27 +321,31 @@ class Simulation:
             shape = launched[job.id]
             strict = job.spec.resources.placement == "STRICT_PACK"
             size = shape.tensor * (shape.pipeline if strict else 1)
-            options = list(brute_force.places(job, size, shape.world_size // size, free))
+            options = list(brute_force.places(job, size, shape.world_size // size, free, limits[job.id]))
             for head in before:
                 self.seen["backfills"] += 1
-                harmful = [place for place in options if brute_force.delays(head, nodes, places, place)]
+                harmful = [
+                    place for place in options if brute_force.delays(head, nodes, places, place, limits[head.id])
+                ]
                 assert not harmful, f"{job.id} may delay {head.id}"
             if options:
                 places.append(self.random.choice(options))
 
     @staticmethod
-    def shares_nodes(one: JobRecord, other: JobRecord, nodes: Sequence[NodeCapacity]) -> bool:
+    def shares_nodes(
+        one: JobRecord, other: JobRecord, nodes: Sequence[NodeCapacity], limits: Mapping[str, float]
+    ) -> bool:
         """Whether there is a node that could take ranks of both."""
         able = [
             {
                 node.node_id
-                for node in brute_force.usable(nodes, job)
+                for node in brute_force.usable(nodes, job, limits[job.id])
                 if all(
                     node.total.get(name, 0) >= amount * size for name, amount in brute_force.rank_amounts(job).items()
                 )
             }
             for job in (one, other)
-            for size in (min(size for size, _ in brute_force.groups(job)),)
+            for size in (min((size for size, _ in brute_force.groups(job, limits[job.id])), default=1),)
         ]
         return bool(able[0] & able[1])
 
@@ -321,5 +380,5 @@ def test_ten_thousand_arrivals(seed: int, monkeypatch: pytest.MonkeyPatch, caplo
         simulation.make_pass()
     assert all(job.state in (JobState.QUEUED, JobState.SCHEDULING) for job in simulation.store.jobs.values())
     assert not [record.message for record in caplog.records if record.levelname == "ERROR"]
-    for what in ("SUCCEEDED", "CANCELLED", "full quotas", "backfills", "preempted"):
+    for what in ("SUCCEEDED", "CANCELLED", "full quotas", "backfills", "preempted", "only on larger GPUs"):
         assert simulation.seen[what] > 10, simulation.seen

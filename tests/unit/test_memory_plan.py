@@ -138,7 +138,7 @@ def test_the_rank_that_needs_most_is_among_those_that_are_looked_at(
         for recompute in ("none", "full")
     ]
     looked_at = [memory(spec) for spec in jobs]
-    monkeypatch.setattr("boost_core.plan.memory._extremes", lambda _, of_ranks: set(range(len(of_ranks))))
+    monkeypatch.setattr("boost_core.plan.memory._extremes", lambda _model, _stages, pipeline: range(pipeline))
     assert [each.total for each in looked_at] == [memory(spec).total for spec in jobs]
 
 

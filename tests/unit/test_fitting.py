@@ -1,0 +1,162 @@
+"""Layouts that do not fit the memory of GPUs are refused at the door, and never ordered."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from boost_core.config import JobSpec, Shape
+from boost_core.plan.devices import ACCELERATOR_LABEL, DEVICE_BYTES, needed_bytes, nothing_fits
+from service.gang.replica import node_selector
+from service.gang.status import NodeCapacity
+from service.jobs.model import JobRecord
+from service.jobs.patch import JobPatch, apply
+from service.jobs.states import JobState, Reason
+from service.scheduler.actions import Gang, Launch, Resize, ResizePolicy
+from service.scheduler.decisions import decide
+from service.scheduler.demand import demand_of
+from tests.scheduling import LONG, STARTING, TRAINING, job
+
+PAIRS = [[1, 1], [2, 1], [4, 1], [8, 1]]
+READY = ResizePolicy(cooldown_seconds=0, settle_seconds=0)
+
+
+def large(kind: str | None = "A100", preset: str = "30b", **changes: Any) -> JobSpec:
+    """30B by CoLA in micro-batches of 4: 147 GB a rank at tp 1 × dp 8, 69 GB at tp 4 × dp 2."""
+    spec = {
+        "name": "large",
+        "model": {"preset": preset, "vocab_size": 32_000, "family": "cola"},
+        "parallelism": {"tensor_parallel_size": 4, "data_parallel_size": 2, "recompute": "latent"},
+        "training": {
+            "steps": 10, "sequence_length": 4096, "global_batch_size": 512, "micro_batch_size": 4, "precision": "bf16",
+        },
+        "resources": {"gpus_per_worker": 1, "accelerator_type": kind},
+        "elasticity": {"data_parallel_size": {"min": 1, "max": 8}, "layouts": PAIRS},
+    }  # fmt: skip
+    return JobSpec.model_validate(spec | changes)
+
+
+def record(spec: JobSpec, *state: Any, name: str = "a") -> JobRecord:
+    state_and_reason = dict(zip(("state", "reason"), state or (JobState.QUEUED, Reason.SUBMITTED), strict=True))
+    return job(name, 1).model_copy(update={"spec": spec, "id": name, **state_and_reason})
+
+
+def gpus(*counts: tuple[str | None, int]) -> list[NodeCapacity]:
+    return [
+        NodeCapacity(
+            f"node-{number}", {"CPU": 64.0, "GPU": float(count)}, {"CPU": 64.0, "GPU": float(count)},
+            {ACCELERATOR_LABEL: kind} if kind else {},
+        )
+        for number, (kind, count) in enumerate(counts)
+    ]  # fmt: skip
+
+
+def launched(spec: JobSpec, nodes: list[NodeCapacity]) -> Shape | None:
+    shapes = [action.shape for action in decide([record(spec)], nodes) if isinstance(action, Launch)]
+    return shapes[0] if shapes else None
+
+
+def test_the_fastest_layout_that_fits_is_launched() -> None:
+    assert launched(large(), gpus(("A100", 8))) == Shape(4, 1, 2)
+    assert launched(large("H200"), gpus(("H200", 8))) == Shape(2, 1, 4)
+    assert launched(large("B300"), gpus(("B300", 8))) == Shape(1, 1, 8)  # how much it has is not known
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shape"),
+    [
+        ([("A100", 8)], Shape(4, 1, 2)),
+        ([("H200", 8)], Shape(2, 1, 4)),
+        ([("L4", 8)], Shape(1, 1, 8)),
+        ([(None, 8)], Shape(1, 1, 8)),
+        ([("A100-40G", 8)], None),
+        ([("A100-40G", 8), ("A100", 8)], Shape(4, 1, 2)),
+        ([("A100", 2), ("H200", 8)], Shape(2, 1, 4)),
+    ],
+)
+def test_of_a_job_that_names_no_kind_the_nodes_decide(nodes: list[tuple[str, int]], shape: Shape | None) -> None:
+    assert launched(large(None), gpus(*nodes)) == shape
+
+
+def test_a_job_that_fits_no_gpu_there_is_waits_and_says_why() -> None:
+    greedy = large().training.model_dump() | {"micro_batch_size": 64}
+    *_, wait = decide([record(large(None, training=greedy))], gpus(("A100-40G", 8)))
+    assert "GB of memory a rank; the GPUs that it may use have 40 GB" in wait.message
+    *_, wait = decide([record(large("A100", training=greedy))], gpus(("A100", 8)))  # of a time before this was refused
+    assert "the GPUs that it may use have 80 GB" in wait.message
+
+
+def test_gangs_grow_shrink_and_fall_back_within_memory() -> None:
+    """Whatever a gang of any shape that fits may be ordered, and whatever the kind of GPU."""
+    seen = Counter()
+    kinds_asked = None, "A100", "H200"
+    for kind, nodes in product(kinds_asked, [[("A100", 16)], [("H200", 16)], [("H200", 8), ("A100", 8)]]):
+        spec, capacities = large(kind), gpus(*nodes)
+        kinds = {node.labels[ACCELERATOR_LABEL] for node in capacities} & ({kind} if kind else set(DEVICE_BYTES))
+        for shape in demand_of(spec).shapes:
+            if not kinds or needed_bytes(spec, shape) > min(DEVICE_BYTES[each] for each in kinds):
+                continue
+            gang = Gang(shape, shape, unchanged_seconds=LONG)
+            free = [replace(node, free=node.free | {"GPU": node.free["GPU"] / 2}) for node in capacities]
+            urgent = record(large(kind).model_copy(update={"priority": 5}), name="b")
+            for jobs, there in (([record(spec, *TRAINING)], free), ([record(spec, *TRAINING), urgent], free[:1])):
+                for action in decide(jobs, there, {"a": gang}, {"a": LONG, "b": LONG}, READY):
+                    if isinstance(action, Launch | Resize):
+                        assert needed_bytes(spec, action.shape) <= action.limit
+                        on = [DEVICE_BYTES[each] for each in kinds - demand_of(spec).within(action.limit).avoid]
+                        assert needed_bytes(spec, action.shape) <= min(on)
+                        seen[type(action), kind] += 1
+            orders = gang.orders(spec)
+            allowed = max(needed_bytes(spec, one) for one in orders.allowed)
+            assert all(allowed <= DEVICE_BYTES[each] for each in kinds - set(orders.avoid))
+    assert all(seen[action, kind] > 0 for action in (Launch, Resize) for kind in kinds_asked), seen
+
+
+def test_a_gang_keeps_off_kinds_that_are_too_small_for_it() -> None:
+    spec = large(None)
+    orders = Gang(None, Shape(2, 1, 4), limit=141e9).orders(spec)
+    assert set(orders.avoid) == {"A100", "A100-40G", "A100-80G", "H100"}
+    assert node_selector(spec, (), orders.avoid) == {ACCELERATOR_LABEL: "!in(A100,A100-40G,A100-80G,H100)"}
+    named = large("H200")
+    assert Gang(None, Shape(2, 1, 4), limit=141e9).orders(named).avoid == ()
+    assert node_selector(named, ()) == {ACCELERATOR_LABEL: "H200"}
+    # The service has been started anew, and knows the gang's shape alone.
+    assert Gang(None, Shape(2, 1, 4)).orders(spec).avoid == orders.avoid
+    assert Gang(None, Shape(4, 1, 2)).orders(spec).avoid == ("A100-40G",)
+
+
+def test_a_gang_without_workers_goes_to_other_gpus_when_its_own_are_gone() -> None:
+    waiting = Gang(None, Shape(2, 1, 4), waiting=True, unchanged_seconds=LONG, limit=141e9)
+    (resize,) = decide([record(large(None), *TRAINING)], gpus(("A100", 8)), {"a": waiting})
+    assert isinstance(resize, Resize)
+    assert (resize.shape, resize.limit) == (Shape(4, 1, 2), 80e9)
+
+
+def test_a_gang_that_starts_takes_no_room_of_gpus_that_it_keeps_off() -> None:
+    """Two jobs in one pass: the one that needs H200s leaves the A100s to the other, and the other way round."""
+    one, other = record(large(None), *STARTING, name="a"), record(large("A100"), name="b")
+    nodes = gpus(("H200", 8), ("A100", 8))
+    starting = {"a": Gang(None, Shape(2, 1, 4), limit=141e9)}
+    launches = [action for action in decide([one, other], nodes, starting) if isinstance(action, Launch)]
+    assert [(launch.job.id, launch.shape) for launch in launches] == [("b", Shape(4, 1, 2))]
+
+
+def test_what_fits_no_gpu_is_refused_with_a_remedy() -> None:
+    assert nothing_fits(large()) is None
+    assert nothing_fits(large(None)) is None
+    problem = nothing_fits(large("A100-40G", preset="40b"))
+    assert problem is not None
+    for words in ("no shape fits", "of 40 GB", "raise parallelism.tensor_parallel_size", "micro_batch_size=4"):
+        assert words in problem
+
+
+def test_replicas_are_not_limited_to_numbers_that_do_not_fit() -> None:
+    spec = large("A100-40G", elasticity={"data_parallel_size": {"min": 2, "max": 8}, "layouts": [[8, 1]]})
+    changed, _ = apply(JobPatch.model_validate({"data_parallel_size": {"max": 4}}), spec)
+    assert nothing_fits(changed) is None
+    with pytest.raises(ValidationError, match="no shape fits") as refused:
+        apply(JobPatch.model_validate({"data_parallel_size": {"min": 1, "max": 1}}), spec)
+    assert [error["loc"] for error in refused.value.errors()] == [("elasticity", "data_parallel_size")]
