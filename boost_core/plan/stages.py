@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
-from boost_core.plan.flops import block_flops_per_token, head_flops_per_token
+from boost_core.plan.flops import computed_block_flops_per_token, head_flops_per_token
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ def cut(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int
     count, layers = parallelism.stages, model.num_hidden_layers
     if count > layers:
         raise ValueError(f"{count} pipeline stages need as many blocks; the model has {layers}")
-    head_in_blocks = head_flops_per_token(model) / block_flops_per_token(model, sequence_length)
+    block = computed_block_flops_per_token(model, parallelism, sequence_length)
+    head_in_blocks = head_flops_per_token(model) / block
     of_last = range(1, layers - count + 2) if count > 1 else [layers]
     sizes = min(
         ([*_even(layers - last, count - 1), last] for last in of_last),
