@@ -90,7 +90,7 @@ class Gradients:
             if self._replicas.size > 1:
                 group, bucket = self._buckets[self._sent % len(self._buckets)]
                 self._under_way.append(group.start_reduction(bucket))
-                if self._rounds > 1 and len(self._under_way) > _AT_ONCE:
+                if group.lends_buckets and len(self._under_way) > _AT_ONCE:
                     self._under_way.popleft()()
             self._sent += 1
 

@@ -126,6 +126,11 @@ class Group:
         touched = [index for index, bucket in enumerate(self.buckets) if bucket.start < last and first < bucket.stop]
         return range(touched[0], touched[-1] + 1)
 
+    @property
+    def lends_buckets(self) -> bool:
+        """Whether a bucket's gradients have memory only until they are reduced."""
+        return self._gradient is None
+
     def clear_gradients(self) -> None:
         """Begin the sums of a step."""
         (self.own_gradient if self._gradient is None else self._gradient).zero_()

@@ -99,7 +99,9 @@ class Activations:
         About: the residual's gradient and those around it, and the MLP's three or attention's. Arguments as ``block``.
         """
         widths = 3 * self.residual + max(3 * self._mlp, 2 * (self._query + self._key_value))
-        widths += 0 if self.model.lax is None else 2 * _LATENTS * self.latent
+        if self.model.lax is not None:
+            # Of latents handed in and on; and a reference makes those of three at a time step by step.
+            widths += (2 * _LATENTS + (0 if self.kernels else 12)) * self.latent
         gradients = widths * self.element_bytes if self.kernels else (widths + 2 * self._query) * PRECISE
         if self.parallelism.recompute == "none":
             return gradients
@@ -120,7 +122,16 @@ class Activations:
             norm += 0 if self.kernels else self._fp32_copy(self.residual)
             # The gathered vectors in fp32, as they are scaled; on one rank a view that has the statistic beside it.
             return norm + loss + hidden * PRECISE + (element if self._size == 1 and element == PRECISE else 0)
-        return norm + loss + (0 if self.kernels else self._composite_norm(hidden))
+        return norm + loss + (0 if self.kernels else self._composite_norm(hidden) - self._let_go(hidden))
+
+    def head_norm_backward(self) -> int:
+        """What the backward pass through the final norm takes of each token, all that ``head`` keeps included."""
+        hidden = self.model.hidden_size
+        if self.strategy == "btp":
+            # In fp32: of the scaled rows, of the rows, and the summands of their scales'.
+            return self.head() + 3 * hidden * PRECISE
+        # Torch's kernel has its input and output; in torch's operations each summand is there for itself.
+        return self.head() + (2 * hidden * self.element_bytes if self.kernels else 5 * hidden * PRECISE)
 
     def _whole_block(self, crossed: bool) -> int:
         widths = 2 * self.residual + 2 * self._query + 2 * self._key_value + 3 * self._mlp
@@ -163,7 +174,7 @@ class Activations:
             if self._scaled:  # reciprocal roots, in place of the residual's sums on one rank
                 more += PRECISE * (self._normed_pieces - (2 if self._size == 1 else 0))
         else:
-            more += self._products * self._composite_norm(self.residual)
+            more += self._products * self._composite_norm(self.residual) - 2 * self._let_go(self.residual)
         more += self._turned() * self.element_bytes
         if self.strategy == "fullrank":
             return more
@@ -207,8 +218,12 @@ class Activations:
         return width * PRECISE if self.element_bytes < PRECISE else 0
 
     def _composite_norm(self, width: int) -> int:
-        """Torch's norm of whole rows where it has no kernel."""
-        return width * self.element_bytes + self._fp32_copy(width)
+        """Torch's norm of whole rows where it has no kernel: rows in fp32, and normed ones before their scale."""
+        return width * PRECISE + self._fp32_copy(width)
+
+    def _let_go(self, width: int) -> int:
+        """The residual itself, where such norms keep a copy of it in fp32."""
+        return width * self.element_bytes if self.element_bytes < PRECISE else 0
 
     @property
     def _scaled(self) -> bool:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from boost_core.config.job import JobSpec
 from boost_core.config.model import ModelConfig
+from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.strategy import chosen_strategy
 from boost_core.plan.parameters import block_matrix_parameters
 from boost_core.plan.peaks import peak_flops_per_second
 
@@ -20,15 +22,31 @@ def model_flops_per_token(model: ModelConfig, sequence_length: int) -> int:
     return model.num_hidden_layers * block_flops_per_token(model, sequence_length) + head_flops_per_token(model)
 
 
-def hardware_flops_per_token(model: ModelConfig, sequence_length: int, recompute: str) -> float:
-    """The same with what the backward pass computes again: ``none``, ``latent`` or ``full``."""
-    blocks = model.num_hidden_layers * block_flops_per_token(model, sequence_length)
-    return model_flops_per_token(model, sequence_length) + RECOMPUTED[recompute] * blocks
+def hardware_flops_per_token(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> float:
+    """What all tensor parallel ranks compute for a token: with what several of them do, and what is done again."""
+    block = computed_block_flops_per_token(model, parallelism, sequence_length) * (
+        1 + RECOMPUTED[parallelism.recompute]
+    )
+    return model.num_hidden_layers * block + head_flops_per_token(model)
 
 
 def block_flops_per_token(model: ModelConfig, sequence_length: int) -> int:
     """Those of one block."""
-    return 6 * block_matrix_parameters(model) + 12 * model.hidden_size * sequence_length
+    return 6 * block_matrix_parameters(model) + _attention_flops_per_token(model, sequence_length)
+
+
+def computed_block_flops_per_token(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> int:
+    """Those of one block on all tensor parallel ranks together.
+
+    The matrices are divided among the ranks, and so are the heads, except under vanilla: there queries, keys and values
+    are whole on every rank, and each computes the attention of all heads.
+    """
+    ranks = parallelism.tensor_parallel_size if chosen_strategy(model, parallelism) == "vanilla" else 1
+    return 6 * block_matrix_parameters(model) + ranks * _attention_flops_per_token(model, sequence_length)
+
+
+def _attention_flops_per_token(model: ModelConfig, sequence_length: int) -> int:
+    return 12 * model.hidden_size * sequence_length
 
 
 def head_flops_per_token(model: ModelConfig) -> int:
@@ -42,7 +60,7 @@ class FlopRates:
 
     Attributes:
         model: FLOPs of a token that the model needs.
-        hardware: The same with what is computed again.
+        hardware: FLOPs that the gang computes for it: with what several ranks do, and what is done again.
         peak: FLOPs a second of all the gang's devices at most; ``None`` where that is not known.
     """
 
@@ -57,7 +75,7 @@ class FlopRates:
         peak = peak_flops_per_second(device_name, spec.training.precision)
         return cls(
             model_flops_per_token(spec.model, length),
-            hardware_flops_per_token(spec.model, length, parallelism.recompute),
+            hardware_flops_per_token(spec.model, parallelism, length),
             None if peak is None else parallelism.world_size * peak,
         )
 

@@ -13,10 +13,11 @@ rotary     24 bytes for each position and pair of a head's elements: angles in f
 documents  a byte a pair of positions of a micro-batch, and in each block one of the compute type, where apart
 =========  ==========================================================================================================
 
-A step is fullest either as the loss's backward pass begins, with all activations and the head's, or in the block before
-the head, with gradients of activations and what is computed again. ``total`` is the fuller of the two, or what the
-start or LORO's update takes if that is more; so it can be less than the sum of its parts. CUDA's context, NCCL's
-buffers and the allocator's gaps are not in it. ``tests/numerics/test_memory_plan.py`` compares with what is allocated.
+A step is fullest either as the loss's backward pass begins, with all activations and the head's, or after that in the
+final norm or the block before it, with gradients of activations and what is computed again. ``total`` is the fuller of
+the two, or what the start or LORO's update takes if that is more; so it can be less than the sum of its parts. CUDA's
+context, NCCL's buffers, the scratch memory of a CPU's matrix products and the allocator's gaps are not in it.
+``tests/numerics/test_memory_plan.py`` compares with what torch's allocator gives out.
 """
 
 from collections.abc import Sequence
@@ -44,7 +45,7 @@ class RankMemory:
 
     Attributes:
         weights: What the model computes with.
-        gradients: Sums of gradients.
+        gradients: Sums of gradients, and those that are being sent.
         optimizer: Masters, moments and rounded copies.
         activations: What is kept for the backward pass, and what that takes in a block.
         logits: What head and loss take.
@@ -130,11 +131,12 @@ class _Rank:
             sum(sizes)
             for sizes in zip(*((each.weights, each.gradients, each.optimizer) for each in groups), strict=True)
         )
-        kept, backward, head = self._kept(), self._backward(), self._head()
-        step = weights + gradients + optimizer + kept + max(backward, head)
+        kept, backward, head = self._kept(), max(self._backward(), self._head_norm()), self._head()
+        under_way, ahead = sum(each.under_way for each in groups), sum(each.ahead for each in groups)
+        step = weights + gradients + optimizer + kept + max(backward + under_way, head + ahead)
         update = weights + gradients + optimizer + self._update(weights // self._element)
         total = max(step, starting_peak(groups) + self._rotary(), update)
-        return RankMemory(weights, gradients, optimizer, kept + backward, head, total)
+        return RankMemory(weights, gradients + under_way, optimizer, kept + backward, head, total)
 
     def _kept(self) -> int:
         """Activations as the last of the micro-batches in hand has gone through."""
@@ -206,7 +208,9 @@ class _Rank:
         crossed = given = self._job.model.crosses_into(self._stages[-1].layers[0])
         block = self._tokens * self._each.block_backward(crossed, given)
         gradient = (2 * self._element + PRECISE) * largest_weight(self._job, self._stages)
-        embedding = self._element * self._table() if any(stage.first for stage in self._stages) else 0
+        embedding = (
+            (self._element + self._copied()) * self._table() if any(stage.first for stage in self._stages) else 0
+        )
         return max(block + gradient, embedding)
 
     def _head(self) -> int:
@@ -221,8 +225,15 @@ class _Rank:
             logits += chunk * vocabulary * PRECISE * (1 if element == PRECISE else 2)
         hidden = (self._tokens + chunk) * job.model.hidden_size * element
         tied = element if job.model.tie_embeddings and self._each.strategy == "btp" else 0
-        gradients = (PRECISE + element + tied) * self._table()
+        gradients = (PRECISE + max(element + tied, element + self._copied())) * self._table()
         return self._tokens * self._each.head() + logits + hidden + gradients
+
+    def _head_norm(self) -> int:
+        return self._tokens * self._each.head_norm_backward() if self._stages[-1].last else 0
+
+    def _copied(self) -> int:
+        """Bytes an element of the copy that a CPU makes of a bf16 gradient to add it to a sum in fp32."""
+        return PRECISE if not self._each.kernels and self._element < PRECISE else 0
 
     def _table(self) -> int:
         return self._job.model.vocab_size * self._job.model.hidden_size // self._job.parallelism.tensor_parallel_size

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
-from boost_core.plan.flops import block_flops_per_token, head_flops_per_token
+from boost_core.plan.flops import computed_block_flops_per_token, head_flops_per_token
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ def cut(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int
     count, layers = parallelism.stages, model.num_hidden_layers
     if count > layers:
         raise ValueError(f"{count} pipeline stages need as many blocks; the model has {layers}")
-    return _cut(layers, count, head_flops_per_token(model) / block_flops_per_token(model, sequence_length))
+    block = computed_block_flops_per_token(model, parallelism, sequence_length)
+    return _cut(layers, count, head_flops_per_token(model) / block)
 
 
 @lru_cache(1024)  # a scheduler asks the same for each number of replicas

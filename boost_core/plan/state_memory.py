@@ -7,6 +7,8 @@ its state (``FlatLayout``); c bytes an element of the compute type; ZeRO's share
 weights    c·n
 gradients  4n, and 4n/dp for the reduced part where the state is shared. Under ZeRO's second stage the sums of all are
            there in the first step, too (``optim.gradients`` learns in it how often each comes), and so they count
+under way  under that stage, of up to three buckets that are being sent the part that arrives; and the buckets
+           themselves where those of the step's next micro-batch come meanwhile; gloo, on CPUs, sends a copy
 optimizer  moments 8n/dp; the master 4n/dp, unless it is the weight itself (fp32, not shared); its rounded copy c·n/dp
            (bf16, shared)
 =========  =============================================================================================================
@@ -30,6 +32,7 @@ from boost_core.plan.parameters import balanced_factors, projections
 from boost_core.plan.stages import Stage
 
 _BLOCK = 64  # elements; ``optim.flat.BLOCK``
+_UNDER_WAY = 3 << 25  # elements of the buckets that ``optim.gradients`` has under way at a time
 _PRODUCTS = (("query", "key", "value"), ("output",), ("gate", "up"), ("down",))
 _NORMED = (True, False, True, False)
 
@@ -55,6 +58,8 @@ class GroupBytes:
         optimizer: Masters, moments, and rounded copies, without what is counted as weights.
         temporary: What there is besides while the group is made: everything in fp32, and then its gradients.
         given: The fp32 weights that it is made from, which are let go.
+        under_way: Gradients that are being sent, beside those that have come since.
+        ahead: By how much those are more than all gradients, before any has come since.
     """
 
     weights: int
@@ -62,6 +67,8 @@ class GroupBytes:
     optimizer: int
     temporary: int
     given: int
+    under_way: int
+    ahead: int
 
     @property
     def state(self) -> int:
@@ -115,6 +122,12 @@ def _group(spec: JobSpec, kind: Kind, sizes: Mapping[int, int], element_bytes: i
     gradients = PRECISE * length
     if shared or (zero_stage == 2 and replicas > 1):
         gradients += PRECISE * own
+    under_way = 0
+    if zero_stage == 2 and replicas > 1:
+        sent = PRECISE * min(length, _UNDER_WAY)
+        under_way = (sent // parts if shared else 0) + (sent if spec.training.micro_batches(replicas) > 1 else 0)
+        if shared and not spec.resources.gpus_per_worker:
+            under_way += sent  # gloo's copy
     optimizer = 2 * PRECISE * own
     if rounded or shared:
         optimizer += PRECISE * own
@@ -123,7 +136,8 @@ def _group(spec: JobSpec, kind: Kind, sizes: Mapping[int, int], element_bytes: i
     # Everything in fp32 is the master itself, or the weights, unless both are something else.
     given = sum(size * count for size, count in sizes.items())
     temporary = PRECISE * length if rounded and shared else 0
-    return GroupBytes(element_bytes * length, gradients, optimizer, temporary, PRECISE * given)
+    ahead = max(0, under_way - PRECISE * length)
+    return GroupBytes(element_bytes * length, gradients, optimizer, temporary, PRECISE * given, under_way, ahead)
 
 
 def _weights(spec: JobSpec, stages: Sequence[Stage]) -> Iterator[tuple[Kind, int, int]]:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from boost_core.config import JobSpec
 from boost_core.config.yaml_text import read_yaml
+from boost_core.plan.report import plan as plan_of
 from service.cli.connection import open_client
 from service.cli.failures import BadInput, read_job
 from service.cli.follow import exit_as, follow_until_interrupted
@@ -64,14 +65,14 @@ def clone(
         _go_on(client, record, follow_it, as_json)
 
 
-def plan(job: JobFile, as_json: AsJson = False, url: Url = None) -> None:
-    """Say what a job takes in each of its shapes: memory, throughput, time."""
-    with open_client(url) as client:
-        found = client.plan(read_job(job))
+def plan(job: JobFile, as_json: AsJson = False) -> None:
+    """Say what a job takes in each of its shapes: memory, exchange, throughput, time. No service is asked."""
+    spec = read_job(job)
+    found = plan_of(spec)
     if as_json:
         print_json(found)
     else:
-        print_plan(found)
+        print_plan(found, spec)
 
 
 def merge_patch(changes: list[str]) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def _try_out(client: Client, spec: JobSpec, as_json: bool) -> None:
         print_json(found)
         return
     say(f"{found.spec.name} could be submitted to the queue {found.spec.queue}")
-    print_plan(found.plan)
+    print_plan(found.plan, found.spec)
 
 
 def _go_on(client: Client, record: JobRecord, follow_it: bool, as_json: bool) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from boost_core.config import JobSpec
+from boost_core.plan.report import Plan
 from service.cli.failures import BadInput
 from service.cli.submit import merge_patch
 from service.cli.times import moment_before_now, moment_from_now
@@ -46,16 +48,7 @@ def test_a_dry_run_submits_nothing(tmp_path: Path) -> None:
         as_json = boost("submit", job_file(tmp_path, GOOD), "--dry-run", "--json")
     assert (shown.exit_code, [asked.path for asked in server.asked]) == (0, ["/v1/jobs/dry-run"] * 2)
     assert "tiny could be submitted to the queue default" in shown.stdout
-    assert "tp 2 × pp 1 × dp 2" in shown.stdout
-    assert json.loads(as_json.stdout)["plan"]["fastest"] == 1
-
-
-def test_plan(tmp_path: Path) -> None:
-    with serving({"POST /v1/plans": Answer(200, A_PLAN)}) as server:
-        shown = boost_at(server.url)("plan", job_file(tmp_path, GOOD))
-        as_json = boost_at(server.url)("plan", job_file(tmp_path, GOOD), "--json")
-    assert shown.exit_code == 0, shown.output
-    parameters, _, _, header, small, large, most, note = shown.stdout.splitlines()
+    _, parameters, _, _, header, small, large, most, _, note = shown.stdout.splitlines()
     assert parameters.split() == ["parameters", "1,234,567"]
     assert header.startswith("SHAPE")
     assert "100.0 GiB" in small
@@ -65,7 +58,32 @@ def test_plan(tmp_path: Path) -> None:
     assert "fastest" not in small
     assert most.startswith("the most that a rank needs: weights 8.0 GiB, gradients 8.0 GiB, optimizer 16.0 GiB")
     assert note == "note: times are of an H100"
-    assert json.loads(as_json.stdout)["tokens_per_step"] == 2048
+    assert json.loads(as_json.stdout)["plan"]["fastest"] == 1
+
+
+def test_a_plan_needs_no_service(tmp_path: Path) -> None:
+    job = GOOD | {
+        "model": {"preset": "tiny", "family": "cola"},
+        "parallelism": {"tensor_parallel_size": 2},
+        "elasticity": {"data_parallel_size": {"min": 1, "max": 1}, "layouts": [[1, 1], [2, 1]]},
+    }
+    boost = boost_at("http://127.0.0.1:1")  # nobody listens there
+    shown, as_json = boost("plan", job_file(tmp_path, job)), boost("plan", job_file(tmp_path, job), "--json")
+    assert shown.exit_code == 0, shown.output
+    planned = Plan.model_validate_json(as_json.stdout)
+    _, _, _, header, alone, together, *rest = shown.stdout.splitlines()
+    assert header.split()[:2] == ["SHAPE", "RANKS"]
+    assert alone.startswith("tp 1 × pp 1 × dp 1")
+    assert together.startswith("tp 2 × pp 1 × dp 1")
+    where = header.index("EXCHANGE")
+    # Four blocks, in each seven latents of 32 elements in four all-reduces, forward and backward; two statistics.
+    training = JobSpec.model_validate(job).training
+    tokens = training.micro_batch_size * training.sequence_length
+    assert alone[where:].split()[0] == "none"
+    elements = 4 * (2 * 7 * 32 + 2)
+    assert planned.shapes[1].communication.elements_per_token == elements
+    assert together[where:].split()[:4] == [f"{elements * tokens * 4 / 2**20:.4g}", "MiB", "in", "32"]
+    assert any(line.startswith("exchange: what a rank hands to tensor parallel all-reduces") for line in rest)
 
 
 def test_clone() -> None:

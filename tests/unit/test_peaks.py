@@ -38,3 +38,13 @@ def test_hardware_does_what_is_recomputed_too(recompute: str, more: float) -> No
     assert rates.hardware - rates.model == pytest.approx(more * blocks)
     assert rates.peak == 2 * 67e12
     assert rates.utilization(1e6, rates.model) == pytest.approx(1e6 * rates.model / (2 * 67e12))
+
+
+def test_vanilla_computes_the_attention_of_all_heads_on_every_rank() -> None:
+    def of(strategy: str) -> FlopRates:
+        return FlopRates.of(a_spec(parallelism={"tensor_parallel_size": 2, "strategy": strategy}), "NVIDIA H200")
+
+    spec = a_spec()
+    attention = 12 * spec.model.num_hidden_layers * spec.model.hidden_size * spec.training.sequence_length
+    assert of("vanilla").model == of("btp").model == of("btp").hardware
+    assert of("vanilla").hardware - of("vanilla").model == attention
