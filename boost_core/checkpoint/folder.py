@@ -117,6 +117,12 @@ class CheckpointFolder:
             self._filesystem.rm(path, recursive=True)
         self._filesystem.makedirs(path, exist_ok=True)
 
+    def discard(self, step: int) -> None:
+        """Remove what a failed save has left of a step; a committed checkpoint stays."""
+        path = f"{self._path}/{_name(step)}"
+        if self._filesystem.exists(path) and not self._filesystem.exists(self._manifest(step)):
+            self._filesystem.rm(path, recursive=True)
+
     def stored_files(self, step: int, checksums: Mapping[str, int]) -> dict[str, StoredFile]:
         """Each file that a save has written, by name, with its size as the store has it and the checksum given."""
         listing = self._filesystem.ls(f"{self._path}/{_name(step)}", detail=True)
