@@ -58,7 +58,8 @@ def refuse_damaged(folder: CheckpointFolder, step: int, ranks: dist.ProcessGroup
     problems: list[list[str]] = [[]] * dist.get_world_size()
     dist.all_gather_object(problems, _damage(folder, step), group=ranks)
     if any(problems):
-        raise SaveFailed("; ".join(problem for of_rank in problems for problem in of_rank))
+        said = "; ".join(problem for of_rank in problems for problem in of_rank)
+        raise SaveFailed(f"what was written does not come back: {said}")
 
 
 def _damage(folder: CheckpointFolder, step: int) -> list[str]:

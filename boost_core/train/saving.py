@@ -19,6 +19,7 @@ from boost_core.train.resume import newest_checkpoint
 from boost_core.train.state import TrainState
 
 REPORT_SECONDS = 30.0  # that a store may fail before it is reported, and from one report to the next
+REPEAT_SECONDS = 600.0  # from one report to the next of the same checkpoint
 HALT_SECONDS = 30.0  # that a halt waits for a store that fails
 WAIT_SECONDS = 0.2  # between two looks at what a wait is for
 
@@ -244,12 +245,13 @@ class Saving:
             self._report_missed()
 
     def _report_missed(self) -> None:
-        """Report that the store has not taken the checkpoint that is due: once for each, and now and then of many."""
+        """Report that the store has not taken the checkpoint that is due, unless that has just been done."""
         step, failure, now = self._due.store, self._saver.failure, time.monotonic()
-        if failure and step > self._reported and now >= self._reported_at + REPORT_SECONDS:
+        pause = REPORT_SECONDS if step > self._reported else REPEAT_SECONDS
+        if failure and step and now >= self._reported_at + pause:
             self._reported, self._reported_at = step, now
             what = self._refused(step, failure)
-            if self._reporter:
+            if self._reporter and not self._due.is_last:
                 logger.warning("%s; training goes on without it", what)
 
     def _refused(self, step: int, failure: str) -> str:

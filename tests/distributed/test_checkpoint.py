@@ -271,11 +271,31 @@ def test_a_job_waits_for_the_store_with_its_last_checkpoint(ranks: Ranks, corpus
 def test_without_its_last_checkpoint_a_job_fails_in_the_end(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.write_text("a file")
-    spec = tiny_job(corpus, folder, checkpoint={"final_save_timeout_seconds": 1})
+    spec = tiny_job(corpus, folder, checkpoint={"final_save_timeout_seconds": 3})
     with pytest.raises(
         LastSaveFailed, match=f"the last checkpoint, {folder}/step-00000008 cannot be written: NotADirectoryError"
     ):
         ranks.run(2, train_blocked, spec, folder, "never")
+
+
+def train_with_a_store_that_loses_a_file(spec: JobSpec) -> list[Report]:
+    """The second rank's is gone when the last checkpoint is read back for the first time."""
+    original, lost = CheckpointFolder.damage, [dist.get_rank() == 1]
+
+    def damage(folder: CheckpointFolder, step: int, part: int = 0, parts: int = 1) -> list[str]:
+        if lost and lost.pop():
+            Path(folder.step_url(step), "__1_0.distcp").unlink()
+        dist.barrier()  # the loop is over and makes no collectives; else it would be read before it is gone
+        return original(folder, step, part, parts)
+
+    with patch.object(CheckpointFolder, "damage", damage), patch.object(saver_module, "RETRY_SECONDS", (0.01,)):
+        return train_and_record(spec)
+
+
+def test_a_last_checkpoint_that_does_not_come_back_is_written_again(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    reports, _ = ranks.run(2, train_with_a_store_that_loses_a_file, tiny_job(corpus, tmp_path))
+    assert [report.step for report in reports if report.kind == "checkpoint"] == [3, 6, 8]
+    assert CheckpointFolder(str(tmp_path)).damage(8) == []
 
 
 def save_with_a_small_limit(folder: str) -> str:

@@ -267,13 +267,13 @@ def test_a_job_waits_for_the_store_with_its_last_checkpoint(full_disk: Path, sta
 def test_a_job_that_has_waited_for_the_store_too_long_fails(start: Callable[..., Gang], tmp_path: Path) -> None:
     blocked = tmp_path / "checkpoints"
     blocked.write_text("a file")
-    gang = start(checkpoint={"final_save_timeout_seconds": 3})
+    gang = start(checkpoint={"final_save_timeout_seconds": 5})
     gang.until(ended)
     assert gang.status.phase is GangPhase.FAILED
     assert gang.status.message.startswith(
         f"the last checkpoint, {blocked}/step-00000008 cannot be written: NotADirectoryError: [Errno 20]"
     )
-    assert "final_save_timeout_seconds = 3 s; mend the store and retry the job" in gang.status.message
+    assert "final_save_timeout_seconds = 5 s; mend the store and retry the job" in gang.status.message
     assert not gang.of("interruption")
 
 
