@@ -10,8 +10,16 @@ from typing import Any, cast
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecWriter
 
 
+class StoreRefused(OSError):
+    """What the store itself has said to a write, in words, because not every store's errors can be pickled."""
+
+
 class ChecksummingWriter(FsspecWriter):
-    """torch's writer of shards over fsspec; ``checksums`` has the CRC-32 of each file that it has written, by name."""
+    """torch's writer of shards over fsspec; ``checksums`` has the CRC-32 of each file that it has written, by name.
+
+    What the store refuses is raised as ``StoreRefused``. Out of torch comes the error of its archive's format instead,
+    "enforce fail at inline_container.cc", whatever the cause.
+    """
 
     def __init__(self, path: str, sync_files: bool, **storage_options: Any) -> None:
         super().__init__(path, sync_files=sync_files)
@@ -24,11 +32,39 @@ class ChecksummingWriter(FsspecWriter):
         # torch renames its index into place once it is whole.
         return {name.removesuffix(".tmp"): checksum for name, checksum in self._summing.checksums.items()}
 
+    def write_data(self, *arguments: Any, **named: Any) -> Any:
+        """Write this rank's shard.
+
+        Raises:
+            StoreRefused: The store does not take it.
+        """
+        with self._summing.telling_the_cause():
+            return super().write_data(*arguments, **named)
+
+    def finish(self, *arguments: Any, **named: Any) -> None:
+        """Write the index of all shards.
+
+        Raises:
+            StoreRefused: The store does not take it.
+        """
+        with self._summing.telling_the_cause():
+            super().finish(*arguments, **named)
+
 
 class _Checksumming(FileSystem):
     def __init__(self) -> None:
         super().__init__()
         self.checksums: dict[str, int] = {}
+        self._refusal: Exception | None = None
+
+    @contextmanager
+    def telling_the_cause(self) -> Iterator[None]:
+        self._refusal = None
+        try:
+            yield
+        except Exception as error:
+            cause = self._refusal or error
+            raise StoreRefused(f"{type(cause).__name__}: {cause}") from error
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
@@ -37,7 +73,10 @@ class _Checksumming(FileSystem):
                 yield stream
                 return
             summed = _SummedStream(stream)
-            yield summed
+            try:
+                yield summed
+            finally:
+                self._refusal = self._refusal or summed.refusal
         self.checksums[PurePosixPath(os.fspath(path)).name] = summed.checksum
 
 
@@ -46,10 +85,15 @@ class _SummedStream:
 
     def __init__(self, stream: Any) -> None:
         self._stream, self.checksum = stream, 0
+        self.refusal: Exception | None = None  # the first
 
     def write(self, data: Any) -> Any:
         self.checksum = zlib.crc32(data, self.checksum)
-        return self._stream.write(data)
+        try:
+            return self._stream.write(data)
+        except Exception as error:  # stores raise types of their own
+            self.refusal = self.refusal or error
+            raise
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

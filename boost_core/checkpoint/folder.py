@@ -165,6 +165,11 @@ class CheckpointFolder:
         if left:
             self._filesystem.rm(left)
 
+    def discard(self, step: int) -> None:
+        """Remove what a failed save has left of a step; a committed checkpoint stays."""
+        if not self._filesystem.exists(self._manifest(step)):
+            self._clear(step)
+
     def stored_files(self, step: int, checksums: Mapping[str, int]) -> dict[str, StoredFile]:
         """Each file that a save has written, by name, with its size as the store has it and the checksum given."""
         sizes = self._sizes(step)

@@ -17,28 +17,46 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import Manifest
 from boost_core.checkpoint.memory import Shelf, Snapshot
 from boost_core.checkpoint.peers import PeerCopies
-from boost_core.checkpoint.shards import SaveFailed, on_first_rank, save_chunks
+from boost_core.checkpoint.shards import SaveFailed, on_first_rank, refuse_damaged, save_chunks
 from boost_core.config.checkpoint import CheckpointConfig
 
 logger = logging.getLogger(__name__)
 
-RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)  # between tries to write a checkpoint
+RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)  # between tries to write a checkpoint; the last one again and again
 
 Checksums = dict[str, int]
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """What is to be written of a copy.
+
+    Attributes:
+        commit: Commits what was written, on the first rank.
+        unless_newest_is: Nothing is written where a checkpoint of this step or a later one is committed already;
+            ``None`` where that is known not to be so.
+        read_back: Whether it counts only when all of it has been read back.
+    """
+
+    commit: Callable[[Checksums], Manifest]
+    unless_newest_is: int | None = None
+    read_back: bool = False
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """What became of a copy of the state.
+    """What became of a copy of the state, the same on all ranks.
 
     Attributes:
         step: Its step.
-        manifest: Its manifest in the store; ``None`` if it was to be kept in memory alone, or could not be written.
+        stored_step: The newest step that the store is known to have by it; -1 if it was not written.
+        manifest: Its manifest in the store, if it has been written there.
         failure: Why it could not be written.
         seconds: How long it took.
     """
 
     step: int
+    stored_step: int
     manifest: Manifest | None
     failure: str
     seconds: float
@@ -47,7 +65,8 @@ class Outcome:
 class Saver:
     """Keeps or writes one copy of the state at a time, and removes old ones. All ranks do the same with theirs.
 
-    A store that is away is tried again for half a minute.
+    A store that fails is tried again, at longer and longer intervals, until it takes the copy or the copy is told to
+    make way. How long to wait is remembered from one copy to the next.
 
     Args:
         folder: The job's checkpoints.
@@ -69,13 +88,14 @@ class Saver:
         self._peers = PeerCopies(shelf, holder_of, self._ranks) if holder_of else None
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | Exception | None = None
+        self._failures, self._next_try = 0, 0.0  # tries in a row that failed; when the next may begin
+        # Of these, the first rank's count; the others hear from it.
+        self._makes_way, self._trying = threading.Event(), False
+        self._lock = threading.Lock()
+        self.failure = ""
 
     def start(
-        self,
-        step: int,
-        chunks: Sequence[Chunk],
-        snapshot: Snapshot | None,
-        commit: Callable[[Checksums], Manifest] | None,
+        self, step: int, chunks: Sequence[Chunk], snapshot: Snapshot | None, checkpoint: Checkpoint | None
     ) -> None:
         """Start with a copy; the one before has been collected.
 
@@ -83,21 +103,37 @@ class Saver:
             step: Its step.
             chunks: The copy of what this rank keeps; not to be changed before the outcome is there.
             snapshot: The same, if it is to be kept in memory, too; not to be changed as long as it is on the shelf.
-            commit: Commits what was written, on the first rank; ``None`` to write nothing.
+            checkpoint: What to write of it; ``None`` to write nothing.
         """
         if self._thread is not None:
             raise AssertionError("a copy is being written")
+        self._makes_way.clear()
         # A daemon, so that a process that has failed does not wait for a store.
-        work = partial(self._run, step, chunks, snapshot, commit)
+        work = partial(self._run, step, chunks, snapshot, checkpoint)
         self._thread = threading.Thread(target=work, name="saver", daemon=True)
         self._thread.start()
+
+    def make_way(self) -> bool:
+        """Have the copy tried no further if its store fails. All ranks call it; on the first one it takes effect.
+
+        Returns:
+            Whether a try is under way at a store that has failed before, so that nobody should wait for its end.
+        """
+        with self._lock:
+            self._makes_way.set()
+            return self._trying and self._failures > 0
 
     def outcome(self, wait: bool) -> Outcome | None:
         """What became of the copy that was started, once; ``None`` if there is none, or it is not known yet.
 
+        Args:
+            wait: Whether to wait for it; it makes way then.
+
         Raises:
             Exception: What the ranks' exchange has failed with, as when one of them is gone.
         """
+        if wait:
+            self.make_way()
         if self._thread is None or (self._thread.is_alive() and not wait):
             return None
         self._thread.join()
@@ -106,23 +142,28 @@ class Saver:
             raise outcome
         return outcome
 
+    def ends_within(self, seconds: float) -> bool:
+        """Wait so long for what was started to come to its end; whether it has."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return self._thread is None or not self._thread.is_alive()
+
     def _run(
-        self,
-        step: int,
-        chunks: Sequence[Chunk],
-        snapshot: Snapshot | None,
-        commit: Callable[[Checksums], Manifest] | None,
+        self, step: int, chunks: Sequence[Chunk], snapshot: Snapshot | None, checkpoint: Checkpoint | None
     ) -> None:
         started = time.perf_counter()
+        stored_step, manifest = -1, None
         try:
             if self._peers and snapshot:
                 self._peers.exchange(snapshot)
                 self._after_copy(step)
-            manifest, failure = self._written(step, chunks, commit) if commit else (None, "")
+            if checkpoint:
+                stored_step, manifest = self._stored(step, chunks, checkpoint)
         except Exception as error:  # for the loop, which collects the outcome
             self._outcome = error
             return
-        self._outcome = Outcome(step, manifest, failure, time.perf_counter() - started)
+        failure = self.failure if checkpoint and stored_step < 0 else ""
+        self._outcome = Outcome(step, stored_step, manifest, failure, time.perf_counter() - started)
         if manifest is not None and dist.get_rank() == 0:
             self._prune()
 
@@ -132,20 +173,69 @@ class Saver:
         except Exception as error:  # stores raise types of their own
             logger.warning("old checkpoints in %s cannot be removed now: %s", self._folder.url, error)
 
-    def _written(
-        self, step: int, chunks: Sequence[Chunk], commit: Callable[[Checksums], Manifest]
-    ) -> tuple[Manifest | None, str]:
-        failure = ""
-        for pause in (*RETRY_SECONDS, None):
+    def _stored(self, step: int, chunks: Sequence[Chunk], checkpoint: Checkpoint) -> tuple[int, Manifest | None]:
+        """Try until it is written or makes way; the step that is stored then, and what was written."""
+        while self._may_try():
             try:
-                on_first_rank(self._before_save, self._ranks)
-                checksums = save_chunks(self._folder, step, chunks, self._ranks)
-                return on_first_rank(partial(commit, checksums), self._ranks), ""
+                stored = self._tried(step, chunks, checkpoint)
             except SaveFailed as reason:
-                failure = str(reason)
-                if pause is not None:
-                    if dist.get_rank() == 0:
-                        url = self._folder.step_url(step)
-                        logger.warning("%s cannot be written: %s; the next try is in %g s", url, failure, pause)
-                    time.sleep(pause)
-        return None, failure
+                self._failed(step, str(reason))
+            else:
+                self._failures, self.failure = 0, ""
+                return stored
+            finally:
+                self._trying = False
+        return -1, None
+
+    def _may_try(self) -> bool:
+        """Wait until it is time for a try; whether it is still wanted. The first rank says so to all."""
+        if not self._failures:
+            self._trying = True
+            return True
+        return on_first_rank(self._waited, self._ranks)
+
+    def _waited(self) -> bool:
+        self._makes_way.wait(max(0.0, self._next_try - time.monotonic()))
+        with self._lock:
+            self._trying = not self._makes_way.is_set()
+            return self._trying
+
+    def _tried(self, step: int, chunks: Sequence[Chunk], checkpoint: Checkpoint) -> tuple[int, Manifest | None]:
+        on_first_rank(self._before_save, self._ranks)
+        if checkpoint.unless_newest_is is not None:
+            newest = on_first_rank(self._folder.newest_intact, self._ranks)
+            if newest is not None and newest >= checkpoint.unless_newest_is:
+                found = self._read_back(newest) if checkpoint.read_back else None
+                if found or not checkpoint.read_back:
+                    return newest, found
+        checksums = save_chunks(self._folder, step, chunks, self._ranks)
+        manifest = on_first_rank(partial(checkpoint.commit, checksums), self._ranks)
+        if checkpoint.read_back:
+            refuse_damaged(self._folder, step, self._ranks)
+        return step, manifest
+
+    def _read_back(self, step: int) -> Manifest | None:
+        """The manifest of a checkpoint that somebody has committed; ``None`` if it is not what was written."""
+        try:
+            manifest = on_first_rank(lambda: self._folder.manifest(step), self._ranks)
+            refuse_damaged(self._folder, step, self._ranks)
+        except SaveFailed as damage:
+            if dist.get_rank() == 0:
+                logger.warning("%s is written again: %s", self._folder.step_url(step), damage)
+            return None
+        return manifest
+
+    def _failed(self, step: int, failure: str) -> None:
+        pause = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
+        self._failures, self._next_try, self.failure = self._failures + 1, time.monotonic() + pause, failure
+        if dist.get_rank() == 0:
+            url = self._folder.step_url(step)
+            logger.warning("%s cannot be written: %s; the next try is in %g s", url, failure, pause)
+            self._discard(step)
+
+    def _discard(self, step: int) -> None:
+        """Free what the parts of it take that were written; a later step's checkpoint may be tried in its place."""
+        try:
+            self._folder.discard(step)
+        except Exception as error:  # stores raise types of their own
+            logger.warning("what was written of %s cannot be removed now: %s", self._folder.step_url(step), error)

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from boost_core.checkpoint.checksums import ChecksummingWriter
+from boost_core.checkpoint.checksums import ChecksummingWriter, StoreRefused
 from boost_core.checkpoint.chunks import Chunk, LoadChunks, SaveChunks
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
@@ -51,6 +51,26 @@ def save_chunks(
     return {name: checksum for of_rank in checksums for name, checksum in of_rank.items()}
 
 
+def refuse_damaged(folder: CheckpointFolder, step: int, ranks: dist.ProcessGroup | None = None) -> None:
+    """Read a committed checkpoint back against its manifest, each rank a part of its files. All ranks call it.
+
+    Raises:
+        SaveFailed: On all ranks: the store does not give back what was written.
+    """
+    problems: list[list[str]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(problems, _damage(folder, step), group=ranks)
+    if any(problems):
+        said = "; ".join(problem for of_rank in problems for problem in of_rank)
+        raise SaveFailed(f"what was written does not come back: {said}")
+
+
+def _damage(folder: CheckpointFolder, step: int) -> list[str]:
+    try:
+        return folder.damage(step, dist.get_rank(), dist.get_world_size())
+    except Exception as error:  # stores raise types of their own
+        return [f"it cannot be read back: {_in_words(error)}"]
+
+
 def on_first_rank(action: Callable[[], Result], ranks: dist.ProcessGroup | None = None) -> Result:
     """Do something on the first rank alone; all ranks call it and get its result.
 
@@ -76,7 +96,7 @@ def _first_cause(failure: CheckpointException) -> str:
 
 
 def _in_words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, StoreRefused) else f"{type(error).__name__}: {error}"
 
 
 def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[Chunk]) -> None:

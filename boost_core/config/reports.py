@@ -160,7 +160,7 @@ class FaultReport(Frozen):
     """Something about a rank, a step or a checkpoint that people should know."""
 
     kind: Literal["fault"] = "fault"
-    what: Fault = Field(description="Of store: a checkpoint was given up because the store failed.")
+    what: Fault = Field(description="Of store: it has not taken a checkpoint that was due, which stays due.")
     step: int
     rank: int | None = None
     share: float | None = Field(None, description="Of a slow rank: the part of the step in which it computed.")

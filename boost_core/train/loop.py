@@ -43,8 +43,8 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
     """Run a job to its last step, on this rank. All ranks call it, with a process group initialised.
 
     It continues from the state in memory that it is given; else from the newest committed checkpoint of
-    ``spec.checkpoint.url``; if there is none, from that of ``spec.checkpoint.resume_from``; else from scratch. Reports
-    come from rank 0 alone.
+    ``spec.checkpoint.url``; if there is none, from that of ``spec.checkpoint.resume_from``; else from scratch. It has
+    finished when the store has the job's last checkpoint and gives it back. Reports come from rank 0 alone.
 
     Args:
         spec: The job; ``checkpoint.url`` is set.
@@ -55,6 +55,7 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
         ValueError: The job does not fit the gang, its data or its checkpoint.
         FloatingPointError: The training diverges, and the job does not say to go on.
         StateLost: The state in memory cannot be had, as when one of its holders is gone meanwhile.
+        LastSaveFailed: The store has not taken the last checkpoint for as long as the job allows.
     """
     if spec.checkpoint.url is None:
         raise ValueError("checkpoint.url is not set; give a folder for the checkpoints")
@@ -64,20 +65,21 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
     corpus = load_corpus(spec.data, spec.training.sequence_length)
     state = TrainState.initial(spec, device, end_of_document=corpus.end_of_document)
     run = _Run(state, corpus, membership, reporter if dist.get_rank() == 0 else None)
-    run.resume()
-    run.saving.after_resuming()
-    while state.step < spec.training.steps:
-        before = state.step
-        asked = run.step()
-        ahead, last = state.step > before, state.step == spec.training.steps
-        if ahead and (last or state.step % spec.training.evaluate_every_steps == 0):
-            run.evaluate()
-        if asked.halt and not last:
-            return run.halt(asked.store)
-        if ahead:  # else it has gone back to a state that is kept already
-            run.saving.after_step()
-    run.saving.collect(wait=True)
-    return Outcome.FINISHED
+    try:
+        run.resume()
+        while state.step < spec.training.steps:
+            before = state.step
+            asked = run.step()
+            ahead, last = state.step > before, state.step == spec.training.steps
+            if ahead and (last or state.step % spec.training.evaluate_every_steps == 0):
+                run.evaluate()
+            if asked.halt and not last:
+                return run.halt(asked.store)
+            if ahead:  # else it has gone back to a state that is kept already
+                run.saving.after_step(asked.put_off)
+        return Outcome.FINISHED if run.saving.finish() else run.halt(store=False)
+    finally:
+        run.saving.make_way()
 
 
 def _device(spec: JobSpec) -> torch.device:
@@ -109,7 +111,7 @@ class _Run:
     def resume(self) -> None:
         """Load what there is to continue from, and say where training starts."""
         state, started = self._state, time.perf_counter()
-        source = self._loaded()
+        source, stored_step = self._loaded()
         self._report(
             StartReport(
                 step=state.step,
@@ -119,19 +121,24 @@ class _Run:
                 resumed_from=source,
             )
         )
+        self.saving.after_resuming(stored_step)
 
-    def _loaded(self) -> str | None:
+    def _loaded(self) -> tuple[str | None, int | None]:
+        """Where the state comes from, and the newest step that the job has a checkpoint of, if that is known."""
         state, memory = self._state, self._membership.recovery
         if memory is not None:
             state.load_from_memory(memory, self._membership.fetch)
-            return "memory"
+            return "memory", None
         source = newest_checkpoint(self._folder, state.spec.checkpoint.resume_from)
         if source is None:
-            return None
-        state.load(*source)
-        url = source[0].step_url(source[1])
+            return None, 0
+        folder, step = source
+        state.load(folder, step)
+        url = folder.step_url(step)
         logger.info("resumed from %s", url)
-        return url
+        # One of another job's counts until this one's first is due, or until there is nothing left to train.
+        counts = folder.url == self._folder.url or state.step < state.spec.training.steps
+        return url, state.step if counts else 0
 
     def step(self) -> Requests:
         """One optimizer step and its report.
@@ -142,11 +149,11 @@ class _Run:
         Raises:
             FloatingPointError: The training diverges, and the job does not say to go on.
         """
-        self.saving.collect()
+        put_off = self.saving.before_step()
         state = self._state
         before, started = state.step, time.perf_counter()
         state.ledger.clear()
-        asked = Requests(self._membership.halt.is_set(), self._membership.store.is_set())
+        asked = Requests(self._membership.halt.is_set(), self._membership.store.is_set(), put_off)
         result = training_step(state, self._sampler, self._watch.limit, asked)
         parts = state.clock.end()
         if result.diverged:

@@ -58,6 +58,9 @@ class Membership:
         after_step: Told of each step on every rank, before the next.
         after_copy: Told of each step whose state is in the memory of two ranks for every rank; from a thread.
         before_save: Called before a checkpoint is written; what it raises is taken for the store's refusal.
+        while_saving: Told again and again, after the last step, what the store has said to the last checkpoint; empty
+            as long as it has not failed.
+        waited_seconds: How long gangs before this one have waited for the store with the last checkpoint.
     """
 
     generation: int = 1
@@ -70,3 +73,5 @@ class Membership:
     after_step: Callable[[StepTimes], None] = lambda _: None
     after_copy: Callable[[int], None] = lambda _: None
     before_save: Callable[[], None] = lambda: None
+    while_saving: Callable[[str], None] = lambda _: None
+    waited_seconds: float = 0.0

@@ -9,15 +9,25 @@ from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.host_copies import HostCopies
 from boost_core.checkpoint.memory import Snapshot
-from boost_core.checkpoint.saver import Outcome, Saver
+from boost_core.checkpoint.saver import Checkpoint, Outcome, Saver
 from boost_core.checkpoint.shards import SaveFailed
 from boost_core.config.reports import CheckpointReport, Fault, FaultReport, Reporter
 from boost_core.plan.snapshots import Key
+from boost_core.train.due import DueCopies
 from boost_core.train.membership import Membership
 from boost_core.train.resume import newest_checkpoint
 from boost_core.train.state import TrainState
 
+REPORT_SECONDS = 30.0  # that a store may fail before it is reported, and from one report to the next
+REPEAT_SECONDS = 600.0  # from one report to the next of the same checkpoint
+HALT_SECONDS = 30.0  # that a halt waits for a store that fails
+WAIT_SECONDS = 0.2  # between two looks at what a wait is for
+
 logger = logging.getLogger(__name__)
+
+
+class LastSaveFailed(SaveFailed):
+    """The store has not taken the job's last checkpoint for as long as the job allows."""
 
 
 class Saving:
@@ -34,31 +44,90 @@ class Saving:
         self, state: TrainState, folder: CheckpointFolder, membership: Membership, reporter: Reporter | None
     ) -> None:
         self._state, self._folder, self._membership, self._reporter = state, folder, membership, reporter
-        self._every = state.spec.fault_tolerance.memory_copy_every_steps if membership.holder_of else None
+        spec = state.spec
+        every = spec.fault_tolerance.memory_copy_every_steps if membership.holder_of else None
+        self._due = DueCopies(spec.training.steps, spec.checkpoint.every_steps, every)
         # What is on the shelf stays as it is until the next is on all shelves.
-        self._copies = HostCopies(2 if self._every else 1)
+        self._copies = HostCopies(2 if every else 1)
         self._newest: tuple[int, list[Chunk]] | None = None  # step and copies
-        holder_of = membership.holder_of if self._every else ()
+        holder_of = membership.holder_of if every else ()
         self._saver = Saver(
-            folder, state.spec.checkpoint, membership.shelf, holder_of, membership.after_copy, membership.before_save
+            folder, spec.checkpoint, membership.shelf, holder_of, membership.after_copy, membership.before_save
         )
         self._copy_seconds, self._held_seconds = 0.0, 0.0
+        self._failing_since: float | None = None
+        self._reported, self._reported_at = 0, -REPORT_SECONDS  # the newest due step that was, and when
 
-    def after_resuming(self) -> None:
-        """Have a copy in this gang's memory: those of the gang before it go with its processes."""
+    def after_resuming(self, stored_step: int | None) -> None:
+        """Make what copies are due of the state as it was loaded: those of the gang before go with its processes.
+
+        Args:
+            stored_step: The newest step of which the job has a checkpoint, 0 for none; ``None`` if that is not known.
+        """
+        self._due.resumed(self._state.step, stored_step)
         recovery = self._membership.recovery
-        if self._every and self._state.step > 0:
-            self._copy(to_memory=True, to_store=False)
-        elif recovery is not None:
+        if recovery is not None and not self._due.memory:  # else the new copy takes the place of what was loaded
             self._membership.shelf.keep_only(recovery.parts[0].key.generation, recovery.step)
+        if self._due.wanted:
+            self._copy(ask_store=stored_step is None)
 
-    def after_step(self) -> None:
-        """Make what copies are due."""
-        spec, step = self._state.spec, self._state.step
-        to_store = step == spec.training.steps or step % spec.checkpoint.every_steps == 0
-        to_memory = self._every is not None and step % self._every == 0
-        if to_store or to_memory:
-            self._copy(to_memory, to_store)
+    def before_step(self) -> bool:
+        """Report what has become of the copy before, and have it make way if one is due after the step that begins.
+
+        Returns:
+            Whether none can be taken then, because a store that fails is at work.
+        """
+        self.collect()
+        self._report_failing_store()
+        return self._due.after(self._state.step + 1) and self._saver.make_way()
+
+    def after_step(self, store_is_stuck: bool) -> None:
+        """Make what copies are due.
+
+        Args:
+            store_is_stuck: What any rank's ``before_step`` has said. Copies are put off then, training goes on, and
+                the newest state is the one that is written.
+        """
+        if self._due.stores(self._state.step):
+            self._report_missed()
+        self._due.reached(self._state.step)
+        if self._due.wanted and not store_is_stuck:
+            self._copy()
+
+    def finish(self) -> bool:
+        """Wait until the store has the job's last checkpoint, and has given it back.
+
+        Returns:
+            Whether it has; if not, the gang has been asked to halt meanwhile.
+
+        Raises:
+            LastSaveFailed: The store has not taken it within ``checkpoint.final_save_timeout_seconds``.
+        """
+        deadline = self._state.spec.checkpoint.final_save_timeout_seconds - self._membership.waited_seconds
+        deadline += time.monotonic()
+        if self._due.wanted:  # put off, because an older one was under way
+            self._saver.make_way()
+            self._wait_for_store(deadline)
+            self._copy()
+        self._wait_for_store(deadline)
+        self.collect(wait=True)
+        return self._due.store == 0
+
+    def _wait_for_store(self, deadline: float) -> None:
+        step = self._state.step
+        while not self._saver.ends_within(WAIT_SECONDS):
+            membership, failure = self._membership, self._saver.failure
+            membership.while_saving(failure and self._in_words(step, failure))
+            self._report_failing_store()
+            if membership.halt.is_set() and not membership.store.is_set():  # what it would store is this checkpoint
+                self._saver.make_way()
+            if time.monotonic() > deadline:
+                limit = self._state.spec.checkpoint.final_save_timeout_seconds
+                what = self._in_words(step, failure or "the store does not answer")
+                raise LastSaveFailed(
+                    f"the last checkpoint, {what}; it was tried for checkpoint.final_save_timeout_seconds = {limit:g} "
+                    "s; mend the store and retry the job, which goes on from its newest checkpoint"
+                )
 
     def put_on_shelf(self) -> None:
         """Leave the state, as it is now, in this process's memory, for the gang that comes next."""
@@ -74,12 +143,17 @@ class Saving:
             SaveFailed: It cannot be written.
         """
         assert self._newest is not None
-        self._saver.start(*self._newest, None, self._state.manifest_writer(self._folder))
+        self._saver.start(*self._newest, None, Checkpoint(self._state.manifest_writer(self._folder)))
+        self._saver.ends_within(HALT_SECONDS)
         outcome = self._saver.outcome(wait=True)
         assert outcome is not None
         if outcome.failure:
-            raise SaveFailed(self._given_up(outcome))
+            raise SaveFailed(self._refused(outcome.step, outcome.failure))
         self._report(outcome)
+
+    def make_way(self) -> None:
+        """Have what is under way tried no further, so that this process is free for another gang."""
+        self._saver.make_way()
 
     def go_back(self) -> str | None:
         """Take weights and step back to the newest copy; the data goes on.
@@ -112,23 +186,30 @@ class Saving:
         """Report the checkpoint that was being written, once it is committed.
 
         Args:
-            wait: Whether to wait for it.
-
-        Raises:
-            SaveFailed: It is the job's last and could not be written.
+            wait: Whether to wait for it; if the store fails, it is tried no further.
         """
         outcome = self._saver.outcome(wait)
         if outcome is not None:
+            self._due.stored(outcome.stored_step)
             self._report(outcome)
 
-    def _copy(self, to_memory: bool, to_store: bool) -> None:
-        """Copy the state and have it kept while training goes on; waits for the copy before it."""
+    def _copy(self, ask_store: bool = False) -> None:
+        """Copy the state and have it kept while training goes on; waits for the copy before it.
+
+        Args:
+            ask_store: Whether the store may have what is due already.
+        """
         started = time.perf_counter()
-        self.collect(wait=True)
-        chunks = self._copied(lasting=to_memory)
-        snapshot = self._as_snapshot(chunks) if to_memory else None
-        commit = self._state.manifest_writer(self._folder) if to_store else None
-        self._saver.start(self._state.step, chunks, snapshot, commit)
+        self.collect(wait=True)  # from here on all ranks know the same
+        due = self._due
+        chunks = self._copied(lasting=due.memory)
+        snapshot = self._as_snapshot(chunks) if due.memory else None
+        checkpoint = None
+        if due.store:
+            commit = self._state.manifest_writer(self._folder)
+            checkpoint = Checkpoint(commit, due.store if ask_store else None, read_back=due.is_last)
+        self._saver.start(self._state.step, chunks, snapshot, checkpoint)
+        due.copied()
         self._copy_seconds = time.perf_counter() - started
         self._held_seconds += self._copy_seconds
 
@@ -142,26 +223,43 @@ class Saving:
         return Snapshot.of(key, dist.get_world_size(), self._state.samples, chunks)
 
     def _report(self, outcome: Outcome) -> None:
-        if outcome.failure:
-            what = self._given_up(outcome)
-            if outcome.step == self._state.spec.training.steps:
-                raise SaveFailed(f"the last checkpoint, {what}")
-            if dist.get_rank() == 0:
-                logger.warning("%s; training goes on without it", what)
-        elif outcome.manifest is not None and self._reporter:
+        if outcome.manifest is not None and self._reporter:
             self._reporter.report(
                 CheckpointReport(
-                    step=outcome.step,
-                    url=self._folder.step_url(outcome.step),
+                    step=outcome.stored_step,
+                    url=self._folder.step_url(outcome.stored_step),
                     bytes=outcome.manifest.bytes,
                     seconds=self._copy_seconds,
                     commit_seconds=outcome.seconds,
                 )
             )
 
-    def _given_up(self, outcome: Outcome) -> str:
-        """Report a checkpoint that the store has not taken; say in words what has failed."""
-        what = f"{self._folder.step_url(outcome.step)} cannot be written: {outcome.failure}"
+    def _report_failing_store(self) -> None:
+        """Report that the store fails, once it has done so for a while."""
+        if not self._saver.failure:
+            self._failing_since = None
+            return
+        now = time.monotonic()
+        self._failing_since = self._failing_since or now
+        if now > self._failing_since + REPORT_SECONDS:
+            self._report_missed()
+
+    def _report_missed(self) -> None:
+        """Report that the store has not taken the checkpoint that is due, unless that has just been done."""
+        step, failure, now = self._due.store, self._saver.failure, time.monotonic()
+        pause = REPORT_SECONDS if step > self._reported else REPEAT_SECONDS
+        if failure and step and now >= self._reported_at + pause:
+            self._reported, self._reported_at = step, now
+            what = self._refused(step, failure)
+            if self._reporter and not self._due.is_last:
+                logger.warning("%s; training goes on without it", what)
+
+    def _refused(self, step: int, failure: str) -> str:
+        """Report a checkpoint that the store has not taken; the same in words."""
+        what = self._in_words(step, failure)
         if self._reporter:
-            self._reporter.report(FaultReport(what=Fault.STORE, step=outcome.step, message=what))
+            self._reporter.report(FaultReport(what=Fault.STORE, step=step, message=what))
         return what
+
+    def _in_words(self, step: int, failure: str) -> str:
+        return f"{self._folder.step_url(step)} cannot be written: {failure}"

@@ -22,10 +22,12 @@ class Requests:
     Attributes:
         halt: To stop.
         store: To write a checkpoint before that.
+        put_off: To take no copy of the state now, because a store that fails is at work on the one before.
     """
 
     halt: bool = False
     store: bool = False
+    put_off: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,15 +113,15 @@ def _update(state: TrainState, loss: torch.Tensor, limit: float, requests: Reque
         if group.kind.tied:
             ranks.ends.all_reduce_(group.own_gradient, "tied embedding")
     jumps = ~(loss <= limit)  # so does NaN
-    norm, heard = global_norm(optimizer.groups, ranks, (jumps, requests.halt, requests.store))
-    loss_value, norm_value, jumped, halt, store = state.clock.values(torch.stack([loss, norm, *heard]))
+    norm, heard = global_norm(optimizer.groups, ranks, (jumps, requests.halt, requests.store, requests.put_off))
+    loss_value, norm_value, jumped, halt, store, put_off = state.clock.values(torch.stack([loss, norm, *heard]))
     diverged = jumped > 0 or not math.isfinite(norm_value)
     state.step += 1
     state.samples += spec.training.global_batch_size
     rate = learning_rate(state.step, spec.training.steps, spec.optimizer)
     if not diverged:
         optimizer.step(clip_factor(norm, spec.optimizer.clip_norm), rate, state.step)
-    return StepResult(loss_value, norm_value, rate, diverged, Requests(halt > 0, store > 0))
+    return StepResult(loss_value, norm_value, rate, diverged, Requests(halt > 0, store > 0, put_off > 0))
 
 
 def losses(state: TrainState, sequences: Sequences) -> tuple[torch.Tensor | None, torch.Tensor]:

@@ -64,6 +64,7 @@ class Assignment:
         rank: This rank.
         meeting: Where the ranks meet.
         holder_of: Which rank keeps the copy of each rank's snapshots.
+        waited_seconds: How long the job has waited for the store with its last checkpoint.
     """
 
     generation: int
@@ -71,6 +72,7 @@ class Assignment:
     rank: int
     meeting: Meeting
     holder_of: tuple[int, ...]
+    waited_seconds: float = 0.0
 
 
 class End(StrEnum):

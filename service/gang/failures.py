@@ -2,7 +2,7 @@
 
 from torch.distributed import DistError
 
-from boost_core.train import StateLost
+from boost_core.train import LastSaveFailed, StateLost
 from service.gang.assignment import End, RankEnd
 from service.redaction import redact
 
@@ -14,7 +14,7 @@ BROKEN_CONNECTION = ("Connection closed by peer", "Connection reset by peer", "B
 def end_of(error: Exception) -> RankEnd:
     """An error of the trainer in a line or two for people, without secrets."""
     text = redact(str(error))
-    if isinstance(error, REFUSALS):
+    if isinstance(error, (*REFUSALS, LastSaveFailed)):
         return RankEnd(End.LASTING, text)
     named = f"{type(error).__name__}: {text}"
     if isinstance(error, DEFECTS):

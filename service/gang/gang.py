@@ -113,9 +113,11 @@ class Gang:
                 return
             if message.beat:
                 formation.watch.beat(message.rank, message.beat, now)
-            elif message.reports:
+            elif message.reports or message.saving is not None:
                 formation.watch.progress(now)
         self._record.take(message.reports, message.kept_step)
+        if message.saving and message.rank == 0:  # all ranks hear the same, one a moment after the other
+            self._record.saving(message.saving)
 
     def run(self) -> None:
         """Train the job to its end, or until it is paused or fails; gives the record its final status."""
@@ -185,6 +187,7 @@ class Gang:
             shape=self._shape,
             stored=formation is None and self._stored,
             most=self._most,
+            finishing=formation is not None and self._record.step >= self._spec.training.steps,
         )
 
     def _ready(self, replica: Replica) -> bool:
@@ -261,9 +264,9 @@ class Gang:
         self._shape, self._stored = move.shape, False
         self._most = max(self._most, move.shape.data)
         self._record.formed(move.shape, places, makes_copies=bool(copies))
-        self._memory_is_lost = False
+        self._memory_is_lost, waited = False, self._record.waited_seconds
         for rank, member in enumerate(members):
-            assignment = Assignment(self._generation, spec, rank, meeting, tuple(copies))
+            assignment = Assignment(self._generation, spec, rank, meeting, tuple(copies), waited)
             formation.ends[member.call("train", assignment, recovery)] = rank
 
     def _recovery(self) -> MemoryState[Holder] | None:

@@ -46,6 +46,7 @@ class View:
         shape: That of the newest gang; ``None`` before the first.
         stored: Between gangs: whether the newest state is in the checkpoint folder.
         most: The most replicas that a gang has had under these orders.
+        finishing: Whether all steps are done, and the last checkpoint is being written.
     """
 
     orders: Orders
@@ -55,6 +56,7 @@ class View:
     shape: Shape | None
     stored: bool
     most: int
+    finishing: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ def next_move(view: View) -> Move:
 
 def _of_gang(view: View, shape: Shape) -> Move:
     target, cause = view.orders.target, view.orders.cause
+    if view.finishing and (target is None or target.layout != shape.layout):
+        return Keep()  # what it would store before that is the last checkpoint, with which all ends
     if target is None:
         return Halt(Cause.PAUSED, store=True)
     if target.layout != shape.layout:
@@ -111,13 +115,15 @@ def _of_gang(view: View, shape: Shape) -> Move:
     leaving = [replica for replica in view.replicas if replica.leaving and replica.number in view.members]
     if leaving and reachable is not None:
         return Halt(Cause.NODE_DRAINED)
-    if any(replica.urgent for replica in leaving):
+    if any(replica.urgent for replica in leaving) and not view.finishing:
         return Halt(Cause.NODE_DRAINED, store=True)  # nothing is left that could keep the state
     if reachable is None or reachable.data == shape.data:
         return Keep()
     if reachable.data < shape.data:
         return Halt(cause)
-    return Halt(Cause.WORKER_BACK if reachable.data <= view.most else cause) if view.settled else Keep()
+    if view.finishing or not view.settled:
+        return Keep()
+    return Halt(Cause.WORKER_BACK if reachable.data <= view.most else cause)
 
 
 def _between(view: View) -> Move:
@@ -169,4 +175,5 @@ def population(view: View) -> Population:
         given_up = surplus | unfit
     else:
         given_up = {replica.number for replica in view.replicas if replica.number in surplus and not replica.ready}
-    return Population(max(0, target.data - len(usable)), tuple(sorted(given_up - set(view.members))))
+    wanted = min(target.data, len(view.members)) if view.finishing else target.data
+    return Population(max(0, wanted - len(usable)), tuple(sorted(given_up - set(view.members))))

@@ -168,6 +168,8 @@ class RankProcess:
             fetch=self._fetch,
             after_copy=self._reporter.kept,
             before_save=self._drills.before_save,
+            while_saving=self._reporter.saves,
+            waited_seconds=assignment.waited_seconds,
         )
 
         def after_step(times: StepTimes) -> None:

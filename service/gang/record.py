@@ -95,6 +95,12 @@ class GangRecord:
         self.step = 0
         self.stored_step = -1  # of the newest checkpoint
         self.last_sign = time.monotonic()
+        self._store_failed_at: float | None = None  # of the last checkpoint, for the first time
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long the store has been waited for with the last checkpoint."""
+        return 0.0 if self._store_failed_at is None else time.monotonic() - self._store_failed_at
 
     @property
     def said(self) -> tuple[GangPhase, str]:
@@ -188,6 +194,18 @@ class GangRecord:
             elif self._interruption and self._interruption.is_overtaken_by(cause):
                 self._interruption.cause, self._interruption.message = cause, message
             self.say(GangPhase.RECOVERING, message)
+
+    def saving(self, failure: str) -> None:
+        """The store does not take the last checkpoint.
+
+        Args:
+            failure: What it says.
+        """
+        with self._lock:
+            if self._start is None:  # it is heard only now that the gang stops
+                return
+            self._store_failed_at = self._store_failed_at or time.monotonic()
+            self.say(GangPhase.SAVING, f"all steps are done; waits for the store: {failure}")
 
     def reached(self, part: str) -> None:
         """A part of the interruption, if there is one, has come to its end."""

@@ -30,6 +30,8 @@ class Message:
         reports: Reports with their times, in order.
         beat: Its newest step, if it is new.
         kept_step: The newest step that is in memory twice for every rank, if it is new.
+        saving: After the last step, what the store has said to its checkpoint; empty as long as it has not failed;
+            ``None`` if there are steps to do, or nothing new.
     """
 
     member: int
@@ -38,6 +40,7 @@ class Message:
     reports: list[tuple[datetime, Report]]
     beat: Beat | None
     kept_step: int | None
+    saving: str | None = None
 
 
 class SupervisorReporter:
@@ -55,6 +58,7 @@ class SupervisorReporter:
         self._waiting: deque[tuple[datetime, Report]] = deque(maxlen=BACKLOG)
         self._beat: Beat | None = None
         self._kept_step: int | None = None
+        self._saving: str | None = None
         self._sending = False
         self._sent = 0.0
         self._changed = threading.Condition()
@@ -63,7 +67,8 @@ class SupervisorReporter:
     def begin(self, rank: int, generation: int) -> None:
         """Speak as a rank of a gang from now on; what was said before has been flushed."""
         with self._changed:
-            self._rank, self._generation, self._beat, self._kept_step = rank, generation, None, None
+            self._rank, self._generation = rank, generation
+            self._beat = self._kept_step = self._saving = None
 
     def report(self, report: Report) -> None:
         """Take one report; it is sent as soon as the ones before it have arrived."""
@@ -82,6 +87,11 @@ class SupervisorReporter:
         with self._changed:
             self._kept_step = step
 
+    def saves(self, failure: str) -> None:
+        """Take note that the last checkpoint is being written, and of what the store has said to it."""
+        with self._changed:
+            self._saving = redact(failure)
+
     def flush(self, timeout_seconds: float) -> None:
         """Wait until all that was reported has arrived, for ``timeout_seconds`` at most."""
         with self._changed:
@@ -92,10 +102,12 @@ class SupervisorReporter:
             with self._changed:
                 self._changed.wait_for(self._due, ALIVE_SECONDS)
                 message = Message(
-                    self._member, self._rank, self._generation, list(self._waiting), self._beat, self._kept_step
-                )
+                    self._member, self._rank, self._generation, list(self._waiting), self._beat, self._kept_step,
+                    self._saving,
+                )  # fmt: skip
                 self._waiting.clear()
-                self._beat, self._kept_step, self._sending = None, None, True
+                self._beat = self._kept_step = self._saving = None
+                self._sending = True
             try:
                 ray.get(self._supervisor.push.remote(message))
             finally:  # a supervisor that is gone takes its workers with it; this thread need not outlive it

@@ -16,6 +16,7 @@ class GangPhase(StrEnum):
     STARTING = "STARTING"  # workers are not all up yet
     WAITING = "WAITING"  # what it needs at least is not to be had
     TRAINING = "TRAINING"
+    SAVING = "SAVING"  # all steps are done, and the store does not take the last checkpoint
     RECOVERING = "RECOVERING"  # between two steps, after a fault or for a change of shape
     PAUSED = "PAUSED"  # as ordered; its state is in the checkpoint folder
     SUCCEEDED = "SUCCEEDED"

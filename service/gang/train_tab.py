@@ -27,6 +27,7 @@ _STATUSES = {
     GangPhase.STARTING: "INITIALIZING",
     GangPhase.WAITING: "SCHEDULING",
     GangPhase.TRAINING: "RUNNING",
+    GangPhase.SAVING: "RUNNING",
     GangPhase.RECOVERING: "RESTARTING",
     GangPhase.PAUSED: "ABORTED",  # Ray has no other word for an end that is neither good nor bad
     GangPhase.SUCCEEDED: "FINISHED",

@@ -27,6 +27,7 @@ class Phase(StrEnum):
     STARTING = "starting"  # until the first step
     STEPPING = "stepping"
     CLOSING = "closing"  # after the last step
+    SAVING = "saving"  # the store does not take the last checkpoint
     INTERRUPTED = "interrupted"
     ENDED = "ended"
 

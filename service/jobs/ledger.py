@@ -35,16 +35,23 @@ _PHASES = {
     Reason.RETRIED_BY_USER: Phase.WAITING,
     Reason.GANG_STARTING: Phase.STARTING,
     Reason.GANG_STARTED: Phase.STARTING,
+    Reason.WAITING_FOR_STORE: Phase.SAVING,
     Reason.TRAINING_FINISHED: Phase.ENDED,
     Reason.TRAINING_FAILED: Phase.ENDED,
     Reason.RESTARTS_EXHAUSTED: Phase.ENDED,
     Reason.CANCELLED_BY_USER: Phase.ENDED,
 }
-_IDLE = {Phase.WAITING: Kind.WAITING, Phase.STARTING: Kind.RESTART, Phase.INTERRUPTED: Kind.RESTART}
+_IDLE = {
+    Phase.WAITING: Kind.WAITING,
+    Phase.STARTING: Kind.RESTART,
+    Phase.SAVING: Kind.CHECKPOINT,
+    Phase.INTERRUPTED: Kind.RESTART,
+}
 _IN_STEPS = frozenset({Phase.STEPPING, Phase.CLOSING})
 # What the time went into after a step that nothing cut short, or after the job's end.
 _AFTER_STEPS = {
     Reason.TRAINING_FINISHED: Kind.PRODUCTIVE,
+    Reason.WAITING_FOR_STORE: Kind.CHECKPOINT,
     Reason.PAUSED_BY_USER: Kind.RESTART,
     Reason.PAUSED_FOR_PRIORITY: Kind.RESTART,
     Reason.RETRIED_BY_USER: Kind.WAITING,

@@ -19,7 +19,13 @@ from service.jobs.states import TERMINAL_STATES, WAITING_STATES, JobState, Reaso
 from service.jobs.tables import EventRow, Table
 
 _REPEATED = frozenset(  # said anew every round
-    {Reason.WAITING_FOR_RESOURCES, Reason.GANG_STARTING, Reason.GANG_STARTED, Reason.GANG_RECOVERING}
+    {
+        Reason.WAITING_FOR_RESOURCES,
+        Reason.GANG_STARTING,
+        Reason.GANG_STARTED,
+        Reason.GANG_RECOVERING,
+        Reason.WAITING_FOR_STORE,
+    }
 )
 _NEWEST = frozenset({"progress", "evaluation", "checkpoint", "shape"})  # whose newest report is a column of the job
 _DATED = frozenset({"progress", "checkpoint"})  # whose newest report's time is one, too

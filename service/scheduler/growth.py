@@ -33,7 +33,9 @@ def _quota_wanted(scene: Scene, job: JobRecord) -> bool:
 
 
 def _may_grow(job: JobRecord, gang: Gang) -> bool:
-    return job.spec.elasticity is not None and job.state is JobState.RUNNING and gang.shape == gang.target
+    has_steps_to_do = job.progress is None or job.progress.step < job.progress.steps
+    trains = job.state is JobState.RUNNING and has_steps_to_do
+    return job.spec.elasticity is not None and trains and gang.shape == gang.target
 
 
 def _grow(scene: Scene, job: JobRecord, gang: Gang, shape: Shape) -> None:

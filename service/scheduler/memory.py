@@ -66,7 +66,7 @@ class GangMemory:
             self._change(entry, replace(entry.gang, waiting=False))
         if status.phase is GangPhase.RECOVERING:
             entry.changed_at = now
-        if status.phase is GangPhase.TRAINING:
+        if status.phase in (GangPhase.TRAINING, GangPhase.SAVING):
             entry.trained_at = now
 
     def order(self, job_id: str, target: Shape | None, cause: Cause, limit: float | None = None) -> None:

@@ -35,6 +35,11 @@ logger = logging.getLogger(__name__)
 
 _MOST_CHANGES = 10_000  # that a job's trace is made from
 _ENDS = {GangPhase.SUCCEEDED: Reason.TRAINING_FINISHED, GangPhase.FAILED: Reason.TRAINING_FAILED}
+_HELD_UP = {
+    GangPhase.WAITING: Reason.GANG_RECOVERING,
+    GangPhase.RECOVERING: Reason.GANG_RECOVERING,
+    GangPhase.SAVING: Reason.WAITING_FOR_STORE,
+}
 _BEFORE_TRAINING = frozenset({GangPhase.STARTING, GangPhase.WAITING, GangPhase.RECOVERING})
 
 
@@ -206,16 +211,16 @@ class Reconciler:
 
 def _progress(job: JobRecord, status: GangStatus) -> Reason | None:
     """What there is to say of a gang that goes on, each thing once."""
-    trains = status.phase in (GangPhase.TRAINING, GangPhase.SUCCEEDED)
+    trains = status.phase in (GangPhase.TRAINING, GangPhase.SAVING, GangPhase.SUCCEEDED)
     if job.state is JobState.SCHEDULING:
         if trains or (status.phase is GangPhase.PAUSED and not job.pause_requested):
             return Reason.GANG_STARTED
         return Reason.GANG_STARTING if status.phase in _BEFORE_TRAINING else None
-    if trains:
+    if status.phase in (GangPhase.TRAINING, GangPhase.SUCCEEDED):
         return Reason.GANG_STARTED if job.reason is Reason.GANG_RECOVERING else None
-    said = job.reason is Reason.GANG_RECOVERING and job.message == status.message
-    held_up = status.phase in (GangPhase.WAITING, GangPhase.RECOVERING)
-    return Reason.GANG_RECOVERING if held_up and not said else None
+    reason = _HELD_UP.get(status.phase)
+    said = job.reason is reason and job.message == status.message
+    return None if said else reason
 
 
 def _end(job: JobRecord, status: GangStatus) -> Reason | None:

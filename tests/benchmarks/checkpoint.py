@@ -22,7 +22,7 @@ from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.host_copies import HostCopies
 from boost_core.checkpoint.memory import Shelf
-from boost_core.checkpoint.saver import Saver
+from boost_core.checkpoint.saver import Checkpoint, Saver
 from boost_core.checkpoint.shards import save_chunks
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
@@ -61,7 +61,9 @@ def loop_seconds(corpus: str, folder: str) -> dict[str, Any]:
             if saves and number % EVERY == 0:
                 since = time.perf_counter()
                 saver.outcome(wait=True)
-                saver.start(state.step, copies.take(state.chunks()), None, state.manifest_writer(checkpoints))
+                saver.start(
+                    state.step, copies.take(state.chunks()), None, Checkpoint(state.manifest_writer(checkpoints))
+                )
                 held += time.perf_counter() - since
         seconds = time.perf_counter() - started
         saver.outcome(wait=True)
@@ -74,7 +76,7 @@ def loop_seconds(corpus: str, folder: str) -> dict[str, Any]:
         ratios.append(saving / plain)
         held.append(stood_still / saving)
     with _peak() as grown:
-        saver.start(state.step, copies.take(state.chunks()), None, state.manifest_writer(checkpoints))
+        saver.start(state.step, copies.take(state.chunks()), None, Checkpoint(state.manifest_writer(checkpoints)))
         saver.outcome(wait=True)
     return {"ratios": ratios, "held": held, "state": state_bytes / 2**20, "grown": grown[0]}
 

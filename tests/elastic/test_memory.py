@@ -3,7 +3,7 @@
 import pickle
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +18,7 @@ from boost_core.checkpoint.memory import Region, Shelf, Snapshot, StateLost
 from boost_core.config import JobSpec
 from boost_core.config.reports import Report
 from boost_core.plan.snapshots import Contents, Key, MemoryState, copy_holders, newest_whole_state
-from boost_core.train import Membership, Outcome, StepTimes, train
+from boost_core.train import Membership, Outcome, StepTimes, saving, train
 from boost_core.train.state import TrainState
 from tests.distributed.recording import Recorder, losses, train_and_record
 from tests.distributed.whole import Whole, whole_tensors
@@ -128,7 +128,7 @@ def as_member(spec: JobSpec, told: Told) -> tuple[Outcome, int, list[Report], by
             raise OSError("the store is full")
 
     membership.after_step, membership.before_save = after_step, before_save
-    with patch.object(saver, "RETRY_SECONDS", (0.01,)):
+    with patch.object(saver, "RETRY_SECONDS", (0.01,)), patch.object(saving, "HALT_SECONDS", 0.1):
         outcome = train(spec, recorder, membership)
     return outcome, seen[0], recorder.reports, pickle.dumps(taken(membership.shelf))
 
@@ -376,3 +376,36 @@ def test_a_shelf_does_not_grow_from_gang_to_gang(
     """It has what is new and what was loaded, and the copy of what another has loaded."""
     for many in ranks.run(2, halt_again_and_again, job(corpus, tmp_path, (1, 1, 2, 0), every=100), nodes):
         assert many == [1, most, most, most, most]
+
+
+def test_a_checkpoint_that_was_due_is_written_after_a_recovery(
+    ranks: Ranks, corpus: Path, halted: Halted, tmp_path: Path
+) -> None:
+    """As when the ranks were lost before they had committed it."""
+    shelves = pickle.dumps(halted.ended.shelves)
+    told = Told(shelves=shelves, halt=(0, 6), generation=2)
+    for nodes in ("", "ab"):
+        spec = job(corpus, tmp_path / f"nodes {nodes}", (2, 1, 1, 0), checkpoint={"every_steps": 5})
+        run(ranks, spec, replace(told, nodes=nodes))
+        folder = CheckpointFolder(spec.checkpoint.url)
+        assert folder.steps() == [5]
+        written = folder.manifest(5)
+        run(ranks, spec, replace(told, nodes=nodes))
+        assert folder.manifest(5) == written, "once"
+
+
+def test_a_gang_that_forms_at_the_last_step_writes_its_checkpoint(
+    ranks: Ranks, corpus: Path, halted: Halted, tmp_path: Path
+) -> None:
+    spec = job(corpus, tmp_path, (2, 1, 1, 0))
+    spec = spec.model_copy(update={"training": spec.training.model_copy(update={"steps": 5})})
+    told = Told(shelves=pickle.dumps(halted.ended.shelves), generation=2)
+    assert run(ranks, spec, told).outcomes == {Outcome.FINISHED}
+    folder = CheckpointFolder(str(tmp_path))
+    written = folder.manifest(5)
+    assert run(ranks, spec, told).outcomes == {Outcome.FINISHED}
+    assert folder.manifest(5) == written
+    shard = tmp_path / "step-00000005" / "__1_0.distcp"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert run(ranks, spec, told).outcomes == {Outcome.FINISHED}
+    assert folder.damage(5) == []

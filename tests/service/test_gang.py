@@ -3,6 +3,7 @@
 import os
 import signal
 import stat
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import ray
 from ray.util.state import list_actors
 
+from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import Drill, JobSpec, Shape
 from boost_core.config.reports import Cause, Report
 from service.gang.ray_gangs import NAMESPACE, RayGangs
@@ -232,6 +234,62 @@ def test_another_layout_goes_through_the_store_and_loses_no_step(start: Callable
     assert (restart.recovered_from, restart.resumed_step) == ("storage", restart.step)
     steps = [report.step for report in gang.of("progress")]
     assert steps == list(range(1, steps[-1] + 1))
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own for the checkpoints, too small for any."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], check=False).returncode
+    ):
+        pytest.skip("a file system can be mounted by root alone")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def saving(gang: Gang) -> bool:
+    assert not ended(gang), gang.status
+    return gang.status.phase is GangPhase.SAVING
+
+
+def test_a_job_waits_for_the_store_with_its_last_checkpoint(full_disk: Path, start: Callable[..., Gang]) -> None:
+    gang = start(fault_tolerance={"max_restarts": 1})
+    gang.until(saving)
+    assert gang.status.message == (
+        f"all steps are done; waits for the store: {full_disk}/step-00000008 cannot be written: "
+        "rank 0: OSError: [Errno 28] No space left on device"
+    )
+    assert not gang.of("interruption"), "it is no fault of the gang's"
+    os.kill(gang.pids()[1], signal.SIGKILL)
+    gang.until(lambda gang: len(gang.of("started")) == 2)
+    assert (gang.of("started")[1].resumed_from, gang.of("started")[1].step) == ("memory", 8)
+    gang.orders = Orders(
+        None, (), Cause.PAUSED
+    )  # which is over as soon as the checkpoint is there, and the job with it
+    gang.until(saving)
+    subprocess.run(["mount", "-o", "remount,size=64m", full_disk], check=True)
+    gang.until(ended)
+    assert (gang.status.phase, gang.status.message) == (GangPhase.SUCCEEDED, "trained 8 steps")
+    assert [report.step for report in gang.of("checkpoint")] == [8]
+    folder = CheckpointFolder(str(full_disk))
+    assert folder.steps() == [8]
+    assert folder.damage(8) == []
+
+
+def test_a_job_that_has_waited_for_the_store_too_long_fails(start: Callable[..., Gang], tmp_path: Path) -> None:
+    blocked = tmp_path / "checkpoints"
+    blocked.write_text("a file")
+    gang = start(checkpoint={"final_save_timeout_seconds": 5})
+    gang.until(ended)
+    assert gang.status.phase is GangPhase.FAILED
+    assert gang.status.message.startswith(
+        f"the last checkpoint, {blocked}/step-00000008 cannot be written: NotADirectoryError: [Errno 20]"
+    )
+    assert "final_save_timeout_seconds = 5 s; mend the store and retry the job" in gang.status.message
+    assert not gang.of("interruption")
 
 
 def test_what_does_not_fit_waits_with_a_message(gangs: RayGangs) -> None:

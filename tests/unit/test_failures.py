@@ -1,7 +1,7 @@
 import pytest
 from torch.distributed import DistNetworkError
 
-from boost_core.train import StateLost
+from boost_core.train import LastSaveFailed, StateLost
 from service.gang.assignment import End, RankEnd
 from service.gang.failures import end_of
 
@@ -18,6 +18,7 @@ from service.gang.failures import end_of
             RankEnd(End.CONNECTION, "lost its connection to another rank: [pair.cc] Connection closed by peer"),
         ),
         (DistNetworkError("timed out"), RankEnd(End.CONNECTION, "lost its connection to another rank: timed out")),
+        (LastSaveFailed("the last checkpoint"), RankEnd(End.LASTING, "the last checkpoint")),
         (OSError("disk"), RankEnd(End.FAILED, "OSError: disk")),
         (RuntimeError("CUDA out of memory"), RankEnd(End.FAILED, "RuntimeError: CUDA out of memory")),
     ],

@@ -228,3 +228,19 @@ def test_the_status_says_what_the_gang_is_at(clock: Clock) -> None:
     assert (record.status(0).phase, record.status(0).shape) == (GangPhase.TRAINING, SHAPE)
     record.interrupted(Cause.NODE_DRAINED, "a node will go away", clock.now)
     assert (record.status(0).phase, record.status(0).message) == (GangPhase.RECOVERING, "a node will go away")
+
+
+def test_it_says_that_it_waits_for_the_store_and_for_how_long(clock: Clock, record: GangRecord) -> None:
+    assert record.waited_seconds == 0
+    record.saving("disk full")
+    waits = GangPhase.SAVING, "all steps are done; waits for the store: disk full"
+    assert record.said == waits
+    clock.now += 5
+    record.interrupted(Cause.NODE_DRAINED, "a node will go away", clock.now)
+    record.saving("heard late")
+    assert record.said == (GangPhase.RECOVERING, "a node will go away")
+    form(record)
+    hear(record, resumed(1))
+    record.saving("disk full")
+    assert record.said == waits
+    assert record.waited_seconds == 5

@@ -134,6 +134,15 @@ TABLE = {
          (16, Reason.GANG_STARTED)),
         {"waiting": 3, "restart": 7, "productive": 4, "recomputed": 1},
     ),
+    "a last checkpoint that the store does not take": (
+        (STARTS, (8, step(1)), (10, step(2, last=2)), (11, an_evaluation(2)), (14, Reason.WAITING_FOR_STORE),
+         (20, interruption()), (25, Reason.WAITING_FOR_STORE), (30, a_checkpoint(2)), (31, Reason.TRAINING_FINISHED)),
+        {"waiting": 3, "restart": 8, "productive": 5, "checkpoint": 15},
+    ),
+    "and never does": (
+        (STARTS, (8, step(1)), (10, step(2, last=2)), (14, Reason.WAITING_FOR_STORE), (99, Reason.TRAINING_FAILED)),
+        {"waiting": 3, "restart": 3, "productive": 4, "checkpoint": 89},
+    ),
     "the end": (
         (STARTS, (8, step(1)), (10, step(2, last=2)), (11, an_evaluation(2)), (14, a_checkpoint(2)),
          (14.5, Reason.TRAINING_FINISHED), (99, step(3)), (99, Reason.GANG_LOST)),

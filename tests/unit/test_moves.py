@@ -37,7 +37,7 @@ def replicas(states: str) -> list[ReplicaView]:
 
 def view(
     states: str, target: int | None, gang: Shape | None = None, *, members: tuple[int, ...] = (), settled: bool = True,
-    stored: bool = False, most: int = 0, cause: Cause = Cause.LIMITS_CHANGED,
+    stored: bool = False, most: int = 0, cause: Cause = Cause.LIMITS_CHANGED, finishing: bool = False,
 ) -> View:  # fmt: skip
     allowed = tuple(shape(data) for data in NUMBERS_OF_REPLICAS if target and data <= target)
     return View(
@@ -48,6 +48,7 @@ def view(
         shape=gang,
         stored=stored,
         most=most,
+        finishing=finishing,
     )
 
 
@@ -93,6 +94,12 @@ MOVES: dict[str, tuple[View, Move]] = {
     "a pause goes through the store": (trains("rr", None, 2), Halt(Cause.PAUSED, store=True)),
     "then all ends": (view("rr", None, shape(2), stored=True), Pause()),
     "also before the first gang": (view("rp", None), Pause()),
+    "with its last checkpoint a gang ends anyway": (trains("rr", None, 2, finishing=True), Keep()),
+    "whatever layout it is to have": (view("oo", 2, Shape(1, 1, 2), members=(1, 2), finishing=True), Keep()),
+    "nor does it grow for that": (trains("rrrr", 4, 2, finishing=True), Keep()),
+    "but it shrinks": (trains("rrrr", 2, 4, finishing=True), Halt(Cause.LIMITS_CHANGED)),
+    "and leaves a node": (trains("dr", 1, 1, finishing=True), Halt(Cause.NODE_DRAINED)),
+    "if there is another": (trains("u-", 1, 1, finishing=True), Keep()),
 }  # fmt: skip
 
 
@@ -106,6 +113,8 @@ POPULATIONS: dict[str, tuple[View, Population]] = {
     "those that there are count": (view("rp--", 4), Population(0, ())),
     "what is lost is replaced": (trains("rr", 4, 2), Population(2, ())),
     "and what will go away": (trains("rd", 2, 2), Population(1, ())),
+    "nothing more is for a last checkpoint": (trains("rr", 4, 2, finishing=True), Population(0, ())),
+    "but a place for what will go away": (trains("rd", 4, 2, finishing=True), Population(1, ())),
     "what is left over goes": (trains("rrrr", 2, 2), Population(0, (3, 4))),
     "what is not up goes first": (trains("rr-p", 3, 2), Population(0, (4,))),
     "then the youngest": (trains("rrprr", 4, 2), Population(0, (3,))),

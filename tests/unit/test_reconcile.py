@@ -18,6 +18,7 @@ from service.jobs.store import JobStore
 from service.scheduler.actions import ResizePolicy
 from service.scheduler.reconcile import Reconciler
 from tests.jobs import tiny_job
+from tests.service.records import a_step
 
 
 class Crash(BaseException):
@@ -437,6 +438,31 @@ def test_a_gang_that_recovers_says_so_once_for_each_message(service: Service) ->
         service.tick()
         assert service.store.get(job.id).state is JobState.RUNNING
     assert service.reasons(job.id)[before:] == ["GANG_RECOVERING", "GANG_RECOVERING", "GANG_STARTED"]
+
+
+def test_a_job_says_that_it_waits_for_the_store_and_goes_on_doing_so(service: Service) -> None:
+    job = service.started(**ELASTIC)
+    before, shape = len(service.reasons(job.id)), service.gangs.orders[job.id].target
+    done = (service.store.last_sequence(job.id, 1) + 1, datetime.now(UTC), a_step(10, steps=10))
+    service.store.append_reports(job.id, 1, [done])
+    service.gangs.cpus, service.gangs.free = [2.0, 2.0], [0.0, 2.0]
+    for phase, message in (
+        (GangPhase.SAVING, "disk full"), (GangPhase.SAVING, "disk full"), (GangPhase.SAVING, "denied"),
+        (GangPhase.RECOVERING, "rank 1 was lost"), (GangPhase.TRAINING, "trains"), (GangPhase.SAVING, "denied"),
+    ):  # fmt: skip
+        service.gangs.now(job, phase, message, shape=shape)
+        service.tick(60)
+        assert service.store.get(job.id).state is JobState.RUNNING
+    waiting = service.store.get(job.id)
+    assert (waiting.reason, waiting.message) == (Reason.WAITING_FOR_STORE, "denied")
+    service.tick(60)
+    assert service.gangs.orders[job.id].target == shape, "it does not grow any more"
+    service.gangs.now(waiting, GangPhase.SUCCEEDED, "trained 8 steps", shape=shape)
+    service.tick()
+    assert service.reasons(job.id)[before:] == [
+        "WAITING_FOR_STORE", "WAITING_FOR_STORE", "GANG_RECOVERING", "GANG_STARTED", "WAITING_FOR_STORE",
+        "TRAINING_FINISHED",
+    ]  # fmt: skip
 
 
 def test_a_gang_grows_when_there_has_been_room_for_a_while(service: Service) -> None:
