@@ -5,6 +5,7 @@ import socket
 import uvicorn
 from fastapi import FastAPI
 
+from service.api.access_log import keep_values_out
 from service.api.deps import Context
 from service.settings import Settings
 
@@ -35,6 +36,7 @@ class ApiServer(uvicorn.Server):
                 log_config=None,  # its lines look like all others of this process
             )
         )
+        keep_values_out()
         self._context: Context = app.state.context
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

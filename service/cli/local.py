@@ -10,6 +10,7 @@ from rich.console import Console
 from service.cli.demo import run_demo
 from service.cli.failures import read_foreign_config, read_settings
 from service.cli.handed_on import run_trainer
+from service.cli.printing import say
 
 HANDED_ON: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
@@ -61,7 +62,7 @@ def import_configuration(
     """Make a job file of another trainer's configuration, and say what could not be carried over."""
     job, notes = read_foreign_config(config)
     for note in notes:
-        typer.echo(f"not carried over as it was: {note}", err=True)
+        say(f"not carried over as it was: {note}", err=True)
     text = yaml.safe_dump(job, sort_keys=False)
     if out is None:
         typer.echo(text, nl=False)
