@@ -9,6 +9,7 @@ from boost_core.config import JobSpec
 from boost_core.config.data import BYTES, SourceConfig
 from service.problems import FieldError
 
+_LONGEST_VALUE = 200  # characters of a refused place that are shown
 _MAGIC = re.compile(r"[*?\[]")
 
 
@@ -45,7 +46,7 @@ def prefix_errors(spec: JobSpec, prefixes: Sequence[str] | None, tenant: str) ->
     folders = [_place(prefix) for prefix in allowed]
     listed = f"use a place under {' or '.join(allowed)}" if allowed else "the service allows none"
     return [
-        FieldError(field=field, message=f"{problem}; {listed}", value=named)
+        FieldError(field=field, message=f"{problem}; {listed}", value=named[:_LONGEST_VALUE])
         for field, named in _named_places(spec)
         if (problem := _problem(named, folders)) is not None
     ]
@@ -76,7 +77,10 @@ def _problem(named: str, folders: Sequence[Place]) -> str | None:
         return "the path is not absolute, so it would mean another place on each node"
     # Matches of a pattern are in the folder before its first wildcard; but where there is a file of that very name, it
     # is taken for it, and may be a link.
-    places = [_place(named), _place(_literal_folder(named))]
+    try:
+        places = [_place(named), _place(_literal_folder(named))]
+    except OSError as error:  # a link that may not be read
+        return f"cannot be looked up ({error.strerror})"
     if all(any(place.is_under(folder) for folder in folders) for place in places):
         return None
     return "is outside of what this tenant may use"

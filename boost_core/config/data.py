@@ -50,7 +50,10 @@ class SourceConfig(Config):
         "saved to disk; tokenized: what `boost data tokenize` has written.",
     )
     paths: Annotated[tuple[Location, ...], _at_most(_MOST_PATHS, "name folders or globs instead of files")] = Field(
-        (), validate_default=True, description="Files, folders, globs or fsspec URLs; none for kind=standard_library."
+        (),
+        validate_default=True,
+        description="Files, folders, globs or fsspec URLs, of text and jsonl also .gz and .zst; none for "
+        "kind=standard_library.",
     )
     text_field: str = Field(
         "text", min_length=1, max_length=256, description="The field of a line or row with the text."

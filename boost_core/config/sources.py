@@ -8,8 +8,10 @@ import hashlib
 import math
 import os
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
 
 import fsspec
 
@@ -19,15 +21,23 @@ from boost_core.config.tokenized import read_index
 from boost_core.config.urls import StorageOptions, options_at
 from boost_core.config.vocabulary import MOST_BYTES, count_tokens
 
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 _STANDARD_LIBRARY_SKIPS = ("/site-packages/", "/dist-packages/", "/test/", "/tests/", "/idlelib/")
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of documents: where it is and its size in bytes."""
+    """One file of documents.
+
+    Attributes:
+        url: Where it is.
+        size: Its bytes, as they lie there.
+        stamp: What changes when it is written: its ETag, or when that was.
+    """
 
     url: str
     size: int
+    stamp: str = ""
 
 
 @dataclass(frozen=True)
@@ -217,10 +227,19 @@ def _expand(pattern: str, storage_options: StorageOptions | None) -> list[Source
     except ValueError as error:
         raise ValueError(f"cannot look up {pattern!r}: {error}; check the path") from error
     return [
-        SourceFile(filesystem.unstrip_protocol(name) if "://" in pattern else name, int(info["size"]))
+        SourceFile(filesystem.unstrip_protocol(name) if "://" in pattern else name, int(info["size"]), _stamp(info))
         for name, info in found.items()
         if info["type"] == "file"
     ]
+
+
+def _stamp(info: Mapping[str, Any]) -> str:
+    return str(info.get("ETag") or info.get("mtime", ""))
+
+
+def compression(url: str) -> str | None:
+    """What a file of text or JSON lines is compressed with, by its name; ``None`` if it is not."""
+    return _COMPRESSIONS.get(PurePosixPath(url).suffix)
 
 
 def _hash_below(folder: str) -> Callable[[SourceFile], str]:
@@ -235,6 +254,8 @@ def _url(file: SourceFile) -> str:
 
 
 def _refuse_too_little_text(split: SourceSplit, held_out_fraction: float, sequence_length: int) -> None:
+    if any(compression(file.url) for file in (*split.training, *split.held_out)):
+        return  # their sizes say little of the text in them, which the trainer counts
     sizes = {"training": _size(split.training), "held-out": _size(split.held_out)}
     if split.lone_file:
         held_out_size = held_out_tail(sizes["training"], held_out_fraction)

@@ -4,6 +4,8 @@
 
     <folder>/training-00000.bin …   token ids one after the other, little-endian, documents ended by their last token
     <folder>/held_out-00000.bin …
+    <folder>/inputs-00000.json …    which documents of which files the pair of shards holds
+    <folder>/quarantine-00000.jsonl …  the documents that were skipped meanwhile, if any
     <folder>/tokenizer.json         what made them, unless they are bytes
     <folder>/index.json             what is whole; rewritten after each pair of shards
 
@@ -39,6 +41,28 @@ class Cursor(Config):
     document: int = 0
 
 
+class Input(Config):
+    """What a pair of shards holds of one file.
+
+    Attributes:
+        file: Its URL.
+        size: Its bytes.
+        stamp: What changes when it is written: its ETag, or when that was.
+        first: Place of the first document that the shards hold, counted from 0.
+        end: Place after the last.
+        digest: Of all the file's documents before ``end``, and where the bad ones among them are.
+        whole: Whether there are none after that.
+    """
+
+    file: str
+    size: int
+    stamp: str
+    first: int
+    end: int
+    digest: str
+    whole: bool
+
+
 class TokenIndex(Config):
     """What a folder of tokens holds."""
 
@@ -47,8 +71,9 @@ class TokenIndex(Config):
     vocabulary: int
     end_of_document: int
     documents: int = 0
+    skipped: int = 0
     shards: tuple[Shard, ...] = ()
-    source: str  # a digest of what is tokenized and how, so that only the same is resumed
+    source: str  # a digest of how documents become tokens, so that only the same is resumed
     cursor: Cursor = Cursor()
     complete: bool = False
 

@@ -2,7 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import get_args
 
 import fsspec
 
@@ -10,7 +11,7 @@ from boost_core.config.base import in_lines
 from boost_core.config.data import BYTES, SourceConfig
 from boost_core.config.sources import list_files
 from boost_core.data.documents import documents
-from boost_core.data.tokenize import Plan, Progress, tokenize
+from boost_core.data.tokenize import OnError, Plan, Progress, tokenize
 from boost_core.data.tokenizers import FileTokenizer, open_tokenizer, train_bpe
 
 _TRAINED = "tokenizer.json"
@@ -30,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{index.tokens('held_out'):,} held out, of a vocabulary of {index.vocabulary:,}, in {plan.folder}",
         file=sys.stderr,
     )
+    if index.skipped:
+        listed = f"{plan.folder.rstrip('/')}/quarantine-*.jsonl"
+        print(f"{index.skipped:,} bad documents skipped; {listed} says which and why", file=sys.stderr)
     return 0
 
 
@@ -38,23 +42,33 @@ def _plan(given: argparse.Namespace) -> Plan:
     name, content = given.tokenizer, ""
     if given.train_bpe:
         name = f"{given.folder.rstrip('/')}/{_TRAINED}"
-        _train_once(source, name, given.train_bpe)
+        _train_once(source, name, given.train_bpe, given.on_error)
     tokenizer = open_tokenizer(name, given.end_of_document)
     if isinstance(tokenizer, FileTokenizer):
         with fsspec.open(name, "r", encoding="utf-8") as stream:
             content = stream.read()
-    return Plan(source, given.folder, tokenizer, content, given.held_out, given.shard_tokens)
+    return Plan(source, given.folder, tokenizer, content, given.held_out, given.shard_tokens, given.on_error)
 
 
-def _train_once(source: SourceConfig, name: str, vocabulary: int) -> None:
+def _train_once(source: SourceConfig, name: str, vocabulary: int, on_error: OnError) -> None:
     """Learn a tokenizer and leave it where it is looked for; one that an interrupted run has left there stays."""
     filesystem, path = fsspec.url_to_fs(name)
     if filesystem.exists(path):
         return
     print(f"learning {vocabulary:,} tokens", file=sys.stderr)
-    content = train_bpe((text for file in list_files(source) for text in documents(file, source)), vocabulary)
+    content = train_bpe(_texts(source, on_error), vocabulary)
     filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
     filesystem.pipe_file(path, content.encode())
+
+
+def _texts(source: SourceConfig, on_error: OnError) -> Iterator[bytes]:
+    """The good documents; a bad one is an error, unless such are skipped."""
+    for file in list_files(source):
+        for document in documents(file, source):
+            if not document.problem:
+                yield document.content
+            elif on_error == "fail":
+                raise ValueError(f"{document}\nmend it, or leave out what is bad with --on-error skip")
 
 
 def _show(progress: Progress) -> None:
@@ -62,14 +76,16 @@ def _show(progress: Progress) -> None:
     line = (
         f"{progress.files} of {progress.of_files} files, {progress.documents:,} documents, "
         f"{progress.tokens:,} tokens, {rate:,.0f} a second"
-    )
+    ) + (f", {progress.skipped:,} skipped" if progress.skipped else "")
     print(f"\r{line:<100}", end="", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="boost data")
     command = parser.add_subparsers(required=True).add_parser("tokenize", help="documents to shards of tokens")
-    command.add_argument("sources", nargs="+", metavar="SRC", help="files, folders, globs or URLs")
+    command.add_argument(
+        "sources", nargs="+", metavar="SRC", help="files, folders, globs or URLs; text and jsonl also as .gz or .zst"
+    )
     command.add_argument("folder", metavar="DST", help="folder or URL for the tokens; an interrupted run goes on there")
     command.add_argument("--kind", choices=("text", "jsonl", "parquet", "dataset"), default="text")
     command.add_argument("--text-field", default="text", help="which field of a line or row is the text")
@@ -77,6 +93,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--train-bpe", type=int, metavar="N", help="learn a byte-level BPE of N tokens from SRC first")
     command.add_argument("--end-of-document", help="the token that ends a document; else a usual one")
     command.add_argument("--held-out", type=float, default=0.05, help="share of the documents held out")
+    command.add_argument(
+        "--on-error", choices=get_args(OnError), default="fail",
+        help="what to do about a document that cannot be used: stop, or skip it and list it in DST/quarantine-*.jsonl",
+    )  # fmt: skip
     command.add_argument("--shard-tokens", type=int, default=1 << 28, help="training tokens of a shard")
     return parser
 

@@ -1,6 +1,6 @@
 """The training and held-out token streams of a job's sources."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import fsspec
@@ -10,10 +10,9 @@ from boost_core.config.data import DataConfig, SourceConfig
 from boost_core.config.sources import SourceFile, held_out_tail, refuse_too_little, split_source
 from boost_core.config.tokenized import Part, TokenIndex, read_index
 from boost_core.data.documents import documents
+from boost_core.data.encode import batches, encode
 from boost_core.data.stream import TokenStream
 from boost_core.data.tokenizers import Tokenizer, Tokens, dtype_for, open_tokenizer
-
-_BATCH_BYTES = 8 << 20  # of text that is tokenized at once
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,8 @@ def load_corpus(data: DataConfig, sequence_length: int) -> Corpus:
     """Tokenize all sources into memory, or map those that are tokens already.
 
     Raises:
-        ValueError: A path names no file, there is too little text, or the tokenized sources of a mixture differ in
-            their tokenizer; see ``check_data``.
+        ValueError: A path names no file, a document cannot be used, there is too little text, or the tokenized
+            sources of a mixture differ in their tokenizer; see ``check_data``.
         OSError: A file cannot be read.
     """
     if data.tokenized:
@@ -72,20 +71,6 @@ def unigram_entropy(corpus: Corpus) -> float:
     return float(-(frequency * np.log(frequency)).sum())
 
 
-def batches(texts: Iterator[str | bytes]) -> Iterator[list[str | bytes]]:
-    """Documents in lists of a few MiB, which is what is tokenized at once."""
-    batch: list[str | bytes] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
 def _tokenized(
     source: SourceConfig, held_out_fraction: float, sequence_length: int, tokenizer: Tokenizer
 ) -> tuple[TokenStream, TokenStream]:
@@ -103,13 +88,14 @@ def _tokenized(
 
 def _tokens_of(files: Sequence[SourceFile], source: SourceConfig, tokenizer: Tokenizer) -> Tokens:
     """All documents one after the other, with the token that ends one between them."""
-    end = np.array([tokenizer.end_of_document], dtype_for(tokenizer.vocabulary))
-    parts = [end[:0]]
+    parts = [np.array([], dtype_for(tokenizer.vocabulary))]
     for file in files:
         for batch in batches(documents(file, source)):
-            for tokens in tokenizer.encode(batch):
-                parts += [tokens, end]
-    return np.concatenate(parts[:-1])
+            for document, tokens in encode(batch, tokenizer):
+                if document.problem:
+                    raise ValueError(f"{document}; or tokenize it beforehand: boost data tokenize --on-error skip")
+                parts.append(tokens)
+    return np.concatenate(parts)[:-1]
 
 
 def _mapped(data: DataConfig) -> Corpus:

@@ -1,7 +1,10 @@
-"""The documents of a file, one after the other, never all of them in memory."""
+"""The documents of a file, one after the other, never all of them in memory; those that cannot be used are named."""
 
+import codecs
+import io
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import fsspec
@@ -9,55 +12,181 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from boost_core.config.data import SourceConfig
-from boost_core.config.sources import SourceFile
+from boost_core.config.sources import SourceFile, compression
+
+_LONGEST = 1 << 30  # bytes of one document, or of the line that it is in
+_READ_AHEAD = 1 << 16  # bytes; what lies in the last of them of a truncated archive is lost with it
+_ROWS = 1024  # that are decoded at once
+_BYTE_ORDER_MARKS = (  # the longer ones first: UTF-32's begins like UTF-16's
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
 
 
-def documents(file: SourceFile, source: SourceConfig) -> Iterator[str | bytes]:
-    """The text of each document.
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document, or what stands where one should be.
+
+    Attributes:
+        file: URL of its file.
+        place: Where in the file, such as ``line 3``; empty if the file is the document.
+        content: Its text in UTF-8; of a bad document, as much as could be read.
+        problem: Why it cannot be used; empty for a good one.
+    """
+
+    file: str
+    place: str
+    content: bytes
+    problem: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}{self.place and f', {self.place}'}: {self.problem}"
+
+
+def documents(file: SourceFile, source: SourceConfig) -> Iterator[Document]:
+    """The documents of a file, the bad ones in their places among them.
+
+    Where the rest of a file cannot be read, as of a truncated archive, it counts as one bad document.
 
     Raises:
-        ValueError: A line is not JSON, or the text's field is missing or no text.
-        OSError: The file cannot be read.
+        OSError: The file system does not give the file.
     """
-    with fsspec.open(file.url, "rb") as stream:
-        if source.kind == "jsonl":
-            yield from _of_lines(stream, file.url, source.text_field)
-        elif source.kind == "parquet":
-            yield from _of_columns(pq.ParquetFile(stream).iter_batches, file.url, source.text_field)
-        elif source.kind == "dataset":
-            reader = pa.ipc.open_stream(stream)
-
-            def selected(columns: list[str]) -> Iterator[Any]:
-                return (batch.select(columns) for batch in reader)
-
-            yield from _of_columns(selected, file.url, source.text_field)
-        else:
-            yield stream.read()
-
-
-def _of_lines(stream: Any, url: str, field: str) -> Iterator[str]:
-    for number, line in enumerate(stream, start=1):
-        if not line.strip():
-            continue
-        try:
-            text = json.loads(line)[field]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{url}, line {number}: no JSON object with a field {field!r}; check text_field"
-            ) from error
-        if not isinstance(text, str):
-            raise ValueError(f"{url}, line {number}: {field!r} is no text but {type(text).__name__}")
-        yield text
-
-
-def _of_columns(batches: Any, url: str, field: str) -> Iterator[str]:
     try:
-        for batch in batches(columns=[field]):
-            for text in batch.column(0):
-                if not text.is_valid or not isinstance(text.as_py(), str):
-                    raise ValueError(f"{url}: a row's {field!r} is no text; check text_field, and remove empty rows")
-                yield text.as_py()
-    except (KeyError, IndexError) as error:
-        raise ValueError(f"{url} has no column {field!r}; check text_field") from error
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{url} cannot be read: {error}") from error
+        with fsspec.open(file.url, "rb") as stream:
+            if source.kind == "parquet":
+                yield from _of_parquet(stream, file.url, source.text_field)
+            elif source.kind == "dataset":
+                yield from _of_dataset(stream, file.url, source.text_field)
+            else:
+                yield from _of_text(_decompressed(stream, file.url), file.url, source)
+    except (OSError, pa.ArrowException) as error:
+        yield Document(file.url, "", b"", _damage(error))
+
+
+def _damage(error: Exception) -> str:
+    """What Arrow says of damaged content. A file system's own errors, which have a class or a number, are raised."""
+    if not isinstance(error, pa.ArrowException) and (type(error) is not OSError or error.errno is not None):
+        raise error
+    return f"is damaged or cut off: {error}"
+
+
+def _decompressed(stream: Any, url: str) -> io.BufferedReader:
+    """The content of a file; of an archive, of what is in it. The reader is told of a truncated one by an OSError."""
+    codec = compression(url)
+    if codec is None:
+        return io.BufferedReader(stream, _READ_AHEAD)
+    archive = io.BufferedReader(stream, _READ_AHEAD)
+    if not archive.peek(1):
+        raise OSError(f"the {codec} archive is empty")
+    return io.BufferedReader(pa.CompressedInputStream(archive, codec), _READ_AHEAD)
+
+
+def _of_text(stream: io.BufferedReader, url: str, source: SourceConfig) -> Iterator[Document]:
+    beginning = stream.peek(4)
+    found = next((name for mark, name in _BYTE_ORDER_MARKS if beginning.startswith(mark)), None)
+    if found:
+        problem = f"is {found}, by its byte order mark; convert it to UTF-8, as with: iconv -f {found} -t UTF-8"
+        yield Document(url, "", beginning, problem)
+    elif source.kind == "jsonl":
+        yield from _of_lines(stream, url, source.text_field)
+    else:
+        content = stream.read(_LONGEST + 1)
+        yield Document(url, "", content, _too_long(content) or _not_utf8(content))
+
+
+def _of_lines(stream: io.BufferedReader, url: str, field: str) -> Iterator[Document]:
+    number = 0
+    try:
+        while line := stream.readline(_LONGEST + 1):
+            number += 1
+            if problem := _too_long(line):
+                yield Document(url, f"line {number}", line, problem)
+                while line and not line.endswith(b"\n"):
+                    line = stream.readline(_READ_AHEAD)
+            elif line.strip():
+                yield _of_line(line, url, f"line {number}", field)
+    except (OSError, pa.ArrowException) as error:
+        yield Document(url, f"after line {number}", b"", _damage(error))
+
+
+def _of_line(line: bytes, url: str, place: str, field: str) -> Document:
+    try:
+        text = json.loads(line.decode("utf-8-sig"))[field]
+        if isinstance(text, str):
+            return Document(url, place, text.encode())
+        problem = f"{field!r} is no text but {type(text).__name__}; check text_field"
+    except UnicodeEncodeError as error:
+        surrogate = ascii(error.object[error.start]).strip("'")
+        problem = f"{field!r} holds {surrogate}, a surrogate on its own, which is no character"
+    except UnicodeDecodeError:
+        problem = _not_utf8(line)
+    except RecursionError:
+        problem = "nested too deeply to be read as JSON"
+    except (ValueError, KeyError, TypeError):
+        problem = f"no JSON object with a field {field!r}; check text_field"
+    return Document(url, place, line, problem)
+
+
+def _of_parquet(stream: Any, url: str, field: str) -> Iterator[Document]:
+    file = pq.ParquetFile(stream)
+    if problem := _no_text_column(file.schema_arrow, field):
+        yield Document(url, "", b"", problem)
+        return
+    for group in range(file.num_row_groups):
+        row = 0
+        try:
+            for batch in file.iter_batches(_ROWS, row_groups=[group], columns=[field]):
+                yield from _of_rows(batch.column(0), url, f"row group {group}, row", row, field)
+                row += len(batch)
+        except (OSError, pa.ArrowException) as error:
+            yield Document(url, f"row group {group}, from row {row} on", b"", _damage(error))
+
+
+def _of_dataset(stream: Any, url: str, field: str) -> Iterator[Document]:
+    reader = pa.ipc.open_stream(stream)
+    if problem := _no_text_column(reader.schema, field):
+        yield Document(url, "", b"", problem)
+        return
+    row = 0
+    try:
+        for batch in reader:
+            yield from _of_rows(batch.column(field), url, "row", row, field)
+            row += len(batch)
+    except (OSError, pa.ArrowException) as error:
+        yield Document(url, f"from row {row} on", b"", _damage(error))
+
+
+def _no_text_column(schema: pa.Schema, field: str) -> str:
+    if field not in schema.names:
+        return f"has no column {field!r}; check text_field"
+    of_type = schema.field(field).type
+    value_type = of_type.value_type if pa.types.is_dictionary(of_type) else of_type
+    if value_type not in (pa.string(), pa.large_string(), pa.string_view()):
+        return f"the column {field!r} is no text but {of_type}; check text_field"
+    return ""
+
+
+def _of_rows(column: pa.Array, url: str, place: str, first: int, field: str) -> Iterator[Document]:
+    # As binary: nobody holds writers to UTF-8 in what they call strings.
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    for row, value in enumerate(column.cast(pa.large_binary()), start=first):
+        content = value.as_py()
+        if content is None:
+            yield Document(url, f"{place} {row}", b"", f"{field!r} is null; remove the row, or give it a text")
+        else:
+            yield Document(url, f"{place} {row}", content, _too_long(content) or _not_utf8(content))
+
+
+def _too_long(content: bytes) -> str:
+    return f"is longer than {_LONGEST:,} bytes; split it" if len(content) > _LONGEST else ""
+
+
+def _not_utf8(content: bytes) -> str:
+    try:
+        content.isascii() or content.decode()
+    except UnicodeDecodeError as error:
+        return f"is not UTF-8: byte 0x{content[error.start]:02x} at offset {error.start}; convert it"
+    return ""

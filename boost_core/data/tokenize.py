@@ -10,19 +10,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
-import fsspec
-import numpy as np
+from pydantic import TypeAdapter
 
 from boost_core.config.data import SourceConfig
 from boost_core.config.sources import SourceFile, list_files
-from boost_core.config.tokenized import INDEX, Cursor, Part, Shard, TokenIndex, find_index
-from boost_core.data.corpus import batches
-from boost_core.data.documents import documents
-from boost_core.data.tokenizers import Tokenizer, Tokens, dtype_for
+from boost_core.config.tokenized import INDEX, Cursor, Input, Part, Shard, TokenIndex, find_index
+from boost_core.data.documents import Document
+from boost_core.data.encode import batches, encode
+from boost_core.data.inputs import Reading, refuse_changed
+from boost_core.data.token_folder import QuarantineFile, ShardFile, TokenFolder
+from boost_core.data.tokenizers import Tokenizer, dtype_for
+
+OnError = Literal["fail", "skip"]
 
 _PARTS: tuple[Part, ...] = get_args(Part)
+_INPUTS = TypeAdapter(list[Input])
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Progress:
         files: Files done.
         of_files: All files.
         documents: Documents done, those of earlier runs included.
+        skipped: Bad documents left out, those of earlier runs included.
         tokens: Tokens written in this run.
         seconds: Since this run began.
     """
@@ -40,6 +45,7 @@ class Progress:
     files: int
     of_files: int
     documents: int
+    skipped: int
     tokens: int
     seconds: float
 
@@ -55,6 +61,7 @@ class Plan:
         tokenizer_json: The tokenizer's file; empty for bytes.
         held_out_fraction: Share of the documents held out, chosen by a hash of their place.
         shard_tokens: Training tokens of a shard, at least.
+        on_error: Whether a bad document ends the run, or is left out and listed in a file beside the shards.
     """
 
     source: SourceConfig
@@ -63,6 +70,7 @@ class Plan:
     tokenizer_json: str
     held_out_fraction: float
     shard_tokens: int
+    on_error: OnError = "fail"
     files: list[SourceFile] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,10 +78,9 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """The same for the same files, tokenizer and split."""
+        """The same for the same tokenizer and split."""
         said = [
-            [(file.url, file.size) for file in self.files], self.source.kind, self.source.text_field,
-            self.tokenizer_json, self.held_out_fraction, self.shard_tokens,
+            self.source.kind, self.source.text_field, self.tokenizer_json, self.held_out_fraction, self.shard_tokens,
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
@@ -86,118 +93,144 @@ def tokenize(plan: Plan, report: Callable[[Progress], None]) -> TokenIndex:
         report: Is told after each batch.
 
     Raises:
-        ValueError: The folder has tokens of something else, or a document cannot be read.
+        ValueError: The folder has tokens of something else, a document is bad and not to be skipped, or there is no
+            good one.
         OSError: A file cannot be read or written.
     """
     started = time.monotonic()
-    folder = _Folder(plan.folder)
-    index = _begun(plan, folder)
+    folder = TokenFolder(plan.folder)
+    index, held = _begun(plan, folder)
     # One reading for all rounds: each goes on where the one before it stopped.
-    rest = _batches_from(plan, index.cursor)
+    rest = _batches_from(plan, index.cursor, held)
     tokens = 0
     while not index.complete:
         finished = False
+        inputs: dict[str, Input] = {}
+        number = len(index.shards) // len(_PARTS)
         with ExitStack() as stack:
-            shards = {part: stack.enter_context(folder.shard(part, len(index.shards) // 2)) for part in _PARTS}
-            for place, batch in rest:
-                written = _write(batch, plan, shards, place)
-                index = index.model_copy(update={"cursor": place.after, "documents": index.documents + len(batch)})
-                tokens += written
-                report(Progress(place.after.file, len(plan.files), index.documents, tokens, time.monotonic() - started))
+            shards = {part: stack.enter_context(folder.shard(part, number)) for part in _PARTS}
+            quarantine = stack.enter_context(folder.quarantine(number))
+            for batch in rest:
+                done = _write(batch, plan, shards, quarantine)
+                index = index.model_copy(
+                    update={
+                        "cursor": batch.after,
+                        "documents": index.documents + done.documents,
+                        "skipped": index.skipped + done.skipped,
+                    }
+                )
+                _add(inputs, batch.read)
+                tokens += done.tokens
+                seconds = time.monotonic() - started
+                report(Progress(batch.after.file, len(plan.files), index.documents, index.skipped, tokens, seconds))
                 if shards["training"].tokens >= plan.shard_tokens:
                     break
             else:
                 finished = True
+        if finished and not index.documents:
+            raise ValueError(_without_documents(plan, index.skipped))
         made = tuple(Shard(part=part, name=shard.name, tokens=shard.tokens) for part, shard in shards.items())
         index = index.model_copy(update={"shards": (*index.shards, *made), "complete": finished})
-        folder.write(INDEX, index.model_dump_json(indent=2))
+        folder.write(_inputs_name(number), _INPUTS.dump_json(list(inputs.values()), indent=2))
+        folder.write(INDEX, index.model_dump_json(indent=2).encode())
     return index
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a batch begins, and what comes after it."""
+class _Batch:
+    """Documents, where they begin, what comes after them, and what has been read of their file."""
 
+    documents: list[Document]
     begin: Cursor
     after: Cursor
+    read: Input
 
 
-def _begun(plan: Plan, folder: "_Folder") -> TokenIndex:
+@dataclass(frozen=True)
+class _Done:
+    """What became of a batch."""
+
+    documents: int
+    skipped: int
+    tokens: int
+
+
+def _begun(plan: Plan, folder: TokenFolder) -> tuple[TokenIndex, list[Input]]:
+    """The index to go on from, and what its shards hold of each file."""
     index = find_index(plan.folder)
     if index is None:
         dtype: Any = dtype_for(plan.tokenizer.vocabulary).name
         if plan.tokenizer_json:
-            folder.write("tokenizer.json", plan.tokenizer_json)
+            folder.write("tokenizer.json", plan.tokenizer_json.encode())
         return TokenIndex(
             dtype=dtype, vocabulary=plan.tokenizer.vocabulary, end_of_document=plan.tokenizer.end_of_document,
             source=plan.digest,
-        )  # fmt: skip
+        ), []  # fmt: skip
     if index.source != plan.digest:
         raise ValueError(
-            f"{plan.folder} has tokens of other files, or by another tokenizer, split or shard size; give the same as "
-            "before to go on, or another folder"
+            f"{plan.folder} has tokens by another tokenizer, kind, text field, split or shard size, or by an earlier "
+            "version; give the same as before to go on, or another folder"
         )
-    return index
+    inputs: dict[str, Input] = {}
+    for number in range(len(index.shards) // len(_PARTS)):
+        for read in _INPUTS.validate_json(folder.read(_inputs_name(number))):
+            _add(inputs, read)
+    held = list(inputs.values())
+    refuse_changed(held, plan.files, plan.source)
+    if index.complete and len(plan.files) > len(held):
+        raise ValueError(
+            f"{plan.folder} is complete and holds nothing of {plan.files[len(held)].url}; tokenize new files into "
+            "another folder"
+        )
+    return index, held
 
 
-def _batches_from(plan: Plan, start: Cursor) -> Iterator[tuple[_Place, list[str | bytes]]]:
+def _add(inputs: dict[str, Input], read: Input) -> None:
+    """Note what was read of a file beside what was read of it before."""
+    before = inputs.get(read.file)
+    inputs[read.file] = read if before is None else read.model_copy(update={"first": before.first})
+
+
+def _inputs_name(number: int) -> str:
+    return f"inputs-{number:05}.json"
+
+
+def _without_documents(plan: Plan, skipped: int) -> str:
+    where = ", ".join(plan.source.paths)
+    if skipped:
+        return f"all {skipped:,} documents of {where} are bad; {plan.folder}/quarantine-*.jsonl says why"
+    return f"there are no documents in {where}; check the files"
+
+
+def _batches_from(plan: Plan, start: Cursor, held: list[Input]) -> Iterator[_Batch]:
     for number, file in enumerate(plan.files[start.file :], start=start.file):
-        texts = documents(file, plan.source)
-        done = start.document if number == start.file else 0
-        for _ in range(done):
-            next(texts)
-        for batch in batches(texts):
-            begin, done = Cursor(file=number, document=done), done + len(batch)
-            yield _Place(begin, Cursor(file=number, document=done)), batch
+        reading = Reading(file, plan.source)
+        if number == start.file and start.document:
+            reading.skip(held[number])
+        done = first = reading.count
+        for batch in batches(reading):
+            begin, done = Cursor(file=number, document=done), reading.count
+            yield _Batch(batch, begin, Cursor(file=number, document=done), reading.so_far(first, whole=False))
+            first = done
         # An empty list of documents moves the cursor to the next file.
-        yield _Place(Cursor(file=number, document=done), Cursor(file=number + 1)), []
+        here = Cursor(file=number, document=done)
+        yield _Batch([], here, Cursor(file=number + 1), reading.so_far(first, whole=True))
 
 
-def _write(batch: list[str | bytes], plan: Plan, shards: dict[Part, "_Shard"], place: _Place) -> int:
-    end, before = plan.tokenizer.end_of_document, sum(shard.tokens for shard in shards.values())
-    for offset, tokens in enumerate(plan.tokenizer.encode(batch)):
-        number = f"{place.begin.file}/{place.begin.document + offset}"
+def _write(batch: _Batch, plan: Plan, shards: dict[Part, ShardFile], quarantine: QuarantineFile) -> _Done:
+    before, skipped = sum(shard.tokens for shard in shards.values()), 0
+    for offset, (document, tokens) in enumerate(encode(batch.documents, plan.tokenizer)):
+        if document.problem:
+            if plan.on_error == "fail":
+                raise ValueError(
+                    f"{document}\nmend it and run the same again, which goes on after the last whole shard; or leave "
+                    "out what is bad with --on-error skip"
+                )
+            quarantine.write(document)
+            skipped += 1
+            continue
+        number = f"{batch.begin.file}/{batch.begin.document + offset}"
         share = int.from_bytes(hashlib.sha256(number.encode()).digest()[:4], "big") / 2**32
-        shard = shards["held_out" if share < plan.held_out_fraction else "training"]
-        shard.write(tokens)
-        shard.write(np.array([end], tokens.dtype))
-    return sum(shard.tokens for shard in shards.values()) - before
-
-
-class _Folder:
-    """Where the tokens go."""
-
-    def __init__(self, url: str) -> None:
-        self._filesystem, self._path = fsspec.url_to_fs(url, use_listings_cache=False)
-        self._filesystem.makedirs(self._path, exist_ok=True)
-
-    def write(self, name: str, content: str) -> None:
-        """Write a file in one piece."""
-        if self._filesystem.protocol[0] != "file":
-            self._filesystem.pipe_file(f"{self._path}/{name}", content.encode())
-            return
-        self._filesystem.pipe_file(f"{self._path}/{name}.new", content.encode())
-        self._filesystem.mv(f"{self._path}/{name}.new", f"{self._path}/{name}")
-
-    def shard(self, part: Part, number: int) -> "_Shard":
-        """A new shard; what an interrupted run left of it is overwritten."""
-        name = f"{part}-{number:05}.bin"
-        return _Shard(name, self._filesystem.open(f"{self._path}/{name}", "wb"))
-
-
-class _Shard:
-    """A shard that is being written."""
-
-    def __init__(self, name: str, stream: Any) -> None:
-        self.name, self.tokens, self._stream = name, 0, stream
-
-    def write(self, tokens: Tokens) -> None:
-        """Append tokens."""
-        self._stream.write(tokens.astype(tokens.dtype.newbyteorder("<"), copy=False).tobytes())
-        self.tokens += len(tokens)
-
-    def __enter__(self) -> "_Shard":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
+        shards["held_out" if share < plan.held_out_fraction else "training"].write(tokens)
+    written = sum(shard.tokens for shard in shards.values()) - before
+    return _Done(len(batch.documents) - skipped, skipped, written)

@@ -21,23 +21,30 @@ _END = _ENDS[0]
 
 
 class Tokenizer(Protocol):
-    """Makes tokens of documents."""
+    """Makes tokens of documents.
+
+    Attributes:
+        vocabulary: How many tokens it has.
+        end_of_document: The token that ends a document.
+        end_name: What to call that token in errors.
+    """
 
     vocabulary: int
     end_of_document: int
+    end_name: str
 
-    def encode(self, documents: Sequence[str | bytes]) -> list[Tokens]:
+    def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
         """The tokens of each document, without the one that ends it."""
 
 
 class ByteTokenizer:
     """A token a byte; byte 0, which text does not have, ends a document."""
 
-    vocabulary, end_of_document = 256, 0
+    vocabulary, end_of_document, end_name = 256, 0, "byte 0"
 
-    def encode(self, documents: Sequence[str | bytes]) -> list[Tokens]:
-        """The bytes of each document; text as UTF-8."""
-        return [np.frombuffer(each if isinstance(each, bytes) else each.encode(), np.uint8) for each in documents]
+    def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
+        """The bytes of each document."""
+        return [np.frombuffer(each, np.uint8) for each in documents]
 
 
 class FileTokenizer:
@@ -61,11 +68,12 @@ class FileTokenizer:
             wanted = repr(end_of_document) if end_of_document else f"any of {', '.join(_ENDS)}"
             raise ValueError(f"{name} does not have {wanted}; name the token that ends a document in end_of_document")
         self.end_of_document = found
+        self.end_name = str(tokenizer.id_to_token(found))
         self._dtype = dtype_for(self.vocabulary)
 
-    def encode(self, documents: Sequence[str | bytes]) -> list[Tokens]:
-        """The tokens of each document, by all cores; bytes are taken for UTF-8."""
-        texts = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in documents]
+    def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
+        """The tokens of each document, by all cores."""
+        texts = [each.decode() for each in documents]
         return [
             np.array(each.ids, self._dtype) for each in self._tokenizer.encode_batch(texts, add_special_tokens=False)
         ]
@@ -93,11 +101,11 @@ def open_tokenizer(name: str | None, end_of_document: str | None) -> Tokenizer:
     return FileTokenizer(tokenizer, name, end_of_document)
 
 
-def train_bpe(documents: Iterable[str | bytes], vocabulary: int) -> str:
+def train_bpe(documents: Iterable[bytes], vocabulary: int) -> str:
     """A byte-level BPE learnt from documents, as the content of a ``tokenizer.json``.
 
     Args:
-        documents: Text to learn from; each pair of neighbours is counted, the text itself is not kept.
+        documents: UTF-8 to learn from; each pair of neighbours is counted, the text itself is not kept.
         vocabulary: How many tokens it has, at most.
     """
     tokenizer = tokenizers.Tokenizer(models.BPE())
@@ -107,8 +115,7 @@ def train_bpe(documents: Iterable[str | bytes], vocabulary: int) -> str:
         vocab_size=vocabulary, special_tokens=[_END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )  # fmt: skip
-    texts = (each.decode(errors="replace") if isinstance(each, bytes) else each for each in documents)
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator((each.decode() for each in documents), trainer)
     return tokenizer.to_str()
 
 

@@ -19,6 +19,7 @@ from service.api.examples import document_examples
 from service.api.following import Follower
 from service.api.gate import Gate
 from service.api.headers import AnswerHeaders, allow_origins
+from service.api.heads import Heads
 from service.api.limits import Limits
 from service.api.measuring import Measuring
 from service.api.routes import (
@@ -53,7 +54,7 @@ class _Api(FastAPI):
         context: Context = self.state.context
         answering = AnswerHeaders(Audit(super().build_middleware_stack(), context.audit), context.settings)
         paths = (str(route.path) for route in iter_route_contexts(self.routes))
-        measuring = Measuring(answering, context.metrics.http, paths)
+        measuring = Measuring(Heads(answering), context.metrics.http, paths)
         return context.tracing.requests(measuring) if context.tracing else measuring
 
     def openapi(self) -> dict[str, Any]:

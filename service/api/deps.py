@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 from service.accounts.audit import AuditLog
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
-from service.api.auth import Reader
+from service.api.auth import Principal, Reader
 from service.api.following import Follower
 from service.api.limits import Limits
 from service.api.store_access import StoreAccess
@@ -77,9 +77,18 @@ TraceparentDep = Annotated[str | None, Depends(_traceparent)]  # of the request'
 def _job(job_id: str, context: ContextDep, who: Reader) -> JobRecord:
     """The job, if it is the tenant's own; else there is none, as far as the tenant is told."""
     job = context.store.get(job_id)
-    if job.tenant != who.tenant and not who.may(Scope.ADMIN):
-        raise JobNotFound(job_id)
+    refuse_others(job, who)
     return job
+
+
+def refuse_others(job: JobRecord, who: Principal) -> None:
+    """Refuse a job that is not the tenant's own.
+
+    Raises:
+        JobNotFound: It is another's; there is none, as far as the tenant is told.
+    """
+    if job.tenant != who.tenant and not who.may(Scope.ADMIN):
+        raise JobNotFound(job.id)
 
 
 JobDep = Annotated[JobRecord, Depends(_job)]

@@ -3,17 +3,20 @@
 import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Self
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import DisconnectionError, InterfaceError, InternalError, OperationalError, TimeoutError  # noqa: A004
 from starlette.exceptions import HTTPException
 
 from service.accounts.keys import KeyNotFound, KeyRevoked
 from service.accounts.quotas import QueueInUse, QueueNotFound
+from service.api.heads import is_stream
 from service.api.refusals import Forbidden, RateLimited, Unauthenticated
-from service.api.requests import MOST_BODY_BYTES
+from service.api.requests import MOST_BODY_BYTES, MOST_HEADER_BYTES, MOST_TARGET_BYTES
+from service.jobs.database import DatabaseGone
 from service.jobs.queries import JobNotFound
 from service.jobs.requests import IdempotencyKeyReused
 from service.jobs.writes import AlreadyFinished, Outdated, WrongState
@@ -21,13 +24,27 @@ from service.problems import FieldError, Problem, field_error, job_errors
 
 MEDIA_TYPE = "application/problem+json"
 
+_MOST_FAULTS = 50  # of one request that are told of: a megabyte of them would keep the service busy for a minute
+
 
 class InvalidJob(ValueError):
-    """What was asked for is well-formed but cannot be had of this job; names the fields at fault."""
+    """What was asked for is well-formed but cannot be had of this job; names the fields at fault.
 
-    def __init__(self, errors: list[FieldError]) -> None:
-        super().__init__("; ".join(f"{error.field}: {error.message}" for error in errors))
-        self.errors = errors
+    Args:
+        errors: The fields, at most some of which are told of.
+        left_out: How many there are besides.
+    """
+
+    def __init__(self, errors: Sequence[FieldError], left_out: int = 0) -> None:
+        self.errors = errors[:_MOST_FAULTS]
+        self.left_out = left_out + len(errors) - len(self.errors)
+        super().__init__("; ".join(f"{error.field}: {error.message}" for error in self.errors))
+
+    @classmethod
+    def of(cls, error: ValidationError, model: type[BaseModel]) -> Self:
+        """What pydantic found wrong with a job, or another model."""
+        faults = error.errors()
+        return cls(job_errors(faults[:_MOST_FAULTS], model), max(0, len(faults) - _MOST_FAULTS))
 
 
 class NotReady(RuntimeError):
@@ -81,8 +98,6 @@ _PROBLEMS: dict[type[Exception], tuple[HTTPStatus, str]] = {
 # What SQLAlchemy raises when the database is away or has no connection to spare, and not when a query is wrong.
 _DATABASE_AWAY = (OperationalError, InternalError, InterfaceError, DisconnectionError, TimeoutError)
 _RETRY_SECONDS = "5"
-_MOST_FAULTS = 50  # of one request that are told of: a megabyte of them would keep the service busy for a minute
-
 _log = logging.getLogger(__name__)
 
 
@@ -148,7 +163,7 @@ async def _invalid_request(request: Request, error: Exception) -> Response:
 
 async def _invalid_job(request: Request, error: Exception) -> Response:
     assert isinstance(error, InvalidJob)
-    return _refused(request, "invalid-job", error.errors)
+    return _refused(request, "invalid-job", error.errors, error.left_out)
 
 
 def _refused(request: Request, code: str, fields: Sequence[FieldError], left_out: int = 0) -> Response:
@@ -181,6 +196,8 @@ async def _known_problem(request: Request, error: Exception) -> Response:
 async def _database_unavailable(request: Request, error: Exception) -> Response:
     _log.error("the database is away: %s", error)
     detail = "the service's database does not answer; nothing has changed unless it was on its way, so try again"
+    if isinstance(error, DatabaseGone):
+        detail = "the file of the service's database is gone or another one, and nothing is stored; tell its operator"
     headers = {"Retry-After": _RETRY_SECONDS}
     return _answer(request, HTTPStatus.SERVICE_UNAVAILABLE, "database-unavailable", detail, headers=headers)
 
@@ -195,14 +212,21 @@ async def _http_error(request: Request, error: Exception) -> Response:
 def _allowed(request: Request) -> dict[str, str] | None:
     """All methods of the path that was asked for; Starlette names those of the first route with this path alone."""
     path = getattr(request.scope.get("route"), "path", None)
-    methods = request.app.openapi()["paths"].get(path)
-    return {"Allow": ", ".join(sorted(method.upper() for method in methods))} if methods else None
+    operations = request.app.openapi()["paths"].get(path)
+    if path is None or not operations:
+        return None
+    methods = {method.upper() for method in operations}
+    if "GET" in methods and not is_stream(path):
+        methods.add("HEAD")
+    return {"Allow": ", ".join(sorted(methods))}
 
 
 # Written out, because the phrases of HTTPStatus change from one Python to the next.
 _HTTP_PROBLEMS: dict[int, tuple[str, str]] = {
     404: ("not-found", "nothing is at this path; /openapi.json lists what there is"),
     405: ("method-not-allowed", "this path does not take this method; the Allow header lists those that it takes"),
+    414: ("target-too-long", f"the path and the query are longer than {MOST_TARGET_BYTES} bytes; ask for less"),
+    431: ("headers-too-large", f"the headers are larger than {MOST_HEADER_BYTES} bytes; send fewer or shorter ones"),
     413: ("body-too-large", f"the body is larger than {MOST_BODY_BYTES} bytes; send less"),
 }
 

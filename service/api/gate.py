@@ -5,16 +5,19 @@ It stands between the error handlers and the routes, so that what it raises is a
 """
 
 import re
+from http import HTTPStatus
 
-from fastapi import Request
+from fastapi import HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.accounts.keys import KeyStore
 from service.accounts.principal import ANONYMOUS, Principal
+from service.api.access_log import holds_key
 from service.api.auth import COOKIE, HOW_TO_AUTHENTICATE
 from service.api.limits import Limits
 from service.api.refusals import Forbidden, Unauthenticated
+from service.api.requests import MOST_HEADER_BYTES, MOST_TARGET_BYTES
 from service.exposure import is_loopback
 from service.settings import Settings
 
@@ -44,10 +47,12 @@ class Gate:
         Raises:
             Unauthenticated: It needs a key, and has no valid one.
             Forbidden: It comes from a page of another origin, or for another host.
+            HTTPException: Its path and query, or its headers, are too long.
             RateLimited: Its sender has sent too many.
         """
         if scope["type"] == "http":
             request = Request(scope)
+            refuse_oversized(request)
             if self._settings.auth:
                 request.state.principal = await self._admit(request)
             else:
@@ -66,6 +71,11 @@ class Gate:
         return ANONYMOUS
 
     async def _admit(self, request: Request) -> Principal | None:
+        if holds_key(request.url.query):
+            raise Unauthenticated(
+                "there is an API key in the query, where logs and histories keep it: revoke it, and send another as "
+                "Authorization: Bearer boost_…"
+            )
         path, address = request.scope["path"], request.client.host if request.client else None
         if path in _PROBES:
             return None
@@ -110,6 +120,18 @@ def refuse_foreign_page(request: Request, allowed: tuple[str, ...] = ()) -> None
         return
     if request.headers.get("origin") not in allowed:
         raise Forbidden("from a browser, only the service's own page may change things")
+
+
+def refuse_oversized(request: Request) -> None:
+    """Refuse a path and query, or headers, that nobody needs; the server bounds both together.
+
+    Raises:
+        HTTPException: They are longer than ``MOST_TARGET_BYTES``, or ``MOST_HEADER_BYTES``.
+    """
+    if len(request.scope.get("raw_path") or b"") + len(request.scope["query_string"]) > MOST_TARGET_BYTES:
+        raise HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG)
+    if sum(len(name) + len(value) for name, value in request.headers.raw) > MOST_HEADER_BYTES:
+        raise HTTPException(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
 
 def _needs_key(path: str) -> bool:

@@ -10,7 +10,11 @@ from typing import Any, NoReturn
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
+from boost_core.config.depth import is_too_deep
+
 MOST_BODY_BYTES = 2**20
+MOST_TARGET_BYTES = 16 * 2**10  # of the path and the query
+MOST_HEADER_BYTES = 16 * 2**10  # of the names and values of all headers
 _MOST_DIGITS = 1000  # Python reads 4300 at most
 
 
@@ -75,6 +79,8 @@ def _read_json(body: bytes) -> Any:
         parse_float=_finite,
         parse_int=_not_endless,
     )
+    if is_too_deep(content):
+        raise RecursionError
     json.dumps(content, ensure_ascii=False).encode()  # fails on halves of surrogate pairs
     return content
 

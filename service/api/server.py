@@ -9,6 +9,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from service.api.access_log import keep_values_out
 from service.api.connections import Listener, Loop, Notes, Watch, is_out_of_descriptors, most_connections
 from service.api.deps import Context
 from service.settings import Settings
@@ -43,6 +44,7 @@ class ApiServer(uvicorn.Server):
                 log_config=None,  # its lines look like all others of this process
             )
         )
+        keep_values_out()
         self._settings = settings
         self._context: Context = app.state.context
         self._notes = Notes()

@@ -9,6 +9,7 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
 from service.cli.failures import BadInput, ExitStatus
 from service.cli.handed_on import run_trainer
+from service.cli.printing import say
 from service.models.checkpoints import Checkpoint, CheckpointList, DamagedCheckpoint
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="Folder of a job's checkpoints: a path, file:// or s3://.")]
@@ -68,7 +69,7 @@ def verify(url: Url, step: Annotated[int | None, typer.Option(min=0, help="Only 
         problems = folder.damage(each)
         damaged = damaged or bool(problems)
         for line in problems or ["intact"]:
-            typer.echo(f"step {each}: {line}")
+            say(f"step {each}: {line}")
     if damaged:
         raise typer.Exit(ExitStatus.FAILED)
 
@@ -82,7 +83,7 @@ def prune(
     folder = CheckpointFolder(url)
     _steps(folder)
     removed = folder.prune(keep_last, keep_every, read_files=True)
-    typer.echo(f"removed {len(removed)}; left: {', '.join(map(str, folder.steps()))}")
+    say(f"removed {len(removed)}; left: {', '.join(map(str, folder.steps()))}")
 
 
 def export(

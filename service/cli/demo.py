@@ -20,6 +20,7 @@ from boost_core.config.reports import EvaluationReport, StepReport
 from service.cli.failures import BadInput, ExitStatus, read_job
 from service.cli.follow import follow
 from service.cli.lines import report_of
+from service.cli.printing import print_line
 from service.client import ApiError, Client, ServiceUnreachable
 from service.jobs.model import JobEvent, JobRecord
 from service.jobs.states import JobState
@@ -51,8 +52,8 @@ def run_demo(settings: Settings, console: Console) -> ExitStatus:
                 _wait_until_ready(process, url)
             record, events = _train(client, spec, console)
     except (_ServiceFailed, ServiceUnreachable) as error:
-        console.print(f"{error}\nthe end of {log}:", style="red", markup=False)
-        console.print(_tail(log), markup=False)
+        print_line(console, f"{error}\nthe end of {log}:", style="red")
+        print_line(console, _tail(log))
         return ExitStatus.FAILED
     return _conclude(record, events, log, console)
 
@@ -64,7 +65,7 @@ class _ServiceFailed(RuntimeError):
 def _train(client: Client, spec: JobSpec, console: Console) -> tuple[JobRecord, list[JobEvent]]:
     """Submit the example and follow it; cancel it when that is broken off, or the next demo would wait for it."""
     job_id = client.submit(spec).id
-    console.print(f"submitted {EXAMPLE} as {job_id}", markup=False, soft_wrap=True)
+    print_line(console, f"submitted {EXAMPLE} as {job_id}")
     try:
         record = follow(client, job_id, console)
     except BaseException:
@@ -140,7 +141,7 @@ def _conclude(record: JobRecord, events: Sequence[JobEvent], log: Path, console:
     """Print what came of the job."""
 
     def say(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
+        print_line(console, text)
 
     reports = [report_of(event) for event in events]
     steps = [report for report in reports if isinstance(report, StepReport)]

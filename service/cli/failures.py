@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from boost_core.config import JobSpec, load_job
 from boost_core.config.nanotron import Imported, import_config
+from service.cli.printing import print_line
 from service.client import ApiError, ServiceUnreachable
 from service.problems import FieldError, job_errors
 from service.settings import Settings
@@ -125,7 +126,7 @@ def _field_lines(problems: list[FieldError]) -> list[str]:
 
 
 def _exit(lines: Iterable[str], status: ExitStatus) -> typer.Exit:
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = Console(stderr=True, highlight=False)
     for line in lines:
-        console.print(f"error: {line}", style="red", markup=False)
+        print_line(console, f"error: {line}", style="red")
     return typer.Exit(status)

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from boost_core.config.reports import StepReport
 from service.cli.failures import ExitStatus
 from service.cli.lines import duration, line_of, numbers_of, report_of
+from service.cli.printing import print_line
 from service.client import Client
 from service.jobs.model import JobEvent, JobRecord
 from service.jobs.states import JobState
@@ -55,8 +56,8 @@ def follow_until_interrupted(client: Client, job_id: str, console: Console) -> J
     try:
         return follow(client, job_id, console)
     except KeyboardInterrupt:
-        console.print(f"stopped following; the job goes on. Look again: boost events {job_id} -f", soft_wrap=True)
-        console.print(f"cancel it: boost cancel {job_id}", soft_wrap=True)
+        print_line(console, f"stopped following; the job goes on. Look again: boost events {job_id} -f")
+        print_line(console, f"cancel it: boost cancel {job_id}")
         raise typer.Exit(ExitStatus.INTERRUPTED) from None
 
 
@@ -94,7 +95,7 @@ class _LiveView:
     def show(self, event: JobEvent) -> None:
         report = report_of(event)
         if not isinstance(report, StepReport):
-            self._progress.console.print(line_of(event), markup=False)
+            print_line(self._progress.console, line_of(event))
             return
         description = f"{numbers_of(report)}  ETA {duration(report.eta_seconds)}"
         self._progress.update(
@@ -123,4 +124,4 @@ class _PlainView:
             if time.monotonic() < self._quiet_until:
                 return
             self._quiet_until = time.monotonic() + _PLAIN_SECONDS
-        self._console.print(line_of(event), markup=False, soft_wrap=True)
+        print_line(self._console, line_of(event))

@@ -46,7 +46,7 @@ def create(
         print_json(made)
         return
     say(made.key)
-    typer.echo(f"this is the key {made.id} of tenant {made.tenant}; keep it now, it cannot be shown again", err=True)
+    say(f"this is the key {made.id} of tenant {made.tenant}; keep it now, it cannot be shown again", err=True)
 
 
 @app.command("ls")

@@ -10,6 +10,7 @@ from rich.console import Console
 from service.cli.demo import run_demo
 from service.cli.failures import read_foreign_config, read_settings
 from service.cli.handed_on import run_trainer
+from service.cli.printing import say
 
 HANDED_ON: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
@@ -61,9 +62,9 @@ def import_configuration(
     """Make a job file of another trainer's configuration, and say what could not be carried over, and what to set."""
     imported = read_foreign_config(config)
     for note in imported.notes:
-        typer.echo(f"not carried over as it was: {note}", err=True)
+        say(f"not carried over as it was: {note}", err=True)
     for field, remedy in imported.unset.items():
-        typer.echo(f"to be set before the job runs: {field}: {remedy}", err=True)
+        say(f"to be set before the job runs: {field}: {remedy}", err=True)
     text = yaml.safe_dump(imported.job, sort_keys=False)
     if out is None:
         typer.echo(text, nl=False)

@@ -29,7 +29,7 @@ def login(
     settings = read_settings()
     address = url or settings.url
     if urlsplit(address).scheme == "http" and urlsplit(address).hostname not in _THIS_MACHINE:
-        typer.echo(f"careful: what goes to {address}, the key included, can be read on the way; use https", err=True)
+        say(f"careful: what goes to {address}, the key included, can be read on the way; use https", err=True)
     key = sys.stdin.readline().strip() if key_stdin else typer.prompt("API key", hide_input=True).strip()
     if not key:
         raise BadInput("no key was given; an operator makes one with: boost keys create NAME --tenant TENANT")

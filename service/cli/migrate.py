@@ -1,8 +1,7 @@
 """``boost migrate``: the database brought up to date before a service starts."""
 
-import typer
-
 from service.cli.failures import BadInput, Failed, read_settings
+from service.cli.printing import say
 
 
 def migrate() -> None:
@@ -21,4 +20,4 @@ def migrate() -> None:
         raise BadInput(f"BOOST_DATABASE_URL: {error}") from error
     except (OSError, SQLAlchemyError) as error:
         raise Failed(f"the database {place} could not be brought up to date: {error}") from error
-    typer.echo(f"the database {place} is up to date")
+    say(f"the database {place} is up to date")

@@ -16,7 +16,7 @@ def moment_before_now(text: str) -> datetime:
         BadInput: It is neither.
     """
     span = _span(text)
-    return _date(text) if span is None else datetime.now(UTC) - span
+    return _date(text) if span is None else _after(-span)
 
 
 def moment_from_now(text: str) -> datetime:
@@ -26,7 +26,7 @@ def moment_from_now(text: str) -> datetime:
         BadInput: It is neither, or in the past.
     """
     span = _span(text)
-    moment = _date(text) if span is None else datetime.now(UTC) + span
+    moment = _date(text) if span is None else _after(span)
     if moment <= datetime.now(UTC):
         raise BadInput(f"{text} is not in the future; give a later time, such as 90d")
     return moment
@@ -35,6 +35,13 @@ def moment_from_now(text: str) -> datetime:
 def _span(text: str) -> timedelta | None:
     match = _SPAN.fullmatch(text)
     return timedelta(**{_UNITS[match[2]]: int(match[1])}) if match else None
+
+
+def _after(span: timedelta) -> datetime:
+    try:
+        return datetime.now(UTC) + span
+    except OverflowError:
+        raise BadInput(f"{span.days} days are longer than the calendar; give a shorter span, such as 90d") from None
 
 
 def _date(text: str) -> datetime:

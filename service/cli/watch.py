@@ -16,7 +16,7 @@ from service.cli.facts import loss, news, productive_share, step
 from service.cli.failures import ExitStatus
 from service.cli.lines import duration, numbers_of
 from service.cli.options import Url
-from service.cli.printing import table_of
+from service.cli.printing import print_line, table_of
 from service.cli.spark import sparkline
 from service.cli.watching import Watched
 from service.jobs.model import JobRecord
@@ -115,7 +115,7 @@ class _Lines:
                 job.state is JobState.RUNNING and time.monotonic() >= until
             ):
                 self._said[job.id] = job.state, job.waiting_for, time.monotonic() + _PLAIN_SECONDS
-                self._console.print(_line(job), markup=False, soft_wrap=True)
+                print_line(self._console, _line(job))
 
 
 def _line(job: JobRecord) -> str:

@@ -12,7 +12,7 @@ from alembic.config import Config
 from psycopg.abc import Buffer
 from psycopg.types.string import StrDumperUnknown
 from sqlalchemy import Engine, create_engine, event, func, make_url, select
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, OperationalError
 
 _BUSY_MILLISECONDS = 30_000
 _CONNECT_SECONDS = 5
@@ -20,6 +20,50 @@ _SILENT_MILLISECONDS = 10_000  # then the other side is taken to be gone
 _NUL, _REPLACEMENT = "\0", "\ufffd"
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # and no backslash that is escaped, before u0000
 _MIGRATION_LOCK = 0x626F6F7374  # any number, the same in all processes
+
+
+class DatabaseGone(OperationalError):
+    """The file of a SQLite database is gone or another one; SQLite would write on into what nobody finds.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: str) -> None:
+        problem = f"{path} is gone or another file; bring it back, and restart the service if it is a copy"
+        super().__init__(None, None, FileNotFoundError(problem))
+
+
+class _File:
+    """The file that a SQLite engine works with, noticed when it is not the same any more.
+
+    Args:
+        path: Its path.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._known: tuple[int, int] | None = None
+
+    def note(self, *_: object) -> None:
+        """Take the file for the right one, if it is the first."""
+        self._known = self._known or self._found()
+
+    def check(self, *_: object) -> None:
+        """Make sure that it is still there.
+
+        Raises:
+            DatabaseGone: It is not.
+        """
+        if self._known is not None and self._found() != self._known:
+            raise DatabaseGone(self._path)
+
+    def _found(self) -> tuple[int, int] | None:
+        try:
+            found = Path(self._path).stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
 
 
 def open_engine(database_url: str) -> Engine:
@@ -45,6 +89,11 @@ def open_engine(database_url: str) -> Engine:
         _keep_private(Path(url.database))
     engine = create_engine(url)
     event.listen(engine, "connect", _set_up_sqlite)
+    if url.database:
+        file = _File(url.database)
+        event.listen(engine, "connect", file.note)
+        for moment in ("do_connect", "checkout", "commit"):
+            event.listen(engine, moment, file.check)
     return engine
 
 

@@ -1,8 +1,9 @@
 """A time as requests give it."""
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import AwareDatetime, BeforeValidator
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator
 from pydantic_core import PydanticKnownError
 
 
@@ -13,4 +14,13 @@ def _no_number(value: Any) -> Any:
     return value
 
 
-Moment = Annotated[AwareDatetime, BeforeValidator(_no_number)]  # RFC 3339, with its zone
+def _in_utc(value: datetime) -> datetime:
+    # At the ends of the calendar there is no such time in other zones, in which databases and people ask for it.
+    if not _FIRST_YEAR <= value.year <= _LAST_YEAR:
+        raise ValueError(f"must be in the years {_FIRST_YEAR} to {_LAST_YEAR}")
+    return value.astimezone(UTC)
+
+
+_FIRST_YEAR, _LAST_YEAR = 1900, 9000
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_no_number), AfterValidator(_in_utc)]  # RFC 3339, with its zone

@@ -16,6 +16,7 @@ from tests.service.conftest import RunningApi
 from tests.service.records import (
     GOOD,
     a_fault,
+    a_log_line,
     a_restart,
     a_shape,
     a_spec,
@@ -53,6 +54,12 @@ def test_submit_as_json_gives_the_record(boost, store: JobStore, tmp_path: Path)
         (GOOD | {"data": {"source": {"kind": "text", "paths": ["/no/such"]}}}, "error: data.source.paths: no file is"),
         ("- a list", "must hold a mapping"),
         ("{", "is not YAML"),
+        ("a: " + "[" * 5000, "nested too deeply"),
+        ("name: a\nname: b", "the field 'name' stands twice; leave one out"),
+        (
+            GOOD | {"training": {"steps": "1:30"}},
+            "error: training.steps: must be a whole number, not '1:30'",
+        ),
     ],
 )
 def test_submit_says_what_is_wrong_with_a_job_file(boost, tmp_path: Path, job: object, message: str) -> None:
@@ -209,6 +216,25 @@ def test_events_print_a_line_for_every_event(boost, store: JobStore) -> None:
     assert "step 1/10  loss 4.9000  2,048 tokens/s  communication 25%  ETA 0:04" in lines
     assert "step 10  held-out loss 2.5000 (unigram entropy of that text 3.0000)" in lines
     assert "step 10  checkpoint file:///checkpoints/step-10 (1.0 MiB, 0.25 s)" in lines
+
+
+def test_what_others_wrote_does_not_steer_the_terminal(boost, store: JobStore) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    start(store, job.id)
+    store.append_reports(job.id, 1, numbered(a_log_line("red \x1b[31m title \x9d0;x\x07 \u202ekcab\r\ttab")))
+    said = "red \\u001b[31m title \\u009d0;x\\u0007 \\u202ekcab\\u000d"
+    for arguments in (("logs", job.id), ("events", job.id)):
+        printed = boost(*arguments).stdout
+        assert said in printed
+        assert not {"\x1b", "\x9d", "\x07", "\u202e", "\r"} & set(printed)
+
+
+def test_json_with_control_characters_stays_json(boost, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = store.create(a_spec(), "/checkpoints")
+    store.change(job.id, Reason.HEAD_OF_QUEUE, "the next\x9b one\x7f")
+    printed = boost("show", job.id, "--json").stdout
+    assert not {"\x9b", "\x7f"} & set(printed)
+    assert json.loads(printed)["message"] == "the next\x9b one\x7f"
 
 
 def test_cancel(boost, store: JobStore) -> None:

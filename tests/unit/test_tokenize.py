@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from boost_core.config import DataConfig, SourceConfig
-from boost_core.config.sources import SourceFile, check_data, list_files, tokenizer_vocabulary
+from boost_core.config.sources import check_data, list_files, tokenizer_vocabulary
 from boost_core.config.tokenized import find_index, read_index
 from boost_core.data import __main__ as command
-from boost_core.data import corpus, tokenize
+from boost_core.data import encode, tokenize
 from boost_core.data.corpus import load_corpus
 from boost_core.data.documents import documents
 from boost_core.data.tokenizers import open_tokenizer
@@ -50,30 +50,9 @@ def write(folder: Path, kind: str) -> SourceConfig:
 @pytest.mark.parametrize("kind", ["text", "jsonl", "parquet", "dataset"])
 def test_every_kind_of_source_has_the_same_documents(tmp_path: Path, kind: str) -> None:
     source = write(tmp_path / kind, kind)
-    found = [text for file in list_files(source) for text in documents(file, source)]
-    assert [text.decode() if isinstance(text, bytes) else text for text in found] == TEXTS
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.jsonl", '{"content": "x"}\n{"text": "x"}\n', "a.jsonl, line 2: no JSON object with a field 'content'"),
-        ("a.jsonl", "no json\n", "line 1"),
-        ("a.jsonl", '{"content": 3}\n', "is no text but int"),
-    ],
-)
-def test_a_line_that_is_no_document_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:
-    (tmp_path / name).write_text(content)
-    source = SourceConfig(kind="jsonl", paths=(str(tmp_path),), text_field="content")
-    with pytest.raises(ValueError, match=message):
-        list(documents(SourceFile(str(tmp_path / name), 1), source))
-
-
-def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
-    for kind in ("parquet", "dataset"):
-        source = write(tmp_path / kind, kind).model_copy(update={"text_field": "words"})
-        with pytest.raises(ValueError, match="no column 'words'"):
-            list(documents(list_files(source)[0], source))
+    found = [document for file in list_files(source) for document in documents(file, source)]
+    assert [document.content.decode() for document in found] == TEXTS
+    assert not any(document.problem for document in found)
 
 
 def run(source: Path, folder: Path, *options: str) -> int:
@@ -115,7 +94,7 @@ def decoded(parts: list[list[int]], folder: Path) -> list[str]:
 
 def test_bytes_in_many_shards_are_the_documents(tmp_path: Path) -> None:
     write(tmp_path / "in", "jsonl")
-    with patch.object(corpus, "_BATCH_BYTES", 300):
+    with patch.object(encode, "_BATCH_BYTES", 300):
         assert run(tmp_path / "in", tmp_path / "out", "--shard-tokens", "1500") == 0
     index = read_index(str(tmp_path / "out"))
     assert (index.dtype, index.vocabulary, index.end_of_document, index.documents) == ("uint8", 256, 0, 60)
@@ -145,7 +124,7 @@ def test_an_interrupted_run_goes_on_to_the_same_tokens(tmp_path: Path, after: in
         if next(reports, None) is None:
             raise KeyboardInterrupt
 
-    with patch.object(corpus, "_BATCH_BYTES", 300):
+    with patch.object(encode, "_BATCH_BYTES", 300):
         assert run(tmp_path / "in", tmp_path / "whole", *options) == 0
         with patch.object(command, "_show", interrupt), pytest.raises(KeyboardInterrupt):
             run(tmp_path / "in", tmp_path / "cut", *options)

@@ -47,7 +47,7 @@ def import_config(path: str | Path) -> Imported:
         OSError: It cannot be read.
     """
     try:
-        content = read_yaml(Path(path).read_text(encoding="utf-8"))
+        content = read_yaml(Path(path).read_text(encoding="utf-8"), allow_duplicates=True)  # as BOOST's own have
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict) or "tokens" not in content:

@@ -16,7 +16,6 @@ from service.api.idempotency import IdempotentDep
 from service.api.requests import StrictRoute
 from service.jobs.model import JobRecord
 from service.jobs.patch import JobPatch
-from service.problems import job_errors
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"], route_class=StrictRoute)
 
@@ -92,4 +91,4 @@ def _illegal_fields(model: type[BaseModel]) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        raise InvalidJob(job_errors(error.errors(), model)) from error
+        raise InvalidJob.of(error, model) from error

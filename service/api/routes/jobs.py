@@ -5,25 +5,26 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from boost_core.config import JobSpec
 from boost_core.plan.report import plan
 from service.api.admission import refuse_unfit
 from service.api.auth import Principal, Reader, Submitter
-from service.api.deps import Context, ContextDep, JobDep, TraceparentDep
+from service.api.deps import Context, ContextDep, JobDep, TraceparentDep, refuse_others
 from service.api.errors import InvalidJob, problem_responses
 from service.api.idempotency import IdempotentDep
 from service.api.merge import merged
 from service.api.requests import StrictRoute
 from service.jobs.model import JobFilter, JobPage, JobRecord, Owner
+from service.jobs.queries import JobNotFound
 from service.jobs.requests import Request
 from service.jobs.states import JobState
 from service.jobs.writes import WrongState
 from service.models.identity import Scope, TenantName
 from service.models.queues import QueueName
 from service.models.requests import CloneRequest, DryRun
-from service.problems import job_errors
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 
@@ -67,6 +68,8 @@ async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
 @router.get("", responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
 def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, context: ContextDep) -> JobPage:
     """List jobs, the newest first."""
+    if query.cursor is not None:
+        _refuse_unknown_cursor(query.cursor, who, context)
     tenant = query.tenant if who.may(Scope.ADMIN) else who.tenant
     wanted = JobFilter(query.state or None, tenant, query.queue, query.name, query.submitted_by)
     found = context.store.list(wanted, query.limit + 1, query.cursor)
@@ -104,8 +107,18 @@ async def clone(
     try:
         spec = JobSpec.model_validate(merged(job.spec.model_dump(mode="json"), changes))
     except ValidationError as error:
-        raise InvalidJob(job_errors(error.errors())) from error
+        raise InvalidJob.of(error, JobSpec) from error
     return await _create(spec, who, context, request, traceparent, response, cloned_from=job.id)
+
+
+def _refuse_unknown_cursor(cursor: str, who: Principal, context: Context) -> None:
+    """Refuse a cursor that no page has given: each is the id of a job that its reader has been shown."""
+    try:
+        refuse_others(context.store.get(cursor), who)
+    except JobNotFound as error:
+        problem = "is none that a page gave; take next_cursor as it is, or leave it out to begin anew"
+        fault = {"type": "value_error", "loc": ("query", "cursor"), "msg": problem, "input": cursor}
+        raise RequestValidationError([fault]) from error
 
 
 async def _create(

@@ -1,0 +1,44 @@
+"""Documents to tokens, a few MiB at once."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from boost_core.data.documents import Document
+from boost_core.data.tokenizers import Tokenizer, Tokens, dtype_for
+
+_BATCH_BYTES = 8 << 20  # of text that is tokenized at once
+_DOCUMENT_BYTES = 100  # that a document takes besides its text: empty ones fill a batch, too
+
+
+def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Documents in lists of a few MiB, which is what is tokenized at once."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.content) + _DOCUMENT_BYTES
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def encode(batch: Sequence[Document], tokenizer: Tokenizer) -> Iterator[tuple[Document, Tokens]]:
+    """Each document with its tokens and the one that ends it; a bad one has none.
+
+    A document that holds the token that ends documents is bad, too: it would come out as two.
+    """
+    end = np.array([tokenizer.end_of_document], dtype_for(tokenizer.vocabulary))
+    encoded = iter(tokenizer.encode([document.content for document in batch if not document.problem]))
+    for document in batch:
+        if document.problem:
+            yield document, end[:0]
+            continue
+        tokens = next(encoded)
+        if (tokens == end).any():
+            yield replace(document, problem=f"holds {tokenizer.end_name}, which ends documents; remove it"), end[:0]
+        else:
+            yield document, np.concatenate([tokens, end])

@@ -1,0 +1,102 @@
+"""The folder that tokens are written to, and the files in it that are written piece by piece."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import fsspec
+
+from boost_core.config.tokenized import Part
+from boost_core.data.documents import Document
+from boost_core.data.tokenizers import Tokens
+
+_SHOWN = 1000  # bytes of a bad document that the quarantine shows
+
+
+class TokenFolder:
+    """Where the tokens go.
+
+    Args:
+        url: The folder's path or URL; it is made.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._filesystem, self._path = fsspec.url_to_fs(url, use_listings_cache=False)
+        self._filesystem.makedirs(self._path, exist_ok=True)
+
+    def read(self, name: str) -> bytes:
+        """Read a file."""
+        content: bytes = self._filesystem.cat_file(f"{self._path}/{name}")
+        return content
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file in one piece."""
+        if self._filesystem.protocol[0] != "file":
+            self._filesystem.pipe_file(f"{self._path}/{name}", content)
+            return
+        self._filesystem.pipe_file(f"{self._path}/{name}.new", content)
+        self._filesystem.mv(f"{self._path}/{name}.new", f"{self._path}/{name}")
+
+    def shard(self, part: Part, number: int) -> "ShardFile":
+        """A new shard; what an interrupted run left of it is overwritten."""
+        name = f"{part}-{number:05}.bin"
+        return ShardFile(name, self._filesystem.open(f"{self._path}/{name}", "wb"))
+
+    def quarantine(self, number: int) -> "QuarantineFile":
+        """The list of what is skipped while a pair of shards is filled; what an interrupted run left of it goes."""
+        path = f"{self._path}/quarantine-{number:05}.jsonl"
+        if self._filesystem.exists(path):
+            self._filesystem.rm(path)
+        return QuarantineFile(lambda: self._filesystem.open(path, "wb"))
+
+
+class ShardFile:
+    """A shard that is being written.
+
+    Args:
+        name: Its file's name.
+        stream: Takes its bytes.
+    """
+
+    def __init__(self, name: str, stream: Any) -> None:
+        self.name, self.tokens, self._stream = name, 0, stream
+
+    def write(self, tokens: Tokens) -> None:
+        """Append tokens."""
+        self._stream.write(tokens.astype(tokens.dtype.newbyteorder("<"), copy=False).tobytes())
+        self.tokens += len(tokens)
+
+    def __enter__(self) -> "ShardFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+
+class QuarantineFile:
+    """The list of what is skipped, a line each; there is no file if there is nothing to list.
+
+    Args:
+        open_file: Makes the file.
+    """
+
+    def __init__(self, open_file: Callable[[], Any]) -> None:
+        self._open = open_file
+        self._stream: Any = None
+
+    def write(self, document: Document) -> None:
+        """Append a bad document: where it is, why it is bad, and how it begins."""
+        if self._stream is None:
+            self._stream = self._open()
+        line = {
+            "file": document.file, "place": document.place, "reason": document.problem,
+            "begins": document.content[:_SHOWN].decode(errors="backslashreplace"),
+        }  # fmt: skip
+        self._stream.write(json.dumps(line).encode() + b"\n")
+
+    def __enter__(self) -> "QuarantineFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
