@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from boost_core.config.base import Config
 from boost_core.config.parallelism import DataSize, ParallelismConfig, PipelineSize, TensorSize
 
-MOST_LAYOUTS = 64  # that a job may allow, replicas counted: each is looked at when a job is checked and scheduled
+MOST_LAYOUTS = 32  # that a job may allow, replicas counted: each is looked at when a job is checked and scheduled
 
 
 @dataclass(frozen=True, order=True)
