@@ -225,6 +225,9 @@ def data_of(tmp_path: Path, kind: str) -> dict:
 def test_the_token_that_ends_a_document_is_the_tokenizers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, end: int | None
 ) -> None:
-    job = tiny_job(tmp_path, tmp_path).model_dump(mode="json") | {"data": data_of(tmp_path, kind)}
-    assert trained_on(JobSpec.model_validate(job)) == TrainedOn(sequence_length=32, end_of_document=end)
+    content = tiny_job(tmp_path, tmp_path).model_dump(mode="json") | {"data": data_of(tmp_path, kind)}
+    job, folder = JobSpec.model_validate(content), CheckpointFolder(str(tmp_path / "checkpoints"))
+    folder.prepare(1)
+    manifest = folder.commit_written(job, job.parallelism, 1, 1, {})
+    assert trained_on(manifest) == TrainedOn(sequence_length=32, end_of_document=end)
     assert ("config.json gets no eos_token_id" in caplog.text) == (end is None)
