@@ -16,6 +16,7 @@ manifest, so a save that is cut off has never written it, at whichever point tha
 saved once more, so that being cut off then is not taken for a first save either.
 """
 
+import logging
 import os
 import re
 import zlib
@@ -43,6 +44,8 @@ from boost_core.checkpoint.retention import expendable
 from boost_core.config import JobSpec, ParallelismConfig
 from boost_core.config.small_files import Unreadable, read_small
 from boost_core.config.urls import StorageOptions, options_at
+
+logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 COMMITTED = "committed"
@@ -357,7 +360,10 @@ class CheckpointFolder:
     def commit(self, manifest: Manifest) -> None:
         """Write the manifest in one piece; the checkpoint exists from then on."""
         self._write_in_one_piece(self._manifest(manifest.step), encode(manifest))
-        self._filesystem.pipe_file(self._marker(manifest.step), b"")
+        try:
+            self._filesystem.pipe_file(self._marker(manifest.step), b"")
+        except Exception as error:  # stores raise types of their own; without it only a lost manifest goes unnoticed
+            logger.warning("%s cannot be written: %s", self._marker(manifest.step), error)
 
     def _write_in_one_piece(self, path: str, content: bytes) -> None:
         if not self.is_local:

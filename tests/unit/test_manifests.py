@@ -265,6 +265,14 @@ def test_a_manifest_that_a_disk_does_not_give_is_damage(folder: CheckpointFolder
     assert [found.damage == "" for found in folder.checkpoints()] == [False, True]
 
 
+def test_a_checkpoint_counts_from_its_manifest_on(folder: CheckpointFolder, caplog: pytest.LogCaptureFixture) -> None:
+    checksums = save_whole(folder, 3, tensors(3.0))
+    path_of(folder, 3, "committed").mkdir()  # so that the file of that name cannot be written
+    folder.commit_written(JOB, JOB.parallelism, 3, 12, checksums)
+    assert folder.newest_intact() == 3
+    assert "step-00000003/committed cannot be written" in caplog.text
+
+
 def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     assert CheckpointFolder(str(tmp_path / "nothing")).steps() == []
     (tmp_path / "loop").symlink_to(tmp_path / "loop")  # refused by the operating system, like a disk that has gone
