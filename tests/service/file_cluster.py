@@ -43,6 +43,7 @@ STARTING = Stage(GangPhase.STARTING, (a_log_line("workers start"),))
 TRAINING = Stage(GangPhase.TRAINING, (a_start(), a_shape(), a_step(1)))
 RECOVERING = Stage(GangPhase.RECOVERING, (an_interruption(1),))
 RECOVERED = Stage(GangPhase.TRAINING, (a_restart(1, Cause.WORKER_LOST), a_step(2), a_checkpoint(2)))
+SAVING = Stage(GangPhase.SAVING, (a_log_line("the store is away"),))
 SUCCEEDED = Stage(GangPhase.SUCCEEDED, (a_step(10), a_checkpoint(10)), lasts=True)
 FAILED = Stage(GangPhase.FAILED, (a_log_line("it diverges"),), lasts=True)
 
@@ -52,7 +53,7 @@ ENDLESS: Life = (STARTING, replace(TRAINING, lasts=True))
 SUCCESS: Life = (STARTING, TRAINING, SUCCEEDED)
 LIVES: Mapping[str, Sequence[Life]] = {  # by job's name and attempt
     "succeeds": [SUCCESS],
-    "recovers": [(STARTING, TRAINING, RECOVERING, RECOVERED, SUCCEEDED)],
+    "recovers": [(STARTING, TRAINING, RECOVERING, RECOVERED, SAVING, SUCCEEDED)],
     "fails": [(STARTING, TRAINING, FAILED)],
     "fails-as-it-starts": [(STARTING, FAILED)],
     "is-lost-as-it-starts": [(STARTING,), (STARTING,)],
