@@ -52,7 +52,10 @@ def without_token(**more: str) -> dict[str, str]:
 
 def come(address: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", _CLIENT, address]
-    return subprocess.run(command, env=without_token(**environment), capture_output=True, text=True, timeout=120)
+    here = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # the embedded Ray is on the loopback interface alone
+    return subprocess.run(
+        command, env=without_token(**here, **environment), capture_output=True, text=True, timeout=120
+    )
 
 
 def test_only_the_owner_can_read_the_token(address: str, folder: Path) -> None:
