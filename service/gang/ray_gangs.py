@@ -30,6 +30,7 @@ from service.gang.ray_private import (
     node_table,
     nodes_here,
     on_loopback,
+    own_sigterm_handler,
     use_token,
     write_to_log,
 )
@@ -84,7 +85,8 @@ class RayGangs:
         address = gcs_address(self._address)
         if not nodes_here(address):
             self._node = JoinedNode(address)
-        ray.init(address, _temp_dir=self._node.folder if self._node else None, **self._settings())
+        with own_sigterm_handler():
+            ray.init(address, _temp_dir=self._node.folder if self._node else None, **self._settings())
 
     def _start_embedded(self) -> None:
         if self._token_file:
@@ -92,7 +94,7 @@ class RayGangs:
             use_token(self._token_file)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing goes out unless its owner asks for it
         self._folder = tempfile.mkdtemp(prefix="boost-ray-")  # short: Ray puts sockets there
-        with on_loopback():
+        with on_loopback(), own_sigterm_handler():
             ray.init(
                 "local",
                 num_cpus=self._cpus,
@@ -114,7 +116,8 @@ class RayGangs:
 
     def close(self) -> None:
         """Leave the cluster, or end the embedded Ray with all its processes, also those that it has lost sight of."""
-        ray.shutdown()
+        with own_sigterm_handler():
+            ray.shutdown()
         if self._node is not None:
             self._node.close()
         if self._folder is not None:

@@ -1,8 +1,10 @@
 """The one place that leans on what Ray does not promise to keep. Its contract is tested against the pinned version."""
 
 import contextlib
+import ctypes
 import logging
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -17,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 GCS_SECONDS = 10.0
 ANSWER_SECONDS = 3.0
+_SIGACTION_BYTES = 256  # more than the C library's struct has anywhere
+_libc = ctypes.CDLL(None)
 _VITAL = {ray_constants.PROCESS_TYPE_GCS_SERVER: "GCS", ray_constants.PROCESS_TYPE_RAYLET: "raylet"}
 _cluster: Any = state.state
 
@@ -60,6 +64,20 @@ def on_loopback() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+@contextlib.contextmanager
+def own_sigterm_handler() -> Iterator[None]:
+    """Keep this process's handler of SIGTERM while Ray starts or stops in it.
+
+    Ray puts its own in its place, below Python, and none when it stops: then SIGTERM would end the process at once.
+    """
+    handler = ctypes.create_string_buffer(_SIGACTION_BYTES)
+    _libc.sigaction(signal.SIGTERM, None, handler)
+    try:
+        yield
+    finally:
+        _libc.sigaction(signal.SIGTERM, handler, None)
 
 
 def ended_processes() -> list[str]:
