@@ -183,7 +183,7 @@ class CheckpointFolder:
 
         Args:
             step: The checkpoint's step.
-            part: Which of ``parts`` equal parts of the files to look at; what is no file's is looked at with the first.
+            part: Which of ``parts`` equal parts of the files to check; the manifest itself is checked with the first.
             parts: In how many parts they are looked at.
         """
         try:

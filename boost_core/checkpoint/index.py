@@ -11,7 +11,7 @@ def files_named(index: bytes) -> set[str]:
     """Names of the files that torch's index, a pickle, says the tensors are in.
 
     Raises:
-        ValueError: It is no such index.
+        ValueError: The content is not such an index.
     """
     try:
         stored = _Reader(io.BytesIO(index)).load().state["storage_data"]

@@ -143,7 +143,7 @@ class Saver:
         return outcome
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait so long for what was started to come to its end; whether it has."""
+        """Wait at most this long for the current copy; returns whether it has finished."""
         if self._thread is not None:
             self._thread.join(seconds)
         return self._thread is None or not self._thread.is_alive()

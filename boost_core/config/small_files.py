@@ -12,7 +12,7 @@ _WITHOUT_WAITING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Unreadable(ValueError):
-    """What is at a path is no regular file, or larger than any that belongs there."""
+    """The path is not a regular file, or the file is larger than its kind may be."""
 
 
 def read_small(filesystem: AbstractFileSystem, path: str, most_bytes: int) -> bytes:

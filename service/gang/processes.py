@@ -19,7 +19,7 @@ def end_processes_of(folder: str) -> None:
 
 
 def _writes_to(process: psutil.Process, folder: str) -> bool:
-    """Whether a process has a file in a folder open for writing; not where it may not be known."""
+    """Whether a process has a file in a folder open for writing; false where we may not look."""
     with suppress(psutil.Error):
         return any(file.mode != "r" and Path(file.path).is_relative_to(folder) for file in process.open_files())
     return False

@@ -81,7 +81,7 @@ def own_sigterm_handler() -> Iterator[None]:
 
 
 def ended_processes() -> list[str]:
-    """What of a Ray that was started by this process has ended, of that without which it is none; else empty."""
+    """Which vital processes of a Ray that this process has started have ended; empty if none has, or on a cluster."""
     node: Any = worker._global_node
     dead = {name for name, _ in node.dead_processes()} if node is not None else set()
     return [what for name, what in _VITAL.items() if name in dead]

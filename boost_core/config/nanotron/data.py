@@ -6,7 +6,7 @@ from boost_core.config.nanotron.reader import Reader, assignment
 
 
 def data_section(reader: Reader) -> tuple[dict[str, Any], dict[str, str]]:
-    """Data of the same kind without its place, which is no legal data, and what must be set in it."""
+    """Data of the same kind without paths, which does not validate, and the fields that must be set in it."""
     first, path = _stages(reader)
     dataset = first.get("dataset")
     tokenizer = reader.take("tokenizer.tokenizer_name_or_path", None)

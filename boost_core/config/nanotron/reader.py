@@ -44,7 +44,7 @@ class Reader:
         """A value, which then counts as carried over.
 
         Raises:
-            ValueError: It is not there, and there is no default.
+            ValueError: The field is missing and has no default.
         """
         self._taken.add(path)
         value = self._values.get(path, default)
@@ -56,7 +56,7 @@ class Reader:
         """A whole number, or the default.
 
         Raises:
-            ValueError: It is none, is below ``least``, or is not there, and there is no default.
+            ValueError: The value is not such a number or below ``least``, or the field is missing and has no default.
         """
         value = self.take(path, default)
         if value is default:
@@ -69,7 +69,7 @@ class Reader:
         """A finite number, or the default.
 
         Raises:
-            ValueError: It is none, or is not there, and there is no default.
+            ValueError: The value is of another type, or the field is missing and has no default.
         """
         value = self.take(path, default)
         if value is default:

@@ -86,7 +86,7 @@ def optimizer_section(reader: Reader) -> dict[str, Any]:
 
 
 def _of_adam(reader: Reader, field: str, default: float) -> Any:
-    """A value of Adam's; earlier versions of nanotron have it one level up."""
+    """A field of Adam; earlier versions of nanotron have it one level up."""
     return reader.number(f"optimizer.optimizer_factory.{field}", reader.number(f"optimizer.{field}", default))
 
 
