@@ -196,7 +196,8 @@ def test_drills_bring_about_what_they_say(gangs: RayGangs, start: Callable[..., 
     (slow,) = gang.of("fault")
     assert (slow.what, slow.rank) == ("slow_rank", 1)
     assert slow.share > 0.5
-    drill(kind="fill_store", seconds=3)
+    gang.until(trained(gang.of("progress")[-1].step + 30))  # no step is late any more, and checkpoints come often
+    drill(kind="fill_store", seconds=6)
     gang.until(lambda gang: any("the store is full, by a drill" in line.message for line in gang.of("log")))
     step = gang.of("progress")[-1].step + 30
     drill(kind="kill_rank", rank=1, at_step=step)
