@@ -100,11 +100,15 @@ class Cause(StrEnum):
     LIMITS_CHANGED = "LIMITS_CHANGED"
     WORKER_BACK = "WORKER_BACK"
     PAUSED = "PAUSED"
+    WAITING_FOR_STORE = "WAITING_FOR_STORE"
 
 
 PLANNED_CAUSES = frozenset(
-    {Cause.NODE_DRAINED, Cause.NODE_JOINED, Cause.ROOM_NEEDED, Cause.LIMITS_CHANGED, Cause.WORKER_BACK, Cause.PAUSED}
-)
+    {
+        Cause.NODE_DRAINED, Cause.NODE_JOINED, Cause.ROOM_NEEDED, Cause.LIMITS_CHANGED, Cause.WORKER_BACK, Cause.PAUSED,
+        Cause.WAITING_FOR_STORE,
+    }
+)  # fmt: skip
 
 
 class InterruptionReport(Frozen):
@@ -128,6 +132,10 @@ class ShapeReport(Frozen):
         [], description="host:port of each rank's metrics; null of one without, empty when none are known."
     )
     supervisor: str | None = Field(None, description="Ray's id of the actor that runs the gang.")
+    keeps: bool = Field(
+        False,
+        description="The ranks have neither CPUs nor GPUs: all steps are done, and they keep the state for the store.",
+    )
 
 
 class RestartReport(Frozen):

@@ -60,11 +60,14 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
     if spec.checkpoint.url is None:
         raise ValueError("checkpoint.url is not set; give a folder for the checkpoints")
     membership = membership or Membership()
-    device = _device(spec)
+    device, reporter_of_rank = _device(spec), reporter if dist.get_rank() == 0 else None
+    memory = membership.recovery
+    if memory is not None and memory.step >= spec.training.steps:
+        return _Keeping(TrainState.initial(spec, device), membership, reporter_of_rank).until_stored()
     check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length)
     corpus = load_corpus(spec.data, spec.training.sequence_length)
     state = TrainState.initial(spec, device, end_of_document=corpus.end_of_document)
-    run = _Run(state, corpus, membership, reporter if dist.get_rank() == 0 else None)
+    run = _Run(state, corpus, membership, reporter_of_rank)
     try:
         run.resume()
         while state.step < spec.training.steps:
@@ -77,7 +80,7 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
                 return run.halt(asked.store)
             if ahead:  # else it has gone back to a state that is kept already
                 run.saving.after_step(asked.put_off)
-        return Outcome.FINISHED if run.saving.finish() else run.halt(store=False)
+        return run.finish()
     finally:
         run.saving.make_way()
 
@@ -94,19 +97,23 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-class _Run:
-    """One rank's run of a job: the state and what is done with it between steps."""
+class _Keeping:
+    """One rank's part of a job's state, kept until the store has it. That takes no data."""
 
-    def __init__(self, state: TrainState, corpus: Corpus, membership: Membership, reporter: Reporter | None) -> None:
-        self._state, self._corpus, self._membership, self._reporter = state, corpus, membership, reporter
-        training, url = state.spec.training, state.spec.checkpoint.url
+    def __init__(self, state: TrainState, membership: Membership, reporter: Reporter | None) -> None:
+        self._state, self._membership, self._reporter = state, membership, reporter
+        url = state.spec.checkpoint.url
         assert url is not None
         self._folder = CheckpointFolder(url)
-        self._sampler = Sampler(corpus, training.sequence_length, training.seed)
-        self._watch = LossWatch(state.spec.fault_tolerance)
-        self._ended: float | None = None  # the step before
-        self._flops = FlopRates.of(state.spec, _device_name(state.mesh.device))
         self.saving = Saving(state, self._folder, membership, reporter)
+
+    def until_stored(self) -> Outcome:
+        """Load the state of the last step, and keep it until the store has it."""
+        try:
+            self.resume()
+            return self.finish()
+        finally:
+            self.saving.make_way()
 
     def resume(self) -> None:
         """Load what there is to continue from, and say where training starts."""
@@ -140,6 +147,38 @@ class _Run:
         counts = folder.url == self._folder.url or state.step < state.spec.training.steps
         return url, state.step if counts else 0
 
+    def finish(self) -> Outcome:
+        """Wait until the store has the last checkpoint, or leave the state for the gang that comes next."""
+        return Outcome.FINISHED if self.saving.finish() else self.halt(store=False)
+
+    def halt(self, store: bool) -> Outcome:
+        """Leave the state for the gang that comes next."""
+        self.saving.put_on_shelf()
+        if store:
+            try:
+                self.saving.store_shelved()
+            except SaveFailed as failure:
+                logger.warning("the gang stops without a checkpoint: %s", failure)
+            else:
+                return Outcome.STORED
+        return Outcome.HALTED
+
+    def _report(self, report: Report) -> None:
+        if self._reporter:
+            self._reporter.report(report)
+
+
+class _Run(_Keeping):
+    """One rank's run of a job: the state and what is done with it between steps."""
+
+    def __init__(self, state: TrainState, corpus: Corpus, membership: Membership, reporter: Reporter | None) -> None:
+        super().__init__(state, membership, reporter)
+        training = state.spec.training
+        self._corpus, self._sampler = corpus, Sampler(corpus, training.sequence_length, training.seed)
+        self._watch = LossWatch(state.spec.fault_tolerance)
+        self._ended: float | None = None  # the step before
+        self._flops = FlopRates.of(state.spec, _device_name(state.mesh.device))
+
     def step(self) -> Requests:
         """One optimizer step and its report.
 
@@ -168,18 +207,6 @@ class _Run:
         self._membership.after_step(StepTimes(state.step, ended - since, busy, parts, state.ledger.by_group()))
         self._ended = ended
         return result.requests
-
-    def halt(self, store: bool) -> Outcome:
-        """Leave the state for the gang that comes next."""
-        self.saving.put_on_shelf()
-        if store:
-            try:
-                self.saving.store_shelved()
-            except SaveFailed as failure:
-                logger.warning("the gang stops without a checkpoint: %s", failure)
-            else:
-                return Outcome.STORED
-        return Outcome.HALTED
 
     def _report_step(self, result: StepResult, parts: StepParts) -> None:
         held_seconds = self.saving.held_seconds()
@@ -262,7 +289,3 @@ class _Run:
     @cached_property
     def _unigram_entropy(self) -> float:
         return unigram_entropy(self._corpus)
-
-    def _report(self, report: Report) -> None:
-        if self._reporter:
-            self._reporter.report(report)

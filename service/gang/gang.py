@@ -20,7 +20,7 @@ from service.gang.moves import Form, Halt, Keep, Move, Pause, ReplicaView, View,
 from service.gang.record import GangRecord
 from service.gang.replica import CannotStart, Member, Replica, node_selector
 from service.gang.reporter import Message
-from service.gang.resources import gang_in_words, worker_resources
+from service.gang.resources import bytes_to_keep, gang_in_words, without_resources, worker_resources
 from service.gang.status import GangPhase, Orders
 from service.gang.train_tab import TrainTab
 from service.gang.watch import GangWatch, RestartLimit
@@ -31,6 +31,8 @@ TICK_SECONDS = 0.05
 ANSWER_SECONDS = 5.0  # for a process to say what it has
 STOP_SECONDS = 5.0  # for ranks to stop by themselves once the gang is broken
 SILENT_SECONDS = 15.0  # without a word, after which a process is asked whether it is there
+MOST_SECONDS_TO_HOLD = 60.0  # that workers are held, at most, for a store that does not take the last checkpoint
+SHARE_TO_HOLD = 0.1  # of the time for which the store is waited for
 SAVE_AGAIN_SECONDS = 30.0  # after a pause or a change of layout that failed because the store was away
 
 
@@ -87,6 +89,8 @@ class Gang:
         self._orders_of_layout = orders  # the newest that ask for the layout that the gang has
         self._waits_since: float | None = None
         self._memory_is_lost = False
+        self._keep_on: list[list[str]] = []  # by replica, the nodes on which the state is kept without CPUs and GPUs
+        self._no_room_before = 0.0  # in the nodes' memory, for that
         self._heard: dict[int, float] = {}  # when each process was heard last
         self._lock = threading.Lock()  # around what the actor's methods touch
         self._errands: list[Errand] = []
@@ -149,6 +153,7 @@ class Gang:
             return True
         if self._formation is not None:
             self._look_after(self._formation)
+            self._give_back_resources(self._formation)
         if self._formation is not None and self._formation.halting is None:
             return self._execute(next_move(self._view()))
         return False
@@ -179,6 +184,7 @@ class Gang:
                     self._ready(replica),
                     self._cluster.leaving(replica.nodes()),
                     self._cluster.urgent(replica.nodes()),
+                    replica.keeps,
                 )
                 for replica in self._replicas.values()
             ],
@@ -188,6 +194,7 @@ class Gang:
             stored=formation is None and self._stored,
             most=self._most,
             finishing=formation is not None and self._record.step >= self._spec.training.steps,
+            keeping=bool(self._keep_on),
         )
 
     def _ready(self, replica: Replica) -> bool:
@@ -208,7 +215,9 @@ class Gang:
             self._replicas.pop(number).give_up()
         for _ in range(wanted.start):
             assert view.orders.target is not None
-            replica = Replica(self._spec.at(view.orders.target), selector, self._supervisor, self._context)
+            keepers = sum(replica.keeps for replica in self._replicas.values())
+            nodes = self._keep_on[keepers % len(self._keep_on)] if self._keep_on else ()
+            replica = Replica(self._spec.at(view.orders.target), selector, self._supervisor, self._context, nodes)
             self._replicas[replica.number] = replica
 
     def _execute(self, move: Move) -> bool:
@@ -252,10 +261,17 @@ class Gang:
             message = f"a worker was lost while the gang was formed: {type(error).__name__}"
             self._broken(Cause.WORKER_LOST, message, time.monotonic())
             return
+        spec, recovery = self._spec.at(move.shape), self._recovery()
+        keeps = bool(self._keep_on)
+        if keeps:
+            if recovery is None or recovery.step < spec.training.steps:
+                self._record.log("WARNING", "the state that was kept for the store is lost; steps are done again")
+                self._keep_on = []
+                return
+            spec = without_resources(spec)
         self._generation += 1
         places = [member.where for member in members if member.where is not None]
         nodes = [place.node for place in places]
-        spec, recovery = self._spec.at(move.shape), ray.put(self._recovery())
         copies = copy_holders(nodes) if spec.fault_tolerance.memory_copy_every_steps and len(nodes) > 1 else []
         watch = GangWatch(spec.fault_tolerance, time.monotonic())
         formation = Formation(self._generation, list(move.members), members, {}, watch)
@@ -263,11 +279,11 @@ class Gang:
             self._formation = formation
         self._shape, self._stored = move.shape, False
         self._most = max(self._most, move.shape.data)
-        self._record.formed(move.shape, places, makes_copies=bool(copies))
-        self._memory_is_lost, waited = False, self._record.waited_seconds
+        self._record.formed(move.shape, places, makes_copies=bool(copies), keeps=keeps)
+        self._memory_is_lost, waited, state = False, self._record.waited_seconds, ray.put(recovery)
         for rank, member in enumerate(members):
             assignment = Assignment(self._generation, spec, rank, meeting, tuple(copies), waited)
-            formation.ends[member.call("train", assignment, recovery)] = rank
+            formation.ends[member.call("train", assignment, state)] = rank
 
     def _recovery(self) -> MemoryState[Holder] | None:
         """The newest state that is in memory, unless the store has a newer one."""
@@ -315,6 +331,26 @@ class Gang:
             gone = self._cluster.gone({member.where.node for member in mute if member.where is not None})
             message = f"{len(mute)} workers have been silent for {SILENT_SECONDS:.0f} s and do not answer"
             self._broken(Cause.NODE_LOST if gone else Cause.WORKER_LOST, message, now, mute)
+
+    def _give_back_resources(self, formation: Formation) -> None:
+        """Have others keep the state once the store has not taken the last checkpoint for a while.
+
+        These take no CPUs and no GPUs, but memory of the same nodes, which must have it.
+        """
+        now, waits = time.monotonic(), self._spec.checkpoint.final_save_timeout_seconds
+        if self._keep_on or self._record.waited_seconds < min(MOST_SECONDS_TO_HOLD, SHARE_TO_HOLD * waits):
+            return
+        if not self._record.settled or formation.halting or now < self._no_room_before or self._shape is None:
+            return
+        asked = [member.call("free_memory") for member in formation.members]
+        ray.wait(asked, num_returns=len(asked), timeout=ANSWER_SECONDS)
+        nodes = [member.where.node for member in formation.members if member.where is not None]
+        each = bytes_to_keep(self._spec, self._shape)
+        if all((_result(free) or 0) >= each * nodes.count(node) for free, node in zip(asked, nodes, strict=True)):
+            ranks = self._shape.tensor * self._shape.pipeline
+            self._keep_on = [nodes[first : first + ranks] for first in range(0, len(nodes), ranks)]
+        else:
+            self._no_room_before = now + MOST_SECONDS_TO_HOLD
 
     def _mute(self, members: Sequence[Member]) -> list[Member]:
         """Those of some processes that do not answer."""
@@ -497,6 +533,7 @@ _IN_WORDS = {
     Cause.LIMITS_CHANGED: "the job's limits were changed",
     Cause.WORKER_BACK: "lost workers have been replaced",
     Cause.PAUSED: "the job is to be paused",
+    Cause.WAITING_FOR_STORE: "its resources are given back while the store is waited for",
 }
 
 

@@ -24,6 +24,7 @@ class ReplicaView:
         ready: Whether all its processes are up.
         leaving: Whether one of its nodes will go away.
         urgent: Whether that is soon.
+        keeps: Whether its processes have neither CPUs nor GPUs, and are there to keep the state alone.
     """
 
     number: int
@@ -32,6 +33,7 @@ class ReplicaView:
     ready: bool
     leaving: bool
     urgent: bool = False
+    keeps: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class View:
         stored: Between gangs: whether the newest state is in the checkpoint folder.
         most: The most replicas that a gang has had under these orders.
         finishing: Whether all steps are done, and the last checkpoint is being written.
+        keeping: Whether the state is to be kept by processes that have neither CPUs nor GPUs.
     """
 
     orders: Orders
@@ -57,6 +60,7 @@ class View:
     stored: bool
     most: int
     finishing: bool = False
+    keeping: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,8 @@ def _of_gang(view: View, shape: Shape) -> Move:
     if target.layout != shape.layout:
         return Halt(cause, store=True)
     reachable = _reachable(view)
+    if view.keeping and not any(replica.keeps for replica in view.replicas if replica.number in view.members):
+        return Halt(Cause.WAITING_FOR_STORE) if reachable == shape else Keep()
     leaving = [replica for replica in view.replicas if replica.leaving and replica.number in view.members]
     if leaving and reachable is not None:
         return Halt(Cause.NODE_DRAINED)
@@ -144,7 +150,11 @@ def _more_to_come(view: View) -> bool:
 
 def _usable(view: View) -> list[ReplicaView]:
     target = view.orders.target
-    return [replica for replica in view.replicas if target and replica.layout == target.layout and not replica.leaving]
+    return [
+        replica
+        for replica in view.replicas
+        if target and replica.layout == target.layout and replica.keeps == view.keeping and not replica.leaving
+    ]
 
 
 def _reachable(view: View) -> Shape | None:

@@ -32,6 +32,7 @@ from service.gang.context import GangContext
 from service.gang.drills import Drills
 from service.gang.failures import end_of
 from service.gang.rank_metrics import StepCollector, serve_metrics
+from service.gang.ray_private import free_memory
 from service.gang.reporter import LogReports, SupervisorReporter
 from service.gang.watch import Beat
 from service.redaction import redact, redact_logs
@@ -198,6 +199,10 @@ class RankProcess:
     def contents(self) -> list[Contents]:
         """What of the state is in this process's memory."""
         return self._shelf.contents()
+
+    def free_memory(self) -> int:
+        """Bytes of this node's memory, or of this container's, that nobody uses."""
+        return free_memory()
 
     def read(self, key: Key, regions: Sequence[Region]) -> list[np.ndarray[Any, Any]]:
         """Parts of a snapshot that is in this process's memory."""

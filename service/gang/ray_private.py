@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import ray_constants, services, state, worker
+from ray._private import ray_constants, services, state, utils, worker
 from ray.core.generated import autoscaler_pb2, gcs_pb2
 
 logger = logging.getLogger(__name__)
@@ -157,6 +157,12 @@ def drain(node_id: str, why: str, seconds: float) -> bool:
     deadline = int((time.time() + seconds) * 1000)
     accepted, _ = _gcs().drain_node(node_id, preemption, why, deadline)
     return bool(accepted)
+
+
+def free_memory() -> int:
+    """Bytes of memory that nobody uses, of this machine or of the container that this process is in."""
+    memory: Any = utils
+    return int(memory.get_system_memory() - memory.get_used_memory())
 
 
 def _is_of_this_machine(address: str) -> bool:

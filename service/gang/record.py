@@ -153,13 +153,14 @@ class GangRecord:
             case CheckpointReport():
                 self.stored_step = max(self.stored_step, report.step)
 
-    def formed(self, shape: Shape, places: Sequence[Place], makes_copies: bool) -> None:
+    def formed(self, shape: Shape, places: Sequence[Place], makes_copies: bool, keeps: bool = False) -> None:
         """A gang has been formed, and is told to train.
 
         Args:
             shape: Its shape.
             places: Where each rank is.
             makes_copies: Whether its ranks keep copies for each other.
+            keeps: Whether they have neither CPUs nor GPUs, and only keep the state.
         """
         with self._lock:
             self._shape, self._start, self._copy_is_due = shape, None, makes_copies
@@ -172,6 +173,7 @@ class GangRecord:
                     nodes=[place.node for place in places],
                     metrics_endpoints=[place.metrics for place in places],
                     supervisor=self._supervisor,
+                    keeps=keeps,
                 ),
             )
             if self._phase is GangPhase.STARTING:

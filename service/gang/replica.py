@@ -1,4 +1,7 @@
-"""Replicas on Ray: a placement group with a bundle a tensor parallel group, and a process a rank in it."""
+"""Replicas on Ray: a process a rank, in a placement group with a bundle a tensor parallel group.
+
+Processes that do no more than keep a job's state are in no placement group, and take neither CPUs nor GPUs.
+"""
 
 import os
 import signal
@@ -6,12 +9,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import (
-    PlacementGroup,
     placement_group,
     placement_group_table,
     remove_placement_group,
@@ -56,13 +58,102 @@ class RankActor:
         return getattr(self._process, method)(*arguments)
 
 
+class Places(Protocol):
+    """Where the processes of a replica may be."""
+
+    def reserved(self) -> bool:
+        """Whether what they need is reserved."""
+
+    def options(self, place: int) -> dict[str, Any]:
+        """What to tell Ray of the process at a place: what it takes, and where."""
+
+    def in_order(self, places: Sequence[Place]) -> list[int]:
+        """Numbers of the processes in the order of their ranks, by where they are."""
+
+    def free(self) -> None:
+        """Give it back."""
+
+
+class Reservation:
+    """A placement group with a bundle a tensor parallel group.
+
+    Args:
+        spec: The job; its parallelism has the replica's layout.
+        selector: What its nodes must have, or must not be; as ``node_selector`` says it.
+        name: What Ray's dashboard shows of it.
+    """
+
+    def __init__(self, spec: JobSpec, selector: Mapping[str, str], name: str) -> None:
+        self._tensor, pipeline = spec.parallelism.tensor_parallel_size, spec.parallelism.pipeline_parallel_size
+        self._each = worker_resources(spec)
+        bundle = {resource: amount * self._tensor for resource, amount in self._each.items()}
+        self._group = placement_group(
+            [bundle] * pipeline,
+            strategy=spec.resources.placement,
+            name=name,
+            bundle_label_selector=[dict(selector)] * pipeline if selector else None,
+        )
+
+    def reserved(self) -> bool:
+        """Whether the group is there."""
+        # Ray's own ready() would start a process on the nodes to find out, which takes seconds where they are busy.
+        return bool(placement_group_table(self._group).get("state") == "CREATED")
+
+    def options(self, place: int) -> dict[str, Any]:
+        """A rank's part of its bundle."""
+        bundle = place // self._tensor
+        return {
+            "num_cpus": self._each["CPU"],
+            "num_gpus": self._each.get("GPU", 0),
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
+        }
+
+    def in_order(self, places: Sequence[Place]) -> list[int]:
+        """Tensor parallel groups in turn, each on one node.
+
+        Raises:
+            MisplacedRanks: One is not.
+        """
+        return ordered(places, self._tensor)
+
+    def free(self) -> None:
+        """Remove the group."""
+        with suppress(RayError):  # a cluster that is going down frees it by itself
+            remove_placement_group(self._group)
+
+
+class BesideOthers:
+    """Places for processes that take neither CPUs nor GPUs.
+
+    Args:
+        nodes: Where each should be, as long as that node is there.
+    """
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self._nodes = nodes
+
+    def reserved(self) -> bool:
+        """They need nothing."""
+        return True
+
+    def options(self, place: int) -> dict[str, Any]:
+        """Nothing, on its node."""
+        there = NodeAffinitySchedulingStrategy(self._nodes[place], soft=True)
+        return {"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": there}
+
+    def in_order(self, places: Sequence[Place]) -> list[int]:
+        """As they are: they exchange little."""
+        return list(range(len(places)))
+
+    def free(self) -> None:
+        """Nothing is reserved."""
+
+
 class Member:
     """One process of a replica.
 
     Args:
-        spec: The job.
-        group: The replica's placement group.
-        bundle: The bundle in which the process is.
+        options: What it takes, and where it is to be, in Ray's words.
         supervisor: Handle of the ``Supervisor`` actor.
         context: What it is told of its surroundings.
 
@@ -71,19 +162,11 @@ class Member:
         where: Where it is; ``None`` until it is up.
     """
 
-    def __init__(
-        self, spec: JobSpec, group: PlacementGroup, bundle: int, supervisor: Any, context: GangContext
-    ) -> None:
+    def __init__(self, options: Mapping[str, Any], supervisor: Any, context: GangContext) -> None:
         self.number = next(_numbers)
-        resources = worker_resources(spec)
         self._actor: Any = (
             ray.remote(RankActor)
-            .options(
-                num_cpus=resources["CPU"],
-                num_gpus=resources.get("GPU", 0),
-                max_concurrency=CALLS_AT_ONCE,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
-            )
+            .options(max_concurrency=CALLS_AT_ONCE, **options)
             .remote(f"{context.tag}: worker {self.number}", self.number, supervisor, context)
         )
         self._placing = self.call("place")
@@ -153,27 +236,26 @@ class Replica:
         selector: What its nodes must have, or must not be; as ``node_selector`` says it.
         supervisor: Handle of the ``Supervisor`` actor.
         context: What its processes are told of their surroundings.
+        keep_on: For processes that are to keep the state alone: the node of each.
 
     Attributes:
         number: Its number.
         layout: Its (tensor, pipeline) parallel sizes.
         selector: As given.
+        keeps: Whether its processes only keep the state.
     """
 
-    def __init__(self, spec: JobSpec, selector: Mapping[str, str], supervisor: Any, context: GangContext) -> None:
-        self._spec, self._supervisor, self._context = spec, supervisor, context
-        self.selector = dict(selector)
+    def __init__(
+        self, spec: JobSpec, selector: Mapping[str, str], supervisor: Any, context: GangContext,
+        keep_on: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self._supervisor, self._context = supervisor, context
+        self.selector, self.keeps = dict(selector), bool(keep_on)
         self.number = next(_numbers)
         self.layout = (spec.parallelism.tensor_parallel_size, spec.parallelism.pipeline_parallel_size)
-        tensor, pipeline = self.layout
-        bundle = {name: amount * tensor for name, amount in worker_resources(spec).items()}
         tag = context.tag
-        self._group = placement_group(
-            [bundle] * pipeline,
-            strategy=spec.resources.placement,
-            name=f"{tag.name} ({tag.job_id}-{tag.attempt}-{self.number})",  # no two have one name
-            bundle_label_selector=[self.selector] * pipeline if selector else None,
-        )
+        name = f"{tag.name} ({tag.job_id}-{tag.attempt}-{self.number})"  # no two have one name
+        self._places: Places = BesideOthers(keep_on) if keep_on else Reservation(spec, selector, name)
         self._placed = False
         self._members: list[Member] = []
         self._failed_starts: Counter[int] = Counter()
@@ -181,11 +263,10 @@ class Replica:
     @property
     def placed(self) -> bool:
         """Whether its resources are reserved; its processes are started then."""
-        # Ray's own ready() would start a process on the nodes to find out, which takes seconds where they are busy.
-        if not self._placed and placement_group_table(self._group).get("state") == "CREATED":
+        if not self._placed and self._places.reserved():
             self._placed = True
             tensor, pipeline = self.layout
-            self._members = [self._started(bundle) for bundle in range(pipeline) for _ in range(tensor)]
+            self._members = [self._started(place) for place in range(tensor * pipeline)]
         return self._placed
 
     @property
@@ -218,7 +299,7 @@ class Replica:
     def start_again(self, member: Member) -> None:
         """Put a new process into the place of one that has ended, on the same resources."""
         place = self._members.index(member)
-        self._members[place] = self._started(place // self.layout[0])
+        self._members[place] = self._started(place)
 
     def in_order(self) -> list[Member]:
         """Its processes in the order of their ranks.
@@ -227,7 +308,7 @@ class Replica:
             MisplacedRanks: A tensor parallel group is not on one node.
         """
         places = [member.where for member in self._members if member.where is not None]
-        return [self._members[number] for number in ordered(places, self.layout[0])]
+        return [self._members[number] for number in self._places.in_order(places)]
 
     def nodes(self) -> set[str]:
         """The nodes on which its processes are, as far as they are up."""
@@ -237,8 +318,7 @@ class Replica:
         """End its processes and free its resources."""
         for member in self._members:
             member.kill()
-        with suppress(RayError):  # a cluster that is going down frees it by itself
-            remove_placement_group(self._group)
+        self._places.free()
 
-    def _started(self, bundle: int) -> Member:
-        return Member(self._spec, self._group, bundle, self._supervisor, self._context)
+    def _started(self, place: int) -> Member:
+        return Member(self._places.options(place), self._supervisor, self._context)

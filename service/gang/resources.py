@@ -1,6 +1,7 @@
 """What a worker needs of its node, by Ray's names. Torch-free, and does not import Ray."""
 
-from boost_core.config import JobSpec
+from boost_core.config import JobSpec, Shape
+from boost_core.plan.memory import rank_memory
 
 ON_THE_HEAD = {"node:__internal_head__": 0.001}  # for what should not go with a node of a gang
 
@@ -11,6 +12,18 @@ def worker_resources(spec: JobSpec) -> dict[str, float]:
     if spec.resources.gpus_per_worker:
         resources["GPU"] = spec.resources.gpus_per_worker
     return resources
+
+
+def without_resources(spec: JobSpec) -> JobSpec:
+    """The job as processes see it that only keep its state, on the CPUs that others leave."""
+    resources = spec.resources.model_copy(update={"gpus_per_worker": 0, "cpus_per_worker": 1})
+    return spec.model_copy(update={"resources": resources})
+
+
+def bytes_to_keep(spec: JobSpec, shape: Shape) -> int:
+    """What a process needs of its node's memory to take over a rank's state: that, and two copies to store."""
+    needed = rank_memory(spec, shape)
+    return 3 * (needed.weights + needed.gradients + needed.optimizer)
 
 
 def gang_in_words(workers: int, resources: dict[str, float]) -> str:

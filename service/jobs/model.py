@@ -87,9 +87,14 @@ class JobRecord(BaseModel):
         return starting or self.state is JobState.RUNNING
 
     @property
+    def keeps(self) -> bool:
+        """Whether the newest gang has given its resources back, and only keeps the last step's state for the store."""
+        return self.shape is not None and self.shape.keeps
+
+    @property
     def held(self) -> dict[str, float]:
         """What the newest gang holds of the cluster while it runs, by Ray's names of resources."""
-        if not self.has_gang:
+        if not self.has_gang or self.keeps:
             return {}
         ranks, each = self.present_shape.world_size, self.spec.resources
         return {"GPU": ranks * each.gpus_per_worker, "CPU": ranks * each.cpus_per_worker}

@@ -91,6 +91,8 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
     values: dict[str, Any] = {"state": state, "reason": reason, "message": message, "attempt": attempt}
     values["goodput"] = book(record.goodput, now, reason).model_dump(mode="json")
     values["waiting_since"] = (record.waiting_since or now) if state in WAITING_STATES else None
+    if record.shape and record.keeps and attempt != record.attempt:  # the new gang gets all that it needs
+        values["shape"] = record.shape.model_copy(update={"keeps": False}).model_dump(mode="json")
     if state is not JobState.QUEUED:
         values["waiting_for"] = None
     if state is not JobState.RUNNING:

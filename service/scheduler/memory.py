@@ -48,6 +48,11 @@ class GangMemory:
         entry = self._entries.get(job.id)
         return entry is not None and entry.attempt == job.attempt
 
+    def takes_part(self, job: JobRecord) -> bool:
+        """Whether a job has or wants resources. A gang that only keeps a state does not, unless it has lost it."""
+        entry = self._entries.get(job.id)
+        return not (job.has_gang and job.keeps) or (entry is not None and entry.gang.waiting)
+
     def orders(self, job: JobRecord) -> Orders:
         """What to tell a job's gang. One that is seen for the first time is to stay as the record has it."""
         if not self.knows(job):

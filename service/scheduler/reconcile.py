@@ -92,12 +92,14 @@ class Reconciler:
                 self._act(action)
         self._explain(actions)
         if self._autoscaling:
-            self._autoscaling.ask(*nodes_wanted(self._store.active(), self._limits()))
+            jobs = [job for job in self._store.active() if self._memory.takes_part(job)]
+            self._autoscaling.ask(*nodes_wanted(jobs, self._limits()))
 
     def _decide(self) -> list[Action]:
-        jobs = self._store.active()
+        active = self._store.active()
+        self._memory.forget_others({job.id for job in active if job.has_gang})
+        jobs = [job for job in active if self._memory.takes_part(job)]
         with_gang = [job for job in jobs if job.has_gang]
-        self._memory.forget_others({job.id for job in with_gang})
         gangs, nodes = self._memory.gangs(with_gang), self._gangs.nodes()
         self._housekeeping.show(nodes)
         return decide(jobs, nodes, gangs, self._memory.room_seconds(), self._policy, self._limits())

@@ -1,6 +1,7 @@
 """Gangs on a real Ray: two CPUs, two workers, the real trainer."""
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -278,6 +279,27 @@ def test_a_job_waits_for_the_store_with_its_last_checkpoint(full_disk: Path, sta
     folder = CheckpointFolder(str(full_disk))
     assert folder.steps() == [8]
     assert folder.damage(8) == []
+
+
+def test_who_waits_for_the_store_gives_the_workers_back(
+    gangs: RayGangs, full_disk: Path, start: Callable[..., Gang], tmp_path: Path
+) -> None:
+    gang = start(checkpoint={"final_save_timeout_seconds": 60})
+    gang.until(saving)
+    trained = set(gang.pids())
+    shutil.rmtree(tmp_path / "corpus")  # which nobody needs any more
+    gang.until(lambda gang: gangs.nodes()[0].free.get("CPU") == 2)
+    assert not any(map(psutil.pid_exists, trained))
+    assert gang.of("shape")[-1].keeps
+    assert gang.of("interruption")[-1].cause is Cause.WAITING_FOR_STORE
+    gang.until(saving)
+    os.kill(gang.pids()[0], signal.SIGKILL)
+    gang.until(lambda gang: len(gang.of("started")) == 3)
+    assert {(report.resumed_from, report.step) for report in gang.of("started")[1:]} == {("memory", 8)}
+    subprocess.run(["mount", "-o", "remount,size=64m", full_disk], check=True)
+    gang.until(ended)
+    assert (gang.status.phase, gang.status.message) == (GangPhase.SUCCEEDED, "trained 8 steps")
+    assert CheckpointFolder(str(full_disk)).damage(8) == []
 
 
 def test_a_job_that_has_waited_for_the_store_too_long_fails(start: Callable[..., Gang], tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ STATES = {  # of a replica, in a letter
     "u": {"placed": True, "ready": True, "leaving": True, "urgent": True},
     "o": {"placed": True, "ready": True, "layout": (1, 1)},  # of another layout
     "q": {"placed": False, "ready": False, "layout": (1, 1)},
+    "k": {"placed": True, "ready": True, "keeps": True},
+    "s": {"placed": True, "ready": False, "keeps": True},
 }
 NUMBERS_OF_REPLICAS = (1, 2, 4)
 
@@ -38,6 +40,7 @@ def replicas(states: str) -> list[ReplicaView]:
 def view(
     states: str, target: int | None, gang: Shape | None = None, *, members: tuple[int, ...] = (), settled: bool = True,
     stored: bool = False, most: int = 0, cause: Cause = Cause.LIMITS_CHANGED, finishing: bool = False,
+    keeping: bool = False,
 ) -> View:  # fmt: skip
     allowed = tuple(shape(data) for data in NUMBERS_OF_REPLICAS if target and data <= target)
     return View(
@@ -49,6 +52,7 @@ def view(
         stored=stored,
         most=most,
         finishing=finishing,
+        keeping=keeping,
     )
 
 
@@ -100,6 +104,18 @@ MOVES: dict[str, tuple[View, Move]] = {
     "but it shrinks": (trains("rrrr", 2, 4, finishing=True), Halt(Cause.LIMITS_CHANGED)),
     "and leaves a node": (trains("dr", 1, 1, finishing=True), Halt(Cause.NODE_DRAINED)),
     "if there is another": (trains("u-", 1, 1, finishing=True), Keep()),
+    "it holds what it has until others can keep the state": (
+        trains("rrks", 2, 2, finishing=True, keeping=True), Keep(),
+    ),
+    "then it stops for them": (
+        trains("rrkk", 2, 2, finishing=True, keeping=True), Halt(Cause.WAITING_FOR_STORE),
+    ),
+    "which take it over": (view("rrkk", 2, shape(2), keeping=True), Form((3, 4), shape(2))),
+    "and keep it": (view("kk", 2, shape(2), members=(1, 2), finishing=True, keeping=True), Keep()),
+    "those that are left take it over from those that are lost": (
+        view("ks", 2, shape(2), keeping=True), Form((1,), shape(1)),
+    ),
+    "what has lost it trains again": (view("rk", 1, shape(1)), Form((1,), shape(1))),
 }  # fmt: skip
 
 
@@ -129,6 +145,15 @@ POPULATIONS: dict[str, tuple[View, Population]] = {
     "what is in the store may go": (view("oorr-", 2, Shape(1, 1, 2), stored=True), Population(0, (1, 2, 5))),
     "another layout takes the place of the old": (view("oo", 2, Shape(1, 1, 2), stored=True), Population(2, (1, 2))),
     "before the first gang there is nothing to keep": (view("oqd", 2), Population(2, (1, 2, 3))),
+    "those that are to keep the state are started beside the gang": (
+        trains("rr", 2, 2, finishing=True, keeping=True), Population(2, ()),
+    ),
+    "the gang goes when they have it": (
+        view("rrkk", 2, shape(2), members=(3, 4), finishing=True, keeping=True), Population(0, (1, 2)),
+    ),
+    "and not before": (
+        view("rrkk", 2, shape(2), members=(3, 4), settled=False, finishing=True, keeping=True), Population(0, ()),
+    ),
     "nothing is started or given up to pause": (trains("rrp", None, 2), Population(0, ())),
 }  # fmt: skip
 

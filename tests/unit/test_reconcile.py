@@ -145,10 +145,10 @@ class Service:
         assert job.state is JobState.RUNNING
         return job
 
-    def trains(self, job: JobRecord, shape: Shape | None) -> None:
+    def trains(self, job: JobRecord, shape: Shape | None, keeps: bool = False) -> None:
         report = ShapeReport(
             tensor_parallel_size=shape.tensor, pipeline_parallel_size=shape.pipeline, data_parallel_size=shape.data,
-            nodes=["node-0"] * shape.world_size,
+            nodes=["node-0"] * shape.world_size, keeps=keeps,
         )  # fmt: skip
         reports = [GangReport(self.store.last_sequence(job.id, job.attempt) + 1, datetime.now(UTC), report)]
         message = f"{shape} trains"
@@ -463,6 +463,35 @@ def test_a_job_says_that_it_waits_for_the_store_and_goes_on_doing_so(service: Se
         "WAITING_FOR_STORE", "WAITING_FOR_STORE", "GANG_RECOVERING", "GANG_STARTED", "WAITING_FOR_STORE",
         "TRAINING_FINISHED",
     ]  # fmt: skip
+
+
+def test_a_job_that_only_keeps_its_state_leaves_its_resources_to_others(service: Service) -> None:
+    job, shape = service.started(), Shape(2, 1, 1)
+    service.gangs.free = [0.0]
+    service.trains(job, shape, keeps=True)
+    service.gangs.free = [2.0]
+    other = service.submit()
+    service.tick()
+    service.gangs.now(job, GangPhase.SAVING, "disk full", shape=shape)
+    service.tick()
+    assert (service.store.get(job.id).reason, service.store.get(job.id).held) == (Reason.WAITING_FOR_STORE, {})
+    assert service.gangs.launched == [(job.id, 1), (other, 1)]
+    assert [bundle.resources for bundle in service.gangs.asked[-1]] == [{"CPU": 2}], "nodes are asked for one of them"
+
+
+def test_one_that_has_lost_the_state_that_it_kept_wants_them_again(service: Service) -> None:
+    job, shape = service.started(), Shape(2, 1, 1)
+    service.trains(job, shape, keeps=True)
+    service.tick()
+    service.gangs.now(job, GangPhase.WAITING, "waits for 2 × {CPU: 1}", shape=shape)
+    service.submit()
+    service.tick()
+    assert service.gangs.launched == [(job.id, 1)], "who came first has the room"
+    service.gangs.gangs.clear()
+    service.tick()
+    assert service.reasons(job.id)[-3:] == [Reason.GANG_LOST, Reason.HEAD_OF_QUEUE, Reason.GANG_STARTING]
+    assert service.store.get(job.id).attempt == 2
+    assert service.store.get(job.id).held == {"GPU": 0, "CPU": 2}
 
 
 def test_a_gang_grows_when_there_has_been_room_for_a_while(service: Service) -> None:
