@@ -288,8 +288,7 @@ def test_who_waits_for_the_store_gives_the_workers_back(
     gang.until(saving)
     trained = set(gang.pids())
     shutil.rmtree(tmp_path / "corpus")  # which nobody needs any more
-    gang.until(lambda gang: gangs.nodes()[0].free.get("CPU") == 2)
-    assert not any(map(psutil.pid_exists, trained))
+    gang.until(lambda gang: gangs.nodes()[0].free.get("CPU") == 2 and not any(map(psutil.pid_exists, trained)))
     assert gang.of("shape")[-1].keeps
     assert gang.of("interruption")[-1].cause is Cause.WAITING_FOR_STORE
     gang.until(saving)
