@@ -1,12 +1,22 @@
-"""What is left of an embedded Ray when its GCS has died, and that another can be started."""
+"""A Ray whose GCS dies, embedded or joined: it is noticed, nothing is left of it, and the next one is taken."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import psutil
+from ray.util import get_node_ip_address
+
+from tests.service.conftest import free_port
 
 _PROGRAM = """
 import sys
-import time
 from pathlib import Path
 import psutil
 from service.gang.ray_gangs import RayGangs
@@ -34,3 +44,69 @@ gangs.close()
 def test_a_gcs_that_dies_is_noticed_and_nothing_is_left_of_its_ray(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", _PROGRAM, tmp_path], capture_output=True, text=True, timeout=240)
     assert done.stdout.splitlines() == ["the embedded Ray's GCS has ended", "[] False", "1"], done.stderr[-3000:]
+
+
+_JOINS = """
+import sys
+from pathlib import Path
+from service.gang.ray_gangs import RayGangs
+
+gangs = RayGangs(sys.argv[2], None, Path(sys.argv[1]))
+for _ in "the first head", "the second":
+    gangs.connect()
+    gangs.check()
+    print(len(gangs.nodes()), flush=True)
+    sys.stdin.readline()
+    try:
+        gangs.check()
+    except ConnectionError as error:
+        print(error, flush=True)
+    gangs.close()
+    sys.stdin.readline()
+"""
+
+
+@contextmanager
+def head(port: int, folder: str) -> Iterator[psutil.Process]:
+    """A cluster of one node; gives its GCS."""
+    command = [
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--port={port}", "--num-cpus=1",
+        "--include-dashboard=false", f"--temp-dir={folder}", "--block",
+    ]  # fmt: skip
+    environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
+    ray = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, start_new_session=True, text=True)
+    processes: list[psutil.Process] = []
+    try:
+        assert ray.stdout
+        assert any("Ray runtime started" in line for line in ray.stdout)
+        processes = psutil.Process(ray.pid).children(recursive=True)
+        yield next(process for process in processes if process.name() == "gcs_server")
+    finally:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        os.killpg(ray.pid, signal.SIGKILL)
+        ray.wait()
+
+
+def test_a_head_that_dies_is_noticed_and_the_next_one_is_joined(tmp_path: Path) -> None:
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder, contextlib.ExitStack() as service:
+        command = [sys.executable, "-c", _JOINS, tmp_path, f"{get_node_ip_address()}:{port}"]
+        for number in ("1", "2"):
+            with head(port, f"{folder}/{number}") as gcs:
+                if number == "1":
+                    joined = service.enter_context(
+                        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                    )
+                    service.callback(joined.kill)
+                    assert joined.stdin and joined.stdout
+                else:
+                    print(file=joined.stdin, flush=True)
+                assert joined.stdout.readline() == "1\n"
+                gcs.kill()
+                gcs.wait()
+                print(file=joined.stdin, flush=True)
+                assert joined.stdout.readline() == "Ray's head does not answer\n"
+        print(file=joined.stdin, flush=True)
+        assert joined.wait(60) == 0
