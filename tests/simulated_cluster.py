@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from boost_core.config import JobSpec, Shape
-from boost_core.plan.devices import ACCELERATOR_LABEL
+from boost_core.hardware import ACCELERATOR_LABEL
 from service.gang.resources import worker_resources
 from service.gang.status import GangPhase, GangStatus, JobTag, NodeCapacity, Orders
 from service.jobs.model import JobRecord

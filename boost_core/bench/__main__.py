@@ -21,8 +21,8 @@ from boost_core.bench.variants import PUBLISHED_SIZES, VARIANTS
 from boost_core.config import ModelConfig
 from boost_core.config.base import in_lines
 from boost_core.config.presets import PRESETS
+from boost_core.hardware import LINKS
 from boost_core.kernels.dispatch import Implementation
-from boost_core.plan.interconnect import INTERCONNECTS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,7 +78,7 @@ def _rank(given: argparse.Namespace, device: torch.device) -> None:
     print(f"{environment.device}, {rate / 1e12:.3g} TFLOP/s in a large matrix product, against which MFU and HFU are.")
     print("No communication is in a step. What it would take, none of it hidden, is modelled for")
     for name in given.interconnect:
-        print(f"  {name}: {INTERCONNECTS[name].description}")
+        print(f"  {name}: {LINKS[name].description}")
     _say_what_it_is_worth(device)
 
 
@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     rank.add_argument("--micro-batch", type=_count, nargs="+", default=[1, 4], help="sequences; several are compared")
     rank.add_argument("--sequence", type=_count, default=4096, help="tokens a sequence")
     rank.add_argument("--layers", type=_count, help="blocks; else the preset's")
-    links = list(INTERCONNECTS)
+    links = list(LINKS)
     rank.add_argument("--interconnect", choices=links, nargs="+", default=links, help="whose communication to model")
 
     kernels = commands.add_parser("kernels", help="each kernel against plain torch, torch.compile and the roofline")

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from boost_core.bench.results import Row
 from boost_core.bench.timing import Spread, synchronize
-from boost_core.plan.interconnect import fit
+from boost_core.plan.collectives import fit
 
 _WARM_CALLS = 3
 

@@ -27,10 +27,11 @@ from boost_core.config import JobSpec
 from boost_core.data.corpus import Corpus, Stream
 from boost_core.data.sampler import Sampler
 from boost_core.data.stream import TokenStream
+from boost_core.hardware import LINKS
 from boost_core.kernels.dispatch import always
 from boost_core.nn.weights import SplitAxes, WeightedModule
+from boost_core.plan.collectives import collective_seconds
 from boost_core.plan.flops import model_flops_per_token
-from boost_core.plan.interconnect import INTERCONNECTS
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 
@@ -163,9 +164,9 @@ def _measured(
 
 def _communication(state: TrainState, interconnect: str) -> float:
     """Seconds that the collectives of the last step would take one after the other, none of it hidden."""
-    link = INTERCONNECTS[interconnect]
+    link = LINKS[interconnect]
     return sum(
-        link.seconds(entry.kind, state.ranks.tensor.size, totals.bytes, totals.calls)
+        collective_seconds(link, entry.kind, state.ranks.tensor.size, totals.bytes, totals.calls)
         for entry, totals in state.ledger.totals().items()
         if entry.group in ("tp", "all")
     )

@@ -1,26 +1,16 @@
 """Which of a job's shapes fit the memory of which GPUs.
 
 What is planned for a rank is held to what torch's allocator has; CUDA's context, NCCL's buffers and the allocator's
-gaps are not in it. They are left the difference between the bytes here, gigabytes as NVIDIA's data sheets have them,
-and what drivers report, which is some 6 % more.
+gaps are not in it. They are left the difference between the gigabytes of data sheets (``hardware``) and what drivers
+report, which is some 6 % more.
 """
 
 from collections.abc import Mapping
 
 from boost_core.config.elasticity import Shape
 from boost_core.config.job import JobSpec, ResourcesConfig
+from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan.memory import rank_memory
-
-ACCELERATOR_LABEL = "ray.io/accelerator-type"  # which Ray gives to nodes with GPUs
-
-# By Ray's names of kinds.
-DEVICE_BYTES = {
-    "A100": 80_000_000_000,
-    "A100-40G": 40_000_000_000,
-    "A100-80G": 80_000_000_000,
-    "H100": 80_000_000_000,
-    "H200": 141_000_000_000,
-}
 
 
 def kind_of_gpu(resources: ResourcesConfig) -> str | None:

@@ -6,8 +6,8 @@ from boost_core.config.job import JobSpec
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.strategy import chosen_strategy
+from boost_core.hardware import peak_flops_per_second
 from boost_core.plan.parameters import block_matrix_parameters
-from boost_core.plan.peaks import peak_flops_per_second
 
 # Forward and backward are three parts of a block's arithmetic; what is recomputed comes on top.
 RECOMPUTED = {"none": 0.0, "latent": 0.5 / 3, "full": 1 / 3}

@@ -28,12 +28,12 @@ from operator import ge
 from boost_core.config.elasticity import Shape
 from boost_core.config.job import JobSpec
 from boost_core.config.model import ModelConfig
+from boost_core.hardware import BYTES
 from boost_core.plan.activations import PRECISE, Activations
 from boost_core.plan.in_flight import InHand, in_hand
 from boost_core.plan.stages import Stage, cut
 from boost_core.plan.state_memory import largest_weight, starting_peak, state_bytes
 
-ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 _CHUNK_ELEMENTS = 1 << 26  # ``parallel.vocabulary.CHUNK_ELEMENTS``
 _BATCH_BYTES = 24
 _DOCUMENT_BYTES = 8
@@ -118,7 +118,7 @@ class _Rank:
 
     def __init__(self, job: JobSpec, rank: int, stages: Sequence[Stage]) -> None:
         self._job, self._rank, self._stages = job, rank, stages
-        self._element = ELEMENT_BYTES[job.training.precision]
+        self._element = BYTES[job.training.precision]
         self._each = Activations(job.model, job.parallelism, self._element, job.resources.gpus_per_worker > 0)
         plain = job.parallelism.model_copy(update={"recompute": "none"})
         self._plain = Activations(job.model, plain, self._element, self._each.kernels)

@@ -10,10 +10,11 @@ from boost_core.config.elasticity import Shape
 from boost_core.config.job import JobSpec
 from boost_core.config.model import ModelConfig
 from boost_core.config.presets import PRESETS
+from boost_core.hardware import BYTES, DEVICE_BYTES
 from boost_core.plan.communication import block_backward, block_forward
-from boost_core.plan.devices import DEVICE_BYTES, device_bytes, kind_of_gpu, too_large
+from boost_core.plan.devices import device_bytes, kind_of_gpu, too_large
 from boost_core.plan.flops import model_flops_per_token
-from boost_core.plan.memory import ELEMENT_BYTES, rank_memory
+from boost_core.plan.memory import rank_memory
 from boost_core.plan.parameters import parameter_count
 from boost_core.plan.resize import fastest
 from boost_core.plan.throughput import step_seconds
@@ -98,9 +99,9 @@ def plan(spec: JobSpec) -> Plan:
     planned = tuple(_planned(spec, shape, seconds[shape]) for shape in shapes)
     fitting = [shape for shape, each in zip(shapes, planned, strict=True) if each.fits_device is not False]
     best = fastest(spec, fitting, seconds.__getitem__)
-    bytes_an_element = ELEMENT_BYTES[spec.training.precision]
+    bytes_an_element = BYTES[spec.training.precision]
     # A master and two moments, and gradients, in fp32; the weights are apart from the masters if they are rounded.
-    bytes_a_parameter = 16 if bytes_an_element == ELEMENT_BYTES["fp32"] else 16 + bytes_an_element
+    bytes_a_parameter = 16 if bytes_an_element == BYTES["fp32"] else 16 + bytes_an_element
     return Plan(
         parameters=parameter_count(spec.model),
         trainable_bytes_per_parameter=bytes_a_parameter,

@@ -24,18 +24,17 @@ from boost_core.config.job import JobSpec, ResourcesConfig
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.training import TrainingConfig
+from boost_core.hardware import BYTES, LINKS, LOOPBACK, Link, device_named
+from boost_core.plan.collectives import collective_seconds
 from boost_core.plan.communication import block_backward, block_forward
 from boost_core.plan.flops import RECOMPUTED, computed_block_flops_per_token, head_flops_per_token
-from boost_core.plan.interconnect import INTERCONNECTS, Interconnect
 from boost_core.plan.parameters import parameter_count
-from boost_core.plan.peaks import peak_of
 from boost_core.plan.stages import Stage, cut
 
 # What a step reaches of the nominal rate of dense bf16 products: an assumption, and the same for all shapes.
 EFFICIENCY = 0.4
 _IDLE_SHARE = {"1f1b": 1.0, "interleaved_1f1b": 1 / 2, "zero_bubble": 1 / 6}
 _GRADIENT_BYTES = 4
-_BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True)
@@ -52,25 +51,23 @@ class Machine:
 
     flops_per_second: float
     block_seconds: float
-    tensor_link: Interconnect
-    fabric_link: Interconnect
+    tensor_link: Link
+    fabric_link: Link
     description: str
 
 
 def _gpu(name: str, tensor_link: str) -> Machine:
     """A GPU by its nominal rate of dense bf16 products."""
-    peak = peak_of(name)
-    assert peak is not None
-    description = f"{peak.bf16:g} TFLOP/s of dense bf16 ({peak.source}) at {EFFICIENCY:.0%}; 0.5 ms a block, assumed"
-    fabric = INTERCONNECTS["fabric-200g"]
-    return Machine(EFFICIENCY * peak.bf16 * 1e12, 5e-4, INTERCONNECTS[tensor_link], fabric, description)
+    device = device_named(name)
+    assert device is not None
+    peak = device.tflops["bf16"]
+    description = f"{peak:g} TFLOP/s of dense bf16 ({device.source}) at {EFFICIENCY:.0%}; 0.5 ms a block, assumed"
+    fabric = LINKS["fabric-200g"]
+    return Machine(EFFICIENCY * peak * 1e12, 5e-4, LINKS[tensor_link], fabric, description)
 
-
-# 5 ms for 256 KiB and 62 ms for 32 MiB among four processes on two cores: six steps of 0.76 ms, and 0.88 GB/s.
-_LOOPBACK = Interconnect(0.0, 7.6e-4, 8.8e8, "gloo over loopback, measured among four processes")
 
 # A CPU's figures are of one core.
-CPU = Machine(2e10, 2e-3, _LOOPBACK, _LOOPBACK, "20 GFLOP/s a core and 2 ms a block, both assumed")
+CPU = Machine(2e10, 2e-3, LOOPBACK, LOOPBACK, "20 GFLOP/s a core and 2 ms a block, both assumed")
 
 MACHINES = {
     "A100": _gpu("A100", "nvlink-a100"),
@@ -115,7 +112,7 @@ def _micro_batch_seconds(
     rate = parallelism.tensor_parallel_size * machine.flops_per_second
     computed = computed_block_flops_per_token(model, parallelism, training.sequence_length)
     block = max(tokens * computed * (1 + RECOMPUTED[parallelism.recompute]) / rate, machine.block_seconds)
-    block += _exchange_seconds(model, parallelism, tokens * _BYTES[training.precision], machine.tensor_link)
+    block += _exchange_seconds(model, parallelism, tokens * BYTES[training.precision], machine.tensor_link)
     head = tokens * head_flops_per_token(model) / rate
     return max(
         sum(len(stage.layers) * block + stage.last * head for stage in stages)
@@ -130,24 +127,22 @@ def _stages_of_ranks(model: ModelConfig, parallelism: ParallelismConfig, sequenc
     return list(ranks.values())
 
 
-def _exchange_seconds(
-    model: ModelConfig, parallelism: ParallelismConfig, token_bytes: int, link: Interconnect
-) -> float:
+def _exchange_seconds(model: ModelConfig, parallelism: ParallelismConfig, token_bytes: int, link: Link) -> float:
     """One block's tensor parallel exchanges of a micro-batch; ``token_bytes`` are of one element of each token."""
     forward, backward = block_forward(model, parallelism), block_backward(model, parallelism)
     sent = [forward, backward, *([forward] if parallelism.recompute == "full" else [])]
     calls = sum(part.all_reduces for part in sent)
     elements = sum(part.elements + part.statistic_elements for part in sent)
-    return link.seconds("all_reduce", parallelism.tensor_parallel_size, elements * token_bytes, calls)
+    return collective_seconds(link, "all_reduce", parallelism.tensor_parallel_size, elements * token_bytes, calls)
 
 
-def _reduction_seconds(job: JobSpec, link: Interconnect) -> float:
+def _reduction_seconds(job: JobSpec, link: Link) -> float:
     """The exchange of gradients between replicas, and of the weights that each of them has updated."""
     parallelism, training = job.parallelism, job.training
     replicas = parallelism.data_parallel_size
     weights = parameter_count(job.model) / (parallelism.tensor_parallel_size * parallelism.pipeline_parallel_size)
     if parallelism.zero_stage == 0:
-        return link.seconds("all_reduce", replicas, weights * _GRADIENT_BYTES)
+        return collective_seconds(link, "all_reduce", replicas, weights * _GRADIENT_BYTES)
     rounds = training.micro_batches(replicas) if parallelism.zero_stage == 2 else 1
-    reduce = link.seconds("reduce_scatter", replicas, weights * _GRADIENT_BYTES * rounds, rounds)
-    return reduce + link.seconds("all_gather", replicas, weights / replicas * _BYTES[training.precision])
+    reduce = collective_seconds(link, "reduce_scatter", replicas, weights * _GRADIENT_BYTES * rounds, rounds)
+    return reduce + collective_seconds(link, "all_gather", replicas, weights / replicas * BYTES[training.precision])

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from boost_core.config import JobSpec
-from boost_core.plan.memory import ELEMENT_BYTES
+from boost_core.hardware import BYTES
 from boost_core.plan.report import Plan, PlannedShape
 from service.cli.lines import duration
 from service.cli.printing import print_table, say
@@ -56,7 +56,7 @@ def _exchange(shape: PlannedShape, spec: JobSpec) -> str:
     if not sent.all_reduces:
         return "none"
     tokens = training.micro_batch_size * training.sequence_length
-    return f"{_size(sent.elements_per_token * tokens * ELEMENT_BYTES[training.precision])} in {sent.all_reduces:,}"
+    return f"{_size(sent.elements_per_token * tokens * BYTES[training.precision])} in {sent.all_reduces:,}"
 
 
 def _size(count: float) -> str:

@@ -21,7 +21,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from boost_core.config import JobSpec
-from boost_core.plan.devices import ACCELERATOR_LABEL
+from boost_core.hardware import ACCELERATOR_LABEL
 from service.gang.assignment import Holder, Place, ordered
 from service.gang.context import GangContext
 from service.gang.resources import worker_resources

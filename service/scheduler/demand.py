@@ -12,8 +12,9 @@ from math import inf
 from types import MappingProxyType
 
 from boost_core.config import JobSpec, Shape
+from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan import resize
-from boost_core.plan.devices import ACCELERATOR_LABEL, DEVICE_BYTES, device_bytes, kind_of_gpu, needed_bytes
+from boost_core.plan.devices import device_bytes, kind_of_gpu, needed_bytes
 from boost_core.plan.throughput import step_seconds
 from service.gang.resources import gang_in_words, worker_resources
 from service.gang.status import NodeCapacity

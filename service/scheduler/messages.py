@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from boost_core.plan.devices import ACCELERATOR_LABEL
+from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.plan.resize import why_not
 from service.jobs.model import JobRecord
 from service.scheduler.placement import Room

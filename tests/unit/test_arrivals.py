@@ -8,13 +8,13 @@ from math import inf
 import pytest
 
 from boost_core.config import JobSpec, Shape
+from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.plan.throughput import step_seconds
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState, Reason
 from service.scheduler import reconcile
 from service.scheduler.actions import Action, Explain, Gang, Launch, Resize, ResizePolicy, Wait
-from service.scheduler.demand import ACCELERATOR_LABEL
 from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
 from tests import brute_force

@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 import boost_core.bench.__main__ as bench
 from boost_core.bench.results import NO_GPU, Row, table
 from boost_core.config import JobSpec
+from boost_core.hardware import LINKS
+from boost_core.plan.collectives import collective_seconds
 from boost_core.plan.communication import block_backward, block_forward
-from boost_core.plan.interconnect import INTERCONNECTS
 from service.cli.main import app
 
 AT_A_TINY_SHAPE = ["--model", "tiny", "--tp", "2", "--micro-batch", "1", "--sequence", "16", "--repeats", "2"]
@@ -52,7 +53,7 @@ def test_computing_again_is_arithmetic_that_the_model_does_not_need(rank: Figure
 
 def test_the_communication_is_the_plans(rank: Figures) -> None:
     """Two blocks of the ledger's counts; what the head and the gradients' norm send comes on top, for all alike."""
-    link, tokens = INTERCONNECTS["fabric-200g"], 16
+    link, tokens = LINKS["fabric-200g"], 16
 
     def blocks(**parallelism: object) -> float:
         spec = JobSpec.model_validate(
@@ -66,7 +67,7 @@ def test_the_communication_is_the_plans(rank: Figures) -> None:
         counts = [count(spec.model, spec.parallelism) for count in (block_forward, block_backward)]
         elements = sum(count.elements + count.statistic_elements for count in counts)
         calls = sum(count.all_reduces for count in counts)
-        return 2 * link.seconds("all_reduce", 2, 4 * tokens * elements, calls)
+        return 2 * collective_seconds(link, "all_reduce", 2, 4 * tokens * elements, calls)
 
     seconds = {case.partition(": ")[2]: parts["modelled fabric-200g"] for case, parts in rank.items()}
     difference = seconds["cola, btp, recompute latent"] - blocks()

@@ -4,11 +4,12 @@ import pytest
 
 from boost_core.config import Shape
 from boost_core.config.reports import Cause
+from boost_core.hardware import ACCELERATOR_LABEL
 from service.gang.status import NodeCapacity, Orders
 from service.jobs.states import JobState, Reason
 from service.scheduler.actions import Gang, ResizePolicy, Wait
 from service.scheduler.decisions import decide
-from service.scheduler.demand import ACCELERATOR_LABEL, Demand
+from service.scheduler.demand import Demand
 from tests.scheduling import LONG, STARTING, WAITING, job, nodes, running, summary, trains
 
 

@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from boost_core.config import JobSpec, Shape
-from boost_core.plan.devices import ACCELERATOR_LABEL, DEVICE_BYTES, needed_bytes, nothing_fits
+from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
+from boost_core.plan.devices import needed_bytes, nothing_fits
 from service.gang.replica import node_selector
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from boost_core.config import JobSpec
 from boost_core.config.elasticity import Shape
-from boost_core.plan.devices import DEVICE_BYTES
+from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan.flops import model_flops_per_token
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.report import Plan, plan, presets

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from boost_core.config import JobSpec, legality
 from boost_core.config.elasticity import MOST_LAYOUTS
+from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.plan import devices, memory, report, resize, throughput
 from boost_core.plan.in_flight import _of_two_stages
 from boost_core.plan.report import plan
@@ -24,7 +25,7 @@ from tests.scheduling import job
 CHECK_SECONDS, PLAN_SECONDS = 0.2, 1.0  # of one core
 MOST_DIVISORS = 735_134_400  # has 1344 divisors, more than any smaller number
 CLUSTER = [
-    NodeCapacity(f"node-{kind}", {"CPU": 1e9, "GPU": 1e9}, {"CPU": 1e9, "GPU": 1e9}, {devices.ACCELERATOR_LABEL: kind})
+    NodeCapacity(f"node-{kind}", {"CPU": 1e9, "GPU": 1e9}, {"CPU": 1e9, "GPU": 1e9}, {ACCELERATOR_LABEL: kind})
     for kind in ("A100-40G", "A100", "H200")
 ]
 CACHES = (

@@ -1,4 +1,4 @@
-"""How long a collective takes: α + n/β over a ring, for links by name or as measured.
+"""How long a collective takes: α + n/β over a ring, by the link.
 
 =============  =====================  ==========================
 collective     steps over the ring    bytes through a link
@@ -14,39 +14,21 @@ Operations in MPICH", 2005).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-# What large messages reach of a link's nominal rate: an assumption, which a fit to a live group replaces.
-EFFICIENCY = 0.8
+from boost_core.hardware import Link
 
 
-@dataclass(frozen=True)
-class Interconnect:
-    """A link that every rank has to its neighbours in the ring.
+def collective_seconds(link: Link, collective: str, ranks: int, payload_bytes: float, calls: int = 1) -> float:
+    """Time of ``calls`` collectives one after the other whose payloads are ``payload_bytes`` together.
 
-    Attributes:
-        base_seconds: Of a collective, however small and among however few ranks.
-        hop_seconds: Of each step over the ring.
-        bytes_per_second: That a link carries in one direction.
-        description: What it stands for and where its figures are from.
+    Raises:
+        ValueError: The collective is not one of the table's.
     """
-
-    base_seconds: float
-    hop_seconds: float
-    bytes_per_second: float
-    description: str
-
-    def seconds(self, collective: str, ranks: int, payload_bytes: float, calls: int = 1) -> float:
-        """Time of ``calls`` collectives one after the other whose payloads are ``payload_bytes`` together.
-
-        Raises:
-            ValueError: The collective is not one of the table's.
-        """
-        if ranks == 1:
-            return 0.0
-        steps = (2 if collective == "all_reduce" else 1) * (ranks - 1)
-        start = self.base_seconds + steps * self.hop_seconds
-        return calls * start + link_bytes(collective, ranks, payload_bytes) / self.bytes_per_second
+    if ranks == 1:
+        return 0.0
+    steps = (2 if collective == "all_reduce" else 1) * (ranks - 1)
+    start = link.base_seconds + steps * link.hop_seconds
+    return calls * start + link_bytes(collective, ranks, payload_bytes) / link.bytes_per_second
 
 
 def link_bytes(collective: str, ranks: int, payload_bytes: float) -> float:
@@ -61,19 +43,7 @@ def link_bytes(collective: str, ranks: int, payload_bytes: float) -> float:
     return shares[collective] * (ranks - 1) * payload_bytes
 
 
-_NCCL = "NCCL's tuning table for a ring under its Simple protocol (8.4 µs, and {hop} µs a step)"
-_NVLINK = "{rate} GB/s a direction (NVIDIA's data sheet) at 80 %; " + _NCCL.format(hop=3.4)
-
-INTERCONNECTS = {
-    "nvlink-a100": Interconnect(8.4e-6, 3.4e-6, EFFICIENCY * 300e9, "NVLink 3, " + _NVLINK.format(rate=300)),
-    "nvlink-h200": Interconnect(8.4e-6, 3.4e-6, EFFICIENCY * 450e9, "NVLink 4, " + _NVLINK.format(rate=450)),
-    "fabric-200g": Interconnect(
-        8.4e-6, 14e-6, EFFICIENCY * 25e9, "a 200 Gb/s adapter a GPU at 80 %; " + _NCCL.format(hop=14)
-    ),
-}
-
-
-def fit(ranks: int, payload_bytes: Sequence[int], seconds: Sequence[float]) -> Interconnect:
+def fit(ranks: int, payload_bytes: Sequence[int], seconds: Sequence[float]) -> Link:
     """α and β of all-reduces as they were measured, by least squares of the relative errors.
 
     Args:
@@ -97,4 +67,4 @@ def fit(ranks: int, payload_bytes: Sequence[int], seconds: Sequence[float]) -> I
     )
     slope = covariance / sum(weight * (x - mean_sent) ** 2 for weight, x in zip(weights, sent, strict=True))
     start = mean_seconds - slope * mean_sent
-    return Interconnect(start, 0.0, 1 / slope, f"fitted to {len(seconds)} all-reduces among {ranks} ranks")
+    return Link(start, 0.0, 1 / slope, f"fitted to {len(seconds)} all-reduces among {ranks} ranks")

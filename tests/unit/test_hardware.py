@@ -2,8 +2,8 @@
 
 import pytest
 
+from boost_core.hardware import device_named, peak_flops_per_second
 from boost_core.plan.flops import FlopRates, block_flops_per_token
-from boost_core.plan.peaks import peak_flops_per_second, peak_of
 from tests.service.records import a_spec
 
 
@@ -25,7 +25,7 @@ def test_a_device_is_known_by_cudas_name_of_it(device: str, bf16: float, fp32: f
 
 @pytest.mark.parametrize("device", ["cpu", "NVIDIA GeForce RTX 3060", ""])
 def test_of_others_nothing_is_claimed(device: str) -> None:
-    assert peak_of(device) is None
+    assert device_named(device) is None
     rates = FlopRates.of(a_spec(), device)
     assert rates.utilization(1e6, rates.model) is None
 

@@ -1,0 +1,100 @@
+"""What devices and links can do, and what an element of each type takes: stated here, and nowhere else.
+
+Rates are the most that data sheets promise; what is reached of them is for the plan to say.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+BYTES = {"fp32": 4, "bf16": 2}  # of an element
+
+ACCELERATOR_LABEL = "ray.io/accelerator-type"  # which Ray gives to nodes with GPUs
+
+
+@dataclass(frozen=True)
+class Device:
+    """A kind of GPU.
+
+    Attributes:
+        words: What the names of such devices hold, as CUDA or Ray gives them.
+        tflops: TFLOP/s of dense products at each precision. Sheets give bf16 with sparsity; dense is half of it. fp32
+            is the rate without TF32, which the trainer leaves off.
+        source: The data sheet.
+        memory: Bytes, by Ray's names of the forms of which they are known. Gigabytes as NVIDIA's data sheets have them
+            are some 6 % less than what drivers report.
+    """
+
+    words: tuple[str, ...]
+    tflops: Mapping[str, float]
+    source: str
+    memory: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def _nvidia(
+    sheet: str, bf16: float, fp32: float, words: tuple[str, ...] = (), memory: Mapping[str, int] = MappingProxyType({})
+) -> Device:
+    bytes_of_forms = {name: gigabytes * 10**9 for name, gigabytes in memory.items()}
+    source = f"NVIDIA {sheet} data sheet"
+    return Device(words or (sheet.split()[0],), {"bf16": bf16, "fp32": fp32}, source, bytes_of_forms)
+
+
+# The first that fits a name counts, so what is said of a form stands before the kind.
+DEVICES = (
+    _nvidia("GB200 NVL72", 2500, 80),
+    _nvidia("HGX B200", 2250, 75, ("B200",)),
+    _nvidia("H200 NVL", 835.5, 60, ("H200", "NVL")),
+    _nvidia("H200", 989, 67, memory={"H200": 141}),
+    _nvidia("H100 NVL", 835.5, 60, ("H100", "NVL")),
+    _nvidia("H100 PCIe", 756.5, 51, ("H100", "PCIe")),
+    _nvidia("H100 SXM", 989, 67, memory={"H100": 80}),
+    _nvidia("L40S", 362, 91.6),
+    _nvidia("A100", 312, 19.5, memory={"A100": 80, "A100-40G": 40, "A100-80G": 80}),
+)
+
+# Of each kind whose memory is known, by Ray's names.
+DEVICE_BYTES = dict(sorted((name, size) for device in DEVICES for name, size in device.memory.items()))
+
+
+def device_named(name: str) -> Device | None:
+    """A device by its name, for example ``NVIDIA H100 80GB HBM3``; ``None`` of one that is not listed."""
+    upper = name.upper()
+    return next((device for device in DEVICES if all(word.upper() in upper for word in device.words)), None)
+
+
+def peak_flops_per_second(device_name: str, precision: str) -> float | None:
+    """Dense FLOPs a second at ``bf16`` or ``fp32``; ``None`` of a device that is not listed."""
+    device = device_named(device_name)
+    return None if device is None else device.tflops[precision] * 1e12
+
+
+@dataclass(frozen=True)
+class Link:
+    """What every rank has to its neighbours in a ring.
+
+    Attributes:
+        base_seconds: Of a collective, however small and among however few ranks.
+        hop_seconds: Of each step over the ring.
+        bytes_per_second: That a link carries in one direction.
+        description: What it stands for and where its figures are from.
+    """
+
+    base_seconds: float
+    hop_seconds: float
+    bytes_per_second: float
+    description: str
+
+
+LINK_EFFICIENCY = 0.8  # what large messages reach of a link's nominal rate: assumed, until a fit to a live group
+_NCCL = "NCCL's tuning table for a ring under its Simple protocol (8.4 µs, and {hop} µs a step)"
+_NVLINK = "{rate} GB/s a direction (NVIDIA's data sheet) at 80 %; " + _NCCL.format(hop=3.4)
+
+LINKS = {
+    "nvlink-a100": Link(8.4e-6, 3.4e-6, LINK_EFFICIENCY * 300e9, "NVLink 3, " + _NVLINK.format(rate=300)),
+    "nvlink-h200": Link(8.4e-6, 3.4e-6, LINK_EFFICIENCY * 450e9, "NVLink 4, " + _NVLINK.format(rate=450)),
+    "fabric-200g": Link(
+        8.4e-6, 14e-6, LINK_EFFICIENCY * 25e9, "a 200 Gb/s adapter a GPU at 80 %; " + _NCCL.format(hop=14)
+    ),
+}
+# 5 ms for 256 KiB and 62 ms for 32 MiB among four processes on two cores: six steps of 0.76 ms, and 0.88 GB/s.
+LOOPBACK = Link(0.0, 7.6e-4, 8.8e8, "gloo over loopback, measured among four processes")
