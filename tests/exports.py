@@ -13,7 +13,7 @@ from boost_core.convert.names import to_published
 from boost_core.convert.published_config import TrainedOn
 from boost_core.models.build import build
 from boost_core.nn.attention import Rotation
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.shard import make_weights
 from tests.numerics.sharded import full_weights
@@ -75,7 +75,7 @@ def export_to(folder: Path, model: ModelConfig) -> None:
 def log_probabilities(model: ModelConfig) -> torch.Tensor:
     """Our decoder's logarithms of each next token's probabilities after ``TOKENS``, ``[s, V]``, in float64."""
     device, length, vocabulary = torch.device("cpu"), len(TOKENS), model.vocab_size
-    decoder, axes = build(model, ParallelismConfig(), Collectives(None, "tp", CommunicationLedger()))
+    decoder, axes = build(model, ParallelismConfig(), Communicator(None, "tp", CommunicationLedger()))
     make_weights(decoder, axes, 0, 1, 0, device, torch.float64)
     weights = weights_of(model)
     for name, weight in decoder.named_parameters():

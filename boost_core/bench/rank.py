@@ -166,7 +166,7 @@ def _communication(state: TrainState, interconnect: str) -> float:
     """Seconds that the collectives of the last step would take one after the other, none of it hidden."""
     link = LINKS[interconnect]
     return sum(
-        collective_seconds(link, entry.kind, state.ranks.tensor.size, totals.bytes, totals.calls)
+        collective_seconds(link, entry.kind, state.process_groups.tensor.size, totals.bytes, totals.calls)
         for entry, totals in state.ledger.totals().items()
         if entry.group in ("tp", "all")
     )

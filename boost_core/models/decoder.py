@@ -14,7 +14,7 @@ from boost_core.kernels.residual_add import Residual
 from boost_core.nn.attention import Rotation
 from boost_core.nn.embedding import TokenEmbedding
 from boost_core.nn.head import HeadAndLoss
-from boost_core.nn.stages import Local, Stages, plainly, run_together
+from boost_core.nn.overlap import RecomputePolicy, Segments, no_recompute, run_together
 from boost_core.nn.strategy import Strategy
 
 
@@ -25,11 +25,11 @@ class Block(Protocol):
         """The residual stream after the block, and what the next block is handed."""
 
 
-class StagedBlock(Block, Protocol):
+class SegmentedBlock(Block, Protocol):
     """A block that can be left at its exchanges."""
 
-    def stages(self, residual: Residual, rotation: Rotation, carried: Any) -> Stages[tuple[Residual, Any]]:
-        """The call in stages; all blocks have equally many."""
+    def segments(self, residual: Residual, rotation: Rotation, carried: Any) -> Segments[tuple[Residual, Any]]:
+        """The call in segments; all blocks have equally many."""
 
 
 class Decoder(nn.Module):
@@ -38,10 +38,10 @@ class Decoder(nn.Module):
     Args:
         model: The model's shape.
         strategy: How it is split over the tensor parallel ranks.
-        blocks: The blocks by number, each a ``Block``; a ``StagedBlock`` where there are several portions.
+        blocks: The blocks by number, each a ``Block``; a ``SegmentedBlock`` where there are several splits.
         ends: Whether the embedding is there, and whether the head is.
-        portions: In how many portions the sequences go through the blocks, in turns.
-        local: Calls a block; it may forget what that computes and compute it again.
+        splits: In how many parts a micro-batch goes through the blocks, in turns.
+        recompute: How to call a block; may apply activation checkpointing.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Decoder(nn.Module):
         strategy: Strategy,
         blocks: Mapping[int, nn.Module],
         ends: tuple[bool, bool] = (True, True),
-        portions: int = 1,
-        local: Local = plainly,
+        splits: int = 1,
+        recompute: RecomputePolicy = no_recompute,
     ) -> None:
         super().__init__()
-        self.strategy, self.portions, self.local = strategy, portions, local
+        self.strategy, self.splits, self.recompute = strategy, splits, recompute
         with_embedding, with_head = ends
         self.embedding = TokenEmbedding(model.vocab_size, model.hidden_size, strategy) if with_embedding else None
         self.blocks = nn.ModuleDict({str(number): block for number, block in blocks.items()})
@@ -67,16 +67,16 @@ class Decoder(nn.Module):
 
     def forward(self, token_T: torch.Tensor, target_T: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Loss of each token in nats, ``[T]``; sequences of ``rotation.sequence_length`` one after the other."""
-        if self.portions == 1:
+        if self.splits == 1:
             residual, _ = self.through(self.blocks, self.embed(token_T), None, rotation)
         else:
             token_bs = token_T.view(-1, rotation.sequence_length)
-            chunks = token_bs.chunk(self.portions)  # of one sequence there is only one
-            portions = [
-                self._in_stages(portion_bs.flatten(), its_rotation)
-                for portion_bs, its_rotation in zip(chunks, rotation.portions(len(chunks)), strict=True)
+            chunks = token_bs.chunk(self.splits)  # of one sequence there is only one
+            splits = [
+                self._in_segments(split_bs.flatten(), its_rotation)
+                for split_bs, its_rotation in zip(chunks, rotation.splits(len(chunks)), strict=True)
             ]
-            residual = _joined(run_together(portions))
+            residual = _joined(run_together(splits))
         return self.losses(residual, target_T)
 
     def embed(self, token_T: torch.Tensor) -> Residual:
@@ -91,7 +91,7 @@ class Decoder(nn.Module):
     ) -> tuple[Residual, Any]:
         """The residual stream through blocks of these numbers, and what the last hands on."""
         for number in blocks:
-            residual, carried = self.local(self.blocks[number], residual, rotation, carried)
+            residual, carried = self.recompute(self.blocks[number], residual, rotation, carried)
         return residual, carried
 
     def losses(self, residual: Residual, target_T: torch.Tensor) -> torch.Tensor:
@@ -101,15 +101,15 @@ class Decoder(nn.Module):
         loss_T: torch.Tensor = self.head(residual, target_T)
         return loss_T
 
-    def _in_stages(self, token_T: torch.Tensor, rotation: Rotation) -> Stages[Residual]:
+    def _in_segments(self, token_T: torch.Tensor, rotation: Rotation) -> Segments[Residual]:
         residual, carried = self.embed(token_T), None
         for block in self.blocks.values():
-            residual, carried = yield from cast(StagedBlock, block).stages(residual, rotation, carried)
+            residual, carried = yield from cast(SegmentedBlock, block).segments(residual, rotation, carried)
         return residual
 
 
-def _joined(portions: list[Residual]) -> Residual:
-    """The streams of all portions, one after the other, on their way into the head."""
-    inputs_Td = torch.cat([portion.inputs for portion in portions])
-    squares = [portion.squares for portion in portions if portion.squares is not None]
+def _joined(splits: list[Residual]) -> Residual:
+    """The streams of all splits, one after the other, on their way into the head."""
+    inputs_Td = torch.cat([split.inputs for split in splits])
+    squares = [split.squares for split in splits if split.squares is not None]
     return Residual(inputs_Td, inputs_Td, torch.cat(squares) if squares else None)

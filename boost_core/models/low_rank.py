@@ -18,7 +18,7 @@ from boost_core.kernels.residual_add import Residual
 from boost_core.nn.attention import Rotation, causal_attention
 from boost_core.nn.bottleneck import Bottleneck, BottleneckConfig
 from boost_core.nn.crossing import Crossing
-from boost_core.nn.stages import Local, Stages, plainly, run_together
+from boost_core.nn.overlap import RecomputePolicy, Segments, no_recompute, run_together
 from boost_core.nn.strategy import Latents, LowRankStrategy
 
 Whole = list[Latents]  # what the exchanges of one bottleneck take and give
@@ -36,14 +36,19 @@ class LowRankBlock(nn.Module):
         strategy: How bottlenecks are split.
         grouped: Whether projections of one input share a matrix product and an exchange.
         crosses: Whether latents of the block before cross into this one.
-        local: Calls what lies between two exchanges; it may forget what that computes and compute it again.
+        recompute: How to call what lies between two exchanges; may apply activation checkpointing.
     """
 
     def __init__(
-        self, model: ModelConfig, strategy: LowRankStrategy, grouped: bool, crosses: bool, local: Local = plainly
+        self,
+        model: ModelConfig,
+        strategy: LowRankStrategy,
+        grouped: bool,
+        crosses: bool,
+        recompute: RecomputePolicy = no_recompute,
     ) -> None:
         super().__init__()
-        self.local, self.strategy = local, strategy
+        self.recompute, self.strategy = recompute, strategy
         hidden, mlp, key_value = model.hidden_size, model.intermediate_size, model.key_value_size
         self.head_size, self.gated_by_silu, self.carries = model.head_size, model.gated_by_silu, model.lax is not None
         config = BottleneckConfig(model.bottleneck_rank, model.latent_activation, grouped, strategy)
@@ -63,26 +68,26 @@ class LowRankBlock(nn.Module):
         self, residual: Residual, rotation: Rotation, carried: Carried | None
     ) -> tuple[Residual, Carried | None]:
         """The residual stream through the block, and the latents that cross into the next block."""
-        return run_together([self.stages(residual, rotation, carried)])[0]
+        return run_together([self.segments(residual, rotation, carried)])[0]
 
-    def stages(
+    def segments(
         self, residual: Residual, rotation: Rotation, carried: Carried | None
-    ) -> Stages[tuple[Residual, Carried | None]]:
-        """``forward`` in stages. Each ``yield`` is an exchange under way; each ``local`` is work between two."""
-        local = self.local
+    ) -> Segments[tuple[Residual, Carried | None]]:
+        """``forward`` in segments. Each ``yield`` is an exchange in flight; each ``run`` is local work between two."""
+        run = self.recompute
         of_qkv, of_output, of_gate_up, of_down = carried or (None,) * 4
-        receive = self.query_key_value.send(local(self.query_key_value.open, residual.inputs, residual.squares))
+        wait = self.query_key_value.start(run(self.query_key_value.down_project, residual.inputs, residual.squares))
         yield
-        partial, of_qkv = local(self._attend, receive(), of_qkv, rotation)
-        receive = self.output.send(partial)
+        partial, of_qkv = run(self._attend, wait(), of_qkv, rotation)
+        wait = self.output.start(partial)
         yield
-        partial, of_output, residual = local(self._add_attended, receive(), of_output, residual.stream)
-        receive = self.gate_up.send(partial)
+        partial, of_output, residual = run(self._add_attended, wait(), of_output, residual.stream)
+        wait = self.gate_up.start(partial)
         yield
-        partial, of_gate_up = local(self._gate, receive(), of_gate_up)
-        receive = self.down.send(partial)
+        partial, of_gate_up = run(self._gate, wait(), of_gate_up)
+        wait = self.down.start(partial)
         yield
-        residual, of_down = local(self._add_mlp, receive(), of_down, residual.stream)
+        residual, of_down = run(self._add_mlp, wait(), of_down, residual.stream)
         return residual, (of_qkv, of_output, of_gate_up, of_down) if self.carries else None
 
     def crossed_shapes(self, tokens: int) -> list[list[tuple[int, int, int]]]:
@@ -93,18 +98,18 @@ class LowRankBlock(nn.Module):
         ]
 
     def _attend(self, latents: Whole, carried: Into, rotation: Rotation) -> tuple[Whole, Crossed]:
-        projected, crossed = self.query_key_value.close(latents, carried)
-        return self.output.open(causal_attention(projected, rotation, self.head_size)), crossed
+        projected, crossed = self.query_key_value.up_project(latents, carried)
+        return self.output.down_project(causal_attention(projected, rotation, self.head_size)), crossed
 
     def _add_attended(self, latents: Whole, carried: Into, stream_Td: torch.Tensor) -> tuple[Whole, Crossed, Residual]:
-        (attended_1Td,), crossed = self.output.close(latents, carried)
+        (attended_1Td,), crossed = self.output.up_project(latents, carried)
         residual = self.strategy.add(stream_Td, attended_1Td.squeeze(0))
-        return self.gate_up.open(residual.inputs, residual.squares), crossed, residual
+        return self.gate_up.down_project(residual.inputs, residual.squares), crossed, residual
 
     def _gate(self, latents: Whole, carried: Into) -> tuple[Whole, Crossed]:
-        projected, crossed = self.gate_up.close(latents, carried)
-        return self.down.open(gated_product(projected, self.gated_by_silu)), crossed
+        projected, crossed = self.gate_up.up_project(latents, carried)
+        return self.down.down_project(gated_product(projected, self.gated_by_silu)), crossed
 
     def _add_mlp(self, latents: Whole, carried: Into, stream_Td: torch.Tensor) -> tuple[Residual, Crossed]:
-        (mlp_1Td,), crossed = self.down.close(latents, carried)
+        (mlp_1Td,), crossed = self.down.up_project(latents, carried)
         return self.strategy.add(stream_Td, mlp_1Td.squeeze(0)), crossed

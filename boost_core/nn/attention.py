@@ -71,14 +71,14 @@ class Rotation:
         among.sees_b1ss = (document_bs.unsqueeze(1) == document_bs.unsqueeze(2)).tril().unsqueeze(1)
         return among
 
-    def portions(self, count: int) -> list["Rotation"]:
-        """The same for each of equal portions of the sequences."""
+    def splits(self, count: int) -> list["Rotation"]:
+        """The same for each of equal splits of the sequences."""
         if self.sees_b1ss is None:
             return [self] * count
-        portions = [copy(self) for _ in range(count)]
-        for portion, sees_b1ss in zip(portions, self.sees_b1ss.chunk(count), strict=True):
-            portion.sees_b1ss = sees_b1ss
-        return portions
+        splits = [copy(self) for _ in range(count)]
+        for split, sees_b1ss in zip(splits, self.sees_b1ss.chunk(count), strict=True):
+            split.sees_b1ss = sees_b1ss
+        return splits
 
     def angles(self, compute_type: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines, ``[s, e/2]``, in at least fp32."""

@@ -37,9 +37,9 @@ class BottleneckConfig:
 
 
 class Bottleneck(WeightedModule):
-    """One or more bottleneck projections of one input: ``open``, ``send``, ``close``.
+    """One or more bottleneck projections of one input: ``down_project``, ``start``, ``up_project``.
 
-    All but the exchange that ``send`` starts is local to a rank.
+    All but the exchange that ``start`` starts is local to a rank.
 
     Args:
         config: What all bottlenecks have in common.
@@ -71,7 +71,7 @@ class Bottleneck(WeightedModule):
         if norm_epsilon is not None:
             self.declare_constant("scale", (wide_in,), Role.NORM_SCALE, 1.0)
 
-    def open(self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None) -> list[Latents]:
+    def down_project(self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None) -> list[Latents]:
         """``[T, d_in]`` to this rank's part of the latents, one for each exchange.
 
         Args:
@@ -82,13 +82,13 @@ class Bottleneck(WeightedModule):
         groups = [down_dgr] if self.config.grouped else torch.split(down_dgr, 1, dim=1)
         return [self.config.strategy.partial_latents(x_Td, squares_T, group_dgr, norm) for group_dgr in groups]
 
-    def send(self, partials: list[Latents]) -> Callable[[], list[Latents]]:
+    def start(self, partials: list[Latents]) -> Callable[[], list[Latents]]:
         """Start the exchanges; the result waits for the whole latents."""
         norm = self._norm()
-        received = [self.config.strategy.send(partial, norm) for partial in partials]
-        return lambda: [receive() for receive in received]
+        started = [self.config.strategy.start(partial, norm) for partial in partials]
+        return lambda: [wait() for wait in started]
 
-    def close(
+    def up_project(
         self, whole: list[Latents], carried: list[torch.Tensor] | None
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Latents to what the projections give.
@@ -134,7 +134,7 @@ class Bottleneck(WeightedModule):
 
 @dataclass(frozen=True)
 class _Piece:
-    """Projections of one width that are closed by one batched product.
+    """Projections of one width whose up-projection is one batched product.
 
     Attributes:
         up: Name of the weight that holds their B.

@@ -71,7 +71,7 @@ class LowRankStrategy(Strategy, Protocol):
             norm: The norm; ``None`` for none.
         """
 
-    def send(self, partial: Latents, norm: NormWeights | None) -> Callable[[], Latents]:
+    def start(self, partial: Latents, norm: NormWeights | None) -> Callable[[], Latents]:
         """Start the exchange that makes latents whole.
 
         Args:

@@ -10,14 +10,18 @@ from boost_core.nn.weights import norm_weights
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.group import Group, Kind
 from boost_core.optim.loro import Loro, factor_pairs
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.shard import latent_weights
 
 COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def make_optimizer(
-    spec: JobSpec, model: nn.Module, axes: Mapping[str, int | None], tensor_parallel: Collectives, replicas: Collectives
+    spec: JobSpec,
+    model: nn.Module,
+    axes: Mapping[str, int | None],
+    tensor_parallel: Communicator,
+    replicas: Communicator,
 ) -> MasterWeightAdamW:
     """The optimizer of this rank's weights, which become views of its groups' memory.
 

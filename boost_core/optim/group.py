@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from boost_core.optim.flat import BLOCK, FlatLayout, Offsets
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.communicator import Communicator
 
 BUCKET_ELEMENTS = 1 << 25  # 128 MiB of fp32 gradients
 
@@ -83,7 +83,7 @@ class Group:
     """
 
     def __init__(
-        self, kind: Kind, weights: Mapping[str, nn.Parameter], compute_type: torch.dtype, replicas: Collectives,
+        self, kind: Kind, weights: Mapping[str, nn.Parameter], compute_type: torch.dtype, replicas: Communicator,
         zero_stage: int, *, bucket_elements: int = BUCKET_ELEMENTS,
     ) -> None:  # fmt: skip
         self.kind, self._replicas = kind, replicas

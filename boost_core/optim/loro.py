@@ -22,7 +22,7 @@ from boost_core.nn.weights import places_in_runs
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.group import Group
 from boost_core.optim.riemannian import riemannian_step
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.communicator import Communicator
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Loro(MasterWeightAdamW):
         loro: LoroConfig,
         pairs: list[FactorPair],
         rank_share: float,
-        tensor_parallel: Collectives,
+        tensor_parallel: Communicator,
     ) -> None:
         super().__init__(groups, config)
         self._loro, self._pairs = loro, pairs

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 import torch
 
 from boost_core.optim.group import Group
-from boost_core.parallel.ranks import Ranks
+from boost_core.parallel.process_groups import ProcessGroups
 
 
 def global_norm(
-    groups: Sequence[Group], ranks: Ranks, notices: Sequence[bool | torch.Tensor] = ()
+    groups: Sequence[Group], process_groups: ProcessGroups, notices: Sequence[bool | torch.Tensor] = ()
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Norm of the reduced gradients of the whole model, and which notices any rank has given.
 
     Args:
         groups: This rank's.
-        ranks: The groups that it is in. What several of them have whole, or keep all of, counts on the first.
+        process_groups: The groups that it is in. What several of them have whole, or keep all of, counts on the first.
         notices: What all ranks are to know, which costs no collective of its own here.
 
     Returns:
@@ -24,14 +24,14 @@ def global_norm(
     squares = [
         group.squares()
         for group in groups
-        if (group.kind.split or ranks.tensor.rank == 0)
-        and (group.sharded or ranks.data.rank == 0)
-        and (not group.kind.tied or ranks.pipeline.rank == 0)
+        if (group.kind.split or process_groups.tensor.rank == 0)
+        and (group.sharded or process_groups.data.rank == 0)
+        and (not group.kind.tied or process_groups.pipeline.rank == 0)
     ]
     # A rank may have nothing to count.
     total = sum(squares, torch.zeros((), dtype=torch.float64, device=groups[0].own_gradient.device))
     given = [total, *(torch.as_tensor(notice, dtype=total.dtype, device=total.device) for notice in notices)]
-    square, *heard = ranks.gang.all_reduce_(torch.stack(given), "gradient norm").unbind()
+    square, *heard = process_groups.gang.all_reduce_(torch.stack(given), "gradient norm").unbind()
     return square.sqrt(), heard
 
 

@@ -17,7 +17,7 @@ Shape suffixes: n a factor's long axis (this rank's shard), r rank.
 
 import torch
 
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.communicator import Communicator
 
 _NEGLIGIBLE = 1e-14  # of the largest eigenvalue of a Gram matrix; below it is what rounding leaves
 
@@ -28,7 +28,7 @@ def riemannian_step(
     direction_m_nr: torch.Tensor,
     direction_n_nr: torch.Tensor,
     step_size: float,
-    collectives: Collectives,
+    communicator: Communicator,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The factors after one step; their product is what matters, and both have the same singular values.
 
@@ -38,17 +38,17 @@ def riemannian_step(
         direction_m_nr: Of M, for example Adam's.
         direction_n_nr: Of N.
         step_size: η.
-        collectives: The group over which the rows are sharded.
+        communicator: The group over which the rows are sharded.
     """
     rank = m_nr.shape[1]
     m_nr, n_nr = m_nr.double(), n_nr.double()
-    u_nr, r_m = _orthonormal(m_nr, collectives)
-    v_nr, r_n = _orthonormal(n_nr, collectives)
+    u_nr, r_m = _orthonormal(m_nr, communicator)
+    v_nr, r_n = _orthonormal(n_nr, communicator)
     p_nr = direction_m_nr.double() @ torch.linalg.pinv(r_n)
     q_nr = direction_n_nr.double() @ torch.linalg.pinv(r_m)  # Qᵀ
-    k_0 = _gram(q_nr, v_nr, collectives)
-    q_1_nr, k_1 = _orthonormal(q_nr - v_nr @ k_0.T, collectives)
-    q_2_nr, k_2 = _orthonormal(p_nr - u_nr @ _gram(u_nr, p_nr, collectives), collectives)
+    k_0 = _gram(q_nr, v_nr, communicator)
+    q_1_nr, k_1 = _orthonormal(q_nr - v_nr @ k_0.T, communicator)
+    q_2_nr, k_2 = _orthonormal(p_nr - u_nr @ _gram(u_nr, p_nr, communicator), communicator)
     core = torch.cat(
         (
             torch.cat((r_m @ r_n.T - step_size * k_0, -step_size * k_1.T), dim=1),
@@ -63,21 +63,21 @@ def riemannian_step(
     )
 
 
-def _orthonormal(y_nr: torch.Tensor, collectives: Collectives) -> tuple[torch.Tensor, torch.Tensor]:
+def _orthonormal(y_nr: torch.Tensor, communicator: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
     """``Y = Q K`` with orthonormal columns of Q, twice over to get rid of rounding; zero columns for what Y lacks."""
-    q_nr, k = _orthonormal_once(y_nr, collectives)
-    q_nr, again = _orthonormal_once(q_nr, collectives)
+    q_nr, k = _orthonormal_once(y_nr, communicator)
+    q_nr, again = _orthonormal_once(q_nr, communicator)
     return q_nr, again @ k
 
 
-def _orthonormal_once(y_nr: torch.Tensor, collectives: Collectives) -> tuple[torch.Tensor, torch.Tensor]:
-    eigenvalues, vectors = torch.linalg.eigh(_gram(y_nr, y_nr, collectives))
+def _orthonormal_once(y_nr: torch.Tensor, communicator: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
+    eigenvalues, vectors = torch.linalg.eigh(_gram(y_nr, y_nr, communicator))
     kept = eigenvalues > _NEGLIGIBLE * eigenvalues[-1]
     root = eigenvalues.clamp(min=0).sqrt() * kept
     inverse_root = torch.where(kept, 1 / root, 0.0)
     return y_nr @ (vectors * inverse_root), root.unsqueeze(-1) * vectors.T
 
 
-def _gram(a_nr: torch.Tensor, b_nr: torch.Tensor, collectives: Collectives) -> torch.Tensor:
+def _gram(a_nr: torch.Tensor, b_nr: torch.Tensor, communicator: Communicator) -> torch.Tensor:
     """``Aᵀ B`` over all ranks' rows."""
-    return collectives.all_reduce_(a_nr.T @ b_nr, "riemannian step")
+    return communicator.all_reduce_(a_nr.T @ b_nr, "riemannian step")

@@ -17,9 +17,10 @@ from boost_core.kernels.residual_add import Residual, residual_add, residual_sta
 from boost_core.nn.norm import precise, scale_rows, with_statistic
 from boost_core.nn.strategy import Latents, NormWeights
 from boost_core.nn.weights import Role, SplitAxes
-from boost_core.parallel.collectives import Collectives, exchange_axes, gather, share, sum_partials
+from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.deferred_wgrad import DeferredWeightGradients
 from boost_core.parallel.exchange import Exchange
-from boost_core.parallel.late import LateGradients
+from boost_core.parallel.mappings import all_gather_from_tp, all_to_all, copy_to_tp, reduce_from_tp
 from boost_core.parallel.vocabulary import head_losses
 
 
@@ -27,7 +28,7 @@ class BottleneckTensorParallel:
     """The ``LowRankStrategy`` of BTP over one tensor parallel group; on a group of one it exchanges nothing.
 
     Args:
-        collectives: The tensor parallel group.
+        communicator: The tensor parallel group.
         norm: How the RMSNorm of a sharded residual is taken: ``fused``, ``online_paper`` or ``sync``.
     """
 
@@ -40,25 +41,25 @@ class BottleneckTensorParallel:
         Role.HEAD: 1,
     }
 
-    def __init__(self, collectives: Collectives, norm: str = "fused") -> None:
-        self._collectives, self._norm = collectives, norm
-        self._late = LateGradients(alone=collectives.size == 1)
+    def __init__(self, communicator: Communicator, norm: str = "fused") -> None:
+        self._communicator, self._norm = communicator, norm
+        self._deferred = DeferredWeightGradients(alone=communicator.size == 1)
 
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
         """A look-up of this rank's columns: the residual is born sharded, and nothing is sent."""
-        return residual_start(self._late.settle_before(embedding(token_T, weight_Vd)))
+        return residual_start(self._deferred.flush_before(embedding(token_T, weight_Vd)))
 
     def enter(self, x_Td: torch.Tensor) -> Residual:
         """This rank's shard; its sums of squares are taken anew rather than sent."""
-        return residual_start(self._late.settle_before(x_Td))
+        return residual_start(self._deferred.flush_before(x_Td))
 
     def width(self, hidden_size: int) -> int:
         """A shard."""
-        return hidden_size // self._collectives.size
+        return hidden_size // self._communicator.size
 
-    def put_off_weight_gradients(self) -> Callable[[], Callable[[], None]]:
-        """Keep weight gradients back from now on; what is returned gives those owed so far, to be computed later."""
-        return self._late.keep()
+    def defer_weight_gradients(self) -> Callable[[], Callable[[], None]]:
+        """Defer weight gradients from now on; what is returned gives those deferred so far, to be computed later."""
+        return self._deferred.keep()
 
     def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
         """The sum of this rank's shards, and its sums of squares for the next norm."""
@@ -70,29 +71,29 @@ class BottleneckTensorParallel:
         """One matrix product of this rank's rows for all g projections."""
         down_dr = down_dgr.flatten(1)
         if norm is None or squares_T is None:
-            return self._late.product(x_Td, down_dr, sent=True), None
+            return self._deferred.product(x_Td, down_dr, sent=True), None
         if self._norm == "fused":
             return self._fused(x_Td, down_dr, norm), squares_T
         if self._norm == "online_paper":
             return self._online_paper(x_Td, squares_T, down_dr, norm), squares_T
         return self._sync(x_Td, squares_T, down_dr, norm), None
 
-    def send(self, partial: Latents, norm: NormWeights | None) -> Callable[[], Latents]:
+    def start(self, partial: Latents, norm: NormWeights | None) -> Callable[[], Latents]:
         """One all-reduce of all g latents; backward, one of their gradients."""
-        if self._collectives.size == 1:
+        if self._communicator.size == 1:
             return lambda: partial
-        return Exchange(self._collectives, self._late, norm, self._norm == "online_paper").send(partial)
+        return Exchange(self._communicator, self._deferred, norm, self._norm == "online_paper").start(partial)
 
     def up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> torch.Tensor:
         """One batched product; the output is this rank's shard, and nothing is sent."""
-        return self._late.product(z_gTr, up_grf)
+        return self._deferred.product(z_gTr, up_grf)
 
     def _fused(self, x_Td: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights) -> torch.Tensor:
         """The raw residual times A∘γ; the latents are scaled afterwards, by a statistic that travels with them.
 
         norm(x) A = (x (A∘γ)) / √(Σ x² / d + ε). In bf16 the statistic that is sent is rounded like the latents.
         """
-        return self._late.product(x_Td, down_dr, norm.scale_d, sent=True, room=self._collectives.size > 1)
+        return self._deferred.product(x_Td, down_dr, norm.scale_d, sent=True, room=self._communicator.size > 1)
 
     def _online_paper(
         self, x_Td: torch.Tensor, squares_T: torch.Tensor, down_dr: torch.Tensor, norm: NormWeights
@@ -104,7 +105,7 @@ class BottleneckTensorParallel:
         """
         rms_T1 = (squares_T / x_Td.shape[1] + norm.epsilon).sqrt().unsqueeze(-1)
         local_Td = (precise(x_Td) / rms_T1).to(x_Td.dtype) * norm.scale_d
-        partial_Tr = precise(self._late.product(local_Td, down_dr)) * rms_T1
+        partial_Tr = precise(self._deferred.product(local_Td, down_dr)) * rms_T1
         return partial_Tr.to(x_Td.dtype)
 
     def _sync(
@@ -114,24 +115,24 @@ class BottleneckTensorParallel:
 
         Each rank normalises its own shard, so the statistic's gradient is a sum over ranks: a collective backward.
         """
-        squares_T = sum_partials(squares_T.clone(), self._collectives, "statistic")
-        squares_T = share(squares_T, self._collectives, "statistic")
+        squares_T = reduce_from_tp(squares_T.clone(), self._communicator, "statistic")
+        squares_T = copy_to_tp(squares_T, self._communicator, "statistic")
         normed_Td = scale_rows(x_Td, squares_T, norm.width, norm.epsilon) * norm.scale_d
-        return self._late.product(normed_Td, down_dr)
+        return self._deferred.product(normed_Td, down_dr)
 
     def final_norm(self, residual: Residual, norm: NormWeights) -> torch.Tensor:
         """One all-gather; each rank's sum of squares is one more column of its shard."""
         scaled_Td, squares_T = residual.inputs * norm.scale_d, residual.squares
         if squares_T is None:
             raise AssertionError("a sharded residual has its sums of squares")
-        payload_pTc = gather(with_statistic(scaled_Td, squares_T), self._collectives, "hidden")
+        payload_pTc = all_gather_from_tp(with_statistic(scaled_Td, squares_T), self._communicator, "hidden")
         whole_Td = payload_pTc[:, :, :-1].transpose(0, 1).reshape(len(scaled_Td), -1)
         return scale_rows(whole_Td, precise(payload_pTc[:, :, -1]).sum(dim=0), norm.width, norm.epsilon)
 
     def token_losses(self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor:
         """Cross entropy over the vocabulary's shards."""
-        return head_losses(x_Td, head_dV, target_T, self._collectives)
+        return head_losses(x_Td, head_dV, target_T, self._communicator)
 
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
         """All columns of some rows from some columns of all rows: one all-to-all of the embedding's shard."""
-        return exchange_axes(embedding_Vd, self._collectives, "tied head").T
+        return all_to_all(embedding_Vd, self._communicator, "tied head").T

@@ -1,7 +1,7 @@
-"""A latent's exchange in two halves, so that other work can be done while it is under way.
+"""A latent's asynchronous all-reduce, started and waited for apart, so that other work can be done in between.
 
 =========  ===============================  ================================
-           ``send``                         ``receive``
+           ``start``                        ``wait``
 =========  ===============================  ================================
 forward    the all-reduce of partial sums   it is waited for
            starts
@@ -25,8 +25,8 @@ import torch
 
 from boost_core.kernels.latent_epilogue import statistic_gradient
 from boost_core.nn.strategy import Latents, NormWeights
-from boost_core.parallel.collectives import Collectives
-from boost_core.parallel.late import LateGradients, with_room_behind
+from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.deferred_wgrad import DeferredWeightGradients, with_room_behind
 from boost_core.parallel.ledger import Pending
 
 
@@ -34,39 +34,44 @@ class Exchange:
     """One exchange, forward and backward.
 
     Args:
-        collectives: The tensor parallel group.
-        late: What to compute while the gradient is under way.
+        communicator: The tensor parallel group.
+        deferred: What to compute while the gradient is under way.
         norm: The norm whose statistic is exchanged with the latents, if there is one.
         statistic_apart: Whether the statistic has an all-reduce of its own instead of a column beside the latents.
     """
 
     def __init__(
-        self, collectives: Collectives, late: LateGradients, norm: NormWeights | None, statistic_apart: bool
+        self,
+        communicator: Communicator,
+        deferred: DeferredWeightGradients,
+        norm: NormWeights | None,
+        statistic_apart: bool,
     ) -> None:
-        self.collectives, self.late, self.norm, self.statistic_apart = collectives, late, norm, statistic_apart
-        self._under_way: list[Pending] = []
+        self.communicator, self.deferred = communicator, deferred
+        self.norm, self.statistic_apart = norm, statistic_apart
+        self._in_flight: list[Pending] = []
 
-    def send(self, partial: Latents) -> Callable[[], Latents]:
+    def start(self, partial: Latents) -> Callable[[], Latents]:
         """Start the exchange of this rank's ``partial``, which is overwritten; the result waits for the whole."""
-        sent: Latents = _Send.apply(*partial, self)  # type: ignore[no-untyped-call]
+        started: Latents = _Start.apply(*partial, self)  # type: ignore[no-untyped-call]
 
-        def receive() -> Latents:
-            received: Latents = _Receive.apply(*sent, self)  # type: ignore[no-untyped-call]
-            return received
+        def wait() -> Latents:
+            whole: Latents = _Wait.apply(*started, self)  # type: ignore[no-untyped-call]
+            return whole
 
-        return receive
+        return wait
 
-    def start(self, tensor: torch.Tensor, purpose: str) -> None:
+    def start_all_reduce(self, tensor: torch.Tensor, purpose: str) -> None:
         """Start the all-reduce of a tensor, in place."""
-        self._under_way.append(self.collectives.start_all_reduce_(tensor, purpose))
+        self._in_flight.append(self.communicator.start_all_reduce_(tensor, purpose))
 
-    def wait(self) -> None:
+    def wait_for_all(self) -> None:
         """Wait for all that was started."""
-        while self._under_way:
-            self._under_way.pop().wait()
+        while self._in_flight:
+            self._in_flight.pop().wait()
 
 
-class _Send(torch.autograd.Function):
+class _Start(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial_Tr: torch.Tensor, squares_T: torch.Tensor | None, exchange: Exchange) -> Latents:
         ctx.exchange = exchange
@@ -78,8 +83,8 @@ class _Send(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         dh_Tr, norm, saved = gradients[0], ctx.exchange.norm, ctx.saved_tensors
-        ctx.exchange.late.catch_up()
-        ctx.exchange.wait()
+        ctx.exchange.deferred.flush()
+        ctx.exchange.wait_for_all()
         if not saved:
             return dh_Tr, None, None
         h_Tr, squares_T = saved
@@ -88,28 +93,28 @@ class _Send(torch.autograd.Function):
 
 def _start_forward(partial_Tr: torch.Tensor, squares_T: torch.Tensor | None, exchange: Exchange) -> Latents:
     if squares_T is None:
-        exchange.start(partial_Tr, "latent")
+        exchange.start_all_reduce(partial_Tr, "latent")
         return partial_Tr, None
     if exchange.statistic_apart:
-        exchange.start(partial_Tr, "latent")
+        exchange.start_all_reduce(partial_Tr, "latent")
         squares_T = squares_T.clone()
-        exchange.start(squares_T, "statistic")
+        exchange.start_all_reduce(squares_T, "statistic")
         return partial_Tr, squares_T
     payload, statistic_T = with_room_behind(partial_Tr)
     statistic_T.copy_(squares_T)
-    exchange.start(payload, "latent")
+    exchange.start_all_reduce(payload, "latent")
     return partial_Tr, statistic_T
 
 
-class _Receive(torch.autograd.Function):
+class _Wait(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h_Tr: torch.Tensor, squares_T: torch.Tensor | None, exchange: Exchange) -> Latents:
         ctx.exchange = exchange
-        exchange.wait()
+        exchange.wait_for_all()
         return h_Tr.view_as(h_Tr), None if squares_T is None else squares_T.view_as(squares_T)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         dh_Tr = gradients[0].contiguous()
-        ctx.exchange.start(dh_Tr, "latent gradient")
+        ctx.exchange.start_all_reduce(dh_Tr, "latent gradient")
         return dh_Tr, None, None

@@ -10,7 +10,7 @@ import torch
 
 from boost_core.nn.strategy import NormWeights
 from boost_core.nn.weights import Role, SplitAxes
-from boost_core.parallel.collectives import share, sum_partials
+from boost_core.parallel.mappings import copy_to_tp, reduce_from_tp
 from boost_core.parallel.whole_residual import WholeResidual, rms_norm
 
 
@@ -29,10 +29,10 @@ class FullRankTensorParallel(WholeResidual):
         self, x_Td: torch.Tensor, weights_dgf: Sequence[torch.Tensor], norm: NormWeights
     ) -> list[torch.Tensor]:
         """This rank's columns of each projection; backward, an all-reduce of the residual's gradient."""
-        shared_Td = share(rms_norm(x_Td, norm), self._collectives, "wide")
+        shared_Td = copy_to_tp(rms_norm(x_Td, norm), self._communicator, "wide")
         products = ((shared_Td @ weight_dgf.flatten(1), weight_dgf.shape[1]) for weight_dgf in weights_dgf)
         return [y_Tc.view(len(y_Tc), count, -1).transpose(0, 1) for y_Tc, count in products]
 
     def dense_out(self, x_Tf: torch.Tensor, weight_fd: torch.Tensor) -> torch.Tensor:
         """The whole output: its partial sums are all-reduced."""
-        return sum_partials(x_Tf @ weight_fd, self._collectives, "wide")
+        return reduce_from_tp(x_Tf @ weight_fd, self._communicator, "wide")

@@ -55,7 +55,7 @@ class ParallelMesh:
         """The process group along ``dp``, ``pp`` or ``tp``."""
         return self.mesh.get_group(dimension)
 
-    def ends(self) -> dist.ProcessGroup | None:
+    def embedding_group(self) -> dist.ProcessGroup | None:
         """The group of the first and the last pipeline rank of this rank's column; ``None`` for one between them.
 
         All ranks call it, in the same order among other groups.

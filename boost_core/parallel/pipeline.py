@@ -14,7 +14,7 @@ from torch.distributed.pipelining import (
 )
 
 from boost_core.parallel.clock import StepClock
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger, Entry, Part
 from boost_core.plan.stages import Stage
 
@@ -62,7 +62,7 @@ class Pipeline:
 
     def __init__(
         self, parts: Sequence[Module], count: int, schedule: str, micro_batches: int, tokens: int,
-        ranks: Collectives, group: dist.ProcessGroup,
+        ranks: Communicator, group: dist.ProcessGroup,
         ledger: CommunicationLedger, clock: StepClock, weight_gradients: Callable[[], Callable[[], None]] | None,
         dtype: torch.dtype, device: torch.device,
     ) -> None:  # fmt: skip

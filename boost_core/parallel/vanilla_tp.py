@@ -12,7 +12,7 @@ import torch
 
 from boost_core.nn.strategy import Latents, NormWeights
 from boost_core.nn.weights import Role, SplitAxes
-from boost_core.parallel.collectives import share, sum_partials
+from boost_core.parallel.mappings import copy_to_tp, reduce_from_tp
 from boost_core.parallel.whole_residual import WholeResidual, rms_norm
 
 
@@ -36,12 +36,12 @@ class VanillaTensorParallel(WholeResidual):
     ) -> Latents:
         """This rank's sliver of each latent; backward, an all-reduce of the wide input's gradient."""
         normed_Td = x_Td if norm is None else rms_norm(x_Td, norm)
-        return share(normed_Td, self._collectives, "wide") @ down_dgr.flatten(1), None
+        return copy_to_tp(normed_Td, self._communicator, "wide") @ down_dgr.flatten(1), None
 
-    def send(self, partial: Latents, norm: NormWeights | None) -> Callable[[], Latents]:  # noqa: ARG002
+    def start(self, partial: Latents, norm: NormWeights | None) -> Callable[[], Latents]:  # noqa: ARG002
         """A sliver belongs to this rank alone."""
         return lambda: partial
 
     def up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> torch.Tensor:
         """The whole wide output: its partial sums are all-reduced."""
-        return sum_partials(z_gTr @ up_grf, self._collectives, "wide")
+        return reduce_from_tp(z_gTr @ up_grf, self._communicator, "wide")

@@ -12,7 +12,8 @@ from torch.nn.functional import embedding
 
 from boost_core.kernels.cross_entropy import logits_gradient, row_statistics
 from boost_core.nn.norm import precise
-from boost_core.parallel.collectives import Collectives, sum_partials
+from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.mappings import reduce_from_tp
 
 # Logits of a chunk are about this many elements: 256 MiB in fp32.
 CHUNK_ELEMENTS = 1 << 26
@@ -27,18 +28,18 @@ class _HeadLoss(torch.autograd.Function):
         x_Td: torch.Tensor,
         head_dV: torch.Tensor,
         target_T: torch.Tensor,
-        collectives: Collectives,
+        communicator: Communicator,
         chunk: int,
     ) -> torch.Tensor:
-        local_T = target_T - collectives.rank * head_dV.shape[1]
+        local_T = target_T - communicator.rank * head_dV.shape[1]
         statistics = [
             row_statistics(x_cd @ head_dV, local_c)
             for x_cd, local_c in zip(torch.split(x_Td, chunk), torch.split(local_T, chunk), strict=True)
         ]
         local_sum_T, local_logit_T = (torch.cat(parts) for parts in zip(*statistics, strict=True))
-        maximum_T = collectives.all_reduce_(local_sum_T.clone(), "loss maximum", dist.ReduceOp.MAX)
+        maximum_T = communicator.all_reduce_(local_sum_T.clone(), "loss maximum", dist.ReduceOp.MAX)
         sums_2T = torch.stack([(local_sum_T - maximum_T).exp(), local_logit_T])
-        sum_T, target_logit_T = collectives.all_reduce_(sums_2T, "loss sums")
+        sum_T, target_logit_T = communicator.all_reduce_(sums_2T, "loss sums")
         log_sum_T = maximum_T + sum_T.log()
         ctx.save_for_backward(x_Td, head_dV, local_T, log_sum_T)
         ctx.chunk = chunk
@@ -59,7 +60,7 @@ class _HeadLoss(torch.autograd.Function):
 
 
 def head_losses(
-    x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, collectives: Collectives
+    x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, communicator: Communicator
 ) -> torch.Tensor:
     """Cross entropy of each token, ``[T]`` in nats and at least fp32, the same on all ranks.
 
@@ -67,17 +68,17 @@ def head_losses(
         x_Td: Whole normed hidden vectors; their gradient is this rank's part of it.
         head_dV: This rank's columns of the head.
         target_T: Token ids over the whole vocabulary.
-        collectives: The tensor parallel group.
+        communicator: The tensor parallel group.
     """
     chunk = max(1, CHUNK_ELEMENTS // head_dV.shape[1])
-    return _HeadLoss.apply(x_Td, head_dV, target_T, collectives, chunk)  # type: ignore[no-any-return, no-untyped-call]
+    return _HeadLoss.apply(x_Td, head_dV, target_T, communicator, chunk)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def vocabulary_parallel_embedding(
-    token_T: torch.Tensor, weight_Vd: torch.Tensor, collectives: Collectives
+    token_T: torch.Tensor, weight_Vd: torch.Tensor, communicator: Communicator
 ) -> torch.Tensor:
     """Whole residual vectors ``[T, d]`` from this rank's rows of the embedding: one all-reduce (Megatron-LM)."""
-    local_T = token_T - collectives.rank * len(weight_Vd)
+    local_T = token_T - communicator.rank * len(weight_Vd)
     is_local_T = (local_T >= 0) & (local_T < len(weight_Vd))
     partial_Td = embedding(local_T * is_local_T, weight_Vd) * is_local_T.to(weight_Vd.dtype).unsqueeze(-1)
-    return sum_partials(partial_Td, collectives, "embedding")
+    return reduce_from_tp(partial_Td, communicator, "embedding")

@@ -5,7 +5,8 @@ from torch.nn import functional
 
 from boost_core.kernels.residual_add import Residual
 from boost_core.nn.strategy import NormWeights
-from boost_core.parallel.collectives import Collectives, share
+from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.mappings import copy_to_tp
 from boost_core.parallel.vocabulary import head_losses, vocabulary_parallel_embedding
 
 
@@ -13,15 +14,15 @@ class WholeResidual:
     """Embedding and head split along the vocabulary, as in Megatron-LM (arXiv 1909.08053).
 
     Args:
-        collectives: The tensor parallel group.
+        communicator: The tensor parallel group.
     """
 
-    def __init__(self, collectives: Collectives) -> None:
-        self._collectives = collectives
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
 
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
         """Whole residual vectors; one all-reduce of ``[T, d]``."""
-        x_Td = vocabulary_parallel_embedding(token_T, weight_Vd, self._collectives)
+        x_Td = vocabulary_parallel_embedding(token_T, weight_Vd, self._communicator)
         return Residual(x_Td, x_Td, None)
 
     def enter(self, x_Td: torch.Tensor) -> Residual:
@@ -39,11 +40,11 @@ class WholeResidual:
 
     def final_norm(self, residual: Residual, norm: NormWeights) -> torch.Tensor:
         """A norm of whole rows; backward, one all-reduce of ``[T, d]``."""
-        return share(rms_norm(residual.inputs, norm), self._collectives, "hidden")
+        return copy_to_tp(rms_norm(residual.inputs, norm), self._communicator, "hidden")
 
     def token_losses(self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor:
         """Cross entropy over the vocabulary's shards."""
-        return head_losses(x_Td, head_dV, target_T, self._collectives)
+        return head_losses(x_Td, head_dV, target_T, self._communicator)
 
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
         """Embedding and head have the same shard."""

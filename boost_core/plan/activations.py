@@ -9,11 +9,11 @@ the compute type,
 what                elements a token                     who keeps it
 ==================  ===================================  =========================================================
 residual            2w                                   the products after it: its input, and after attention
-latents             7r, and 7r again where the epilogue  ``latent_epilogue`` what came, ``late.product`` what it gave
+latents             7r, and 7r again where the epilogue  ``latent_epilogue`` its input, ``deferred.product`` its output
                     makes new ones: behind a norm of a
                     sharded residual, or with a SiLU
 attention           q + 2k, q, and h in fp32             torch's: its inputs, its output, and log-sum-exps
-MLP                 2m, m                                ``gated_product`` its inputs, ``late.product`` its output
+MLP                 2m, m                                ``gated_product`` its inputs, ``deferred.product`` its output
 norms               one for each product behind one, or  ``exchange``: their statistics; of a whole residual
                     w of a whole residual                ``rms_norm``'s output
 LaX                 0, 7r or 21r by the gate             ``crossing``: what the gate let through and made meanwhile

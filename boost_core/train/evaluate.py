@@ -14,16 +14,16 @@ def evaluate(state: TrainState, corpus: Corpus) -> tuple[float, int]:
 
     The sum over tokens is divided by the number of tokens, so that a smaller last batch weighs what it is.
     """
-    training, ranks = state.spec.training, state.ranks
+    training, groups = state.spec.training, state.process_groups
     sums = torch.zeros(2, dtype=torch.float64, device=state.mesh.device)
     for sequences in held_out_batches(
         corpus, training.sequence_length, training.evaluate_sequences, training.micro_batch_size,
-        part=ranks.data.rank, parts=ranks.data.size,
+        part=groups.data.rank, parts=groups.data.size,
     ):  # fmt: skip
         losses_T, counts_T = losses(state, sequences)
         if losses_T is not None:
             sums += torch.stack([(losses_T * counts_T).double().sum(), counts_T.double().sum()])
-    for along in (ranks.pipeline, ranks.data):
+    for along in (groups.pipeline, groups.data):
         along.all_reduce_(sums, "evaluation")
     loss_sum, tokens = sums.tolist()
     return loss_sum / tokens, int(tokens)

@@ -22,10 +22,10 @@ from boost_core.optim.build import COMPUTE_TYPES, make_optimizer
 from boost_core.optim.gradients import Gradients
 from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.clock import StepClock
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.mesh import ParallelMesh
-from boost_core.parallel.ranks import Ranks
+from boost_core.parallel.process_groups import ProcessGroups
 from boost_core.parallel.shard import WeightMaker, make_weights, split_axes
 from boost_core.plan.snapshots import MemoryState
 from boost_core.plan.stages import cut
@@ -43,7 +43,7 @@ class TrainState:
         mesh: This rank's place in the gang.
         ledger: Counts this rank's collectives.
         clock: Tells the parts of its steps.
-        ranks: The groups that this rank is in.
+        process_groups: The groups that this rank is in.
         model: This rank's part of the model.
         axes: The axis that each weight is split along over the tensor parallel ranks, if it is.
         rotation: The rotary embedding for the job's sequence length.
@@ -59,7 +59,7 @@ class TrainState:
     mesh: ParallelMesh
     ledger: CommunicationLedger
     clock: StepClock
-    ranks: Ranks
+    process_groups: ProcessGroups
     model: Decoder
     axes: dict[str, int | None]
     rotation: Rotation
@@ -85,22 +85,24 @@ class TrainState:
         mesh = ParallelMesh.build(spec.parallelism, device)
         ledger = CommunicationLedger()
         clock = StepClock(ledger, device)
-        ranks = Ranks.of(mesh, spec.model.tie_embeddings, ledger)
-        training, tensor = spec.training, ranks.tensor
-        stages = cut(spec.model, spec.parallelism, training.sequence_length)[ranks.pipeline.rank :: ranks.pipeline.size]
+        groups = ProcessGroups.of(mesh, spec.model.tie_embeddings, ledger)
+        training, tensor = spec.training, groups.tensor
+        stages = cut(spec.model, spec.parallelism, training.sequence_length)[
+            groups.pipeline.rank :: groups.pipeline.size
+        ]
         model, split = build(spec.model, spec.parallelism, tensor, stages)
         make(model, split, tensor.rank, tensor.size, training.seed, device)
         axes = split_axes(model, split)
         rotation = Rotation(training.sequence_length, spec.model.head_size, spec.model.rope_theta, device)
-        optimizer = make_optimizer(spec, model, axes, tensor, ranks.data)
+        optimizer = make_optimizer(spec, model, axes, tensor, groups.data)
         pipeline = None
-        if ranks.pipeline.size > 1:
+        if groups.pipeline.size > 1:
             parts = [StageModule(model, spec.model, stage, rotation) for stage in stages]
-            pipeline = _pipeline(spec, parts, model, ranks.pipeline, mesh, ledger, clock)
-        rounds = training.micro_batches(ranks.data.size) if spec.parallelism.zero_stage == 2 else 1
-        gradients = Gradients(dict(model.named_parameters()), optimizer.groups, ranks.data, rounds)
+            pipeline = _pipeline(spec, parts, model, groups.pipeline, mesh, ledger, clock)
+        rounds = training.micro_batches(groups.data.size) if spec.parallelism.zero_stage == 2 else 1
+        gradients = Gradients(dict(model.named_parameters()), optimizer.groups, groups.data, rounds)
         return cls(
-            spec, mesh, ledger, clock, ranks, model, axes, rotation, optimizer, gradients, pipeline,
+            spec, mesh, ledger, clock, groups, model, axes, rotation, optimizer, gradients, pipeline,
             end_of_document if spec.data.documents_apart else None,
         )  # fmt: skip
 
@@ -134,7 +136,7 @@ class TrainState:
         return [
             Chunk.of_shard(
                 f"{piece.name}.{piece.quantity}", piece.shape, piece.offsets, piece.tensor, self.axes[piece.name],
-                self.ranks.tensor.rank, self.ranks.tensor.size,
+                self.process_groups.tensor.rank, self.process_groups.tensor.size,
             )
             for piece in self.optimizer.pieces()
         ]  # fmt: skip
@@ -145,7 +147,7 @@ class TrainState:
 
 
 def _pipeline(
-    spec: JobSpec, parts: list[StageModule], model: Decoder, ranks: Collectives, mesh: ParallelMesh,
+    spec: JobSpec, parts: list[StageModule], model: Decoder, ranks: Communicator, mesh: ParallelMesh,
     ledger: CommunicationLedger, clock: StepClock,
 ) -> "Pipeline":  # fmt: skip
     # Brings torch's compiler with it: a second of every process's start, and so of a recovery, that most jobs can save.
@@ -154,7 +156,7 @@ def _pipeline(
     training, parallelism = spec.training, spec.parallelism
     put_off = None
     if parallelism.pipeline_schedule == "zero_bubble" and isinstance(model.strategy, BottleneckTensorParallel):
-        put_off = model.strategy.put_off_weight_gradients()
+        put_off = model.strategy.defer_weight_gradients()
     return Pipeline(
         parts, parallelism.stages, parallelism.pipeline_schedule,
         training.micro_batches(parallelism.data_parallel_size),

@@ -60,7 +60,7 @@ def training_step(
         loss_limit: A loss above it counts as divergence.
         requests: What this rank asks of all.
     """
-    replicas, size = state.ranks.data, state.spec.training.global_batch_size
+    replicas, size = state.process_groups.data, state.spec.training.global_batch_size
     state.clock.begin()
     with record_function("data"):  # these are names for profiles
         sequences = sampler.sequences(*replica_share(state.samples, size, replicas.rank, replicas.size))
@@ -82,7 +82,7 @@ def _tokens_of_all(state: TrainState, batch: Batch) -> float | torch.Tensor:
     """Tokens of the global batch whose losses count."""
     if batch.documents is None:
         return state.spec.training.global_batch_size * state.spec.training.sequence_length
-    return state.ranks.data.all_reduce_(batch.counts.double().sum(), "tokens")
+    return state.process_groups.data.all_reduce_(batch.counts.double().sum(), "tokens")
 
 
 def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tensor) -> torch.Tensor:
@@ -102,18 +102,18 @@ def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tens
 
 def _update(state: TrainState, loss: torch.Tensor, limit: float, requests: Requests) -> StepResult:
     """Update the weights with the gradients of the step, unless it has diverged."""
-    spec, optimizer, ranks = state.spec, state.optimizer, state.ranks
+    spec, optimizer, groups = state.spec, state.optimizer, state.process_groups
     state.gradients.finish()
-    for along in (ranks.pipeline, ranks.data):
+    for along in (groups.pipeline, groups.data):
         along.all_reduce_(loss, "loss")
     for group in optimizer.groups:
         if group.kind.latent:
             # Each rank has a part of them, as of the latents' own. Once a step, whatever the number of tokens.
-            ranks.tensor.all_reduce_(group.own_gradient, "latent weights")
+            groups.tensor.all_reduce_(group.own_gradient, "latent weights")
         if group.kind.tied:
-            ranks.ends.all_reduce_(group.own_gradient, "tied embedding")
+            groups.embedding.all_reduce_(group.own_gradient, "tied embedding")
     jumps = ~(loss <= limit)  # so does NaN
-    norm, heard = global_norm(optimizer.groups, ranks, (jumps, requests.halt, requests.store, requests.put_off))
+    norm, heard = global_norm(optimizer.groups, groups, (jumps, requests.halt, requests.store, requests.put_off))
     loss_value, norm_value, jumped, halt, store, put_off = state.clock.values(torch.stack([loss, norm, *heard]))
     diverged = jumped > 0 or not math.isfinite(norm_value)
     state.step += 1

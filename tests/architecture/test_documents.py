@@ -68,7 +68,7 @@ def test_collectives_are_where_contributing_says() -> None:
         for path, used in names().items()
         if any(name.startswith("dist.") and name.removeprefix("dist.") in COLLECTIVES for name in used)
     }
-    assert "parallel/collectives.py" in found
+    assert "parallel/communicator.py" in found
     assert found | {"parallel/pipeline.py"} == in_backticks(habit("Every collective"), ".py")
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.models.build import build
 from boost_core.nn.attention import Rotation
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.shard import make_weights
 from tests.benchmarks.figures import FIGURES, write_table
@@ -56,7 +56,7 @@ class Step:
 
     def __init__(self, model: ModelConfig, choice: dict[str, object]) -> None:
         self.ledger = CommunicationLedger()
-        collectives = Collectives(dist.group.WORLD, "tp", self.ledger)
+        collectives = Communicator(dist.group.WORLD, "tp", self.ledger)
         self.network, axes = build(model, ParallelismConfig.model_validate(choice), collectives)
         make_weights(self.network, axes, collectives.rank, collectives.size, 1, torch.device("cpu"))
         self.tokens, self.targets = (each.flatten() for each in batch(model, SEQUENCES, LENGTH))

@@ -21,7 +21,7 @@ from boost_core.convert.published_config import TrainedOn, described
 from boost_core.convert.whole import read_weights
 from boost_core.nn.attention import Rotation, causal_attention
 from boost_core.nn.strategy import NormWeights
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.fullrank_tp import FullRankTensorParallel
 from boost_core.parallel.ledger import CommunicationLedger
 from tests.distributed.recording import train_and_record
@@ -297,7 +297,7 @@ def both_layers(size: int) -> list[torch.Tensor]:
 
     ours_x = x_Td.clone().requires_grad_()
     into_dgf, back_fd = into[:, None, share].clone().requires_grad_(), back[share].clone().requires_grad_()
-    strategy = FullRankTensorParallel(Collectives(dist.group.WORLD, "tp", CommunicationLedger()))
+    strategy = FullRankTensorParallel(Communicator(dist.group.WORLD, "tp", CommunicationLedger()))
     norm = NormWeights(torch.ones(8, dtype=torch.float64), 8, 1e-6)
     (wide_1Tf,) = strategy.dense_in(ours_x, [into_dgf], norm)
     ours = strategy.dense_out(wide_1Tf.squeeze(0).sin(), back_fd)

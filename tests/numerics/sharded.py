@@ -10,7 +10,7 @@ from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.models.build import build
 from boost_core.nn.attention import Rotation
 from boost_core.nn.weights import WeightSpec, weight_specs
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger, Entry, Totals
 from boost_core.parallel.shard import (
     initial_value,
@@ -47,7 +47,7 @@ def token_weights(count: int) -> torch.Tensor:
 @functools.cache
 def full_weights(model: ModelConfig, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
     """The initial weights, those that start at a constant moved off it so that they matter."""
-    declared, _ = build(model, ParallelismConfig(), Collectives(None, "tp", CommunicationLedger()))
+    declared, _ = build(model, ParallelismConfig(), Communicator(None, "tp", CommunicationLedger()))
     return {
         name: _perturbed(initial_value(name, spec, SEED), spec).to(dtype)
         for name, spec in weight_specs(declared).items()
@@ -65,7 +65,7 @@ def run_sharded(
 ) -> Outcome:
     """Forward and backward on this rank; call it on every rank of a group."""
     ledger = CommunicationLedger()
-    collectives = Collectives(dist.group.WORLD, "tp", ledger)
+    collectives = Communicator(dist.group.WORLD, "tp", ledger)
     network, axes = build(model, parallelism, collectives)
     make_weights(network, axes, collectives.rank, collectives.size, SEED, torch.device("cpu"), dtype)
     full, axis_of = full_weights(model, dtype), split_axes(network, axes)
@@ -106,7 +106,7 @@ def errors_of_cells(
     return errors
 
 
-def _gathered(shard: torch.Tensor, axis: int | None, collectives: Collectives) -> torch.Tensor:
+def _gathered(shard: torch.Tensor, axis: int | None, collectives: Communicator) -> torch.Tensor:
     """The whole gradient; of a weight that every rank has whole, this rank's own, which must be complete."""
     if axis is None:
         return shard

@@ -8,7 +8,7 @@ from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.models.build import build
 from boost_core.models.decoder import Decoder
 from boost_core.nn.attention import Rotation
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.shard import make_weights
 from boost_core.train.batch import Batch
@@ -21,7 +21,7 @@ LENGTHS = [[5, 1, 9], [15], [2, 2, 11]]
 def network(family: str) -> tuple[ModelConfig, Decoder]:
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "rank": 8}
     config = ModelConfig.model_validate(shape | {"family": family, "num_key_value_heads": 2})
-    decoder, axes = build(config, ParallelismConfig(), Collectives(None, "tp", CommunicationLedger()))
+    decoder, axes = build(config, ParallelismConfig(), Communicator(None, "tp", CommunicationLedger()))
     make_weights(decoder, axes, 0, 1, 7, CPU, torch.float64)
     return config, decoder
 

@@ -13,7 +13,7 @@ from boost_core.kernels.latent_epilogue import latent_epilogue
 from boost_core.kernels.residual_add import residual_start
 from boost_core.nn.strategy import NormWeights
 from boost_core.parallel.btp import BottleneckTensorParallel
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.shard import shard_of
 from tests.numerics import reference
@@ -137,15 +137,15 @@ def test_bf16_is_no_worse_than_one_and_a_half_times_unsharded_bf16(ranks: Ranks,
 
 def normed_projection(norm: str, outlier: float) -> torch.Tensor:
     """norm(x) A on this rank's shards in bf16, d 2048, r 256, one channel in 64 ``outlier`` times larger."""
-    collectives = Collectives(dist.group.WORLD, "tp", CommunicationLedger())
+    collectives = Communicator(dist.group.WORLD, "tp", CommunicationLedger())
     x_Td, down_d1r, scale_d = (
         shard_of(whole, axis, collectives.rank, collectives.size).bfloat16()
         for whole, axis in zip(projection_operands(outlier), (1, 0, 0), strict=True)
     )
     width = x_Td.shape[1] * collectives.size
     strategy, weights = BottleneckTensorParallel(collectives, norm), NormWeights(scale_d, width, 1e-6)
-    receive = strategy.send(strategy.partial_latents(x_Td, residual_start(x_Td).squares, down_d1r, weights), weights)
-    return latent_epilogue(*receive(), 1, width, 1e-6, activation=False)[0]
+    wait = strategy.start(strategy.partial_latents(x_Td, residual_start(x_Td).squares, down_d1r, weights), weights)
+    return latent_epilogue(*wait(), 1, width, 1e-6, activation=False)[0]
 
 
 def projection_operands(outlier: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

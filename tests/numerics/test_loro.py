@@ -13,7 +13,7 @@ from boost_core.nn.weights import weight_specs
 from boost_core.optim.group import Group, Kind
 from boost_core.optim.loro import FactorPair, Loro, factor_pairs
 from boost_core.optim.riemannian import riemannian_step
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.shard import shard_of
 from tests.ranks import Ranks
@@ -41,7 +41,7 @@ def step_by_the_formulas(m: Tensor, n: Tensor, direction_m: Tensor, direction_n:
 
 def sharded_step(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor, list[tuple[str, int]]]:
     ledger = CommunicationLedger()
-    collectives = Collectives(dist.group.WORLD, "tp", ledger)
+    collectives = Communicator(dist.group.WORLD, "tp", ledger)
     shards = [shard_of(whole, 0, collectives.rank, collectives.size) for whole in operands(*shape)]
     moved = riemannian_step(*shards, STEP_SIZE, collectives)
     whole = []
@@ -68,7 +68,7 @@ def test_an_exact_step_is_the_truncated_svd_of_the_whole(ranks: Ranks, size: int
 
 
 def test_a_step_from_a_singular_start_is_finite() -> None:
-    alone = Collectives(None, "tp", CommunicationLedger())
+    alone = Communicator(None, "tp", CommunicationLedger())
     m, n, direction_m, direction_n = operands(16, 12, 4)
     moved = riemannian_step(m, torch.zeros_like(n), direction_m, direction_n, STEP_SIZE, alone)
     assert all(factor.isfinite().all() for factor in moved)
@@ -84,7 +84,7 @@ def adam(gradients: list[Tensor]) -> Tensor:
 
 
 def test_lazy_steps_an_exact_one_and_the_rewarming_after_it() -> None:
-    alone = Collectives(None, "tp", CommunicationLedger())
+    alone = Communicator(None, "tp", CommunicationLedger())
     m, n, *_ = operands(12, 10, 3)
     down, up = nn.Parameter(m.unsqueeze(1).clone()), nn.Parameter(n.T.unsqueeze(0).clone())
     config = OptimizerConfig(kind="loro", loro=LoroConfig(exact_every_steps=3, rewarm_steps=2), weight_decay=0.1)
@@ -118,7 +118,7 @@ def test_lazy_steps_an_exact_one_and_the_rewarming_after_it() -> None:
 def test_every_factor_of_a_model_belongs_to_one_pair() -> None:
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "rank": 4}
     model = ModelConfig.model_validate(shape | {"family": "svd", "num_key_value_heads": 2})
-    network, _ = build(model, ParallelismConfig(), Collectives(None, "tp", CommunicationLedger()))
+    network, _ = build(model, ParallelismConfig(), Communicator(None, "tp", CommunicationLedger()))
     pairs = factor_pairs(network)
     specs = weight_specs(network)
     assert len(pairs) == len(set(pairs)) == 7 * 2

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.models.build import build
 from boost_core.nn.attention import Rotation
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger, Pending
 from boost_core.parallel.shard import make_weights
 from tests.numerics.sharded import batch
@@ -18,7 +18,7 @@ from tests.ranks import Ranks
 Event = tuple[str, str]
 
 
-class Watched(Collectives):
+class Watched(Communicator):
     """Writes down when latents leave and when they are waited for."""
 
     def __init__(self, events: list[Event]) -> None:

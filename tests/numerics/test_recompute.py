@@ -9,7 +9,7 @@ from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels.residual_add import residual_start
 from boost_core.models.build import build
 from boost_core.nn.attention import Rotation
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.shard import make_weights
 from boost_core.plan.parameters import projections
@@ -21,7 +21,7 @@ from tests.ranks import Ranks
 
 def kept_by_a_block(config: ModelConfig, parallelism: ParallelismConfig, sequences: int) -> int:
     """Bytes that live on after one block's forward, its input included and its output not."""
-    collectives = Collectives(dist.group.WORLD, "tp", CommunicationLedger())
+    collectives = Communicator(dist.group.WORLD, "tp", CommunicationLedger())
     network, axes = build(config, parallelism, collectives)
     make_weights(network, axes, collectives.rank, collectives.size, 7, torch.device("cpu"))
     rotation = Rotation(LENGTH, config.head_size, config.rope_theta, torch.device("cpu"))
@@ -29,7 +29,7 @@ def kept_by_a_block(config: ModelConfig, parallelism: ParallelismConfig, sequenc
     residual = residual_start(torch.randn(sequences * LENGTH, shard, requires_grad=True))
     network.blocks["1"](residual, rotation, None)  # what is made once, such as the rotation's angles, is made here
     with Made() as made:
-        out, _ = network.local(network.blocks["1"], residual, rotation, None)
+        out, _ = network.recompute(network.blocks["1"], residual, rotation, None)
     kept, given_on = (each.inputs.nbytes + each.squares.nbytes for each in (residual, out))
     return made.alive_bytes() + kept - given_on
 
@@ -72,7 +72,7 @@ def test_latent_adds_no_collective_and_full_repeats_them_all(ranks: Ranks, famil
 def flops_of_products(config: ModelConfig, recompute: str) -> int:
     """What the matrix products of a step take on one rank, attention's own left out."""
     choice = ParallelismConfig.model_validate({"recompute": recompute})
-    alone = Collectives(None, "tp", CommunicationLedger())
+    alone = Communicator(None, "tp", CommunicationLedger())
     network, axes = build(config, choice, alone)
     make_weights(network, axes, 0, 1, 7, torch.device("cpu"))
     tokens = torch.zeros(SEQUENCES * LENGTH, dtype=torch.int64)

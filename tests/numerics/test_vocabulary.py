@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from boost_core.parallel import vocabulary
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.shard import shard_of
 from tests.numerics.storages import Made
@@ -26,7 +26,7 @@ def operands() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def chunked(tokens_at_once: int) -> tuple[torch.Tensor, Gradients, int]:
     """Losses, gradients (of the vectors: this rank's part) and the largest tensor, in elements."""
-    collectives = Collectives(dist.group.WORLD, "tp", CommunicationLedger())
+    collectives = Communicator(dist.group.WORLD, "tp", CommunicationLedger())
     x_Td, head_dV, target_T = operands()
     head_dV = shard_of(head_dV, 1, collectives.rank, collectives.size).clone().requires_grad_()
     x_Td.requires_grad_()

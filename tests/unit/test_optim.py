@@ -12,9 +12,9 @@ from boost_core.optim.gradients import Gradients
 from boost_core.optim.group import Group, Kind
 from boost_core.optim.norm import clip_factor, global_norm
 from boost_core.optim.schedule import learning_rate
-from boost_core.parallel.collectives import Collectives
+from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger
-from boost_core.parallel.ranks import Ranks
+from boost_core.parallel.process_groups import ProcessGroups
 
 
 def test_the_schedule_warms_up_peaks_and_ends_at_its_floor() -> None:
@@ -31,7 +31,7 @@ def test_without_warm_up_and_with_only_warm_up() -> None:
     assert learning_rate(5, 5, OptimizerConfig(learning_rate=1.0, warmup_steps=5)) == 1.0
 
 
-ALONE = Collectives(None, "dp", CommunicationLedger())
+ALONE = Communicator(None, "dp", CommunicationLedger())
 PLAIN = Kind(decay=0.0, split=True, latent=False, tied=False, apart=False)
 
 
@@ -46,7 +46,7 @@ def test_clipping_is_by_the_norm_over_all_gradients(clip_norm: float) -> None:
     one.add_gradient("a", torch.tensor([0.0, 3.0]))
     one.add_gradient("b", 4.0 * torch.eye(65)[64])
     other.add_gradient("c", torch.tensor([12.0, 0.0, 0.0]))
-    norm, _ = global_norm([one, other], Ranks(ALONE, ALONE, ALONE, ALONE, ALONE))
+    norm, _ = global_norm([one, other], ProcessGroups(ALONE, ALONE, ALONE, ALONE, ALONE))
     assert norm.item() == pytest.approx(13.0)
     assert 13.0 * clip_factor(norm, clip_norm).item() == pytest.approx(min(13.0, clip_norm), rel=1e-6)
 
@@ -105,7 +105,7 @@ def test_a_gradient_that_comes_less_often_than_it_did_is_missed() -> None:
 def test_every_norm_of_a_model_is_left_undecayed() -> None:
     shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "rank": 4}
     model = ModelConfig.model_validate(shape | {"family": "lax"})
-    network, _ = build(model, ParallelismConfig(), Collectives(None, "tp", CommunicationLedger()))
+    network, _ = build(model, ParallelismConfig(), Communicator(None, "tp", CommunicationLedger()))
     found = norm_weights(network)
     assert all(name.endswith(("scale", "shift")) for name in found)
     # Two norms a block and the last one; in the second block a scale and a shift for each of four crossings.

@@ -1,19 +1,4 @@
-"""Every collective of the trainer, counted by the ledger, and their conjugate autograd pairs.
-
-A pair is named by what it does forward; its backward is the conjugate:
-
-=================  =================  =================
-pair               forward            backward
-=================  =================  =================
-``sum_partials``   all-reduce         identity
-``share``          identity           all-reduce
-``gather``         all-gather         reduce-scatter
-``exchange_axes``  all-to-all         all-to-all
-=================  =================  =================
-
-With one rank in the group each is the identity and nothing is counted. A latent's exchange, which other work can
-hide, is in ``exchange``.
-"""
+"""Every collective of the trainer, counted and timed by the ledger."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +13,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class Collectives:
+class Communicator:
     """The collectives over one dimension of the mesh.
 
     Args:
@@ -109,82 +94,3 @@ class Collectives:
             return work
 
         return self._ledger.start(Entry(kind, self._dimension, purpose), payload, launch)
-
-
-class _SumPartials(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, partial: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
-        ctx.mark_dirty(partial)
-        return collectives.all_reduce_(partial, purpose)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return gradients[0], None, None
-
-
-class _Share(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, replicated: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
-        ctx.collectives, ctx.purpose = collectives, purpose
-        return replicated.view_as(replicated)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        total = gradients[0].contiguous()
-        return ctx.collectives.all_reduce_(total, f"{ctx.purpose} gradient"), None, None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_Tc: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
-        ctx.collectives, ctx.purpose = collectives, purpose
-        return collectives.all_gather(x_Tc, purpose)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return ctx.collectives.reduce_scatter(gradients[0], f"{ctx.purpose} gradient"), None, None
-
-
-class _ExchangeAxes(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_Ac: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
-        ctx.collectives, ctx.purpose = collectives, purpose
-        parts_pac = x_Ac.reshape(collectives.size, -1, x_Ac.shape[1])
-        return collectives.all_to_all(parts_pac, purpose).transpose(0, 1).flatten(1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        parts_pac = gradients[0].reshape(len(gradients[0]), ctx.collectives.size, -1).transpose(0, 1).contiguous()
-        return ctx.collectives.all_to_all(parts_pac, f"{ctx.purpose} gradient").flatten(0, 1), None, None
-
-
-def sum_partials(partial: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
-    """The sum of every rank's ``partial``, on all ranks; ``partial`` itself is overwritten."""
-    if collectives.size == 1:
-        return partial
-    return _SumPartials.apply(partial, collectives, purpose)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def share(replicated: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
-    """A replicated tensor on its way into each rank's own shard; gradients of all ranks are summed.
-
-    The sum is made in the memory of the gradient that arrives, so what follows has to give one of its own: a matrix
-    product does, a sum, which hands the same gradient to both its terms, does not.
-    """
-    if collectives.size == 1:
-        return replicated
-    return _Share.apply(replicated, collectives, purpose)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def gather(x_Tc: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
-    """``[T, c]`` shards to ``[p, T, c]`` on all ranks; gradients are summed and scattered back."""
-    if collectives.size == 1:
-        return x_Tc.unsqueeze(0)
-    return _Gather.apply(x_Tc, collectives, purpose)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def exchange_axes(x_Ac: torch.Tensor, collectives: Collectives, purpose: str) -> torch.Tensor:
-    """A matrix split along its columns, ``[A, c/p]``, to the same one split along its rows, ``[A/p, c]``."""
-    if collectives.size == 1:
-        return x_Ac
-    return _ExchangeAxes.apply(x_Ac, collectives, purpose)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,8 +1,8 @@
-"""Weight gradients put off until a collective is under way, so that it is hidden behind them.
+"""Deferred weight gradients: computed while a collective is in flight, which they hide.
 
-Backward, a matrix product owes two others: one for its input's gradient, which the ranks wait for, and one for its
-weight's, which nobody waits for. Here the second is kept back; whoever has started a collective calls ``catch_up``
-before waiting for it. Shape suffixes as in ``btp``.
+The backward pass of a matrix product is two others: its input's gradient, which the ranks wait for, and its weight's,
+which nobody waits for. The second is deferred; whoever has started a collective calls ``flush`` before waiting for it.
+Shape suffixes as in ``btp``.
 """
 
 from collections import deque
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from boost_core.nn.norm import precise
-from boost_core.nn.stages import is_sent
+from boost_core.nn.overlap import in_recompute
 
 
-class LateGradients:
-    """Products whose weight gradients come late, and the gradients that are still owed.
+class DeferredWeightGradients:
+    """Products whose weight gradients are deferred, and the gradients still to be computed.
 
     Args:
         alone: Whether no collective will come that they could hide. They are then computed at once, unless they are
@@ -24,14 +24,14 @@ class LateGradients:
     """
 
     def __init__(self, alone: bool = False) -> None:
-        self._owed: deque[Callable[[], None]] = deque()
+        self._deferred: deque[Callable[[], None]] = deque()
         self._alone, self._kept = alone, False
 
     def product(
         self, x: torch.Tensor, weight: torch.Tensor, scale_d: torch.Tensor | None = None,
         sent: bool = False, room: bool = False,
     ) -> torch.Tensor:  # fmt: skip
-        """``x (W∘scale)``; the gradients of ``weight`` and ``scale`` are added to theirs at the next ``catch_up``.
+        """``x (W∘scale)``; the gradients of ``weight`` and ``scale`` are added to theirs at the next ``flush``.
 
         Args:
             x: ``[T, d]`` or ``[g, T, d]``; requires a gradient itself when the weights do.
@@ -42,34 +42,34 @@ class LateGradients:
         """
         return _Product.apply(x, weight.detach(), _detached(scale_d), (weight, scale_d), self, sent, room)  # type: ignore[no-any-return, no-untyped-call]
 
-    def owe(self, gradient: Callable[[], None]) -> None:
-        """Keep a gradient's computation for later."""
-        self._owed.append(gradient)
+    def defer(self, gradient: Callable[[], None]) -> None:
+        """Defer a gradient's computation."""
+        self._deferred.append(gradient)
         if self._alone:
-            self.catch_up()
+            self.flush()
 
-    def catch_up(self) -> None:
-        """Compute all that is owed, in the order in which it came up, unless it is kept."""
-        while self._owed and not self._kept:
-            self._owed.popleft()()
+    def flush(self) -> None:
+        """Compute what is deferred, in order, unless it is kept."""
+        while self._deferred and not self._kept:
+            self._deferred.popleft()()
 
     def keep(self) -> Callable[[], Callable[[], None]]:
-        """From now on compute nothing before it is asked for; what is returned gives all that is owed at a time."""
+        """From now on compute nothing unasked; what is returned gives all that is deferred at a time."""
         self._kept = True
         return self._take
 
     def _take(self) -> Callable[[], None]:
-        taken, self._owed = self._owed, deque()
+        taken, self._deferred = self._deferred, deque()
 
-        def pay() -> None:
+        def compute() -> None:
             while taken:
                 taken.popleft()()
 
-        return pay
+        return compute
 
-    def settle_before(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` itself; backward, nothing is owed any more when its gradient goes on."""
-        return _Settle.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
+    def flush_before(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` itself; backward, all that is deferred is computed before its gradient goes on."""
+        return _FlushBefore.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Product(torch.autograd.Function):
@@ -80,14 +80,14 @@ class _Product(torch.autograd.Function):
         weight: torch.Tensor,
         scale_d: torch.Tensor | None,
         owners: tuple[torch.Tensor, torch.Tensor | None],
-        late: LateGradients,
+        deferred: DeferredWeightGradients,
         sent: bool,
         room: bool,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, scale_d)
         # Views and parameters hold no memory of their own, and are not saved: a recomputation would detach them.
-        ctx.owners, ctx.late = owners, late
-        if sent and is_sent():
+        ctx.owners, ctx.deferred = owners, deferred
+        if sent and in_recompute():
             return x.new_empty(len(x), weight.shape[1])
         if not room:
             return x @ _scaled(weight, scale_d)
@@ -99,19 +99,19 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, scale_d = ctx.saved_tensors
         (dy,), owners = gradients, ctx.owners
-        ctx.late.owe(lambda: _add_gradients(x.mT @ dy, weight, scale_d, owners))
+        ctx.deferred.defer(lambda: _add_gradients(x.mT @ dy, weight, scale_d, owners))
         return dy @ _scaled(weight, scale_d).mT, None, None, None, None, None, None
 
 
-class _Settle(torch.autograd.Function):
+class _FlushBefore(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, late: LateGradients) -> torch.Tensor:
-        ctx.late = late
+    def forward(ctx: Any, x: torch.Tensor, deferred: DeferredWeightGradients) -> torch.Tensor:
+        ctx.deferred = deferred
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        ctx.late.catch_up()
+        ctx.deferred.flush()
         return gradients[0], None
 
 

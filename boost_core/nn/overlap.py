@@ -1,0 +1,69 @@
+"""Computations in segments, so that several overlap by taking turns, and what is recomputed in the backward pass."""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from torch.utils.checkpoint import checkpoint
+
+Result = TypeVar("Result")
+
+# Pauses where it would wait; returns its result.
+Segments = Generator[None, None, Result]
+
+# Calls a function with arguments; may apply activation checkpointing.
+RecomputePolicy = Callable[..., Any]
+
+
+def run_together(computations: Sequence[Segments[Result]]) -> list[Result]:
+    """Run computations in turns, a segment each, and return their results; all have equally many segments."""
+    while True:
+        finished = [_advance(computation) for computation in computations]
+        if all(finished):
+            return [result for ended in finished for result in ended]
+
+
+def _advance(computation: Segments[Result]) -> list[Result]:
+    """Run one segment; the result, if it was the last one."""
+    try:
+        next(computation)
+    except StopIteration as end:
+        return [end.value]
+    return []
+
+
+def no_recompute(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function; autograd remembers what it needs of it."""
+    return function(*arguments)
+
+
+def checkpoint_block(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function; autograd remembers only its arguments, and calls it again for the rest (arXiv 1604.06174)."""
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+
+
+def checkpoint_segment(function: Callable[..., Any], *arguments: Any) -> Any:
+    """As ``checkpoint_block``, but not for the exchanged product in which the work ends; see ``in_recompute``."""
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=_first_and_again)
+
+
+def in_recompute() -> bool:
+    """Whether this is the backward pass's recomputation: the product that was exchanged is read by nobody then."""
+    return _recomputes.get()
+
+
+_recomputes: ContextVar[bool] = ContextVar("recomputes", default=False)
+
+
+def _first_and_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), _recomputing()
+
+
+@contextmanager
+def _recomputing() -> Iterator[None]:
+    before = _recomputes.set(True)
+    try:
+        yield
+    finally:
+        _recomputes.reset(before)

@@ -1,0 +1,36 @@
+"""The groups of ranks that a rank is in."""
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.ledger import CommunicationLedger
+from boost_core.parallel.mesh import ParallelMesh
+
+
+@dataclass(frozen=True)
+class ProcessGroups:
+    """Communicators over each dimension of the mesh and over all ranks.
+
+    Attributes:
+        tensor: The tensor parallel group.
+        pipeline: The pipeline parallel group.
+        data: The data parallel group, the replicas.
+        embedding: The first and the last pipeline rank of a column, where they share weights; else this rank alone.
+        gang: All ranks.
+    """
+
+    tensor: Communicator
+    pipeline: Communicator
+    data: Communicator
+    embedding: Communicator
+    gang: Communicator
+
+    @classmethod
+    def of(cls, mesh: ParallelMesh, embedding_is_shared: bool, ledger: CommunicationLedger) -> "ProcessGroups":
+        """Those of a mesh, counted by a ledger."""
+        tensor, pipeline, data = (Communicator(mesh.group(along), along, ledger) for along in ("tp", "pp", "dp"))
+        shared = mesh.embedding_group() if embedding_is_shared and pipeline.size > 1 else None
+        embedding = Communicator(shared, "pp", ledger)
+        return cls(tensor, pipeline, data, embedding, Communicator(dist.group.WORLD, "all", ledger))
