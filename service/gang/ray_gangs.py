@@ -12,12 +12,12 @@ from typing import Any
 
 import ray
 from ray.autoscaler.sdk import request_resources
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.job_config import JobConfig
 from ray.util import list_named_actors
 
 from boost_core.config import Errand, JobSpec
 from service.gang.context import GangContext
+from service.gang.handles import SupervisorHandles, name_of
 from service.gang.joined_node import JoinedNode
 from service.gang.processes import end_processes_of
 from service.gang.ray_private import (
@@ -35,13 +35,12 @@ from service.gang.ray_private import (
     write_to_log,
 )
 from service.gang.resources import ON_THE_HEAD
-from service.gang.status import Bundle, GangPhase, GangStatus, JobTag, NodeCapacity, Orders
-from service.gang.supervisor import Supervisor
+from service.gang.status import Bundle, GangKey, JobTag, NodeCapacity, Orders, PollRequest, PollResult
+from service.gang.supervisor import UPDATES, WAITING_CALLS, Supervisor
 from service.logs import GangLogs, LogFormat
 from service.secrets import SecretReference
 
 NAMESPACE = "boost"
-POLL_TIMEOUT_SECONDS = 1.0
 OBJECT_STORE_BYTES = 128 * 2**20  # gangs pass small messages; no tensor goes through Ray
 
 
@@ -69,6 +68,7 @@ class RayGangs:
         self._metrics_ports, self._log_format = metrics_ports, log_format
         self._folder: str | None = None
         self._node: JoinedNode | None = None
+        self._supervisors = SupervisorHandles()
 
     def connect(self) -> None:
         """Start or find Ray, which takes seconds. The calling thread must live until ``close``.
@@ -116,6 +116,7 @@ class RayGangs:
 
     def close(self) -> None:
         """Leave the cluster, or end the embedded Ray with all its processes, also those that it has lost sight of."""
+        self._supervisors = SupervisorHandles()
         with own_sigterm_handler():
             ray.shutdown()
         if self._node is not None:
@@ -167,8 +168,8 @@ class RayGangs:
         """Whether the autoscaler says that it cannot give what it is asked for now."""
         return autoscaler_refuses()
 
-    def alive(self) -> set[tuple[str, int]]:
-        """Job id and attempt of every gang that has not been ended."""
+    def alive(self) -> set[GangKey]:
+        """Every gang that has not been ended."""
         names = [name.rpartition("-") for name in list_named_actors()]
         return {(job_id, int(attempt)) for job_id, _, attempt in names}
 
@@ -180,30 +181,27 @@ class RayGangs:
         secret = SecretReference(self._secrets, tag.tenant, spec.credentials) if spec.credentials else None
         logs = GangLogs(self._log_format, tag.job_id, tag.attempt)
         context = GangContext(tag, secret, self._metrics_ports, logs)
-        ray.remote(Supervisor).options(
-            name=_name(tag.job_id, tag.attempt),
+        gang = tag.job_id, tag.attempt
+        supervisor = ray.remote(concurrency_groups={UPDATES: WAITING_CALLS})(Supervisor).options(
+            name=name_of(gang),
             get_if_exists=True,
             lifetime="detached",
             num_cpus=0,
             resources=ON_THE_HEAD,
-        ).remote(spec, orders, context)
+        )
+        self._supervisors.add(gang, supervisor.remote(spec, orders, context), orders)
 
-    def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
-        """Give orders; the gang's status, or ``None`` if there is no such gang. Takes a second at most."""
-        supervisor = _find(job_id, attempt)
-        if supervisor is None:
-            return None
-        try:
-            status: GangStatus = ray.get(supervisor.poll.remote(after_sequence, orders), timeout=POLL_TIMEOUT_SECONDS)
-        except (GetTimeoutError, ActorUnavailableError):
-            return GangStatus(GangPhase.STARTING, "waits for the gang's supervisor to answer", [])
-        except RayActorError:
-            return None
-        return status
+    def poll(self, requests: Sequence[PollRequest]) -> list[PollResult]:
+        """Give orders to many gangs at once; what each of them answers, in their order. Takes a second at most."""
+        return self._supervisors.poll(requests)
+
+    def wait_for_updates(self, seconds: float) -> set[GangKey]:
+        """Wait until gangs have more to tell than they did at their last poll, so long at most; which."""
+        return self._supervisors.wait_for_updates(seconds)
 
     def ask(self, job_id: str, attempt: int, errand: Errand) -> None:
         """Have a gang do something besides training; harmless if there is none."""
-        supervisor = _find(job_id, attempt)
+        supervisor = self._supervisors.find((job_id, attempt))
         if supervisor is not None:
             supervisor.ask.remote(errand)
 
@@ -212,7 +210,8 @@ class RayGangs:
 
         Ray ends what the supervisor owns, which is everything.
         """
-        supervisor = _find(job_id, attempt)
+        supervisor = self._supervisors.find((job_id, attempt))
+        self._supervisors.forget((job_id, attempt))
         if supervisor is not None:
             ray.kill(supervisor)
 
@@ -225,14 +224,3 @@ def _make_token(file: Path) -> None:
         made.flush()
         with contextlib.suppress(FileExistsError):
             file.hardlink_to(made.name)
-
-
-def _name(job_id: str, attempt: int) -> str:
-    return f"{job_id}-{attempt}"
-
-
-def _find(job_id: str, attempt: int) -> Any | None:
-    try:
-        return ray.get_actor(_name(job_id, attempt))
-    except ValueError:  # Ray's way to say that there is none
-        return None

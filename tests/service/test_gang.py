@@ -18,7 +18,7 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import Drill, JobSpec, Shape
 from boost_core.config.reports import Cause, Report
 from service.gang.ray_gangs import NAMESPACE, RayGangs
-from service.gang.status import GangPhase, GangStatus, JobTag, Orders
+from service.gang.status import GangPhase, GangStatus, JobTag, Orders, PollRequest
 from service.scheduler.actions import Wait
 from service.scheduler.decisions import decide
 from tests.jobs import tiny_job, write_corpus
@@ -56,8 +56,8 @@ class Gang:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not done(self):
             assert time.monotonic() < deadline, (self.status, self.reports[-20:])
-            status = self.gangs.poll(self.job_id, 1, self.sequences[-1], self.orders)
-            assert status is not None
+            (status,) = self.gangs.poll([PollRequest((self.job_id, 1), self.sequences[-1], self.orders)])
+            assert isinstance(status, GangStatus), status
             self.status = status
             self.sequences += [report.sequence for report in status.reports]
             self.reports += [report.report for report in status.reports]
@@ -146,7 +146,7 @@ def test_end_frees_everything(gangs: RayGangs, start: Callable[..., Gang]) -> No
     assert freed_within(gangs, deadline - time.monotonic())
     _, left = psutil.wait_procs(workers, timeout=max(0, deadline - time.monotonic()))
     assert not left
-    assert gangs.poll(gang.job_id, 1, 0, gang.orders) is None
+    assert gangs.poll([PollRequest((gang.job_id, 1), 0, gang.orders)]) == [None]
     assert gangs.alive() == set()
     gangs.end(gang.job_id, 1)  # harmless
 
