@@ -76,7 +76,8 @@ class SupervisorHandles:
                 gang, watch = self._ended_watches.get(timeout=max(0.0, left))
             except queue.Empty:
                 return updated
-            if handle := self._handles.get(gang):
+            handle = self._handles.get(gang)
+            if handle and handle.watch is watch:
                 handle.watch = None  # the next poll starts another one
                 if watch.exception() is None and watch.result():
                     updated.add(gang)
@@ -94,6 +95,8 @@ class SupervisorHandles:
         handle = self._find(request.gang)
         if handle is None or handle.answer is not None:
             return None
+        if handle.watch is not None and handle.watch.done():
+            handle.watch = None  # the answer will tell what it has ended for
         handle.answer = handle.actor.poll.remote(request.after_sequence, request.orders)
         return handle.answer
 

@@ -182,7 +182,8 @@ class RayGangs:
         logs = GangLogs(self._log_format, tag.job_id, tag.attempt)
         context = GangContext(tag, secret, self._metrics_ports, logs)
         gang = tag.job_id, tag.attempt
-        supervisor = ray.remote(concurrency_groups={UPDATES: WAITING_CALLS})(Supervisor).options(
+        remote: Any = ray.remote  # whose types lack concurrency groups
+        supervisor = remote(concurrency_groups={UPDATES: WAITING_CALLS})(Supervisor).options(
             name=name_of(gang),
             get_if_exists=True,
             lifetime="detached",

@@ -244,7 +244,7 @@ def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport])
     goodput = record.goodput
     for _, time, report in reports:
         goodput = book(goodput, time, report)
-    newest = {report.kind: report for _, _, report in reports if report.kind in _NEWEST}
+    newest: dict[str, Report] = {report.kind: report for _, _, report in reports if report.kind in _NEWEST}
     times = {f"{report.kind}_at": time for _, time, report in reports if report.kind in _DATED}
     changes: dict[str, Any] = {**newest, **times, **_restarts(record, reports), **_faults(record, reports)}
     values = {
