@@ -21,16 +21,17 @@ from service.gang.handles import SupervisorHandles, name_of
 from service.gang.joined_node import JoinedNode
 from service.gang.processes import end_processes_of
 from service.gang.ray_private import (
+    ANSWER_SECONDS,
     autoscaler_refuses,
     draining_nodes,
     ended_processes,
     free_resources,
     gcs_address,
-    head_answers,
     node_table,
     nodes_here,
     on_loopback,
     own_sigterm_handler,
+    require_head,
     use_token,
     write_to_log,
 )
@@ -136,12 +137,15 @@ class RayGangs:
             raise ConnectionError("the node by which this service is part of the Ray cluster has ended")
         if ended := ended_processes():
             raise ConnectionError(f"the embedded Ray's {' and '.join(ended)} has ended")
-        if not head_answers():
-            raise ConnectionError("Ray's head does not answer")
+        require_head()
 
     def nodes(self) -> list[NodeCapacity]:
-        """The alive nodes of the cluster on which ranks can be placed, full or not."""
-        free, draining = free_resources(), draining_nodes()
+        """The alive nodes of the cluster on which ranks can be placed, full or not.
+
+        Raises:
+            ConnectionError: Ray's head does not answer.
+        """
+        free, draining = free_resources(ANSWER_SECONDS), draining_nodes(ANSWER_SECONDS)
         return [
             NodeCapacity(
                 node["NodeID"],
@@ -150,7 +154,7 @@ class RayGangs:
                 labels=node.get("Labels", {}),
                 draining=node["NodeID"] in draining,
             )
-            for node in node_table()
+            for node in node_table(ANSWER_SECONDS)
             if node["Alive"] and not node["Resources"].keys().isdisjoint({"CPU", "GPU"})
         ]
 
@@ -159,6 +163,7 @@ class RayGangs:
 
         What gangs have is part of it. Without an autoscaler nothing comes of it.
         """
+        require_head()
         request_resources(
             bundles=[bundle.resources for bundle in bundles],
             bundle_label_selectors=[bundle.labels for bundle in bundles],
@@ -170,6 +175,7 @@ class RayGangs:
 
     def alive(self) -> set[GangKey]:
         """Every gang that has not been ended."""
+        require_head()
         names = [name.rpartition("-") for name in list_named_actors()]
         return {(job_id, int(attempt)) for job_id, _, attempt in names}
 
