@@ -7,7 +7,7 @@ its next pass finds what to do: a gang that the record does not know is ended, o
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -230,13 +230,16 @@ class Reconciler:
         """End gangs that outlived their jobs, as when the service died between a change and its consequence."""
         expected = {(job.id, job.attempt) for job in jobs if job.has_gang}
         for job_id, attempt in self._gangs.alive() - expected:
-            try:
-                job = self._store.get(job_id)
-            except JobNotFound:  # of another service on the same cluster
-                continue
-            with _apart(job):
-                if not (job.has_gang and job.attempt == attempt):
-                    self._gangs.end(job_id, attempt)
+            with _alone(job_id, attempt):
+                self._end_if_forgotten(job_id, attempt)
+
+    def _end_if_forgotten(self, job_id: str, attempt: int) -> None:
+        try:
+            job = self._store.get(job_id)
+        except JobNotFound:  # of another service on the same cluster
+            return
+        if not (job.has_gang and job.attempt == attempt):
+            self._gangs.end(job_id, attempt)
 
     def _act(self, action: Action) -> None:
         job = action.job
@@ -305,14 +308,18 @@ def _with_checkpoint_folder(job: JobRecord) -> JobSpec:
     return job.spec.model_copy(update={"checkpoint": checkpoint})
 
 
+def _apart(job: JobRecord) -> AbstractContextManager[None]:
+    return _alone(job.id, job.attempt, job.traceparent)
+
+
 @contextmanager
-def _apart(job: JobRecord) -> Iterator[None]:
-    with about(job=job.id, attempt=job.attempt, trace_id=job.traceparent and job.traceparent.split("-")[1]):
+def _alone(job_id: str, attempt: int, traceparent: str | None = None) -> Iterator[None]:
+    with about(job=job_id, attempt=attempt, trace_id=traceparent and traceparent.split("-")[1]):
         try:
             yield
         except LeaseLost:
             raise
         except (IllegalTransition, TakenBack) as overtaken:  # its user cancelled or resumed the job meanwhile
-            logger.info("%s: %s", job.id, overtaken)
+            logger.info("%s: %s", job_id, overtaken)
         except Exception:
-            logger.exception("%s: this pass failed; the next one tries again", job.id)
+            logger.exception("%s: this pass failed; the next one tries again", job_id)

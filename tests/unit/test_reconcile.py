@@ -343,6 +343,18 @@ def test_gangs_of_another_service_are_left_alone(service: Service) -> None:
     assert service.gangs.gangs
 
 
+def test_a_forgotten_gang_whose_job_cannot_be_read_does_not_stop_the_others(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job_id = service.submit()
+    service.gangs.gangs["job-odd", 1] = GangStatus(GangPhase.TRAINING, "", [])
+    get = JobStore.get
+    monkeypatch.setattr(JobStore, "get", lambda store, name: get(store, name) if name == job_id else 1 / 0)
+    service.tick()
+    assert service.gangs.launched == [(job_id, 1)]
+    assert "job-odd: this pass failed" in caplog.text
+
+
 def test_one_job_that_goes_wrong_does_not_stop_the_others(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     one = {"parallelism": {"tensor_parallel_size": 1}}
     bad, good = service.submit(**one), service.submit(**one)
