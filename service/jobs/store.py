@@ -324,7 +324,7 @@ class JobStore:
             if not fresh or attempt < record.attempt:
                 return None
             change = writes.reported(record, attempt, fresh)
-            return Write(change.values, change.events)
+            return Write(change.values, [EventRow(**event) for event in change.events])
 
         return self._write_with(job_id, plan)
 
@@ -345,7 +345,7 @@ class JobStore:
             # The jobs come before their events: they are locked then, and events' ids grow in the order of commits.
             for columns, alike in by_columns:
                 self._update_many(connection, columns, list(alike))
-            connection.execute(insert(EventRow), [_values(event) for change in changes for event in change.events])
+            connection.execute(insert(EventRow), [event for change in changes for event in change.events])
         self._known.remember([change.record for change in changes])
 
     def _update_many(self, connection: Connection, columns: Sequence[str], changes: Sequence[Reported]) -> None:
@@ -471,8 +471,3 @@ class JobStore:
 
 def _columns(change: Reported) -> tuple[str, ...]:
     return tuple(sorted(change.values))
-
-
-def _values(event: EventRow) -> dict[str, Any]:
-    names = ("job_id", "attempt", "sequence", "kind", "time", "data")
-    return {name: getattr(event, name) for name in names}

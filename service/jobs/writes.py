@@ -80,12 +80,12 @@ class Reported:
     Attributes:
         record: The job as it is then.
         values: New values for its columns.
-        events: The rows stored with it.
+        events: The columns of the events stored with it.
     """
 
     record: JobRecord
     values: dict[str, Any]
-    events: Sequence[EventRow]
+    events: Sequence[dict[str, Any]]
 
 
 def state_event(job_id: str, attempt: int, time: datetime, state: JobState, reason: Reason, message: str) -> EventRow:
@@ -237,8 +237,9 @@ def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport])
         attempt: Number of the gang.
         reports: In order.
     """
+    of_job = {"job_id": record.id, "attempt": attempt}
     events = [
-        EventRow(job_id=record.id, attempt=attempt, sequence=number, kind=report.kind, time=time, data=_plain(report))
+        {**of_job, "sequence": number, "kind": report.kind, "time": time, "data": _plain(report)}
         for number, time, report in reports
     ]
     goodput = record.goodput
@@ -249,7 +250,7 @@ def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport])
     changes: dict[str, Any] = {**newest, **times, **_restarts(record, reports), **_faults(record, reports)}
     values = {
         **changes,
-        **{event.kind: event.data for event in events if event.kind in _NEWEST},
+        **{event["kind"]: event["data"] for event in events if event["kind"] in _NEWEST},
         "goodput": goodput.model_dump(mode="json"),
     }
     if "restarts" in changes:
