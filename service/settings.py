@@ -102,7 +102,7 @@ class Settings(BaseSettings):
         "9400-9499",
         description="Ports of a node on which ranks serve their metrics, each on the first that is free; empty: none.",
     )
-    reconcile_seconds: float = Field(0.5, gt=0, description="Seconds between two rounds of the scheduler.")
+    reconcile_seconds: float = Field(0.5, gt=0, description="Seconds between two passes of the scheduler.")
     grow_cooldown_seconds: float = Field(
         30.0, ge=0, description="A gang grows no sooner than so long after its shape has changed,"
     )

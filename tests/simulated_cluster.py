@@ -6,14 +6,14 @@ that has lost a worker takes three seconds to go on.
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from boost_core.config import JobSpec, Shape
 from boost_core.hardware import ACCELERATOR_LABEL
 from service.gang.resources import worker_resources
-from service.gang.status import GangPhase, GangStatus, JobTag, NodeCapacity, Orders
+from service.gang.status import GangPhase, GangStatus, JobTag, NodeCapacity, Orders, PollRequest
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState, Reason, next_state
 from service.scheduler.demand import required_labels
@@ -200,11 +200,14 @@ class Cluster:
         assert not [name for name, _ in self.gangs if name == tag.job_id], "a job has one gang at a time"
         self.gangs[tag.job_id, tag.attempt] = Gang(one, orders, self.random.choice(self.works))
 
-    def poll(self, job_id: str, attempt: int, after: int, orders: Orders) -> GangStatus | None:
-        gang = self.gangs.get((job_id, attempt))
+    def poll(self, requests: Sequence[PollRequest]) -> list[GangStatus | None]:
+        return [self._poll(request) for request in requests]
+
+    def _poll(self, request: PollRequest) -> GangStatus | None:
+        gang = self.gangs.get(request.gang)
         if gang is None:
             return None
-        gang.orders = orders
+        gang.orders = request.orders
         return GangStatus(gang.phase, str(gang.phase), [], gang.shape)
 
     def end(self, job_id: str, attempt: int) -> None:
@@ -251,7 +254,5 @@ class MemoryStore:
 
     def forget_old_requests(self) -> None: ...
 
-    def append_reports(self, *_) -> None: ...
-
-    def last_sequence(self, *_) -> int:
-        return 0
+    def last_sequences(self, job_ids: Collection[str]) -> dict[str, int]:
+        return dict.fromkeys(job_ids, 0)

@@ -12,36 +12,36 @@ from typing import Any
 
 import ray
 from ray.autoscaler.sdk import request_resources
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.job_config import JobConfig
 from ray.util import list_named_actors
 
 from boost_core.config import Errand, JobSpec
 from service.gang.context import GangContext
+from service.gang.handles import SupervisorHandles, name_of
 from service.gang.joined_node import JoinedNode
 from service.gang.processes import end_processes_of
 from service.gang.ray_private import (
+    ANSWER_SECONDS,
     autoscaler_refuses,
     draining_nodes,
     ended_processes,
     free_resources,
     gcs_address,
-    head_answers,
     node_table,
     nodes_here,
     on_loopback,
     own_sigterm_handler,
+    require_head,
     use_token,
     write_to_log,
 )
 from service.gang.resources import ON_THE_HEAD
-from service.gang.status import Bundle, GangPhase, GangStatus, JobTag, NodeCapacity, Orders
-from service.gang.supervisor import Supervisor
+from service.gang.status import Bundle, GangKey, JobTag, NodeCapacity, Orders, PollRequest, PollResult
+from service.gang.supervisor import UPDATES, WAITING_CALLS, Supervisor
 from service.logs import GangLogs, LogFormat
 from service.secrets import SecretReference
 
 NAMESPACE = "boost"
-POLL_TIMEOUT_SECONDS = 1.0
 OBJECT_STORE_BYTES = 128 * 2**20  # gangs pass small messages; no tensor goes through Ray
 
 
@@ -69,6 +69,7 @@ class RayGangs:
         self._metrics_ports, self._log_format = metrics_ports, log_format
         self._folder: str | None = None
         self._node: JoinedNode | None = None
+        self._supervisors = SupervisorHandles()
 
     def connect(self) -> None:
         """Start or find Ray, which takes seconds. The calling thread must live until ``close``.
@@ -116,6 +117,7 @@ class RayGangs:
 
     def close(self) -> None:
         """Leave the cluster, or end the embedded Ray with all its processes, also those that it has lost sight of."""
+        self._supervisors = SupervisorHandles()
         with own_sigterm_handler():
             ray.shutdown()
         if self._node is not None:
@@ -135,12 +137,15 @@ class RayGangs:
             raise ConnectionError("the node by which this service is part of the Ray cluster has ended")
         if ended := ended_processes():
             raise ConnectionError(f"the embedded Ray's {' and '.join(ended)} has ended")
-        if not head_answers():
-            raise ConnectionError("Ray's head does not answer")
+        require_head()
 
     def nodes(self) -> list[NodeCapacity]:
-        """The alive nodes of the cluster on which ranks can be placed, full or not."""
-        free, draining = free_resources(), draining_nodes()
+        """The alive nodes of the cluster on which ranks can be placed, full or not.
+
+        Raises:
+            ConnectionError: Ray's head does not answer.
+        """
+        free, draining = free_resources(ANSWER_SECONDS), draining_nodes(ANSWER_SECONDS)
         return [
             NodeCapacity(
                 node["NodeID"],
@@ -149,7 +154,7 @@ class RayGangs:
                 labels=node.get("Labels", {}),
                 draining=node["NodeID"] in draining,
             )
-            for node in node_table()
+            for node in node_table(ANSWER_SECONDS)
             if node["Alive"] and not node["Resources"].keys().isdisjoint({"CPU", "GPU"})
         ]
 
@@ -158,6 +163,7 @@ class RayGangs:
 
         What gangs have is part of it. Without an autoscaler nothing comes of it.
         """
+        require_head()
         request_resources(
             bundles=[bundle.resources for bundle in bundles],
             bundle_label_selectors=[bundle.labels for bundle in bundles],
@@ -167,8 +173,9 @@ class RayGangs:
         """Whether the autoscaler says that it cannot give what it is asked for now."""
         return autoscaler_refuses()
 
-    def alive(self) -> set[tuple[str, int]]:
-        """Job id and attempt of every gang that has not been ended."""
+    def alive(self) -> set[GangKey]:
+        """Every gang that has not been ended."""
+        require_head()
         names = [name.rpartition("-") for name in list_named_actors()]
         return {(job_id, int(attempt)) for job_id, _, attempt in names}
 
@@ -180,30 +187,28 @@ class RayGangs:
         secret = SecretReference(self._secrets, tag.tenant, spec.credentials) if spec.credentials else None
         logs = GangLogs(self._log_format, tag.job_id, tag.attempt)
         context = GangContext(tag, secret, self._metrics_ports, logs)
-        ray.remote(Supervisor).options(
-            name=_name(tag.job_id, tag.attempt),
+        gang = tag.job_id, tag.attempt
+        remote: Any = ray.remote  # whose types lack concurrency groups
+        supervisor = remote(concurrency_groups={UPDATES: WAITING_CALLS})(Supervisor).options(
+            name=name_of(gang),
             get_if_exists=True,
             lifetime="detached",
             num_cpus=0,
             resources=ON_THE_HEAD,
-        ).remote(spec, orders, context)
+        )
+        self._supervisors.add(gang, supervisor.remote(spec, orders, context), orders)
 
-    def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
-        """Give orders; the gang's status, or ``None`` if there is no such gang. Takes a second at most."""
-        supervisor = _find(job_id, attempt)
-        if supervisor is None:
-            return None
-        try:
-            status: GangStatus = ray.get(supervisor.poll.remote(after_sequence, orders), timeout=POLL_TIMEOUT_SECONDS)
-        except (GetTimeoutError, ActorUnavailableError):
-            return GangStatus(GangPhase.STARTING, "waits for the gang's supervisor to answer", [])
-        except RayActorError:
-            return None
-        return status
+    def poll(self, requests: Sequence[PollRequest]) -> list[PollResult]:
+        """Give orders to many gangs at once; what each of them answers, in their order. Takes a second at most."""
+        return self._supervisors.poll(requests)
+
+    def wait_for_updates(self, seconds: float) -> set[GangKey]:
+        """Wait until gangs have more to tell than they did at their last poll, so long at most; which."""
+        return self._supervisors.wait_for_updates(seconds)
 
     def ask(self, job_id: str, attempt: int, errand: Errand) -> None:
         """Have a gang do something besides training; harmless if there is none."""
-        supervisor = _find(job_id, attempt)
+        supervisor = self._supervisors.find((job_id, attempt))
         if supervisor is not None:
             supervisor.ask.remote(errand)
 
@@ -212,7 +217,8 @@ class RayGangs:
 
         Ray ends what the supervisor owns, which is everything.
         """
-        supervisor = _find(job_id, attempt)
+        supervisor = self._supervisors.find((job_id, attempt))
+        self._supervisors.forget((job_id, attempt))
         if supervisor is not None:
             ray.kill(supervisor)
 
@@ -225,14 +231,3 @@ def _make_token(file: Path) -> None:
         made.flush()
         with contextlib.suppress(FileExistsError):
             file.hardlink_to(made.name)
-
-
-def _name(job_id: str, attempt: int) -> str:
-    return f"{job_id}-{attempt}"
-
-
-def _find(job_id: str, attempt: int) -> Any | None:
-    try:
-        return ray.get_actor(_name(job_id, attempt))
-    except ValueError:  # Ray's way to say that there is none
-        return None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import ray_constants, services, state, utils, worker
+from ray._private import ray_constants, services, utils, worker
 from ray.core.generated import autoscaler_pb2, gcs_pb2
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,6 @@ ANSWER_SECONDS = 3.0
 _SIGACTION_BYTES = 256  # more than the C library's struct has anywhere
 _libc = ctypes.CDLL(None)
 _VITAL = {ray_constants.PROCESS_TYPE_GCS_SERVER: "GCS", ray_constants.PROCESS_TYPE_RAYLET: "raylet"}
-_cluster: Any = state.state
 
 
 def write_to_log() -> None:
@@ -87,16 +86,14 @@ def ended_processes() -> list[str]:
     return [what for name, what in _VITAL.items() if name in dead]
 
 
-def head_answers() -> bool:
-    """Whether the GCS of the cluster that this process is part of answers within ``ANSWER_SECONDS``."""
-    runtime: Any = ray
-    process: Any = worker.global_worker
-    try:
-        # By the client that there is: to make another would take until the GCS answers.
-        process.gcs_client.internal_kv_get(b"boost", None, timeout=ANSWER_SECONDS)
-    except runtime.exceptions.RpcError:
-        return False
-    return True
+def require_head() -> None:
+    """Find out whether Ray's head answers. Comes right before a call that Ray lets wait for the head without end.
+
+    Raises:
+        ConnectionError: It does not, within ``ANSWER_SECONDS``.
+    """
+    with _in_reach():
+        _gcs().internal_kv_get(b"boost", None, timeout=ANSWER_SECONDS)
 
 
 def gcs_address(address: str) -> str:
@@ -124,28 +121,58 @@ def nodes_here(address: str) -> set[str]:
     }
 
 
-def node_table() -> list[dict[str, Any]]:
-    """All nodes that there have been: ``NodeID``, ``Alive``, ``Resources``, ``Labels`` and their raylets' address."""
-    nodes: list[dict[str, Any]] = _cluster.node_table()
-    return nodes
+def node_table(seconds: float | None = None) -> list[dict[str, Any]]:
+    """All nodes that there have been: ``NodeID``, ``Alive``, ``Resources``, ``Labels`` and their raylets' address.
+
+    Args:
+        seconds: That the head has to answer; ``None`` to wait for as long as Ray does.
+
+    Raises:
+        ConnectionError: It does not answer.
+    """
+    messages: Any = gcs_pb2
+    with _in_reach():
+        nodes = _gcs().get_all_node_info(timeout=seconds)
+    return [
+        {
+            "NodeID": node_id.hex(),
+            "Alive": node.state == messages.GcsNodeInfo.GcsNodeState.ALIVE,
+            "Resources": dict(node.resources_total),
+            "Labels": dict(node.labels),
+            "NodeManagerAddress": node.node_manager_address,
+            "NodeManagerPort": node.node_manager_port,
+        }
+        for node_id, node in nodes.items()
+    ]
 
 
-def free_resources() -> dict[str, dict[str, float]]:
-    """What is not taken, by node; nodes that have just joined may be missing."""
-    free: dict[str, dict[str, float]] = _cluster.available_resources_per_node()
-    return free
+def free_resources(seconds: float | None = None) -> dict[str, dict[str, float]]:
+    """What is not taken, by node; nodes that have just joined may be missing. ``seconds`` as of ``node_table``."""
+    messages: Any = autoscaler_pb2
+    with _in_reach():
+        reply = messages.GetClusterResourceStateReply.FromString(_gcs().get_cluster_resource_state(timeout_s=seconds))
+    return {node.node_id.hex(): dict(node.available_resources) for node in reply.cluster_resource_state.node_states}
 
 
-def draining_nodes() -> dict[str, float | None]:
-    """The nodes that will go away, and when, in seconds since 1970; ``None`` where nobody has said."""
-    draining: dict[str, int] = _cluster.get_draining_nodes()
+def draining_nodes(seconds: float | None = None) -> dict[str, float | None]:
+    """The nodes that will go away, and when, in seconds since 1970; ``None`` where nobody has said.
+
+    ``seconds`` as of ``node_table``.
+    """
+    with _in_reach():
+        draining: dict[str, int] = _gcs().get_draining_nodes(timeout=seconds)
     return {node: deadline / 1000 if deadline > 0 else None for node, deadline in draining.items()}
 
 
 def autoscaler_refuses() -> bool:
-    """Whether the autoscaler has said that it cannot do what it is asked for now: then it does nothing of that."""
+    """Whether the autoscaler has said that it cannot do what it is asked for now: then it does nothing of that.
+
+    Raises:
+        ConnectionError: Ray's head does not answer within ``ANSWER_SECONDS``.
+    """
     messages: Any = autoscaler_pb2
-    status = messages.GetClusterStatusReply.FromString(_gcs().get_cluster_status())
+    with _in_reach():
+        status = messages.GetClusterStatusReply.FromString(_gcs().get_cluster_status(timeout_s=ANSWER_SECONDS))
     asked = list(status.cluster_resource_state.cluster_resource_constraints)
     return bool(asked) and asked == list(status.autoscaling_state.infeasible_cluster_resource_constraints)
 
@@ -175,5 +202,15 @@ def _is_of_this_machine(address: str) -> bool:
 
 
 def _gcs() -> Any:
+    """The client that this process has of the cluster's GCS. To make another would take until the GCS answers."""
+    process: Any = worker.global_worker
+    return process.gcs_client
+
+
+@contextlib.contextmanager
+def _in_reach() -> Iterator[None]:
     runtime: Any = ray
-    return runtime._raylet.GcsClient(address=runtime.get_runtime_context().gcs_address)
+    try:
+        yield
+    except runtime.exceptions.RpcError as error:
+        raise ConnectionError("Ray's head does not answer") from error

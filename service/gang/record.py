@@ -88,7 +88,8 @@ class GangRecord:
         self._shape: Shape | None = None
         self._reports: deque[GangReport] = deque(maxlen=UNREAD_REPORTS)
         self._sequence = count(1)
-        self._lock = threading.RLock()  # between the actor's methods and the thread of the loop
+        self._lock = threading.Condition()  # between the actor's methods and the thread of the loop
+        self._told: tuple[GangPhase, str] | None = None  # at the last poll
         self._interruption: Interruption | None = None
         self._start: StartReport | None = None
         self._copy_is_due = False
@@ -225,6 +226,7 @@ class GangRecord:
         """Set the status."""
         with self._lock:
             self._phase, self._message = phase, message
+            self._lock.notify_all()
 
     def log(self, level: str, message: str, rank: int = 0) -> None:
         """Add a line to the job's log."""
@@ -242,7 +244,26 @@ class GangRecord:
                 self._reports.popleft()
             more = len(self._reports) > REPORTS_A_POLL
             phase = GangPhase.TRAINING if more else self._phase
+            self._told = phase, self._message
             return GangStatus(phase, self._message, list(islice(self._reports, REPORTS_A_POLL)), self._shape)
+
+    def wait_for_update(self, after_sequence: int, seconds: float) -> bool:
+        """Wait until there is more to tell than was told last.
+
+        Args:
+            after_sequence: The newest report that was told.
+            seconds: To wait at most.
+
+        Returns:
+            Whether there is.
+        """
+        with self._lock:
+            return self._lock.wait_for(lambda: self._has_more(after_sequence), seconds)
+
+    def _has_more(self, after_sequence: int) -> bool:
+        unread = bool(self._reports) and self._reports[-1].sequence > after_sequence
+        return unread or self._told != (self._phase, self._message)
 
     def _keep(self, moment: datetime, report: Report) -> None:
         self._reports.append(GangReport(next(self._sequence), moment, report))
+        self._lock.notify_all()

@@ -86,6 +86,28 @@ class GangStatus:
     shape: Shape | None = None  # that it trains at, or trained at last
 
 
+GangKey = tuple[str, int]  # a job's id, and the number of its gang
+
+
+@dataclass(frozen=True)
+class PollRequest:
+    """What one gang is told and asked in a poll.
+
+    Attributes:
+        gang: Which.
+        after_sequence: Its reports after this one are wanted; those up to it are stored.
+        orders: What it is to do.
+    """
+
+    gang: GangKey
+    after_sequence: int
+    orders: Orders
+
+
+# ``None``: there is no such gang. An exception: it could not be asked, which says nothing about the others.
+PollResult = GangStatus | Exception | None
+
+
 @dataclass(frozen=True)
 class NodeCapacity:
     """One node's resources by Ray's names (``CPU``, ``GPU``): in all, and not yet taken."""
@@ -133,8 +155,8 @@ class Gangs(Protocol):
     def refused(self) -> bool:
         """Whether the autoscaler says that it cannot give what it is asked for now."""
 
-    def alive(self) -> set[tuple[str, int]]:
-        """Job id and attempt of every gang that has not been ended."""
+    def alive(self) -> set[GangKey]:
+        """Every gang that has not been ended."""
 
     def launch(self, tag: JobTag, spec: JobSpec, orders: Orders) -> None:
         """Start a gang. ``spec.checkpoint.url`` is set. Launching the same attempt twice starts one gang.
@@ -145,8 +167,17 @@ class Gangs(Protocol):
             orders: The first orders.
         """
 
-    def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
-        """Give orders; the gang's status with reports after ``after_sequence``; ``None`` if there is no such gang."""
+    def poll(self, requests: Sequence[PollRequest]) -> list[PollResult]:
+        """Give orders to many gangs at once; what each of them answers, in their order.
+
+        That takes a second at most. A gang that does not answer in time is STARTING until it does.
+        """
+
+    def wait_for_updates(self, seconds: float) -> set[GangKey]:
+        """Wait until gangs have more to tell than they did at their last poll, so long at most; which.
+
+        A gang whose answer to that poll was an exception, or is still to come, need not be among them.
+        """
 
     def ask(self, job_id: str, attempt: int, errand: Errand) -> None:
         """Have a gang do something besides training; harmless if there is none."""

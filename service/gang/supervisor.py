@@ -12,9 +12,13 @@ from service.gang.record import GangRecord
 from service.gang.reporter import Message
 from service.gang.status import GangStatus, Orders
 
+UPDATES = "updates"  # the concurrency group of calls that wait, so that all others are answered meanwhile
+WAITING_CALLS = 4  # those of services that have died come to their end after a while
+WAIT_SECONDS = 10.0
+
 
 class Supervisor:
-    """Drives one attempt of a job. Its methods return at once; the loop has a thread of its own.
+    """Drives one attempt of a job. Its methods return at once but for one; the loop has a thread of its own.
 
     Args:
         spec: The job.
@@ -49,3 +53,8 @@ class Supervisor:
         """
         self._gang.order(orders)
         return self._record.status(after_sequence)
+
+    @ray.method(concurrency_group=UPDATES)
+    def wait_for_update(self, after_sequence: int) -> bool:
+        """Wait until there are reports after ``after_sequence`` or the status is not the one told last; whether so."""
+        return self._record.wait_for_update(after_sequence, WAIT_SECONDS)

@@ -33,10 +33,11 @@ class KnownJobs:
         unknown = [job_id for job_id, version, _ in heads if job_id not in known or known[job_id].version != version]
         known |= _fresh(session, unknown)
         jobs = [_waiting_for(known[job_id], waiting_for) for job_id, _, waiting_for in heads]
-        self._remember(jobs)
+        self.remember(jobs)
         return jobs
 
-    def _remember(self, jobs: Sequence[JobRecord]) -> None:
+    def remember(self, jobs: Sequence[JobRecord]) -> None:
+        """Take records as they are in the database now."""
         with self._lock:
             for job in jobs:
                 self._known.pop(job.id, None)  # so that it comes last

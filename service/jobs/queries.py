@@ -96,6 +96,14 @@ def last_sequence(session: Session, job_id: str, attempt: int) -> int:
     return session.scalar(query) or 0
 
 
+def last_sequences(session: Session, job_ids: Collection[str]) -> dict[str, int]:
+    """The same of some jobs' newest gangs."""
+    of_newest = (EventRow.job_id == JobRow.id) & (EventRow.attempt == JobRow.attempt)
+    newest = select(func.max(EventRow.sequence)).where(of_newest).correlate(JobRow).scalar_subquery()
+    found = session.execute(select(JobRow.id, newest).where(JobRow.id.in_(job_ids)))
+    return {job_id: sequence or 0 for job_id, sequence in found}
+
+
 def count_by(session: Session, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
     """How many jobs there are by a column's value, and by state."""
     counts: dict[str, dict[str, int]] = defaultdict(dict)

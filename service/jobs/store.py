@@ -1,15 +1,15 @@
 """The store: the one place that reads and writes job records and their events."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, Connection, CursorResult, Engine, bindparam, func, select, true, update
+from sqlalchemy import ColumnElement, Connection, CursorResult, Engine, bindparam, func, insert, select, true, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from boost_core.config import Errand, JobSpec
-from boost_core.config.reports import Report
 from service.jobs import queries, requests, writes
 from service.jobs.database import open_engine
 from service.jobs.goodput import Goodput
@@ -22,12 +22,19 @@ from service.jobs.queries import EventFilter
 from service.jobs.requests import Request
 from service.jobs.states import JobState, Reason
 from service.jobs.tables import EventRow, JobRow, SnapshotRow
-from service.jobs.writes import TakenBack, Write
+from service.jobs.writes import NumberedReport, Reported, TakenBack, Write
 
 _LOST_RACES = 100
 _ANYBODY = Owner()
 _ALL_JOBS = JobFilter()
 _ALL_EVENTS = EventFilter()
+
+
+class Overtaken(RuntimeError):
+    """Another writer was faster with one of several jobs."""
+
+    def __init__(self, jobs: int) -> None:
+        super().__init__(f"at least one of {jobs} jobs has been changed since it was read")
 
 
 class JobStore:
@@ -152,6 +159,11 @@ class JobStore:
         with Session(self.engine) as session:
             found = self._known.read(session, queries.unfinished())
         return [job for job in found if not job.finished]  # one may have ended while they were read
+
+    def some(self, job_ids: Collection[str]) -> Sequence[JobRecord]:
+        """Those of some jobs that have not come to their end."""
+        with Session(self.engine) as session:
+            return self._known.read(session, queries.unfinished().where(JobRow.id.in_(job_ids)))
 
     def versions(self, job_ids: Sequence[str]) -> dict[str, int]:
         """The versions of some jobs; they grow with every write to a job."""
@@ -292,7 +304,7 @@ class JobStore:
         self._write(job_id, plan)
         return taken
 
-    def append_reports(self, job_id: str, attempt: int, reports: Sequence[tuple[int, datetime, Report]]) -> JobRecord:
+    def append_reports(self, job_id: str, attempt: int, reports: Sequence[NumberedReport]) -> JobRecord:
         """Store a gang's reports as events, each exactly once, and the newest ones with the job.
 
         Reports already stored are left out, and so are all of a gang that a newer one has replaced.
@@ -300,7 +312,7 @@ class JobStore:
         Args:
             job_id: The job.
             attempt: Number of the gang.
-            reports: Sequence number in the attempt, time and report of each, in order.
+            reports: In order.
 
         Raises:
             JobNotFound: There is no such job.
@@ -308,17 +320,61 @@ class JobStore:
 
         def plan(session: Session, record: JobRecord) -> Write | None:
             stored = queries.last_sequence(session, job_id, attempt)
-            fresh = {number: (time, report) for number, time, report in reports if number > stored}
+            fresh = [report for report in reports if report[0] > stored]
             if not fresh or attempt < record.attempt:
                 return None
-            return writes.reported(record, attempt, fresh)
+            change = writes.reported(record, attempt, fresh)
+            return Write(change.values, [EventRow(**event) for event in change.events])
 
         return self._write_with(job_id, plan)
+
+    def append_many(self, told: Sequence[tuple[JobRecord, Sequence[NumberedReport]]]) -> None:
+        """Store reports of the newest gangs of many jobs in one transaction, without reading the jobs again.
+
+        Args:
+            told: Each job as it was read last, and reports of its newest gang that are not stored yet, in order.
+
+        Raises:
+            Overtaken: Some of the jobs have been changed since; nothing is stored.
+            sqlalchemy.exc.IntegrityError: Some of the reports have been stored already; nothing is stored.
+            LeaseLost: Another process does the work now for which this one had a lease.
+        """
+        changes = [writes.reported(record, record.attempt, reports) for record, reports in told]
+        by_columns = groupby(sorted(changes, key=_columns), key=_columns)
+        with self.engine.begin() as connection:
+            # The jobs come before their events: they are locked then, and events' ids grow in the order of commits.
+            for columns, alike in by_columns:
+                self._update_many(connection, columns, list(alike))
+            connection.execute(insert(EventRow), [event for change in changes for event in change.events])
+        self._known.remember([change.record for change in changes])
+
+    def _update_many(self, connection: Connection, columns: Sequence[str], changes: Sequence[Reported]) -> None:
+        """Write to the same columns of several jobs, none of which has moved on."""
+        unmoved = (JobRow.id == bindparam("of_job")) & (JobRow.version == bindparam("read")) & self._permitted()
+        statement = update(JobRow).where(unmoved)
+        statement = statement.values({name: bindparam(f"new_{name}") for name in (*columns, "version")})
+        parameters = [
+            {
+                "of_job": change.record.id,
+                "read": change.record.version - 1,
+                "new_version": change.record.version,
+                **{f"new_{name}": change.values[name] for name in columns},
+            }
+            for change in changes
+        ]
+        if connection.execute(statement, parameters).rowcount != len(changes):
+            self._refuse_if_lost(connection)
+            raise Overtaken(len(changes))
 
     def last_sequence(self, job_id: str, attempt: int) -> int:
         """Sequence number of the newest stored report of a gang; 0 if there is none."""
         with Session(self.engine) as session:
             return queries.last_sequence(session, job_id, attempt)
+
+    def last_sequences(self, job_ids: Collection[str]) -> dict[str, int]:
+        """The same of some jobs' newest gangs."""
+        with Session(self.engine) as session:
+            return queries.last_sequences(session, job_ids)
 
     def count_changes(self, job_id: str, reason: Reason, since: datetime) -> int:
         """How often a job's state has changed for a reason since then."""
@@ -411,3 +467,7 @@ class JobStore:
 
     def _permitted(self) -> ColumnElement[bool]:
         return self._lease.holds() if self._lease else true()
+
+
+def _columns(change: Reported) -> tuple[str, ...]:
+    return tuple(sorted(change.values))

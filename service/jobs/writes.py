@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -30,6 +30,8 @@ _REPEATED = frozenset(  # said anew every round
 _NEWEST = frozenset({"progress", "evaluation", "checkpoint", "shape"})  # whose newest report is a column of the job
 _DATED = frozenset({"progress", "checkpoint"})  # whose newest report's time is one, too
 _KEPT_RESTARTS = 50
+
+NumberedReport = tuple[int, datetime, Report]  # sequence number in the gang's life, time, report
 
 
 class AlreadyFinished(ValueError):
@@ -69,6 +71,21 @@ class Write:
 
     values: dict[str, Any]
     rows: Sequence[Table] = ()
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What reports change.
+
+    Attributes:
+        record: The job as it is then.
+        values: New values for its columns.
+        events: The columns of the events stored with it.
+    """
+
+    record: JobRecord
+    values: dict[str, Any]
+    events: Sequence[dict[str, Any]]
 
 
 def state_event(job_id: str, attempt: int, time: datetime, state: JobState, reason: Reason, message: str) -> EventRow:
@@ -214,31 +231,40 @@ def asked(record: JobRecord, errand: Errand) -> Write:
     return Write({"errands": [*waiting, errand.model_dump(mode="json")]}, events)
 
 
-def reported(record: JobRecord, attempt: int, reports: Mapping[int, tuple[datetime, Report]]) -> Write:
+def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport]) -> Reported:
     """Keep a gang's reports as events, and what they say with the job.
 
     Args:
         record: The job.
         attempt: Number of the gang.
-        reports: Time and report by sequence number, in order.
+        reports: In order.
     """
+    of_job = {"job_id": record.id, "attempt": attempt}
     events = [
-        EventRow(job_id=record.id, attempt=attempt, sequence=number, kind=report.kind, time=time, data=_plain(report))
-        for number, (time, report) in reports.items()
+        {**of_job, "sequence": number, "kind": report.kind, "time": time, "data": _plain(report)}
+        for number, time, report in reports
     ]
     goodput = record.goodput
-    for time, report in reports.values():
+    for _, time, report in reports:
         goodput = book(goodput, time, report)
-    newest = {event.kind: event.data for event in events if event.kind in _NEWEST}
-    times = {f"{event.kind}_at": event.time for event in events if event.kind in _DATED}
-    counted = {**_restarts(record, reports), **_faults(record, reports)}
-    return Write({**newest, **times, **counted, "goodput": goodput.model_dump(mode="json")}, events)
+    newest: dict[str, Report] = {report.kind: report for _, _, report in reports if report.kind in _NEWEST}
+    times = {f"{report.kind}_at": time for _, time, report in reports if report.kind in _DATED}
+    changes: dict[str, Any] = {**newest, **times, **_restarts(record, reports), **_faults(record, reports)}
+    values = {
+        **changes,
+        **{event["kind"]: event["data"] for event in events if event["kind"] in _NEWEST},
+        "goodput": goodput.model_dump(mode="json"),
+    }
+    if "restarts" in changes:
+        values["restarts"] = [_plain(restart) for restart in changes["restarts"]]
+    after = {**changes, "goodput": goodput, "version": record.version + 1}
+    return Reported(record.model_copy(update=after), values, events)
 
 
-def _restarts(record: JobRecord, reports: Mapping[int, tuple[datetime, Report]]) -> dict[str, Any]:
+def _restarts(record: JobRecord, reports: Sequence[NumberedReport]) -> dict[str, Any]:
     fresh = [
         RestartRecord(time=time, **report.model_dump())
-        for time, report in reports.values()
+        for _, time, report in reports
         if isinstance(report, RestartReport)
     ]
     if not fresh:
@@ -246,12 +272,11 @@ def _restarts(record: JobRecord, reports: Mapping[int, tuple[datetime, Report]])
     counts = dict(record.restart_counts)
     for restart in fresh:
         counts[restart.cause] = counts.get(restart.cause, 0) + 1
-    kept = [*record.restarts, *fresh][-_KEPT_RESTARTS:]
-    return {"restarts": [_plain(restart) for restart in kept], "restart_counts": counts}
+    return {"restarts": [*record.restarts, *fresh][-_KEPT_RESTARTS:], "restart_counts": counts}
 
 
-def _faults(record: JobRecord, reports: Mapping[int, tuple[datetime, Report]]) -> dict[str, Any]:
-    fresh = Counter(report.what for _, report in reports.values() if isinstance(report, FaultReport))
+def _faults(record: JobRecord, reports: Sequence[NumberedReport]) -> dict[str, Any]:
+    fresh = Counter(report.what for _, _, report in reports if isinstance(report, FaultReport))
     return {"fault_counts": dict(Counter(record.fault_counts) + fresh)} if fresh else {}
 
 

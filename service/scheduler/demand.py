@@ -135,8 +135,27 @@ class _Key:
     spec: JobSpec = field(compare=False)
 
 
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """A spec that equals itself alone, so that it is found without looking at its fields."""
+
+    spec: JobSpec
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.spec is other.spec
+
+    def __hash__(self) -> int:
+        return id(self.spec)
+
+
 def demand_of(spec: JobSpec) -> Demand:
     """The demand of a spec; the same object for specs that ask for the same."""
+    return _known(_Same(spec))
+
+
+@lru_cache(_REMEMBERED)
+def _known(same: _Same) -> Demand:
+    spec = same.spec
     resources = spec.resources
     each = (resources.cpus_per_worker, resources.gpus_per_worker, resources.placement, resources.accelerator_type)
     labels, apart = frozenset(resources.node_labels.items()), spec.data.documents_apart

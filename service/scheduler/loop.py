@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0
 STALE_SECONDS = 30.0
+UPDATE_SECONDS = 0.1  # between two looks at what gangs have to tell, so that a fast gang's reports come together
 LEASE = "scheduler"
 LEASE_SECONDS = 15.0
 HUNG_SECONDS = 120.0  # a pass that takes longer is not waited for if another service can schedule
@@ -22,6 +23,8 @@ HUNG_SECONDS = 120.0  # a pass that takes longer is not waited for if another se
 
 class ReconcileLoop:
     """Waits for the lease, connects to the cluster, and makes pass after pass until it is stopped.
+
+    Between two passes it stores what gangs report, when they do.
 
     A second thread renews the lease meanwhile, because a pass over many jobs takes longer than a service that has died
     should go unnoticed.
@@ -81,7 +84,10 @@ class ReconcileLoop:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                self._stop.wait(self._interval if self._round() else RETRY_SECONDS)
+                if self._round():
+                    self._store_updates(until=time.monotonic() + self._interval)
+                else:
+                    self._stop.wait(RETRY_SECONDS)
         finally:
             self._leave_office()
             self._disconnect()
@@ -109,6 +115,19 @@ class ReconcileLoop:
             return True
         self._problem, self._last_good = None, time.monotonic()
         return True
+
+    def _store_updates(self, until: float) -> None:
+        """Until the next pass, store what gangs report as soon as they say that there is something."""
+        try:
+            while self._reconciler is not None and time.monotonic() < until and not self._stop.is_set():
+                if updated := self._gangs.wait_for_updates(min(UPDATE_SECONDS, until - time.monotonic())):
+                    self._reconciler.store_updates(updated)
+                    self._stop.wait(UPDATE_SECONDS)
+        except LeaseLost as overtaken:
+            logger.warning("%s", overtaken)
+        except Exception:
+            logger.exception("what gangs report could not be stored; the next pass tries again")
+        self._stop.wait(max(0.0, until - time.monotonic()))
 
     def _take_office(self) -> None:
         """Take the lease, or renew it, and connect if that is still to be done."""

@@ -16,13 +16,19 @@ from service.scheduler.demand import demand_of
 
 @dataclass
 class _Entry:
-    """One gang's; ``changed_at`` is when its shape or its target last became another, or it recovered."""
+    """One gang's.
+
+    Attributes:
+        changed_at: When its shape or its target last became another, or it recovered.
+        stored: Sequence number of its newest report that the record has.
+    """
 
     attempt: int
     gang: Gang
     limits: ElasticityConfig | None
     changed_at: float
     trained_at: float
+    stored: int
 
 
 class GangMemory:
@@ -39,9 +45,16 @@ class GangMemory:
 
     def start(self, job: JobRecord, attempt: int, target: Shape, limit: float | None = None) -> Orders:
         """A gang is about to start; what to tell it. ``limit``: of the bytes that its ranks may need."""
-        gang, now = Gang(None, target, limit=limit), self._clock()
-        self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now)
-        return gang.orders(job.spec)
+        return self._begin(job, attempt, Gang(None, target, limit=limit), stored=0)
+
+    def recall(self, job: JobRecord, stored: int) -> None:
+        """Take up a gang that was started before the service. It is to stay as the record has it.
+
+        Args:
+            job: Its job.
+            stored: Sequence number of its newest report that the record has; 0 if there is none.
+        """
+        self._begin(job, job.attempt, Gang(None, _shape_in_record(job)), stored)
 
     def knows(self, job: JobRecord) -> bool:
         """Whether a job's newest gang has been seen or started since the service began."""
@@ -54,11 +67,20 @@ class GangMemory:
         return not (job.has_gang and job.keeps) or (entry is not None and entry.gang.waiting)
 
     def orders(self, job: JobRecord) -> Orders:
-        """What to tell a job's gang. One that is seen for the first time is to stay as the record has it."""
-        if not self.knows(job):
-            self.start(job, job.attempt, _shape_in_record(job))
+        """What to tell a job's gang."""
         self._follow_user(job)
         return self._entries[job.id].gang.orders(job.spec)
+
+    def stored(self, job: JobRecord) -> int:
+        """Sequence number of the newest report of a job's gang that the record has.
+
+        Nobody else writes reports as long as this process has the lease, so the record need not be asked.
+        """
+        return self._entries[job.id].stored
+
+    def saw_stored(self, job: JobRecord, sequence: int) -> None:
+        """Take note that the record has a gang's reports up to a sequence number."""
+        self._entries[job.id].stored = sequence
 
     def saw(self, job: JobRecord, status: GangStatus) -> None:
         """Take note of what a gang says."""
@@ -107,6 +129,11 @@ class GangMemory:
         """Take note of all jobs that there is room for now."""
         now = self._clock()
         self._room_since = {job_id: self._room_since.get(job_id, now) for job_id in job_ids}
+
+    def _begin(self, job: JobRecord, attempt: int, gang: Gang, stored: int) -> Orders:
+        now = self._clock()
+        self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now, stored)
+        return gang.orders(job.spec)
 
     def _follow_user(self, job: JobRecord) -> None:
         """Pause as the job's user asks, and no longer than that."""

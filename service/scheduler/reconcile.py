@@ -6,20 +6,20 @@ its next pass finds what to do: a gang that the record does not know is ended, o
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from boost_core.config import JobSpec
 from boost_core.config.reports import Cause, RestartReport
-from service.gang.status import GangPhase, Gangs, GangStatus, JobTag
+from service.gang.status import GangKey, GangPhase, GangReport, Gangs, GangStatus, JobTag, PollRequest
 from service.jobs.leases import LeaseLost
 from service.jobs.model import JobRecord
 from service.jobs.queries import EventFilter, JobNotFound
 from service.jobs.states import IllegalTransition, JobState, Reason
 from service.jobs.store import JobStore
-from service.jobs.writes import TakenBack
+from service.jobs.writes import NumberedReport, TakenBack
 from service.logs import about
 from service.scheduler.actions import Action, Admit, Explain, Launch, Pause, Resize, ResizePolicy, RoomSeen, Wait
 from service.scheduler.autoscaling import Autoscaling, nodes_wanted
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_CHANGES = 10_000  # that a job's trace is made from
+_JOBS_A_TRANSACTION = 100  # whose reports are stored together; others wait for the database meanwhile
 _ENDS = {GangPhase.SUCCEEDED: Reason.TRAINING_FINISHED, GangPhase.FAILED: Reason.TRAINING_FAILED}
 _HELD_UP = {
     GangPhase.WAITING: Reason.GANG_RECOVERING,
@@ -79,24 +80,30 @@ class Reconciler:
             LeaseLost: Another process schedules now.
             Exception: The record or the cluster cannot be reached.
         """
-        for job in self._store.active():
-            with _apart(job.id, job.attempt, job.traceparent):
-                self._follow(job)
-        for job_id, attempt in self._gangs.alive():
-            with _apart(job_id, attempt):
-                self._end_if_forgotten(job_id, attempt)
-        actions = self._decide()
+        self._follow(self._store.active())
+        jobs = self._store.active()
+        self._end_forgotten(jobs)
+        actions = self._decide(jobs)
         self._memory.saw_room({action.job.id for action in actions if isinstance(action, RoomSeen)})
         for action in actions:
-            with _apart(action.job.id, action.job.attempt, action.job.traceparent):
+            with _apart(action.job):
                 self._act(action)
         self._explain(actions)
         if self._autoscaling:
             jobs = [job for job in self._store.active() if self._memory.takes_part(job)]
             self._autoscaling.ask(*nodes_wanted(jobs, self._limits()))
 
-    def _decide(self) -> list[Action]:
-        active = self._store.active()
+    def store_updates(self, gangs: Collection[GangKey]) -> None:
+        """Poll some gangs between two passes, and store what they say; what follows from it is decided in a pass.
+
+        Raises:
+            LeaseLost: Another process schedules now.
+            Exception: The record or the cluster cannot be reached.
+        """
+        jobs = self._store.some({job_id for job_id, _ in gangs})
+        self._follow([job for job in jobs if (job.id, job.attempt) in gangs])
+
+    def _decide(self, active: Sequence[JobRecord]) -> list[Action]:
         self._memory.forget_others({job.id for job in active if job.has_gang})
         jobs = [job for job in active if self._memory.takes_part(job)]
         with_gang = [job for job in jobs if job.has_gang]
@@ -111,29 +118,54 @@ class Reconciler:
         if news:
             self._store.explain(news)
 
-    def _follow(self, job: JobRecord) -> None:
+    def _follow(self, jobs: Sequence[JobRecord]) -> None:
+        """Do as users ask, poll the gangs of all other jobs at once, and take what they say into the record."""
+        never_seen = self._recall(jobs)
+        asked: list[tuple[JobRecord, PollRequest]] = []
+        for job in jobs:
+            with _apart(job):
+                if not self._stopped(job) and job.has_gang:
+                    asked.append((job, self._request(job)))
+        answered: list[tuple[JobRecord, GangStatus]] = []
+        for (job, _), result in zip(asked, self._gangs.poll([request for _, request in asked]), strict=True):
+            with _apart(job):
+                if isinstance(result, Exception):
+                    raise result
+                if result is not None:
+                    self._memory.saw(job, result)
+                    answered.append((job, result))
+                elif job.id in never_seen and job.state is JobState.SCHEDULING:
+                    self._make_up_for_launch(job)
+                else:
+                    self._lost(job)
+        self._record(answered)
+
+    def _recall(self, jobs: Sequence[JobRecord]) -> set[str]:
+        """Take up the gangs that were started before this service; the jobs of which none has been seen yet."""
+        unknown = [job for job in jobs if job.has_gang and not self._memory.knows(job)]
+        stored = self._store.last_sequences([job.id for job in unknown]) if unknown else {}
+        for job in unknown:
+            with _apart(job):
+                self._memory.recall(job, stored[job.id])
+        return {job_id for job_id, sequence in stored.items() if not sequence}
+
+    def _stopped(self, job: JobRecord) -> bool:
+        """Cancel a job, or pause it before it has a gang, if its user wants that; whether it was done."""
         if job.cancel_requested:
             if job.has_gang:
                 self._gangs.end(job.id, job.attempt)
             self._change(job, Reason.CANCELLED_BY_USER, "cancelled by its user")
-        elif job.has_gang:
-            self._follow_gang(job)
-        elif job.pause_requested and job.state is not JobState.PAUSED:
+            return True
+        if job.pause_requested and not job.has_gang and job.state is not JobState.PAUSED:
             self._change(job, Reason.PAUSED_BY_USER, "paused before it had a gang")
+            return True
+        return False
 
-    def _follow_gang(self, job: JobRecord) -> None:
+    def _request(self, job: JobRecord) -> PollRequest:
         if job.errands:
             for errand in self._store.take_errands(job.id):
                 self._gangs.ask(job.id, job.attempt, errand)
-        stored, known = self._store.last_sequence(job.id, job.attempt), self._memory.knows(job)
-        status = self._gangs.poll(job.id, job.attempt, stored, self._memory.orders(job))
-        if status is None and not (known or stored) and job.state is JobState.SCHEDULING:
-            self._make_up_for_launch(job)
-        elif status is None:
-            self._lost(job)
-        else:
-            self._memory.saw(job, status)
-            self._record(job, status)
+        return PollRequest((job.id, job.attempt), self._memory.stored(job), self._memory.orders(job))
 
     def _make_up_for_launch(self, job: JobRecord) -> None:
         """Start a gang that the record announces, and that the service before this one did not live to start."""
@@ -143,12 +175,39 @@ class Reconciler:
             orders = self._memory.orders(job)
             self._gangs.launch(_tag(job, job.attempt), _with_checkpoint_folder(job), orders)
 
-    def _record(self, job: JobRecord, status: GangStatus) -> None:
-        reports = [(report.sequence, report.time, report.report) for report in status.reports]
-        self._store.append_reports(job.id, job.attempt, reports)
-        for told in status.reports:
+    def _record(self, answered: Sequence[tuple[JobRecord, GangStatus]]) -> None:
+        """Store the reports of many gangs, and then what their phases change."""
+        told = [(job, _numbered(status)) for job, status in answered if status.reports]
+        stored: set[str] = set()
+        for begin in range(0, len(told), _JOBS_A_TRANSACTION):
+            stored |= self._store_together(told[begin : begin + _JOBS_A_TRANSACTION])
+        for job, status in answered:
+            with _apart(job):
+                if status.reports:
+                    if job.id not in stored:
+                        self._store.append_reports(job.id, job.attempt, _numbered(status))
+                    self._took(job, status.reports)
+                self._follow_phase(job, status)
+
+    def _store_together(self, told: Sequence[tuple[JobRecord, Sequence[NumberedReport]]]) -> set[str]:
+        """Store reports of some jobs in one transaction; the jobs, or none if they must be done one by one."""
+        try:
+            self._store.append_many(told)
+        except LeaseLost:
+            raise
+        except Exception as error:
+            logger.info("the reports of %d jobs are stored one by one: %s", len(told), error)
+            return set()
+        return {job.id for job, _ in told}
+
+    def _took(self, job: JobRecord, reports: Sequence[GangReport]) -> None:
+        """Take note of reports that the record has."""
+        self._memory.saw_stored(job, reports[-1].sequence)
+        for told in reports:
             if self._tracing and isinstance(told.report, RestartReport):
                 self._tracing.restarted(job, told.time, told.report)
+
+    def _follow_phase(self, job: JobRecord, status: GangStatus) -> None:
         if reason := _progress(job, status):
             job = self._change(job, reason, status.message)
         if reason := _end(job, status):
@@ -169,8 +228,14 @@ class Reconciler:
             )
             self._change(job, Reason.RESTARTS_EXHAUSTED, message)
 
+    def _end_forgotten(self, jobs: Sequence[JobRecord]) -> None:
+        """End gangs that outlived their jobs, as when the service died between a change and its consequence."""
+        expected = {(job.id, job.attempt) for job in jobs if job.has_gang}
+        for job_id, attempt in self._gangs.alive() - expected:
+            with _alone(job_id, attempt):
+                self._end_if_forgotten(job_id, attempt)
+
     def _end_if_forgotten(self, job_id: str, attempt: int) -> None:
-        """End a gang that outlived its job, as when the service died between a change and its consequence."""
         try:
             job = self._store.get(job_id)
         except JobNotFound:  # of another service on the same cluster
@@ -232,6 +297,10 @@ def _end(job: JobRecord, status: GangStatus) -> Reason | None:
     return _ENDS.get(status.phase)
 
 
+def _numbered(status: GangStatus) -> list[NumberedReport]:
+    return [(report.sequence, report.time, report.report) for report in status.reports]
+
+
 def _tag(job: JobRecord, attempt: int) -> JobTag:
     return JobTag(job.id, attempt, job.name, job.tenant, job.submitted_by)
 
@@ -241,8 +310,12 @@ def _with_checkpoint_folder(job: JobRecord) -> JobSpec:
     return job.spec.model_copy(update={"checkpoint": checkpoint})
 
 
+def _apart(job: JobRecord) -> AbstractContextManager[None]:
+    return _alone(job.id, job.attempt, job.traceparent)
+
+
 @contextmanager
-def _apart(job_id: str, attempt: int, traceparent: str | None = None) -> Iterator[None]:
+def _alone(job_id: str, attempt: int, traceparent: str | None = None) -> Iterator[None]:
     with about(job=job_id, attempt=attempt, trace_id=traceparent and traceparent.split("-")[1]):
         try:
             yield

@@ -1,6 +1,7 @@
 """A cluster in a file, which lives on when the service is killed. Its gangs play what is written for their jobs."""
 
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from boost_core.config import Errand, JobSpec, Shape
 from boost_core.config.reports import Cause, Report
-from service.gang.status import GangPhase, GangReport, GangStatus, JobTag, NodeCapacity, Orders
+from service.gang.status import GangPhase, GangReport, GangStatus, JobTag, NodeCapacity, Orders, PollRequest
 from tests.service.records import (
     a_checkpoint,
     a_log_line,
@@ -110,14 +111,20 @@ class FileCluster:
                 file.execute("INSERT INTO launches (job_id, attempt) VALUES (?, ?)", [tag.job_id, tag.attempt])
             file.execute("COMMIT")
 
-    def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
+    def poll(self, requests: Sequence[PollRequest]) -> list[GangStatus | None]:
+        return [self._poll(request) for request in requests]
+
+    def _poll(self, request: PollRequest) -> GangStatus | None:
         with closing(self._open()) as file:
             file.execute("BEGIN IMMEDIATE")
-            query = "SELECT * FROM gangs WHERE job_id = ? AND attempt = ?"
-            gang = file.execute(query, [job_id, attempt]).fetchone()
-            status = gang and _go_on(file, gang, after_sequence, orders)
+            gang = file.execute("SELECT * FROM gangs WHERE job_id = ? AND attempt = ?", request.gang).fetchone()
+            status = gang and _go_on(file, gang, request.after_sequence, request.orders)
             file.execute("COMMIT")
         return status
+
+    def wait_for_updates(self, seconds: float) -> set[tuple[str, int]]:
+        time.sleep(seconds)  # it has nothing to tell before the next pass
+        return set()
 
     def ask(self, job_id: str, attempt: int, errand: Errand) -> None:
         with closing(self._open()) as file:

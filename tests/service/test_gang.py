@@ -7,6 +7,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from ray.util.state import list_actors
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import Drill, JobSpec, Shape
 from boost_core.config.reports import Cause, Report
+from service.gang import handles
 from service.gang.ray_gangs import NAMESPACE, RayGangs
-from service.gang.status import GangPhase, GangStatus, JobTag, Orders
+from service.gang.status import GangPhase, GangReport, GangStatus, JobTag, Orders, PollRequest, PollResult
 from service.scheduler.actions import Wait
 from service.scheduler.decisions import decide
 from tests.jobs import tiny_job, write_corpus
+from tests.service.records import a_step
 from tests.unit.test_decisions import job as waiting_job
 
 PATIENCE_SECONDS = 90
@@ -57,12 +60,15 @@ class Gang:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not done(self):
             assert time.monotonic() < deadline, (self.status, self.reports[-20:])
-            status = self.gangs.poll(self.job_id, 1, self.sequences[-1], self.orders)
-            assert status is not None
-            self.status = status
-            self.sequences += [report.sequence for report in status.reports]
-            self.reports += [report.report for report in status.reports]
+            self.poll()
             time.sleep(0.1)
+
+    def poll(self) -> None:
+        (status,) = self.gangs.poll([PollRequest((self.job_id, 1), self.sequences[-1], self.orders)])
+        assert isinstance(status, GangStatus), status
+        self.status = status
+        self.sequences += [report.sequence for report in status.reports]
+        self.reports += [report.report for report in status.reports]
 
     def of(self, kind: str) -> list[Report]:
         return [report for report in self.reports if report.kind == kind]
@@ -73,6 +79,13 @@ class Gang:
         return [
             int(line.message.rpartition("pid ")[2].rstrip(")")) for line in sorted(lines, key=lambda line: line.rank)
         ]
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def ended(gang: Gang) -> bool:
@@ -133,6 +146,76 @@ def test_reports_arrive_complete_and_in_order(gangs: RayGangs, start: Callable[.
     assert (tmp_path / "checkpoints" / "step-00000030").is_dir()
 
 
+class Answers:
+    """A supervisor of the release before: it can be polled, and not watched."""
+
+    def poll(self, after_sequence: int, orders: Orders) -> GangStatus:
+        reports = [GangReport(number, datetime.now(UTC), a_step(number)) for number in range(after_sequence + 1, 4)]
+        return GangStatus(GangPhase.TRAINING, f"has {orders.target}", reports)
+
+
+class Fails(Answers):
+    def poll(self, after_sequence: int, orders: Orders) -> GangStatus:
+        raise ValueError("no such orders")
+
+
+class Stalls(Answers):
+    """Answers its first poll when it is told to, and all others at once."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def poll(self, after_sequence: int, orders: Orders) -> GangStatus:
+        while not self._file.exists():
+            time.sleep(0.05)
+        return super().poll(after_sequence, orders)
+
+
+def test_a_gang_that_is_sick_keeps_no_other_waiting(gangs: RayGangs, tmp_path: Path) -> None:
+    orders, go_on = Orders(Shape(1, 1, 1), (), Cause.WORKER_BACK), tmp_path / "go-on"
+    actors = {"answers": Answers, "fails": Fails, "stalls": Stalls, "dies": Answers}
+    started = [
+        ray.remote(actor).options(name=f"job-{name}-1", num_cpus=0).remote(*([go_on] if actor is Stalls else []))
+        for name, actor in actors.items()
+    ]
+    for actor in started:
+        ray.get(actor.__ray_ready__.remote())
+
+    def polled(after: int) -> dict[str, PollResult]:
+        requests = [PollRequest((f"job-{name}", 1), after, orders) for name in [*actors, "missing"]]
+        return dict(zip([*actors, "missing"], gangs.poll(requests), strict=True))
+
+    first = polled(0)
+    assert [report.sequence for report in first["answers"].reports] == [1, 2, 3]
+    assert "no such orders" in str(first["fails"])
+    assert first["stalls"] == GangStatus(GangPhase.STARTING, "waits for the gang's supervisor to answer", [])
+    assert isinstance(first["dies"], GangStatus)
+    assert first["missing"] is None
+    ray.kill(started[3])
+    until(lambda: polled(0)["dies"] is None)
+    begun = time.monotonic()
+    for _ in range(5):
+        assert polled(0)["stalls"].phase is GangPhase.STARTING
+    assert time.monotonic() - begun < 5 * handles.POLL_SECONDS, "its answer was waited for once"
+    go_on.touch()
+    until(lambda: polled(2)["stalls"].phase is GangPhase.TRAINING)
+    assert [report.sequence for report in polled(2)["stalls"].reports] == [3]
+    assert gangs.wait_for_updates(0) == set()
+    for actor in started[:3]:
+        ray.kill(actor)
+    until(lambda: not gangs.alive())
+
+
+def test_who_waits_for_updates_hears_of_a_step_at_once(gangs: RayGangs, start: Callable[..., Gang]) -> None:
+    gang = start(training=ENDLESS)
+    gang.until(trained(3))
+    for _ in range(3):
+        known = len(gang.reports)
+        assert gangs.wait_for_updates(PATIENCE_SECONDS) == {(gang.job_id, 1)}
+        gang.poll()
+        assert len(gang.reports) > known
+
+
 def test_end_frees_everything(gangs: RayGangs, start: Callable[..., Gang]) -> None:
     gang = start(training=ENDLESS)
     gang.until(trained(5))
@@ -147,7 +230,7 @@ def test_end_frees_everything(gangs: RayGangs, start: Callable[..., Gang]) -> No
     assert freed_within(gangs, deadline - time.monotonic())
     _, left = psutil.wait_procs(workers, timeout=max(0, deadline - time.monotonic()))
     assert not left
-    assert gangs.poll(gang.job_id, 1, 0, gang.orders) is None
+    assert gangs.poll([PollRequest((gang.job_id, 1), 0, gang.orders)]) == [None]
     assert gangs.alive() == set()
     gangs.end(gang.job_id, 1)  # harmless
 

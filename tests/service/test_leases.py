@@ -168,6 +168,7 @@ Write = Callable[[JobStore, str, str], object]  # by a store, to a running and t
 WRITES: dict[str, Write] = {
     "change": lambda store, running, _: store.change(running, Reason.TRAINING_FINISHED, "trained"),
     "append_reports": lambda store, running, _: store.append_reports(running, 1, numbered(a_step(1))),
+    "append_many": lambda store, running, _: store.append_many([(store.get(running), numbered(a_step(1)))]),
     "take_errands": lambda store, running, _: store.take_errands(running),
     "explain": lambda store, _, queued: store.explain({queued: "waits for 2 CPUs"}),
     "keep_snapshot": lambda store, *_: store.keep_snapshot("nodes", ["node-b"]),

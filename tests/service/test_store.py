@@ -10,6 +10,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from pydantic import ValidationError
 from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
 
 import service.accounts.tables  # noqa: F401  # its tables are among those expected
 from boost_core.config import DataParallelRange, Drill, Profile, Shape
@@ -20,7 +21,7 @@ from service.jobs.model import JobFilter
 from service.jobs.patch import JobPatch
 from service.jobs.queries import JobNotFound
 from service.jobs.states import IllegalTransition, JobState, Reason
-from service.jobs.store import JobStore
+from service.jobs.store import JobStore, Overtaken
 from service.jobs.tables import Table
 from service.jobs.writes import AlreadyFinished, WrongState
 from tests.service.records import (
@@ -457,6 +458,66 @@ def test_shapes_and_restarts_are_kept_with_the_job(store: JobStore) -> None:
     record = store.append_reports(job.id, 1, numbered(a_fault(), full, a_fault(), first=68))
     assert record.fault_counts == {"slow_rank": 3, "store": 1}
     assert record == store.get(job.id)
+
+
+def test_reports_of_many_jobs_are_stored_together_as_they_are_one_by_one(store: JobStore) -> None:
+    said = [
+        [a_start(), a_shape(), a_step(1), a_log_line("fine")],
+        [a_step(2, loss=float("inf"))],
+        [
+            a_step(3),
+            an_interruption(),
+            a_shape(2),
+            a_restart(),
+            a_fault(),
+            a_step(3),
+            an_evaluation(3),
+            a_checkpoint(3),
+        ],
+    ]
+    alone, together = ([start(store, store.create(a_spec(), ROOT).id) for _ in said] for _ in range(2))
+    told = list(zip(together, [numbered(*reports) for reports in said], strict=True))
+    for job, (_, reports) in zip(alone, told, strict=True):
+        store.append_reports(job.id, 1, reports)
+    store.append_many(told)
+    known = {job.id: job for job in store.some([job.id for job in together])}
+    unlike = {"id", "checkpoint_url", "submitted_at", "queued_at", "started_at", "goodput"}
+    for one, other in zip(alone, together, strict=True):
+        assert known[other.id] == store.get(other.id), "what is remembered is what is in the database"
+        assert known[other.id].model_dump(exclude=unlike) == store.get(one.id).model_dump(exclude=unlike)
+        events = [[(event.kind, event.data) for event in store.events(job.id)] for job in (one, other)]
+        assert events[0] == events[1]
+    assert store.last_sequences([job.id for job in together]) == {
+        job.id: len(reports) for job, reports in zip(together, said, strict=True)
+    }
+    store.append_many([(known[together[0].id], numbered(a_step(2), first=5))])
+    assert [event.data["step"] for event in store.events(together[0].id) if event.kind == "progress"] == [1, 2]
+
+
+def test_reports_of_many_jobs_are_stored_together_or_not_at_all(store: JobStore) -> None:
+    jobs = [start(store, store.create(a_spec(), ROOT).id) for _ in range(3)]
+    told = [(job, numbered(a_step(1))) for job in jobs]
+    store.request_pause(jobs[1].id)
+
+    def everything() -> list[object]:
+        return [(store.get(job.id), store.events(job.id)) for job in jobs]
+
+    before = everything()
+    with pytest.raises(Overtaken, match="at least one of 3 jobs has been changed"):
+        store.append_many(told)
+    assert everything() == before
+    store.append_reports(jobs[2].id, 1, numbered(a_step(1)))
+    before = everything()
+    with pytest.raises(IntegrityError):
+        store.append_many([(store.get(job.id), reports) for job, reports in told])
+    assert everything() == before
+
+
+def test_some_jobs_are_those_that_have_not_ended(store: JobStore) -> None:
+    ended, goes_on, other = (start(store, store.create(a_spec(), ROOT).id) for _ in range(3))
+    finish(store, ended.id)
+    assert store.some([ended.id, goes_on.id, "job-unknown"]) == [goes_on]
+    assert store.last_sequences([other.id]) == {other.id: 0}
 
 
 def test_all_time_is_booked(store: JobStore) -> None:

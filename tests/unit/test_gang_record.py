@@ -1,5 +1,6 @@
 """From an interruption to the first step after it: one report, whose parts add up."""
 
+import threading
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from service.gang.status import GangPhase
 from tests.service.records import a_checkpoint, a_log_line, a_start, a_step
 
 SHAPE = Shape(2, 1, 1)
+PATIENCE_SECONDS = 60
 
 
 class Clock:
@@ -244,3 +246,25 @@ def test_it_says_that_it_waits_for_the_store_and_for_how_long(clock: Clock, reco
     record.saving("disk full")
     assert record.said == waits
     assert record.waited_seconds == 5
+
+
+def test_an_update_is_what_was_not_told_yet(record: GangRecord) -> None:
+    assert not record.wait_for_update(10, 0)
+    hear(record, a_step(2))
+    newest = record.status(0).reports[-1].sequence
+    assert record.wait_for_update(newest - 1, 0)
+    assert not record.wait_for_update(newest, 0)
+    record.say(GangPhase.SUCCEEDED, "trained 2 steps")
+    assert record.wait_for_update(newest, 0)
+    record.status(newest)
+    record.say(GangPhase.SUCCEEDED, "trained 2 steps")
+    assert not record.wait_for_update(newest, 0), "that was told"
+
+
+def test_who_waits_for_an_update_hears_at_once(record: GangRecord) -> None:
+    heard: list[bool] = []
+    waiting = threading.Thread(target=lambda: heard.append(record.wait_for_update(3, PATIENCE_SECONDS)))
+    waiting.start()
+    hear(record, a_step(2))
+    waiting.join(PATIENCE_SECONDS / 2)
+    assert heard == [True]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from service.gang.status import GangKey
 from service.jobs.database import migrate
-from service.jobs.leases import Lease, Leases
+from service.jobs.leases import Lease, LeaseLost, Leases
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
 from service.scheduler import loop as loop_module
@@ -38,6 +39,13 @@ class Pass:
         self.may_go_on.set()
         self.job_id: str | None = None
         self.fails_with: Exception | None = None
+        self.updated: list[set[GangKey]] = []
+
+    def store_updates(self, gangs: set[GangKey]) -> None:
+        self.updated.append(gangs)
+        if self.fails_with is not None:
+            failure, self.fails_with = self.fails_with, None
+            raise failure
 
     def tick(self) -> None:
         self.may_go_on.wait(PATIENCE_SECONDS)
@@ -58,8 +66,13 @@ class Office:
         self.made: dict[str, list[Pass]] = {"one": [], "other": []}
         self.gangs = {name: FakeGangs() for name in self.made}
         self.metrics = {name: ProcessMetrics() for name in self.made}
+        self.interval_seconds = 0.01
         self.loops = {name: self._loop(name) for name in self.made}
         self._running: list[str] = []
+
+    def wait_long_between_passes(self, name: str) -> None:
+        self.interval_seconds = 1000.0
+        self.loops[name] = self._loop(name)
 
     def _loop(self, name: str) -> ReconcileLoop:
         def make(record: JobStore) -> Pass:
@@ -67,7 +80,7 @@ class Office:
             return self.made[name][-1]
 
         leases, metrics = Leases(self.store.engine, name), self.metrics[name].scheduler
-        return ReconcileLoop(self.gangs[name], self.store, leases, make, 0.01, metrics)
+        return ReconcileLoop(self.gangs[name], self.store, leases, make, self.interval_seconds, metrics)
 
     def start(self, *names: str) -> None:
         for name in names:
@@ -231,6 +244,50 @@ def test_passes_are_measured_where_they_are_made(office: Office) -> None:
     office.schedules("other")
     assert office.measured("other", "leading") == 1
     assert office.measured("other", "passes_total", outcome="failed") == 0
+
+
+def test_what_gangs_report_is_stored_between_passes(office: Office) -> None:
+    office.wait_long_between_passes("one")
+    office.gangs["one"].updates.put({("job-a", 1)})
+    office.start("one")
+    until(lambda: office.made["one"] and office.made["one"][0].updated == [{("job-a", 1)}])
+    office.gangs["one"].updates.put({("job-b", 2)})
+    until(lambda: office.made["one"][0].updated == [{("job-a", 1)}, {("job-b", 2)}])
+    assert office.passes == ["one"]
+
+
+def test_updates_of_a_fast_gang_are_stored_a_few_times_a_second(office: Office) -> None:
+    office.wait_long_between_passes("one")
+    office.gangs["one"].wait_for_updates = lambda _seconds: {("job-a", 1)}
+    office.start("one")
+    office.schedules("one")
+    begun = time.monotonic()
+    until(lambda: len(office.made["one"][0].updated) == 5)
+    assert time.monotonic() - begun >= 3 * loop_module.UPDATE_SECONDS
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("the database is restarted"), LeaseLost(Lease(LEASE, 1))])
+def test_updates_that_cannot_be_stored_wait_for_the_next_pass(office: Office, failure: Exception) -> None:
+    office.wait_long_between_passes("one")
+    office.start("one")
+    office.schedules("one")
+    office.made["one"][0].fails_with = failure
+    office.gangs["one"].updates.put({("job-a", 1)})
+    until(lambda: office.made["one"][0].fails_with is None)
+    office.gangs["one"].updates.put({("job-b", 1)})
+    time.sleep(2 * loop_module.UPDATE_SECONDS)
+    assert office.made["one"][0].updated == [{("job-a", 1)}]
+    assert office.passes == ["one"]
+
+
+def test_who_does_not_schedule_listens_to_no_gang(office: Office) -> None:
+    office.start("one")
+    office.schedules("one")
+    office.gangs["other"].updates.put({("job-a", 1)})
+    office.start("other")
+    until(lambda: office.loops["other"].problem() is None)
+    time.sleep(2 * loop_module.UPDATE_SECONDS)
+    assert not office.gangs["other"].updates.empty()
 
 
 def test_jobs_go_through_with_the_real_reconciler(office: Office) -> None:

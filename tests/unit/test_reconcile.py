@@ -1,15 +1,28 @@
 """The reconciler against the real store, with a cluster that does as it is told and dies when it is told."""
 
+import queue
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
 from boost_core.config import Drill, Errand, JobSpec, Profile, Shape
 from boost_core.config.reports import Cause, LogLine, ShapeReport
-from service.gang.status import Bundle, GangPhase, GangReport, GangStatus, JobTag, NodeCapacity, Orders
+from service.gang.status import (
+    Bundle,
+    GangKey,
+    GangPhase,
+    GangReport,
+    GangStatus,
+    JobTag,
+    NodeCapacity,
+    Orders,
+    PollRequest,
+    PollResult,
+)
 from service.jobs.database import migrate
 from service.jobs.model import JobRecord
 from service.jobs.patch import JobPatch, ReplicasPatch
@@ -36,6 +49,8 @@ class FakeGangs:
         self.orders: dict[str, Orders] = {}  # the newest of each job
         self.errands: list[tuple[str, int, Errand]] = []
         self.asked: list[list[Bundle]] = []
+        self.polls: list[list[PollRequest]] = []
+        self.updates: queue.SimpleQueue[set[GangKey]] = queue.SimpleQueue()
         self.connections = 0
         self.out_of_reach: str | None = None  # at the next check
         self.cpus = [2.0]  # of each node
@@ -78,14 +93,26 @@ class FakeGangs:
             self.orders[tag.job_id] = orders
         self._maybe(self.fail_after, "launch")
 
-    def poll(self, job_id: str, attempt: int, after_sequence: int, orders: Orders) -> GangStatus | None:
-        self._maybe(self.fail_before, f"poll {job_id}")
-        status = self.gangs.get((job_id, attempt))
+    def poll(self, requests: Sequence[PollRequest]) -> list[PollResult]:
+        self.polls.append(list(requests))
+        return [self._poll(request) for request in requests]
+
+    def _poll(self, request: PollRequest) -> PollResult:
+        job_id, _ = request.gang
+        if f"poll {job_id}" in self.fail_before:
+            return self.fail_before.pop(f"poll {job_id}")
+        status = self.gangs.get(request.gang)
         if status is None:
             return None
-        self.orders[job_id] = orders
-        fresh = [report for report in status.reports if report.sequence > after_sequence]
+        self.orders[job_id] = request.orders
+        fresh = [report for report in status.reports if report.sequence > request.after_sequence]
         return replace(status, reports=fresh)
+
+    def wait_for_updates(self, seconds: float) -> set[GangKey]:
+        try:
+            return self.updates.get(timeout=seconds)
+        except queue.Empty:
+            return set()
 
     def ask(self, job_id: str, attempt: int, errand: Errand) -> None:
         self.errands.append((job_id, attempt, errand))
@@ -316,6 +343,18 @@ def test_gangs_of_another_service_are_left_alone(service: Service) -> None:
     assert service.gangs.gangs
 
 
+def test_a_forgotten_gang_whose_job_cannot_be_read_does_not_stop_the_others(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job_id = service.submit()
+    service.gangs.gangs["job-odd", 1] = GangStatus(GangPhase.TRAINING, "", [])
+    get = JobStore.get
+    monkeypatch.setattr(JobStore, "get", lambda store, name: get(store, name) if name == job_id else 1 / 0)
+    service.tick()
+    assert service.gangs.launched == [(job_id, 1)]
+    assert "job-odd: this pass failed" in caplog.text
+
+
 def test_one_job_that_goes_wrong_does_not_stop_the_others(service: Service, caplog: pytest.LogCaptureFixture) -> None:
     one = {"parallelism": {"tensor_parallel_size": 1}}
     bad, good = service.submit(**one), service.submit(**one)
@@ -326,6 +365,111 @@ def test_one_job_that_goes_wrong_does_not_stop_the_others(service: Service, capl
     assert service.store.get(good).state is JobState.SUCCEEDED
     assert service.store.get(bad).state is JobState.SCHEDULING
     assert "no route to host" in caplog.text
+
+
+def running(service: Service, jobs: int) -> list[JobRecord]:
+    """Jobs whose gangs train."""
+    service.gangs.cpus = [float(jobs)]
+    job_ids = [service.submit(parallelism={"tensor_parallel_size": 1}) for _ in range(jobs)]
+    service.tick()
+    for job_id in job_ids:
+        service.gangs.now(service.store.get(job_id), GangPhase.TRAINING, "trains", shape=ONE)
+    service.gangs.free = [0.0]
+    service.tick()
+    return [service.store.get(job_id) for job_id in job_ids]
+
+
+def statements_of_a_pass(service: Service) -> list[str]:
+    statements: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    event.listen(service.store.engine, "before_cursor_execute", note)
+    service.tick(0)
+    event.remove(service.store.engine, "before_cursor_execute", note)
+    return statements
+
+
+@pytest.mark.parametrize("lines", [0, 3])
+def test_a_pass_over_many_gangs_asks_the_cluster_and_the_record_as_often_as_one_over_a_few(
+    tmp_path: Path, lines: int
+) -> None:
+    counts = set()
+    for jobs in (2, 40):
+        (tmp_path / str(jobs)).mkdir()
+        service = Service(tmp_path / str(jobs))
+        for job in running(service, jobs):
+            service.gangs.now(job, GangPhase.TRAINING, "trains", logs=lines, shape=ONE)
+        service.gangs.polls.clear()
+        counts.add(len(statements_of_a_pass(service)))
+        assert [len(asked) for asked in service.gangs.polls] == [jobs]
+        assert all(len(service.logs(job.id)) == lines for job in service.store.active())
+        service.store.close()
+    assert len(counts) == 1
+
+
+def test_a_job_that_its_user_changes_meanwhile_is_stored_by_itself(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = running(service, 3)
+    for job in jobs:
+        service.gangs.now(job, GangPhase.SUCCEEDED, "trained 8 steps", logs=2, shape=ONE)
+    append_many = JobStore.append_many
+
+    def changed_meanwhile(store: JobStore, told: Sequence[tuple[JobRecord, object]]) -> None:
+        monkeypatch.undo()
+        service.store.patch(jobs[1].id, JobPatch(priority=5))
+        append_many(store, told)
+
+    monkeypatch.setattr(JobStore, "append_many", changed_meanwhile)
+    service.tick()
+    for job in jobs:
+        assert service.store.get(job.id).state is JobState.SUCCEEDED
+        assert service.logs(job.id) == ["line 1", "line 2"]
+    assert service.store.get(jobs[1].id).spec.priority == 5
+
+
+def test_reports_that_cannot_be_stored_keep_none_of_others_waiting(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good = running(service, 2)
+    for job in (bad, good):
+        service.gangs.now(job, GangPhase.SUCCEEDED, "trained 8 steps", logs=2, shape=ONE)
+    reports = service.gangs.gangs[bad.id, 1].reports
+    reports[:] = [reports[0], reports[0]]
+    service.tick()
+    assert service.store.get(good.id).state is JobState.SUCCEEDED
+    assert service.logs(good.id) == ["line 1", "line 2"]
+    assert (service.store.get(bad.id).state, service.logs(bad.id)) == (JobState.RUNNING, [])
+    assert f"{bad.id}: this pass failed" in caplog.text
+    assert f"{good.id}: this pass failed" not in caplog.text
+
+
+def test_a_gang_is_asked_for_what_is_not_stored_yet_also_by_a_new_service(service: Service) -> None:
+    (job,) = running(service, 1)
+    service.gangs.now(job, GangPhase.TRAINING, "trains", logs=3, shape=ONE)
+    service.tick()
+    for _ in range(2):
+        service.tick()
+        assert [request.after_sequence for request in service.gangs.polls[-1]] == [3]
+        service.start_again()
+
+
+def test_updates_are_stored_between_two_passes(service: Service) -> None:
+    ends, goes_on, silent = running(service, 3)
+    service.gangs.now(ends, GangPhase.SUCCEEDED, "trained 8 steps", logs=1, shape=ONE)
+    for job in (goes_on, silent):
+        service.gangs.now(job, GangPhase.TRAINING, "trains", logs=2, shape=ONE)
+    updated = {(ends.id, 1), (goes_on.id, 1), (silent.id, 7), ("job-of-another", 1)}
+    service.reconciler.store_updates(updated)
+    assert {request.gang for request in service.gangs.polls[-1]} == {(ends.id, 1), (goes_on.id, 1)}
+    assert service.store.get(ends.id).state is JobState.SUCCEEDED
+    assert (ends.id, 1) not in service.gangs.gangs
+    assert [service.logs(job.id) for job in (ends, goes_on, silent)] == [["line 1"], ["line 1", "line 2"], []]
+    service.reconciler.store_updates(updated)
+    service.tick()
+    assert [service.logs(job.id) for job in (goes_on, silent)] == [["line 1", "line 2"]] * 2
 
 
 def test_pause_and_resume(service: Service) -> None:
@@ -365,10 +509,10 @@ def test_a_pause_is_taken_back_as_it_comes_about(service: Service, monkeypatch: 
     service.gangs.now(job, GangPhase.PAUSED, "paused after step 5")
     poll = service.gangs.poll
 
-    def resumed_meanwhile(*asked) -> GangStatus | None:
+    def resumed_meanwhile(requests: Sequence[PollRequest]) -> list[PollResult]:
         monkeypatch.undo()
         service.store.resume(job.id)
-        return poll(*asked)
+        return poll(requests)
 
     monkeypatch.setattr(service.gangs, "poll", resumed_meanwhile)
     service.tick()

@@ -30,7 +30,7 @@ CLUSTER = [
 ]
 CACHES = (
     legality.legal_shapes, legality._divisors, _of_two_stages, _cut, _block_weights, memory._extremes, memory._alike,
-    memory._of_block, demand._remembered,
+    memory._of_block, demand._remembered, demand._known,
 )  # fmt: skip
 WAITING = job("a", 1)
 STRESSING = [32, 30, 28, 26, 24, 22, 21, 20, 18, 17, 16, 15, 14, 13, 12, 11]  # divide the batch, and differ

@@ -1,0 +1,131 @@
+"""Speaking to the supervisors of many gangs at once, from the scheduler's process."""
+
+import queue
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError
+
+from service.gang.status import GangKey, GangPhase, GangStatus, Orders, PollRequest, PollResult
+
+POLL_SECONDS = 1.0
+_SILENT = GangStatus(GangPhase.STARTING, "waits for the gang's supervisor to answer", [])
+
+
+@dataclass
+class _Handle:
+    """One supervisor's.
+
+    Attributes:
+        actor: Ray's handle.
+        answer: To a poll, as long as it has not been read.
+        watch: The call that returns when the supervisor has more to tell; ``None`` if there is none under way.
+    """
+
+    actor: Any
+    answer: Any = None
+    watch: Any = None
+
+
+class SupervisorHandles:
+    """The supervisors of all gangs, each looked up once. For one thread."""
+
+    def __init__(self) -> None:
+        self._handles: dict[GangKey, _Handle] = {}
+        self._ended_watches: queue.SimpleQueue[tuple[GangKey, Any]] = queue.SimpleQueue()
+
+    def add(self, gang: GangKey, actor: Any, orders: Orders) -> None:
+        """Take up a supervisor that is being started. That takes seconds, so its first answer is not waited for."""
+        self._handles[gang] = _Handle(actor, actor.poll.remote(0, orders))
+
+    def find(self, gang: GangKey) -> Any | None:
+        """The supervisor of a gang; ``None`` if there is none."""
+        handle = self._find(gang)
+        return handle and handle.actor
+
+    def forget(self, gang: GangKey) -> None:
+        """Do not speak to a gang's supervisor any more."""
+        self._handles.pop(gang, None)
+
+    def poll(self, requests: Sequence[PollRequest]) -> list[PollResult]:
+        """Ask all supervisors before any is waited for: once, and a second at most for all of them.
+
+        One that has let that second pass is neither asked nor waited for again until its answer is there.
+        """
+        asked = [answer for request in requests if (answer := self._ask(request)) is not None]
+        if asked:
+            ray.wait(asked, num_returns=len(asked), timeout=POLL_SECONDS)
+        handles = [self._handles.get(request.gang) for request in requests]
+        answers = [handle.answer for handle in handles if handle]
+        there = set(ray.wait(answers, num_returns=len(answers), timeout=0)[0]) if answers else set()
+        return [
+            self._result(request, handle, handle.answer in there) if handle else None
+            for request, handle in zip(requests, handles, strict=True)
+        ]
+
+    def wait_for_updates(self, seconds: float) -> set[GangKey]:
+        """Wait until supervisors have more to tell than at their last poll, so long at most; whose."""
+        deadline = time.monotonic() + seconds
+        updated: set[GangKey] = set()
+        while True:
+            left = 0.0 if updated else deadline - time.monotonic()
+            try:
+                gang, watch = self._ended_watches.get(timeout=max(0.0, left))
+            except queue.Empty:
+                return updated
+            handle = self._handles.get(gang)
+            if handle and handle.watch is watch:
+                handle.watch = None  # the next poll starts another one
+                if watch.exception() is None and watch.result():
+                    updated.add(gang)
+
+    def _find(self, gang: GangKey) -> _Handle | None:
+        if gang not in self._handles:
+            try:
+                self._handles[gang] = _Handle(ray.get_actor(name_of(gang)))
+            except ValueError:  # Ray's way to say that there is none
+                return None
+        return self._handles[gang]
+
+    def _ask(self, request: PollRequest) -> Any | None:
+        """Send a request, unless there is no supervisor or one that has not answered the request before."""
+        handle = self._find(request.gang)
+        if handle is None or handle.answer is not None:
+            return None
+        if handle.watch is not None and handle.watch.done():
+            handle.watch = None  # the answer will tell what it has ended for
+        handle.answer = handle.actor.poll.remote(request.after_sequence, request.orders)
+        return handle.answer
+
+    def _result(self, request: PollRequest, handle: _Handle, is_there: bool) -> PollResult:
+        if not is_there:
+            return _SILENT
+        answer, handle.answer = handle.answer, None
+        try:
+            status: GangStatus = ray.get(answer)
+        except ActorUnavailableError:
+            return _SILENT
+        except RayActorError:
+            self.forget(request.gang)
+            return None
+        except Exception as error:
+            return error
+        # An answer that comes late is one to an older request.
+        fresh = [report for report in status.reports if report.sequence > request.after_sequence]
+        self._watch(request.gang, handle, fresh[-1].sequence if fresh else request.after_sequence)
+        return status if len(fresh) == len(status.reports) else replace(status, reports=fresh)
+
+    def _watch(self, gang: GangKey, handle: _Handle, told: int) -> None:
+        # A supervisor that a service of the release before has started cannot be watched, only polled.
+        if handle.watch is None and hasattr(handle.actor, "wait_for_update"):
+            handle.watch = handle.actor.wait_for_update.remote(told).future()
+            handle.watch.add_done_callback(lambda ended: self._ended_watches.put((gang, ended)))
+
+
+def name_of(gang: GangKey) -> str:
+    """What a gang's supervisor is called in Ray."""
+    job_id, attempt = gang
+    return f"{job_id}-{attempt}"
