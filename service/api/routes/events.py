@@ -1,6 +1,6 @@
 """A job's events and log lines as streams of server-sent events."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Annotated
 
@@ -11,8 +11,9 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from service.api.auth import Principal, Reader
 from service.api.deps import Context, ContextDep, JobDep
 from service.api.errors import problem_responses
+from service.api.feeds import BATCH
 from service.api.streams import HoldStream
-from service.jobs.model import EventKind, JobEvent, JobRecord
+from service.jobs.model import EventKind, JobRecord
 from service.jobs.queries import EventFilter
 from service.models.moment import Moment
 
@@ -74,23 +75,18 @@ async def logs(
 
 
 async def _stream(
-    context: Context, who: Principal, job: JobRecord, wanted: EventFilter, seen: int, follow: bool
+    context: Context, who: Principal, job: JobRecord, wanted: EventFilter, after: int, follow: bool
 ) -> AsyncIterator[ServerSentEvent]:
-    while not context.stopping.is_set():
-        if not await run_in_threadpool(context.keys.is_good, who):
-            return  # revoked or expired since; whoever comes again with it is told so
-        job, batch = await run_in_threadpool(_look, context, job.id, seen, wanted)
+    if follow:
+        with context.feeds.follow(job.id, who, wanted, after) as follower:
+            while batch := await follower.next():
+                for event in batch:
+                    yield event.encoded
+        return
+    while not context.stopping.is_set() and await run_in_threadpool(context.keys.is_good, who):
+        batch = await context.feeds.read(job.id, after, wanted)
         for event in batch:
-            yield ServerSentEvent(id=str(event.id), event=event.kind, data=event)
-            seen = event.id
-        if batch:
-            continue
-        if job.finished or not follow:
+            yield event.encoded
+        if len(batch) < BATCH:
             return
-        await context.follower.changed(job.id, job.version)
-
-
-def _look(context: Context, job_id: str, after: int, wanted: EventFilter) -> tuple[JobRecord, Sequence[JobEvent]]:
-    """The job, and then its next events. In this order, so that none is missed."""
-    job = context.store.get(job_id)
-    return job, context.store.events(job_id, after, wanted=wanted)
+        after = batch[-1].event.id
