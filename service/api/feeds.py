@@ -19,7 +19,6 @@ from typing import TypeVar
 
 import anyio
 import anyio.to_thread
-import psycopg
 from fastapi.sse import ServerSentEvent
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -74,6 +73,7 @@ class Feed:
         finished: Whether the job had come to its end then.
         newest: Id of the newest event read; ``None`` before the job has been looked at.
         start: All events read that have greater ids are kept.
+        size: Bytes of these, counted as JSON.
         stale: Set when there may be more to read.
     """
 
@@ -85,8 +85,8 @@ class Feed:
         self.start = 0
         self.stale = asyncio.Event()
         self.stale.set()
+        self.size = 0
         self._kept: list[EncodedEvent] = []
-        self._size = 0
         self._changed = asyncio.Event()
 
     def take(self, position: Position, events: Sequence[EncodedEvent]) -> None:
@@ -95,13 +95,13 @@ class Feed:
             self.newest = self.start = position.newest
         if events:
             self._kept += events
-            self._size += sum(each.size for each in events)
+            self.size += sum(each.size for each in events)
             self.newest = events[-1].event.id
         if len(events) < BATCH:
             self.version, self.finished = position.version, position.finished
         else:
             self.stale.set()
-        self.wake()
+        self._wake()
 
     def after(self, seen: int) -> Sequence[EncodedEvent]:
         """The next events after one that is not before the feed's start, a batch at most."""
@@ -111,23 +111,27 @@ class Feed:
     def trim(self, most: int) -> None:
         """Drop what all followers have seen, and the oldest of what is more than so many bytes."""
         dropped = self._index(min(follower.seen for follower in self.followers))
-        size = self._size - sum(each.size for each in self._kept[:dropped])
-        while size > most:
-            size -= self._kept[dropped].size
+        self.size -= sum(each.size for each in self._kept[:dropped])
+        while self.size > most:
+            self.size -= self._kept[dropped].size
             dropped += 1
         if dropped:
             self.start = self._kept[dropped - 1].event.id
             del self._kept[:dropped]
-            self._size = size
 
-    def wake(self) -> None:
-        """Let all followers look again."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def end(self, is_over: Callable[[Principal], bool]) -> None:
+        """End the streams of some, before the job has come to its end."""
+        for follower in self.followers:
+            follower.over |= is_over(follower.who)
+        self._wake()
 
     async def changed(self) -> None:
         """Return when there is something new."""
         await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _index(self, seen: int) -> int:
         return bisect_right(self._kept, seen, key=lambda kept: kept.event.id)
@@ -209,6 +213,7 @@ class Feeds:
         feed = self._feeds.get(job_id) or self._open(job_id)
         follower = Follower(self, feed, who, wanted, after)
         feed.followers.add(follower)
+        feed.stale.set()
         try:
             yield follower
         finally:
@@ -255,9 +260,12 @@ class Feeds:
                 position, events = await self._in_thread(lambda: self._read_on(feed.job_id, feed.newest))
             except SQLAlchemyError:  # the next look finds that there is something left to read
                 self._look_soon()
-                continue
-            feed.take(position, events)
-            feed.trim(KEPT_BYTES // len(self._feeds))
+            except Exception:
+                _log.exception("the events of job %s cannot be read; its streams end", feed.job_id)
+                feed.end(lambda _: True)
+            else:
+                feed.take(position, events)
+                feed.trim(KEPT_BYTES // len(self._feeds))
 
     def _read_on(self, job_id: str, newest: int | None) -> tuple[Position, Sequence[EncodedEvent]]:
         """The job, and then its next events. In this order, so that none is missed."""
@@ -288,16 +296,15 @@ class Feeds:
                 if time.monotonic() >= self._next_look:
                     await self._look()
                 is_away = False
-            except SQLAlchemyError as error:
+            except Exception as error:
                 if not is_away:
                     _log.warning("event streams wait for the database: %s", error)
                 is_away = True
+                self._look_soon()
 
     def _end(self, is_over: Callable[[Principal], bool]) -> None:
         for feed in self._feeds.values():
-            for follower in feed.followers:
-                follower.over |= is_over(follower.who)
-            feed.wake()
+            feed.end(is_over)
 
     async def _check_keys(self) -> None:
         asked = {follower.who for feed in self._feeds.values() for follower in feed.followers}
@@ -316,11 +323,14 @@ class Feeds:
 
     async def _listen(self) -> None:
         """Hear of the writes of other processes, if the database can tell of them."""
+        is_said = False
         while can_listen(self._store.engine):
             try:
                 await self._listen_once()
-            except (psycopg.Error, SQLAlchemyError) as error:
-                _log.warning("PostgreSQL cannot tell what other processes write, until it is back: %s", error)
+            except Exception as error:
+                if self._is_told or not is_said:
+                    _log.warning("PostgreSQL does not tell what other processes write until it is back: %s", error)
+                is_said = True
             self._is_told = False
             self._look_soon()
             await asyncio.sleep(RETRY_SECONDS)
