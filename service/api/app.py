@@ -17,7 +17,7 @@ from service.api.audit import Audit
 from service.api.deps import Context
 from service.api.errors import GUARDED, document_media_type, install_error_handlers
 from service.api.examples import document_examples
-from service.api.feeds import Feeds
+from service.api.following import Feeds
 from service.api.gate import Gate
 from service.api.headers import AnswerHeaders, allow_origins
 from service.api.heads import Heads

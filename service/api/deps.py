@@ -11,7 +11,7 @@ from service.accounts.audit import AuditLog
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.auth import Principal, Reader
-from service.api.feeds import Feeds
+from service.api.following import Feeds
 from service.api.limits import Limits
 from service.api.store_access import StoreAccess
 from service.jobs.model import JobRecord

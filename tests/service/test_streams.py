@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 
 from service.accounts import keys as keys_module
 from service.accounts.keys import KeyStore
-from service.api import feeds as feeds_module
+from service.api import following as following_module
 from service.jobs.model import JobRecord
 from service.jobs.patch import JobPatch
 from service.jobs.store import JobStore
@@ -50,7 +51,7 @@ def apis(database_url: str, tmp_path: Path) -> Iterator[list[RunningApi]]:
 def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is found by looking, so that what arrives has been pushed."""
     for name in ("LOOK_SECONDS", "LOOK_SECONDS_WHEN_TOLD"):
-        monkeypatch.setattr(feeds_module, name, 3600.0)
+        monkeypatch.setattr(following_module, name, 3600.0)
 
 
 async def streamed(urls: list[str], job_id: str, clients: int, when_open: Callable[[], object]) -> list[list[int]]:
@@ -126,7 +127,7 @@ def test_clients_of_one_process_are_told_what_others_write(deaf: None, apis: lis
 def test_nothing_is_lost_when_postgresql_lets_go(
     apis: list[RunningApi], store: JobStore, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds_module, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(following_module, "RETRY_SECONDS", 0.2)
     job = running_job(store)
 
     def write() -> None:
@@ -152,7 +153,7 @@ def test_what_a_release_writes_that_tells_nobody_is_found(apis: list[RunningApi]
             connection.execute(update(JobRow).values(version=JobRow.version + 1))
             values = {"job_id": job.id, "attempt": 1, "kind": "drill", "time": job.submitted_at, "data": {}}
             connection.execute(insert(EventRow).values(**values))
-        time.sleep(2 * feeds_module.LOOK_SECONDS)
+        time.sleep(2 * following_module.LOOK_SECONDS)
         finish(store, job.id)
 
     seen = asyncio.run(streamed([apis[0].url], job.id, 1, write))
@@ -187,8 +188,8 @@ def test_ids_of_a_jobs_events_grow_in_the_order_of_commits(database_url: str) ->
 def test_streams_go_on_when_the_database_comes_back(
     api: RunningApi, store: JobStore, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds_module, "WATCH_SECONDS", 0.05)
-    monkeypatch.setattr(feeds_module, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(following_module, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(following_module, "LOOK_SECONDS", 0.1)
     job, elsewhere = running_job(store), JobStore(database_url)
     is_away, refused = False, 0
 
@@ -209,6 +210,16 @@ def test_streams_go_on_when_the_database_comes_back(
     event.listen(store.engine, "before_cursor_execute", refuse)
     seen = asyncio.run(streamed([api.url], job.id, 3, write))
     assert seen == [[each.id for each in store.events(job.id)]] * 3
+
+
+def test_a_client_that_leaves_in_the_middle_of_an_answer_is_forgotten(api: RunningApi, store: JobStore) -> None:
+    job, feeds = running_job(store), api.app.state.context.feeds
+    store.append_reports(job.id, 1, numbered(*(a_log_line("x" * 50_000) for _ in range(200))))
+    with socket.create_connection(("127.0.0.1", api.port)) as client:  # its buffers hold a part of that
+        client.sendall(f"GET /v1/jobs/{job.id}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+        until(lambda: feeds._feeds)
+    until(lambda: not feeds._feeds)
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])

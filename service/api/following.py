@@ -1,9 +1,7 @@
-"""What open event streams are fed from: the events of a followed job, read and encoded once for all of its streams.
+"""Following jobs: when each job's ``Feed`` is read on, and which streams may go on.
 
-A job's ``Feed`` holds its newest events. It is read anew whenever the job has been written to, as this process knows by
-itself, other processes tell through PostgreSQL, and a look at all followed jobs' versions now and then finds where
-neither does. A stream that starts further back, or whose client is slow, reads the record by itself until it has
-caught up with the feed. Ids of a job's events grow in the order of commits, so that nothing comes in between later.
+A feed is read on whenever its job has been written to. This process hears of its own writes directly, PostgreSQL tells
+it of those of others, and a look at the versions of all followed jobs now and then finds what neither has told.
 """
 
 import asyncio
@@ -11,25 +9,21 @@ import logging
 import threading
 import time
 import uuid
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
 import anyio
 import anyio.to_thread
-from fastapi.sse import ServerSentEvent
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.accounts.keys import KeyStore
 from service.accounts.principal import Principal
-from service.jobs.model import JobEvent
+from service.api.feed import EncodedEvent, Feed, Follower, read_events, read_on
 from service.jobs.notifications import can_listen, listening, send_probe
-from service.jobs.queries import EventFilter, Position
+from service.jobs.queries import EventFilter
 from service.jobs.store import JobStore
 
-BATCH = 100  # events read, or given to a stream, in one go
 KEPT_BYTES = 16 * 2**20  # of all feeds together, counted as JSON
 WATCH_SECONDS = 0.5  # so soon streams end when their key is no longer good, or the server stops
 LOOK_SECONDS = 1.0
@@ -40,144 +34,6 @@ _THREADS = 4  # that read for streams; other requests have their own
 
 _Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class EncodedEvent:
-    """An event, and how it is sent.
-
-    Attributes:
-        event: The event.
-        encoded: The same as all streams send it.
-        size: Bytes of its JSON.
-    """
-
-    event: JobEvent
-    encoded: ServerSentEvent
-    size: int
-
-    @classmethod
-    def of(cls, event: JobEvent) -> "EncodedEvent":
-        """Encode an event."""
-        json = event.model_dump_json()
-        return cls(event, ServerSentEvent(id=str(event.id), event=event.kind, raw_data=json), len(json))
-
-
-class Feed:
-    """The newest events of a job, for all streams that follow it.
-
-    Attributes:
-        job_id: The job.
-        followers: The streams.
-        version: Of the job, when it was last read to the end; 0 before.
-        finished: Whether the job had come to its end then.
-        newest: Id of the newest event read; ``None`` before the job has been looked at.
-        start: All events read that have greater ids are kept.
-        size: Bytes of these, counted as JSON.
-        stale: Set when there may be more to read.
-    """
-
-    def __init__(self, job_id: str) -> None:
-        self.job_id = job_id
-        self.followers: set[Follower] = set()
-        self.version, self.finished = 0, False
-        self.newest: int | None = None
-        self.start = 0
-        self.stale = asyncio.Event()
-        self.stale.set()
-        self.size = 0
-        self._kept: list[EncodedEvent] = []
-        self._changed = asyncio.Event()
-
-    def take(self, position: Position, events: Sequence[EncodedEvent]) -> None:
-        """Take what was read: the job's position, and after that the next events, a full batch if there may be more."""
-        if self.newest is None:
-            self.newest = self.start = position.newest
-        if events:
-            self._kept += events
-            self.size += sum(each.size for each in events)
-            self.newest = events[-1].event.id
-        if len(events) < BATCH:
-            self.version, self.finished = position.version, position.finished
-        else:
-            self.stale.set()
-        self._wake()
-
-    def after(self, seen: int) -> Sequence[EncodedEvent]:
-        """The next events after one that is not before the feed's start, a batch at most."""
-        first = self._index(seen)
-        return self._kept[first : first + BATCH]
-
-    def trim(self, most: int) -> None:
-        """Drop what all followers have seen, and the oldest of what is more than so many bytes."""
-        dropped = self._index(min(follower.seen for follower in self.followers))
-        self.size -= sum(each.size for each in self._kept[:dropped])
-        while self.size > most:
-            self.size -= self._kept[dropped].size
-            dropped += 1
-        if dropped:
-            self.start = self._kept[dropped - 1].event.id
-            del self._kept[:dropped]
-
-    def end(self, is_over: Callable[[Principal], bool]) -> None:
-        """End the streams of some, before the job has come to its end."""
-        for follower in self.followers:
-            follower.over |= is_over(follower.who)
-        self._wake()
-
-    async def changed(self) -> None:
-        """Return when there is something new."""
-        await self._changed.wait()
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    def _index(self, seen: int) -> int:
-        return bisect_right(self._kept, seen, key=lambda kept: kept.event.id)
-
-
-class Follower:
-    """One stream that follows a job.
-
-    Args:
-        feeds: What it may read the record by.
-        feed: The job's.
-        who: Whose stream it is.
-        wanted: Which events are wanted.
-        seen: Only later events than the one with this id are.
-
-    Attributes:
-        over: Set when it is to end before the job does.
-    """
-
-    def __init__(self, feeds: "Feeds", feed: Feed, who: Principal, wanted: EventFilter, seen: int) -> None:
-        self.who, self.seen, self.over = who, seen, False
-        self._feeds, self._feed, self._wanted = feeds, feed, wanted
-
-    async def next(self) -> Sequence[EncodedEvent]:
-        """The next wanted events, in order, as soon as there are any; none when the stream is at its end."""
-        while not self.over:
-            if self._feed.newest is None:
-                await self._feed.changed()
-            elif self.seen < self._feed.start:
-                if found := await self._catch_up(self._feed.newest):
-                    return found
-            elif events := self._feed.after(self.seen):
-                self.seen = events[-1].event.id
-                if found := [each for each in events if self._wanted.matches(each.event)]:
-                    return found
-            elif self._feed.finished:
-                break
-            else:
-                await self._feed.changed()
-        return []
-
-    async def _catch_up(self, newest: int) -> Sequence[EncodedEvent]:
-        found = await self._feeds.read(self._feed.job_id, self.seen, self._wanted)
-        # Where there were no more, all that is wanted up to what the feed had read before is among them.
-        self.seen = max([self.seen if len(found) == BATCH else newest, *(each.event.id for each in found[-1:])])
-        return found
 
 
 class Feeds:
@@ -211,7 +67,7 @@ class Feeds:
             after: Only later ones than that with this id are.
         """
         feed = self._feeds.get(job_id) or self._open(job_id)
-        follower = Follower(self, feed, who, wanted, after)
+        follower = Follower(feed, self.read, who, wanted, after)
         feed.followers.add(follower)
         feed.stale.set()
         try:
@@ -222,8 +78,8 @@ class Feeds:
                 self._close(feed)
 
     async def read(self, job_id: str, after: int, wanted: EventFilter) -> Sequence[EncodedEvent]:
-        """Read a job's next events from the record, a batch at most; fewer when there are no more."""
-        return await self._in_thread(lambda: self._read(job_id, after, wanted))
+        """Read the record in another thread; see ``read_events``."""
+        return await self._in_thread(lambda: read_events(self._store, job_id, after, wanted))
 
     def _open(self, job_id: str) -> Feed:
         if not self._feeds:
@@ -257,7 +113,7 @@ class Feeds:
             await feed.stale.wait()
             feed.stale.clear()
             try:
-                position, events = await self._in_thread(lambda: self._read_on(feed.job_id, feed.newest))
+                position, events = await self._in_thread(lambda: read_on(self._store, feed.job_id, feed.newest))
             except SQLAlchemyError:  # the next look finds that there is something left to read
                 self._look_soon()
             except Exception:
@@ -266,16 +122,6 @@ class Feeds:
             else:
                 feed.take(position, events)
                 feed.trim(KEPT_BYTES // len(self._feeds))
-
-    def _read_on(self, job_id: str, newest: int | None) -> tuple[Position, Sequence[EncodedEvent]]:
-        """The job, and then its next events. In this order, so that none is missed."""
-        position = self._store.position(job_id)
-        if newest is None or position.newest <= newest:
-            return position, []
-        return position, self._read(job_id, newest, EventFilter())
-
-    def _read(self, job_id: str, after: int, wanted: EventFilter) -> Sequence[EncodedEvent]:
-        return [EncodedEvent.of(event) for event in self._store.events(job_id, after, BATCH, wanted)]
 
     async def _watch_and_listen(self) -> None:
         async with asyncio.TaskGroup() as tasks:
