@@ -85,7 +85,7 @@ class Feeds:
         if not self._feeds:
             self._loop = asyncio.get_running_loop()
             self._is_told, self._next_look = False, time.monotonic() + LOOK_SECONDS
-            self._watcher = asyncio.create_task(self._watch_and_listen())
+            self._watcher = asyncio.create_task(self._look_after())
         feed = self._feeds[job_id] = Feed(job_id)
         self._readers[job_id] = asyncio.create_task(self._keep_reading(feed))
         return feed
@@ -123,20 +123,25 @@ class Feeds:
                 feed.take(position, events)
                 feed.trim(KEPT_BYTES // len(self._feeds))
 
-    async def _watch_and_listen(self) -> None:
+    async def _look_after(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch())
-            tasks.create_task(self._listen())
+            for work in (self._tend(), self._watch(), self._listen()):
+                tasks.create_task(work)
 
-    async def _watch(self) -> None:
-        """End streams that may not go on, and look for writes that nobody has told of."""
-        is_away = False
+    async def _tend(self) -> None:
+        """Do what must not wait for the database: end all streams with the server, and keep within the memory."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             for feed in self._feeds.values():
                 feed.trim(KEPT_BYTES // len(self._feeds))
-            if self._stopping.is_set():
-                self._end(lambda _: True)
+                if self._stopping.is_set():
+                    feed.end(lambda _: True)
+
+    async def _watch(self) -> None:
+        """End streams whose keys are no longer good, and look for writes that nobody has told of."""
+        is_away = False
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
             try:
                 await self._check_keys()
                 if time.monotonic() >= self._next_look:
@@ -148,15 +153,12 @@ class Feeds:
                 is_away = True
                 self._look_soon()
 
-    def _end(self, is_over: Callable[[Principal], bool]) -> None:
-        for feed in self._feeds.values():
-            feed.end(is_over)
-
     async def _check_keys(self) -> None:
         asked = {follower.who for feed in self._feeds.values() for follower in feed.followers}
         bad = await self._in_thread(lambda: {who for who in asked if not self._keys.is_good(who)})
         if bad:
-            self._end(bad.__contains__)
+            for feed in self._feeds.values():
+                feed.end(bad.__contains__)
 
     async def _look(self) -> None:
         self._next_look = time.monotonic() + (LOOK_SECONDS_WHEN_TOLD if self._is_told else LOOK_SECONDS)
