@@ -1,5 +1,6 @@
 """The API put together."""
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from service.api.audit import Audit
 from service.api.deps import Context
 from service.api.errors import GUARDED, document_media_type, install_error_handlers
 from service.api.examples import document_examples
-from service.api.following import Follower
+from service.api.following import Feeds
 from service.api.gate import Gate
 from service.api.headers import AnswerHeaders, allow_origins
 from service.api.heads import Heads
@@ -83,20 +84,20 @@ def create_app(
     """
     # FastAPI's pages of documentation come from servers of others; /openapi.json is all that they are made of.
     app = _Api(title="BOOST Service", version=__version__, docs_url=None, redoc_url=None)
-    quotas, follower = QuotaStore(store), Follower(store.versions)
-    known_keys, limits = KeyStore(store.engine), Limits(settings)
+    known_keys, limits, stopping = KeyStore(store.engine), Limits(settings), threading.Event()
     app.state.context = Context(
         store,
         settings,
         readiness,
-        quotas,
-        follower,
+        QuotaStore(store),
+        Feeds(store, known_keys, stopping),
         known_keys,
         AuditLog(store.engine),
         limits,
         StoreAccess(settings.store_seconds),
         metrics or ProcessMetrics(),
         tracing,
+        stopping,
     )
     install_error_handlers(app)
     app.router.middleware_stack = Gate(app.router.middleware_stack, known_keys, limits, settings)

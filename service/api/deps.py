@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
@@ -11,7 +11,7 @@ from service.accounts.audit import AuditLog
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.auth import Principal, Reader
-from service.api.following import Follower
+from service.api.following import Feeds
 from service.api.limits import Limits
 from service.api.store_access import StoreAccess
 from service.jobs.model import JobRecord
@@ -34,7 +34,7 @@ class Context:
         settings: The operator's settings.
         readiness: Gives ``None`` when jobs can be scheduled, else the reason why not.
         quotas: Queues, tenants and their limits.
-        follower: Tells open streams that a job has changed.
+        feeds: Gives open streams the events of jobs.
         keys: API keys.
         audit: Who has changed what.
         limits: How much may be asked, by whom.
@@ -48,14 +48,14 @@ class Context:
     settings: Settings
     readiness: Callable[[], str | None]
     quotas: QuotaStore
-    follower: Follower
+    feeds: Feeds
     keys: KeyStore
     audit: AuditLog
     limits: Limits
     stores: StoreAccess
     metrics: ProcessMetrics
-    tracing: "Tracing | None" = None
-    stopping: threading.Event = field(default_factory=threading.Event)
+    tracing: "Tracing | None"
+    stopping: threading.Event
 
 
 async def _context(request: Request) -> Context:

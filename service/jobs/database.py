@@ -15,8 +15,9 @@ from sqlalchemy import Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 _BUSY_MILLISECONDS = 30_000
-_CONNECT_SECONDS = 5
-_SILENT_MILLISECONDS = 10_000  # then the other side is taken to be gone
+SILENT_MILLISECONDS = 10_000  # then the other side is taken to be gone
+
+_TO_POSTGRESQL = {"connect_timeout": 5, "tcp_user_timeout": SILENT_MILLISECONDS}  # in seconds and milliseconds
 _NUL, _REPLACEMENT = "\0", "\ufffd"
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # and no backslash that is escaped, before u0000
 _MIGRATION_LOCK = 0x626F6F7374  # any number, the same in all processes
@@ -78,7 +79,7 @@ def open_engine(database_url: str) -> Engine:
         engine = create_engine(
             url.set(drivername="postgresql+psycopg"),
             pool_pre_ping=True,  # a connection from before the database was restarted is made anew
-            connect_args={"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": _SILENT_MILLISECONDS},
+            connect_args=_TO_POSTGRESQL,
             json_serializer=_json_without_nul,
         )
         event.listen(engine, "connect", _set_up_postgresql)
@@ -95,6 +96,12 @@ def open_engine(database_url: str) -> Engine:
         for moment in ("do_connect", "checkout", "commit"):
             event.listen(engine, moment, file.check)
     return engine
+
+
+def connect_arguments(engine: Engine) -> dict[str, Any]:
+    """What psycopg makes one more connection from to an engine's PostgreSQL."""
+    _, arguments = engine.dialect.create_connect_args(engine.url)
+    return {**arguments, **_TO_POSTGRESQL}
 
 
 def _keep_private(file: Path) -> None:
@@ -119,8 +126,13 @@ def _json_without_nul(value: Any) -> str:
 def _set_up_postgresql(connection: psycopg.Connection[Any], _record: Any) -> None:
     """Write what is legible, and take the locks of a process that is stopped in mid-transaction away from it."""
     connection.adapters.register_dumper(str, _WithoutNul)
-    connection.execute(f"SET idle_in_transaction_session_timeout = {_SILENT_MILLISECONDS}")
+    connection.add_notify_handler(_ignore)  # else psycopg keeps what a pooler lets come on the wrong connection
+    connection.execute(f"SET idle_in_transaction_session_timeout = {SILENT_MILLISECONDS}")
     connection.commit()
+
+
+def _ignore(_notification: psycopg.Notify) -> None:
+    pass
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _record: Any) -> None:

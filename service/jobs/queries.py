@@ -39,6 +39,30 @@ class EventFilter:
     rank: int | None = None
     levels: Collection[str] | None = None
 
+    def matches(self, event: JobEvent) -> bool:
+        """Whether an event is one of these."""
+        return (
+            (self.kinds is None or event.kind in self.kinds)
+            and (self.since is None or event.time >= self.since)
+            and (self.rank is None or event.data.get("rank") == self.rank)
+            and (self.levels is None or event.data.get("level") in self.levels)
+        )
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a job is.
+
+    Attributes:
+        version: Grows with every write to the job.
+        finished: Whether it has come to its end.
+        newest: Id of its newest event.
+    """
+
+    version: int
+    finished: bool
+    newest: int
+
 
 def record_of(job: JobRow) -> JobRecord:
     """A row as a record."""
@@ -88,6 +112,20 @@ def events(session: Session, job_id: str, after_id: int, limit: int, wanted: Eve
         query = query.where(EventRow.data["level"].as_string().in_(wanted.levels))
     found = session.scalars(query.order_by(EventRow.id).limit(limit))
     return [JobEvent.model_validate(event, from_attributes=True) for event in found]
+
+
+def position(session: Session, job_id: str) -> Position:
+    """How far a job is.
+
+    Raises:
+        JobNotFound: There is none with this id.
+    """
+    newest = select(func.max(EventRow.id)).where(EventRow.job_id == job_id).scalar_subquery()
+    found = session.execute(select(JobRow.version, JobRow.state, newest).where(JobRow.id == job_id)).one_or_none()
+    if found is None:
+        raise JobNotFound(job_id)
+    version, state, event_id = found
+    return Position(version, JobState(state) in TERMINAL_STATES, event_id or 0)
 
 
 def last_sequence(session: Session, job_id: str, attempt: int) -> int:

@@ -17,8 +17,9 @@ from service.jobs.ids import new_job_id
 from service.jobs.known import KnownJobs
 from service.jobs.leases import Lease, LeaseLost
 from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner
+from service.jobs.notifications import Notifications, notify
 from service.jobs.patch import JobPatch
-from service.jobs.queries import EventFilter
+from service.jobs.queries import EventFilter, Position
 from service.jobs.requests import Request
 from service.jobs.states import JobState, Reason
 from service.jobs.tables import EventRow, JobRow, SnapshotRow
@@ -46,10 +47,14 @@ class JobStore:
     Args:
         database: A URL of SQLAlchemy, for example ``sqlite:////var/lib/boost/boost.db``, or an engine.
         lease: Write only while this is the newest of its name.
+        notifications: Told of each write to a job; made where there are none.
     """
 
-    def __init__(self, database: str | Engine, lease: Lease | None = None) -> None:
+    def __init__(
+        self, database: str | Engine, lease: Lease | None = None, notifications: Notifications | None = None
+    ) -> None:
         self.engine = open_engine(database) if isinstance(database, str) else database
+        self.notifications = notifications or Notifications()
         self._lease = lease
         self._known = KnownJobs()
 
@@ -59,7 +64,7 @@ class JobStore:
 
     def under(self, lease: Lease) -> Self:
         """The same store for one who works under a lease. Its writes raise ``LeaseLost`` when that is gone."""
-        return type(self)(self.engine, lease)
+        return type(self)(self.engine, lease, self.notifications)
 
     def create(
         self,
@@ -341,11 +346,14 @@ class JobStore:
         """
         changes = [writes.reported(record, record.attempt, reports) for record, reports in told]
         by_columns = groupby(sorted(changes, key=_columns), key=_columns)
+        versions = {change.record.id: change.record.version for change in changes}
         with self.engine.begin() as connection:
             # The jobs come before their events: they are locked then, and events' ids grow in the order of commits.
             for columns, alike in by_columns:
                 self._update_many(connection, columns, list(alike))
             connection.execute(insert(EventRow), [event for change in changes for event in change.events])
+            notify(connection, versions)
+        self.notifications.publish(versions)
         self._known.remember([change.record for change in changes])
 
     def _update_many(self, connection: Connection, columns: Sequence[str], changes: Sequence[Reported]) -> None:
@@ -389,6 +397,15 @@ class JobStore:
         """Events of a job with ids above ``after_id``, in order, at most ``limit``."""
         with Session(self.engine) as session:
             return queries.events(session, job_id, after_id, limit, wanted)
+
+    def position(self, job_id: str) -> Position:
+        """How far a job is.
+
+        Raises:
+            JobNotFound: There is none with this id.
+        """
+        with Session(self.engine) as session:
+            return queries.position(session, job_id)
 
     def explain(self, messages: Mapping[str, str]) -> None:
         """Say what queued jobs wait for. That is no change of a job: its version stays, and there is no event.
@@ -437,16 +454,25 @@ class JobStore:
     def _write_with(self, job_id: str, plan: Callable[[Session, JobRecord], Write | None]) -> JobRecord:
         """Do what ``plan`` says of the newest record, in one transaction; plan anew when another was faster."""
         for _ in range(_LOST_RACES):
-            with Session(self.engine) as session, session.begin():
-                record = queries.load(session, job_id)
-                write = plan(session, record)
-                if write is None:
-                    return record
-                # The job comes before its events: it is locked then, and their ids grow in the order of commits.
-                if self._update(session, record, write.values):
-                    session.add_all(write.rows)
-                    return queries.load(session, job_id)
+            if written := self._write_once(job_id, plan):
+                self.notifications.publish({job_id: written.version})
+                return written
         raise RuntimeError(f"{_LOST_RACES} writes to job {job_id} lost the race against other writers")
+
+    def _write_once(self, job_id: str, plan: Callable[[Session, JobRecord], Write | None]) -> JobRecord | None:
+        """As above; the newest record then, or ``None`` when another was faster."""
+        with Session(self.engine) as session, session.begin():
+            record = queries.load(session, job_id)
+            write = plan(session, record)
+            if write is None:
+                return record
+            # The job comes before its events: it is locked then, and their ids grow in the order of commits.
+            if not self._update(session, record, write.values):
+                return None
+            session.add_all(write.rows)
+            written = queries.load(session, job_id)
+            notify(session.connection(), {job_id: written.version})
+            return written
 
     def _update(self, session: Session, record: JobRecord, values: dict[str, Any]) -> bool:
         """Write to a job unless its version has moved on; say whether it was written.

@@ -109,7 +109,7 @@ def test_a_restart_of_the_database_is_survived(postgres: PostgresServer, on_post
 def test_a_process_that_is_stopped_in_mid_transaction_keeps_nobody_waiting(
     on_postgresql: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_module, "_SILENT_MILLISECONDS", 300)
+    monkeypatch.setattr(database_module, "SILENT_MILLISECONDS", 300)
     stopped, store = open_engine(on_postgresql), JobStore(on_postgresql)
     job = store.create(a_spec(), ROOT)
     with pytest.raises(DBAPIError, match="idle-in-transaction"), stopped.begin() as connection:

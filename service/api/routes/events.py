@@ -1,6 +1,7 @@
 """A job's events and log lines as streams of server-sent events."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Annotated
 
@@ -11,8 +12,9 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from service.api.auth import Principal, Reader
 from service.api.deps import Context, ContextDep, JobDep
 from service.api.errors import problem_responses
-from service.api.streams import HoldStream
-from service.jobs.model import EventKind, JobEvent, JobRecord
+from service.api.feed import BATCH
+from service.api.streams import HeldByStream
+from service.jobs.model import EventKind, JobRecord
 from service.jobs.queries import EventFilter
 from service.models.moment import Moment
 
@@ -29,13 +31,13 @@ Follow = Annotated[bool, Query(description="Go on until the job has come to its 
 @router.get(
     "/{job_id}/events",
     response_class=EventSourceResponse,
-    dependencies=[HoldStream],
     responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def events(
     job: JobDep,
     who: Reader,
     context: ContextDep,
+    held: HeldByStream,
     kind: Annotated[list[EventKind], Query(description="Only events of one of these kinds.")] = [],  # noqa: B006  # FastAPI copies it
     since: Annotated[Moment | None, Query(description="Only events that are not older.")] = None,
     after: After = 0,
@@ -44,20 +46,22 @@ async def events(
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream what happened to a job and what happens next: state changes, progress, evaluations, logs."""
     wanted = EventFilter(frozenset(kind) or None, since)
-    async for event in _stream(context, who, job, wanted, after if last_event_id is None else last_event_id, follow):
+    async for event in _stream(
+        context, held, who, job, wanted, after if last_event_id is None else last_event_id, follow
+    ):
         yield event
 
 
 @router.get(
     "/{job_id}/logs",
     response_class=EventSourceResponse,
-    dependencies=[HoldStream],
     responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def logs(
     job: JobDep,
     who: Reader,
     context: ContextDep,
+    held: HeldByStream,
     rank: Annotated[int | None, Query(ge=0, le=_MOST_RANKS, description="Only lines of this rank.")] = None,
     level: Annotated[
         list[str], Query(max_length=8, description="Only lines of one of these levels, such as ERROR.")
@@ -69,28 +73,25 @@ async def logs(
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream the log lines of a job's ranks. They are kept when the gang is gone."""
     wanted = EventFilter(frozenset({"log"}), since, rank, frozenset(level) or None)
-    async for event in _stream(context, who, job, wanted, after if last_event_id is None else last_event_id, follow):
+    async for event in _stream(
+        context, held, who, job, wanted, after if last_event_id is None else last_event_id, follow
+    ):
         yield event
 
 
 async def _stream(
-    context: Context, who: Principal, job: JobRecord, wanted: EventFilter, seen: int, follow: bool
+    context: Context, held: ExitStack, who: Principal, job: JobRecord, wanted: EventFilter, after: int, follow: bool
 ) -> AsyncIterator[ServerSentEvent]:
-    while not context.stopping.is_set():
-        if not await run_in_threadpool(context.keys.is_good, who):
-            return  # revoked or expired since; whoever comes again with it is told so
-        job, batch = await run_in_threadpool(_look, context, job.id, seen, wanted)
+    if follow and not job.finished:
+        follower = held.enter_context(context.feeds.follow(job.id, who, wanted, after))
+        while batch := await follower.next():
+            for event in batch:
+                yield event.encoded
+        return
+    while not context.stopping.is_set() and await run_in_threadpool(context.keys.is_good, who):
+        batch = await context.feeds.read(job.id, after, wanted)
         for event in batch:
-            yield ServerSentEvent(id=str(event.id), event=event.kind, data=event)
-            seen = event.id
-        if batch:
-            continue
-        if job.finished or not follow:
+            yield event.encoded
+        if len(batch) < BATCH:
             return
-        await context.follower.changed(job.id, job.version)
-
-
-def _look(context: Context, job_id: str, after: int, wanted: EventFilter) -> tuple[JobRecord, Sequence[JobEvent]]:
-    """The job, and then its next events. In this order, so that none is missed."""
-    job = context.store.get(job_id)
-    return job, context.store.events(job_id, after, wanted=wanted)
+        after = batch[-1].event.id
