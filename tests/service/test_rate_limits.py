@@ -142,4 +142,4 @@ def test_many_addresses_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) 
     limits = Limits(Settings())
     for number in range(1000):
         limits.count_address(f"10.0.{number // 250}.{number % 250}")
-    assert len(limits._addresses._storage.events) <= 101
+    assert len(limits._addresses._counted) <= 100
