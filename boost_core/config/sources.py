@@ -10,6 +10,7 @@ import os
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 import fsspec
@@ -255,7 +256,7 @@ def _stamp(info: Mapping[str, Any]) -> str:
 
 def compression(url: str) -> str | None:
     """What a file of text or JSON lines is compressed with, by its name; ``None`` if it is not."""
-    return _COMPRESSIONS.get(os.path.splitext(url)[1])  # a path's suffix, in a tenth of pathlib's time
+    return _COMPRESSIONS.get(PurePosixPath(url).suffix)
 
 
 def _hash_below(folder: str) -> Callable[[SourceFile], str]:

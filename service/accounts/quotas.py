@@ -54,6 +54,8 @@ class QuotaStore:
         Raises:
             QueueNotFound: There is none.
         """
+        if name == DEFAULT_QUEUE:
+            return  # which cannot be deleted
         with self._engine.connect() as connection:
             if connection.scalar(_QUEUE, {"name": name}) is None:
                 with Session(connection) as session:

@@ -1,7 +1,7 @@
 """What requests cost the API's process, beside a bare FastAPI route that answers with the same bytes.
 
-``python -m tests.benchmarks.requests_cost`` writes docs/figures/requests_cost.md; it takes some two minutes on two cores.
-Both apps run in processes of their own, under uvicorn with the same settings. The API is asked with a key, has its
+``python -m tests.benchmarks.requests_cost`` writes docs/figures/requests_cost.md; it takes a minute on two cores. Both
+apps run in processes of their own, under uvicorn with the same settings. The API is asked with a key, has its
 default settings and SQLite, and nothing is scheduled, so that what its process works is for the requests alone. Each
 batch is sent one request after the other over one connection that stays open, and with a key of its own: one key may
 not send as many as there are in all.
@@ -16,9 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 
@@ -48,15 +48,15 @@ class Asked:
         method: How.
         path: Where.
         requests: How often in a batch.
+        most: What it may cost: so many times the bare route, or milliseconds.
         body: What is sent along.
-        pause: Seconds between two requests.
     """
 
     method: str
     path: str
     requests: int
+    most: str
     body: bytes | None = None
-    pause: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -81,17 +81,12 @@ class Process:
     def batch(self, asked: Asked, key: str) -> tuple[Cost, bytes]:
         """What requests cost, and the last answer."""
         with closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)) as connection:
-            for _ in range(0 if asked.pause else WARM_UP):
-                _answer(connection, asked, key)
-            cpu, waited = self._cpu_seconds(), 0.0
-            for _ in range(asked.requests):
-                if asked.pause:
-                    connection.close()  # the server would, too; the next request opens it again
-                    time.sleep(asked.pause)
-                began = time.perf_counter()
+            for _ in range(WARM_UP):
                 content = _answer(connection, asked, key)
-                waited += time.perf_counter() - began
-            worked = self._cpu_seconds() - cpu
+            cpu, began = self._cpu_seconds(), time.perf_counter()
+            for _ in range(asked.requests):
+                _answer(connection, asked, key)
+            worked, waited = self._cpu_seconds() - cpu, time.perf_counter() - began
         return Cost(1000 * worked / asked.requests, 1000 * waited / asked.requests), content
 
     def _cpu_seconds(self) -> float:
@@ -135,11 +130,11 @@ def measure(folder: Path, jobs: int, rounds: int) -> list[tuple[str, ...]]:
     """The whole measurement as rows of a table."""
     keys, job_id = fill(folder, jobs)
     routes = [
-        Asked("GET", f"/v1/jobs/{job_id}", 400),
-        Asked("GET", "/v1/jobs?limit=100", 400),
-        Asked("GET", "/v1/queues", 400),
-        Asked("GET", "/metrics", 10),
-        Asked("POST", "/v1/jobs", 200, SPEC),  # the last: there are more jobs then
+        Asked("GET", f"/v1/jobs/{job_id}", 400, "3"),
+        Asked("GET", "/v1/jobs?limit=100", 400, "3"),
+        Asked("GET", "/v1/queues", 400, "4"),
+        Asked("GET", "/metrics", 20, "40 ms"),
+        Asked("POST", "/v1/jobs", 200, "8", SPEC),  # the last: there are more jobs then
     ]
 
     def key() -> str:
@@ -148,28 +143,26 @@ def measure(folder: Path, jobs: int, rounds: int) -> list[tuple[str, ...]]:
     rows = []
     with running(SERVICE, folder) as service:
         for asked in routes:
-            answer = service.batch(Asked(asked.method, asked.path, 1, asked.body), key())[1]
+            answer = service.batch(replace(asked, requests=1), key())[1]
             (folder / "answer").write_bytes(answer)
             with running(BARE, folder) as bare:
                 costs = [(bare.batch(asked, "")[0], service.batch(asked, key())[0]) for _ in range(rounds)]
             rows.append(_row(asked, len(answer), costs))
-            print(rows[-1],costs,flush=True)
     return rows
 
 
-def _row(asked: Asked, size: int, costs: list[tuple[Cost, Cost]]) -> tuple[str, ...]:
-    ratio = statistics.median(service.cpu / bare.cpu for bare, service in costs if bare.cpu) if not asked.pause else None
-    bare, service = (
-        [statistics.median(getattr(pair[which], of) for pair in costs) for of in ("cpu", "wall")] for which in (0, 1)
-    )
+def _row(asked: Asked, size: int, costs: Sequence[tuple[Cost, Cost]]) -> tuple[str, ...]:
+    ratios = [api.cpu / bare.cpu for bare, api in costs if bare.cpu]
+    times = [
+        statistics.median(getattr(pair[app], what) for pair in costs) for what in ("cpu", "wall") for app in (0, 1)
+    ]
+    path = "/v1/jobs/{job_id}" if asked.path.startswith("/v1/jobs/") else asked.path
     return (
-        f"`{asked.method} {asked.path if len(asked.path) < 20 else '/v1/jobs/{job_id}'}`",
+        f"`{asked.method} {path}`",
         f"{size / 1000:.1f} kB",
-        f"{bare[0]:.2f} ms",
-        f"{service[0]:.2f} ms",
-        "" if ratio is None else f"{ratio:.1f}",
-        f"{bare[1]:.2f} ms",
-        f"{service[1]:.2f} ms",
+        *(f"{milliseconds:.2f} ms" for milliseconds in times),
+        f"{statistics.median(ratios):.1f}" if ratios else "",
+        asked.most,
     )
 
 
@@ -206,7 +199,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="cost-") as folder:
         rows = measure(Path(folder), given.jobs, given.rounds)
     header = [
-        f"{given.jobs:,} jobs in the record", "answer", "bare: CPU", "API: CPU", "ratio", "bare: wall", "API: wall",
+        f"{given.jobs:,} jobs in the record", "answer", "bare: CPU", "API: CPU", "bare: wall", "API: wall",
+        "CPU, API over bare", "at most",
     ]  # fmt: skip
     write_table(FIGURES / "requests_cost.md", header, rows)
 

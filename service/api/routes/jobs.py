@@ -1,5 +1,6 @@
 """Jobs: submit, try, list, look at, clone."""
 
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from boost_core.config import JobSpec
 from boost_core.plan.report import plan
-from service.api.admission import refuse_unfit
+from service.api.admission import if_fit
 from service.api.auth import Principal, Reader, Submitter
 from service.api.deps import Context, ContextDep, JobDep, TraceparentDep, refuse_others
 from service.api.errors import InvalidJob, problem_responses
@@ -57,8 +58,7 @@ async def submit(
 @router.post("/dry-run", responses=_BODY_REFUSED)
 async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
     """Check a job as if it were submitted, and say what it would take; nothing is recorded."""
-    await refuse_unfit(spec, context, who.tenant)
-    return DryRun(spec=spec, plan=await run_in_threadpool(plan, spec))
+    return DryRun(spec=spec, plan=await if_fit(spec, context, who.tenant, partial(plan, spec)))
 
 
 @router.get("", response_model=JobPage, responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
@@ -131,10 +131,10 @@ async def _create(
 ) -> Response:
     record = await run_in_threadpool(context.store.known, request) if request else None
     if record is None:
-        await refuse_unfit(spec, context, who.tenant)
         owner, root = Owner(who.tenant, who.name), context.settings.checkpoint_root
-        record = await run_in_threadpool(
+        create = partial(
             context.store.create, spec, root, owner, cloned_from=cloned_from, request=request, traceparent=traceparent
         )
+        record = await if_fit(spec, context, who.tenant, create)
     headers = {"Location": f"{router.prefix}/{record.id}", "ETag": record.etag}
     return Response(record.as_json, HTTPStatus.CREATED, headers, _JSON)
