@@ -15,6 +15,7 @@ from service.models.queues import DEFAULT_QUEUE, Queue
 from service.models.requests import QueueSettings, TenantSettings
 from service.models.tenants import Tenant
 
+_QUEUES = select(QueueRow.__table__).order_by(QueueRow.name)
 _QUEUE = select(QueueRow.name).where(QueueRow.name == bindparam("name"))
 
 Limit = dict[str, float]  # by Ray's names of resources; what is missing is not limited
@@ -64,7 +65,7 @@ class QuotaStore:
     def queues(self) -> list[Queue]:
         """All queues by name, with what their jobs hold."""
         with self._engine.connect() as connection:
-            rows = connection.execute(select(QueueRow.__table__).order_by(QueueRow.name)).all()
+            rows = connection.execute(_QUEUES).all()
             counts = count_by(connection, JobRow.queue)
         held = self._held(lambda job: job.queue)
         return [

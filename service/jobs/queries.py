@@ -118,8 +118,11 @@ def last_sequence(session: Session, job_id: str, attempt: int) -> int:
 def count_by(connection: Connection, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
     """How many jobs there are by a column's value, and by state."""
     counts: dict[str, dict[str, int]] = defaultdict(dict)
-    for value, state, number in connection.execute(
-        select(column, JobRow.state, func.count()).group_by(column, JobRow.state)
-    ):
+    for value, state, number in connection.execute(_counted_by(column)):
         counts[value][state] = number
     return counts
+
+
+@cache
+def _counted_by(column: InstrumentedAttribute[str]) -> Select[str, str, int]:
+    return select(column, JobRow.state, func.count()).group_by(column, JobRow.state)

@@ -6,16 +6,21 @@ import httpx
 import pytest
 
 from service.jobs.known import KnownJobs
-from service.jobs.model import JobPage, JobRecord
+from service.jobs.model import JobFilter, JobPage, JobRecord, Owner
 from service.jobs.patch import JobPatch
 from service.jobs.queries import UNFINISHED
-from service.jobs.states import Reason
+from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
 from service.models.identity import Scope
 from tests.service.conftest import RunningApi, With
 from tests.service.records import a_spec, a_step, numbered, start
 
 ROOT = "file:///checkpoints"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture
@@ -61,6 +66,26 @@ def test_a_job_that_moves_on_waits_no_longer(store: JobStore, other: JobStore) -
     assert store.get(job_id).waiting_for == "2 GPUs"
     other.change(job_id, Reason.HEAD_OF_QUEUE, "")
     assert store.get(job_id).waiting_for is None
+
+
+def test_filters_go_together(store: JobStore) -> None:
+    ids = [store.create(a_spec(name=name), ROOT, Owner(tenant)).id for name in ("ab", "b_") for tenant in ("a", "b")]
+    store.request_cancel(ids[0])
+    cancelled = {JobState.CANCELLED}
+    expected = [
+        (JobFilter(), ids[::-1]),
+        (JobFilter(cancelled), ids[:1]),
+        (JobFilter(cancelled, "b"), []),
+        (JobFilter(tenant="a"), [ids[2], ids[0]]),
+        (JobFilter(tenant="b", name="_"), [ids[3]]),
+        (JobFilter(queue="default", submitted_by="anonymous", name="B"), ids[::-1]),
+        (JobFilter(states=[]), []),
+    ]
+    for wanted, found in expected:
+        assert [job.id for job in store.list(wanted)] == found, wanted
+        assert [job.id for job in store.list(wanted, cursor=ids[2])] == [each for each in found if each < ids[2]], (
+            wanted
+        )
 
 
 def test_few_records_are_kept(store: JobStore) -> None:
