@@ -48,14 +48,14 @@ class Asked:
         method: How.
         path: Where.
         requests: How often in a batch.
-        most: What it may cost: so many times the bare route, or milliseconds.
+        aim: What it may cost at most: so many times the bare route, or milliseconds of CPU.
         body: What is sent along.
     """
 
     method: str
     path: str
     requests: int
-    most: str
+    aim: str
     body: bytes | None = None
 
 
@@ -162,7 +162,7 @@ def _row(asked: Asked, size: int, costs: Sequence[tuple[Cost, Cost]]) -> tuple[s
         f"{size / 1000:.1f} kB",
         *(f"{milliseconds:.2f} ms" for milliseconds in times),
         f"{statistics.median(ratios):.1f}" if ratios else "",
-        asked.most,
+        asked.aim,
     )
 
 
@@ -200,7 +200,7 @@ def main() -> None:
         rows = measure(Path(folder), given.jobs, given.rounds)
     header = [
         f"{given.jobs:,} jobs in the record", "answer", "bare: CPU", "API: CPU", "bare: wall", "API: wall",
-        "CPU, API over bare", "at most",
+        "CPU, API over bare", "aim",
     ]  # fmt: skip
     write_table(FIGURES / "requests_cost.md", header, rows)
 
