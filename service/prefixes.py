@@ -47,12 +47,13 @@ def prefix_errors(spec: JobSpec, prefixes: Sequence[str] | None, tenant: str) ->
     listed = f"use a place under {' or '.join(allowed)}" if allowed else "the service allows none"
     return [
         FieldError(field=field, message=f"{problem}; {listed}", value=named[:_LONGEST_VALUE])
-        for field, named in _named_places(spec)
+        for field, named in named_places(spec)
         if (problem := _problem(named, folders)) is not None
     ]
 
 
-def _named_places(spec: JobSpec) -> Iterator[tuple[str, str]]:
+def named_places(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """The fields of a job that name places, and these."""
     data, checkpoint = spec.data, spec.checkpoint
     sources: dict[str, SourceConfig] = {f"data.mixture[{number}]": each for number, each in enumerate(data.mixture)}
     if data.source is not None:

@@ -1,6 +1,7 @@
 """The base of every configuration model and the way a cross-field error names its field."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any
 
 from pydantic import (
@@ -14,7 +15,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from boost_core.config.kinds import mixed_up
+from boost_core.config.kinds import Wanted
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Location = Annotated[str, Field(min_length=1, max_length=4096)]  # a path or URL; no file system takes longer ones
@@ -32,10 +33,15 @@ class Config(Frozen):
     @field_validator("*", mode="before")
     @classmethod
     def _kinds_are_not_mixed_up(cls, value: Any, info: Any) -> Any:
-        found = mixed_up(value, cls.model_fields[info.field_name].annotation)
-        if found:
+        wanted = _wanted(cls, info.field_name)
+        if wanted and (found := wanted.mixed_up(value)):
             raise ValidationError.from_exception_data(cls.__name__, found, hide_input=True)
         return value
+
+
+@cache
+def _wanted(model: type[BaseModel], field: str) -> Wanted | None:
+    return Wanted.by(model.model_fields[field].annotation)
 
 
 @dataclass(frozen=True)

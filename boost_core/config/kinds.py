@@ -1,6 +1,7 @@
 """Strings, numbers, true and false are different things, in JSON and here; pydantic takes one for another."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import EllipsisType, NoneType
 from typing import Annotated, Any, get_args, get_origin
 
@@ -10,23 +11,43 @@ from pydantic_core import InitErrorDetails
 _KINDS: dict[Any, str] = {int: "int_type", float: "float_type", bool: "bool_type"}
 
 
-def mixed_up(value: Any, annotation: Any) -> list[InitErrorDetails]:
-    """What in a value is of another kind than its type asks for; in a list, with its place.
+@dataclass(frozen=True)
+class Wanted:
+    """What a field takes of the types that pydantic mixes up.
 
-    Args:
-        value: What was given.
-        annotation: The type of its field. Of others than numbers, true and false, pydantic knows itself.
+    Attributes:
+        error: What pydantic says of a value of another one.
+        truth: Whether it takes true and false, else numbers.
+        listed: Whether it takes a list of them.
     """
-    types = set(_plain_types(annotation)) - {NoneType, EllipsisType}
-    wanted = types - {tuple}
-    if not wanted or not wanted <= _KINDS.keys() or isinstance(value, list | tuple) != (tuple in types):
-        return []
-    kind = next(kind for python_type, kind in _KINDS.items() if python_type in wanted)
-    return [
-        InitErrorDetails(type=kind, loc=place, input=given)
-        for place, given in _scalars(value)
-        if isinstance(given, str) or isinstance(given, bool) != (wanted == {bool})
-    ]
+
+    error: str
+    truth: bool
+    listed: bool
+
+    @classmethod
+    def by(cls, annotation: Any) -> "Wanted | None":
+        """What a field of some type takes; ``None`` for others than numbers, true and false: pydantic knows itself."""
+        types = set(_plain_types(annotation)) - {NoneType, EllipsisType}
+        wanted = types - {tuple}
+        if not wanted or not wanted <= _KINDS.keys():
+            return None
+        error = next(error for python_type, error in _KINDS.items() if python_type in wanted)
+        return cls(error, wanted == {bool}, tuple in types)
+
+    def mixed_up(self, value: Any) -> list[InitErrorDetails]:
+        """What in a value is of another kind; in a list, with its place.
+
+        Args:
+            value: What was given.
+        """
+        if isinstance(value, list | tuple) != self.listed:
+            return []
+        return [
+            InitErrorDetails(type=self.error, loc=place, input=given)
+            for place, given in _scalars(value)
+            if isinstance(given, str) or isinstance(given, bool) != self.truth
+        ]
 
 
 def _plain_types(annotation: Any) -> Iterator[Any]:

@@ -8,7 +8,7 @@ import hashlib
 import math
 import os
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -44,13 +44,20 @@ class SourceFile:
 class SourceSplit:
     """The files to train on and those held out. A lone file is in both and is split by position."""
 
-    training: list[SourceFile]
-    held_out: list[SourceFile]
+    training: Sequence[SourceFile]
+    held_out: Sequence[SourceFile]
 
     @property
     def lone_file(self) -> bool:
         """Whether the source is one file, whose last part is held out."""
         return self.training == self.held_out
+
+    @functools.cached_property
+    def text_bytes(self) -> tuple[int, int] | None:
+        """Bytes of the files in either part; ``None`` if some are compressed, whose sizes say little of their text."""
+        if any(compression(file.url) for file in (*self.training, *self.held_out)):
+            return None
+        return _size(self.training), _size(self.held_out)
 
 
 class UnfitData(ValueError):
@@ -168,16 +175,26 @@ def split_source(
     Raises:
         ValueError: A path names no file, or there is too little text for one sequence in either part.
     """
-    files = list_files(source, storage_options)
-    if len(files) == 1:
-        split = SourceSplit(files, files)
+    if source.kind == "standard_library":
+        split = _standard_library_split(held_out_fraction)
     else:
-        by_hash = sorted(files, key=_hash_below(os.path.commonpath([file.url for file in files])))
-        held_out_count = min(math.ceil(held_out_fraction * len(files)), len(files) - 1)
-        held_out, training = by_hash[:held_out_count], by_hash[held_out_count:]
-        split = SourceSplit(sorted(training, key=_url), sorted(held_out, key=_url))
+        split = _split(list_files(source, storage_options), held_out_fraction)
     _refuse_too_little_text(split, held_out_fraction, sequence_length)
     return split
+
+
+@functools.lru_cache(maxsize=16)  # of fractions, of which people give few
+def _standard_library_split(held_out_fraction: float) -> SourceSplit:
+    return _split(_standard_library_files(), held_out_fraction)
+
+
+def _split(files: Sequence[SourceFile], held_out_fraction: float) -> SourceSplit:
+    if len(files) == 1:
+        return SourceSplit(files, files)
+    by_hash = sorted(files, key=_hash_below(os.path.commonpath([file.url for file in files])))
+    held_out_count = min(math.ceil(held_out_fraction * len(files)), len(files) - 1)
+    held_out, training = by_hash[:held_out_count], by_hash[held_out_count:]
+    return SourceSplit(sorted(training, key=_url), sorted(held_out, key=_url))
 
 
 def list_files(source: SourceConfig, storage_options: StorageOptions | None = None) -> list[SourceFile]:
@@ -254,14 +271,14 @@ def _url(file: SourceFile) -> str:
 
 
 def _refuse_too_little_text(split: SourceSplit, held_out_fraction: float, sequence_length: int) -> None:
-    if any(compression(file.url) for file in (*split.training, *split.held_out)):
-        return  # their sizes say little of the text in them, which the trainer counts
-    sizes = {"training": _size(split.training), "held-out": _size(split.held_out)}
+    if split.text_bytes is None:
+        return  # the trainer counts
+    training, held_out = split.text_bytes
     if split.lone_file:
-        held_out_size = held_out_tail(sizes["training"], held_out_fraction)
-        sizes = {"training": sizes["training"] - held_out_size, "held-out": held_out_size}
-    for part, size in sizes.items():
-        refuse_too_little(part, size, "bytes", sequence_length)
+        held_out = held_out_tail(training, held_out_fraction)
+        training -= held_out
+    refuse_too_little("training", training, "bytes", sequence_length)
+    refuse_too_little("held-out", held_out, "bytes", sequence_length)
 
 
 def refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> None:
@@ -282,5 +299,5 @@ def held_out_tail(size: int, held_out_fraction: float) -> int:
     return math.ceil(size * held_out_fraction)
 
 
-def _size(files: list[SourceFile]) -> int:
+def _size(files: Sequence[SourceFile]) -> int:
     return sum(file.size for file in files)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, insert, select
 from sqlalchemy.orm import Session
 
 from service.accounts.principal import Principal
@@ -13,6 +13,7 @@ from service.models.audit import AuditEntry, AuditPage
 
 LOCAL = "local"  # the address of those who work on the database itself
 
+_INSERT = insert(AuditRow)
 _LONGEST_RESOURCE = 255
 _LONGEST_ADDRESS = 64
 
@@ -55,19 +56,19 @@ class AuditLog:
             sqlalchemy.exc.SQLAlchemyError: The database is away.
         """
         who = deed.principal
-        row = AuditRow(
-            time=datetime.now(UTC),
-            tenant=who.tenant if who else None,
-            key_id=who.key_id if who else None,
-            key_name=who.name if who else None,
-            action=deed.action,
-            resource=deed.resource[:_LONGEST_RESOURCE],
-            status=deed.status,
-            address=deed.address[:_LONGEST_ADDRESS] if deed.address else None,
-            request_id=deed.request_id,
-        )
-        with Session(self._engine) as session, session.begin():
-            session.add(row)
+        row = {
+            "time": datetime.now(UTC),
+            "tenant": who.tenant if who else None,
+            "key_id": who.key_id if who else None,
+            "key_name": who.name if who else None,
+            "action": deed.action,
+            "resource": deed.resource[:_LONGEST_RESOURCE],
+            "status": deed.status,
+            "address": deed.address[:_LONGEST_ADDRESS] if deed.address else None,
+            "request_id": deed.request_id,
+        }
+        with self._engine.begin() as connection:
+            connection.execute(_INSERT, row)
 
     def page(self, tenant: str | None = None, after: int = 0, limit: int = 100) -> AuditPage:
         """Entries in the order in which they were stored.

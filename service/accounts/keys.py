@@ -66,6 +66,10 @@ class _Known:
     def alive(self) -> bool:
         return self.expires_at is None or datetime.now(UTC) < self.expires_at
 
+    def use_is_due(self) -> bool:
+        """Whether it was not noted lately that the key is used."""
+        return self.used_at is None or datetime.now(UTC) - self.used_at >= USE_NOTED_EVERY
+
 
 class KeyStore:
     """Keys in an SQL database whose tables are up to date. Threads may share it, and processes a database.
@@ -139,12 +143,20 @@ class KeyStore:
             row.revoked_at = row.revoked_at or datetime.now(UTC)
         self._known.pop(key_id, None)
 
+    def recall(self, presented: str) -> Principal | None:
+        """Who comes with this key, as far as that is remembered; ``None`` if ``verify`` must be asked, which may wait.
+
+        Of a key that is remembered, it says what ``verify`` does.
+        """
+        known = self._remembered(_id_in(presented))
+        fits = known is not None and not known.use_is_due() and _is_right(presented, known)
+        return known.principal if known and fits else None
+
     def verify(self, presented: str) -> Principal | None:
         """Who comes with this key; ``None`` if it is none, or is revoked or has expired."""
         key_id = _id_in(presented)
         known = self._find(key_id) if key_id is not None else None
-        right = hmac.compare_digest(_sha256(presented), known.sha256 if known else _NOBODYS)
-        if known is None or not right or not known.alive():
+        if not _is_right(presented, known) or known is None:
             return None
         self._note_use(known)
         return known.principal
@@ -172,9 +184,13 @@ class KeyStore:
         self._known.pop(made.id, None)
         return NewKey(**_facts(made), key=key)
 
+    def _remembered(self, key_id: str | None) -> _Known | None:
+        known = self._known.get(key_id) if key_id is not None else None
+        return known if known is not None and time.monotonic() <= known.until else None
+
     def _find(self, key_id: str) -> _Known | None:
-        known = self._known.get(key_id)
-        if known is None or known.until < time.monotonic():
+        known = self._remembered(key_id)
+        if known is None:
             known = self._load(key_id)
             if known is None:
                 self._known.pop(key_id, None)
@@ -193,7 +209,7 @@ class KeyStore:
 
     def _note_use(self, known: _Known) -> None:
         now, key_id = datetime.now(UTC), known.principal.key_id
-        if key_id is None or (known.used_at is not None and now - known.used_at < USE_NOTED_EVERY):
+        if key_id is None or not known.use_is_due():
             return
         self._known[key_id] = replace(known, used_at=now)
         # It is noted for people who tidy up, and is no reason to turn anybody away.
@@ -207,6 +223,12 @@ def _id_in(presented: str) -> str | None:
     key_id, _, secret = rest.partition("_")
     well_formed = prefix == _PREFIX and secret and len(key_id) == _ID_LENGTH and set(key_id) <= set(_ID_LETTERS)
     return key_id if well_formed else None
+
+
+def _is_right(presented: str, known: _Known | None) -> bool:
+    """Whether a key is the one that is known, and is still good."""
+    same = hmac.compare_digest(_sha256(presented), known.sha256 if known else _NOBODYS)
+    return same and known is not None and known.alive()
 
 
 def _sha256(key: str) -> str:

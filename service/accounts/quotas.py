@@ -1,9 +1,9 @@
 """Queues and tenants, and how much the gangs of each may hold together."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from service.accounts.tables import QueueRow, TenantRow
@@ -14,6 +14,9 @@ from service.jobs.tables import JobRow
 from service.models.queues import DEFAULT_QUEUE, Queue
 from service.models.requests import QueueSettings, TenantSettings
 from service.models.tenants import Tenant
+
+_QUEUES = select(QueueRow.__table__).order_by(QueueRow.name)
+_QUEUE = select(QueueRow.name).where(QueueRow.name == bindparam("name"))
 
 Limit = dict[str, float]  # by Ray's names of resources; what is missing is not limited
 
@@ -52,24 +55,27 @@ class QuotaStore:
         Raises:
             QueueNotFound: There is none.
         """
-        with Session(self._engine) as session:
-            if session.get(QueueRow, name) is None:
-                raise _queue_not_found(session, name)
+        if name == DEFAULT_QUEUE:
+            return  # which cannot be deleted
+        with self._engine.connect() as connection:
+            if connection.scalar(_QUEUE, {"name": name}) is None:
+                with Session(connection) as session:
+                    raise _queue_not_found(session, name)
 
     def queues(self) -> list[Queue]:
         """All queues by name, with what their jobs hold."""
-        with Session(self._engine) as session:
-            rows = session.scalars(select(QueueRow).order_by(QueueRow.name)).all()
-            counts = count_by(session, JobRow.queue)
-        jobs = self._store.active()
+        with self._engine.connect() as connection:
+            rows = connection.execute(_QUEUES).all()
+            counts = count_by(connection, JobRow.queue)
+        held = self._held(lambda job: job.queue)
         return [
             Queue(
                 name=row.name,
                 description=row.description,
                 gpus=row.gpus,
                 cpus=row.cpus,
-                used_gpus=_held(jobs, "queue", row.name, "GPU"),
-                used_cpus=_held(jobs, "queue", row.name, "CPU"),
+                used_gpus=held[row.name, "GPU"],
+                used_cpus=held[row.name, "CPU"],
                 jobs=counts.get(row.name, {}),
             )
             for row in rows
@@ -113,17 +119,17 @@ class QuotaStore:
 
     def tenants(self) -> list[Tenant]:
         """All tenants that have jobs or limits, by name, with what their jobs hold."""
-        with Session(self._engine) as session:
-            rows = {row.name: row for row in session.scalars(select(TenantRow))}
-            counts = count_by(session, JobRow.tenant)
-        jobs = self._store.active()
+        with self._engine.connect() as connection:
+            rows = {row.name: row for row in connection.execute(select(TenantRow.__table__))}
+            counts = count_by(connection, JobRow.tenant)
+        held = self._held(lambda job: job.tenant)
         return [
             Tenant(
                 name=name,
                 gpus=rows[name].gpus if name in rows else None,
                 cpus=rows[name].cpus if name in rows else None,
-                used_gpus=_held(jobs, "tenant", name, "GPU"),
-                used_cpus=_held(jobs, "tenant", name, "CPU"),
+                used_gpus=held[name, "GPU"],
+                used_cpus=held[name, "CPU"],
                 jobs=counts.get(name, {}),
             )
             for name in sorted(rows.keys() | counts.keys())
@@ -135,6 +141,14 @@ class QuotaStore:
             session.merge(TenantRow(name=name, **settings.model_dump()))
         return next(tenant for tenant in self.tenants() if tenant.name == name)
 
+    def _held(self, of: Callable[[JobRecord], str]) -> Mapping[tuple[str, str], float]:
+        """What gangs hold of each resource, by what their jobs are counted for; zero for all others."""
+        held: dict[tuple[str, str], float] = defaultdict(float)
+        for job in self._store.with_gangs():
+            for resource, amount in job.held.items():
+                held[of(job), resource] += amount
+        return held
+
 
 def _queue_not_found(session: Session, name: str) -> QueueNotFound:
     return QueueNotFound(name, session.scalars(select(QueueRow.name).order_by(QueueRow.name)).all())
@@ -143,7 +157,3 @@ def _queue_not_found(session: Session, name: str) -> QueueNotFound:
 def _limit(row: TenantRow | QueueRow) -> Limit:
     limits = {"GPU": row.gpus, "CPU": row.cpus}
     return {name: limit for name, limit in limits.items() if limit is not None}
-
-
-def _held(jobs: Sequence[JobRecord], field: Literal["queue", "tenant"], name: str, resource: str) -> float:
-    return sum(job.held.get(resource, 0) for job in jobs if getattr(job, field) == name)

@@ -1,6 +1,10 @@
 """What a job spec is checked for at the door beyond its own legality."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
+
+from fastapi.concurrency import run_in_threadpool
 
 from boost_core.config import JobSpec
 from boost_core.config.data import BYTES
@@ -10,22 +14,39 @@ from boost_core.plan.devices import nothing_fits
 from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidJob
-from service.prefixes import prefix_errors
+from service.prefixes import named_places, prefix_errors
 from service.problems import FieldError
 from service.redaction import redact
 from service.secrets import SecretReference, SecretUnusable, load
 
 _MOST_NAMED = 3
 
+T = TypeVar("T")
 
-async def refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
-    """Check that a job could run: its paths, its memory, its queue, its secret and its data.
+
+async def if_fit(spec: JobSpec, context: Context, tenant: str, then: Callable[[], T]) -> T:
+    """What a function returns that is called if a job could run: by its paths, its memory, its queue and its data.
+
+    Args:
+        spec: The job.
+        context: The service's parts.
+        tenant: Whose it is.
+        then: The function; it may wait, but not for stores.
 
     Raises:
-        InvalidJob: It could not; names the fields at fault.
+        InvalidJob: The job could not run; names the fields at fault.
         StoreUnavailable: Its data is where nothing answers.
     """
-    await context.stores.run(tenant, _data_of(spec), partial(_refuse_unfit, spec, context, tenant))
+    check = partial(_refuse_unfit, spec, context, tenant)
+    if spec.credentials is not None or any(named_places(spec)):
+        await context.stores.run(tenant, _data_of(spec), check)
+        return await run_in_threadpool(then)
+
+    def check_and_go_on() -> T:
+        check()  # looks at no store, and at no file but the service's own
+        return then()
+
+    return await run_in_threadpool(check_and_go_on)
 
 
 def _data_of(spec: JobSpec) -> str:

@@ -87,7 +87,7 @@ class Gate:
         if presented is None:
             self._limits.count_address(address)
             raise Unauthenticated(f"this needs an API key; {HOW_TO_AUTHENTICATE}")
-        principal = await run_in_threadpool(self._keys.verify, presented)
+        principal = self._keys.recall(presented) or await run_in_threadpool(self._keys.verify, presented)
         if principal is None:
             self._limits.count_failure(address)
             raise Unauthenticated(f"this is no valid API key: wrong, expired or revoked; {HOW_TO_AUTHENTICATE}")

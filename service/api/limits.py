@@ -3,13 +3,9 @@
 import ipaddress
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from limits import RateLimitItem, RateLimitItemPerSecond
-from limits.storage import MemoryStorage
-from limits.strategies import MovingWindowRateLimiter
 
 from service.accounts.principal import Principal
 from service.api.refusals import RateLimited
@@ -24,10 +20,9 @@ _STREAM_RETRY_SECONDS = 5
 class _Window:
     """At most so many requests of each sender in the time just past."""
 
-    def __init__(self, item: RateLimitItem, what: str) -> None:
-        self._item, self._what = item, what
-        self._storage = MemoryStorage()
-        self._limiter = MovingWindowRateLimiter(self._storage)
+    def __init__(self, most: int, seconds: float, what: str) -> None:
+        self._most, self._seconds, self._what = most, seconds, what
+        self._counted: dict[str, deque[float]] = {}  # when each sender's newest requests came, ``most`` of them
 
     def count(self, who: str) -> None:
         """Count a request.
@@ -35,11 +30,19 @@ class _Window:
         Raises:
             RateLimited: There were too many; this one is not counted.
         """
-        if len(self._storage.events) > _MOST_COUNTED:
-            self._storage.reset()
-        if not self._limiter.hit(self._item, who):
-            until_free = self._limiter.get_window_stats(self._item, who).reset_time - time.time()
-            raise RateLimited(self._what, max(1, math.ceil(until_free)))
+        now = time.monotonic()
+        if who not in self._counted and len(self._counted) >= _MOST_COUNTED:
+            self._forget_old(now - self._seconds)
+        times = self._counted.setdefault(who, deque(maxlen=self._most))
+        until_free = times[0] + self._seconds - now if len(times) == self._most else 0.0
+        if until_free > 0:
+            raise RateLimited(self._what, math.ceil(until_free))
+        times.append(now)  # the oldest leaves
+
+    def _forget_old(self, before: float) -> None:
+        self._counted = {who: times for who, times in self._counted.items() if times[-1] > before}
+        if len(self._counted) >= _MOST_COUNTED:
+            self._counted.clear()
 
 
 class Limits:
@@ -51,12 +54,10 @@ class Limits:
 
     def __init__(self, settings: Settings) -> None:
         rate, failures = settings.rate_per_second, settings.failed_logins_per_minute
-        often = RateLimitItemPerSecond(rate * WINDOW_SECONDS, WINDOW_SECONDS)
-        self._keys = _Window(often, f"this key has sent more than {rate} requests a second")
-        self._addresses = _Window(often, f"this address has sent more than {rate} requests a second without a key")
-        self._failures = _Window(
-            RateLimitItemPerSecond(failures, 60), f"this address has sent more than {failures} wrong keys in a minute"
-        )
+        often = rate * WINDOW_SECONDS, WINDOW_SECONDS
+        self._keys = _Window(*often, f"this key has sent more than {rate} requests a second")
+        self._addresses = _Window(*often, f"this address has sent more than {rate} requests a second without a key")
+        self._failures = _Window(failures, 60, f"this address has sent more than {failures} wrong keys in a minute")
         self._most_streams = settings.streams_per_key
         self._streams: Counter[str] = Counter()
 

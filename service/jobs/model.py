@@ -4,9 +4,11 @@ import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_json
 
 from boost_core.config import Errand, JobSpec, Shape
 from boost_core.config.reports import Cause, CheckpointReport, EvaluationReport, RestartReport, ShapeReport, StepReport
@@ -69,7 +71,12 @@ class JobRecord(BaseModel):
     traceparent: str | None = Field(None, exclude=True)  # the request that submitted it, for spans of what follows
     version: int = Field(description="Goes up with every write.")
 
-    @property
+    @cached_property
+    def as_json(self) -> bytes:
+        """The record as the API shows it."""
+        return self.model_dump_json().encode()
+
+    @cached_property
     def etag(self) -> str:
         """HTTP's entity tag of what a user can change: the spec. Progress does not alter it."""
         digest = hashlib.sha256(self.spec.model_dump_json().encode()).hexdigest()
@@ -145,6 +152,14 @@ class JobPage(BaseModel):
 
     jobs: list[JobRecord]
     next_cursor: str | None = Field(description="Give this as cursor to see older jobs; null when there are none.")
+
+    @property
+    def as_json(self) -> bytes:
+        """The page as the API shows it, put together from what is known of each job already."""
+        return b'{"jobs":[%b],"next_cursor":%b}' % (
+            b",".join(job.as_json for job in self.jobs),
+            to_json(self.next_cursor),
+        )
 
 
 EventKind = Literal[

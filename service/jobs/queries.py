@@ -4,8 +4,10 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
+from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Connection, Select, bindparam, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.jobs.model import JobEvent, JobFilter, JobRecord
@@ -13,6 +15,19 @@ from service.jobs.states import TERMINAL_STATES, JobState
 from service.jobs.tables import EventRow, JobRow
 
 ACTIVE_STATES = frozenset(JobState) - TERMINAL_STATES
+
+Heads = Select[str, int, str | None]  # of jobs: the id, and what tells whether a record of it is still the newest
+_HEADS: Heads = select(JobRow.id, JobRow.version, JobRow.waiting_for)
+ONE = _HEADS.where(JobRow.id == bindparam("job_id"))
+UNFINISHED = _HEADS.where(JobRow.state.in_(ACTIVE_STATES)).order_by(JobRow.queued_at, JobRow.id)
+WITH_GANGS = _HEADS.where(JobRow.state.in_((JobState.SCHEDULING, JobState.RUNNING)))  # as far as the state tells
+_CONDITIONS = {
+    "states": JobRow.state.in_(bindparam("states", expanding=True)),
+    "tenant": JobRow.tenant == bindparam("tenant"),
+    "queue": JobRow.queue == bindparam("queue"),
+    "submitted_by": JobRow.submitted_by == bindparam("submitted_by"),
+    "cursor": JobRow.id < bindparam("cursor"),
+}
 
 
 class JobNotFound(LookupError):
@@ -81,22 +96,26 @@ def load(session: Session, job_id: str) -> JobRecord:
     return record_of(job)
 
 
-def listed(wanted: JobFilter, limit: int, cursor: str | None) -> Select[JobRow]:
-    """Jobs, the newest first."""
-    query = select(JobRow).order_by(JobRow.id.desc()).limit(limit)
-    if wanted.states is not None:
-        query = query.where(JobRow.state.in_(wanted.states))
-    for column in ("tenant", "queue", "submitted_by"):
-        if (value := getattr(wanted, column)) is not None:
-            query = query.where(getattr(JobRow, column) == value)
+def listed(wanted: JobFilter, limit: int, cursor: str | None) -> tuple[Heads, dict[str, Any]]:
+    """Jobs, the newest first; the query and its parameters."""
+    filters: dict[str, Any] = {
+        "states": None if wanted.states is None else list(wanted.states),
+        "tenant": wanted.tenant,
+        "queue": wanted.queue,
+        "submitted_by": wanted.submitted_by,
+        "cursor": cursor,
+    }
+    given = {name: value for name, value in filters.items() if value is not None}
+    query = _listed(frozenset(given))
     if wanted.name is not None:
         query = query.where(JobRow.name.icontains(wanted.name, autoescape=True))
-    return query if cursor is None else query.where(JobRow.id < cursor)
+    return query, given | {"limit": limit}
 
 
-def unfinished() -> Select[JobRow]:
-    """The jobs that have not come to their end, in the order of the queue."""
-    return select(JobRow).where(JobRow.state.in_(ACTIVE_STATES)).order_by(JobRow.queued_at, JobRow.id)
+@cache  # there are few, and to put one together takes longer than to carry it out
+def _listed(conditions: frozenset[str]) -> Heads:
+    query = _HEADS.where(*(_CONDITIONS[name] for name in conditions))
+    return query.order_by(JobRow.id.desc()).limit(bindparam("limit"))
 
 
 def events(session: Session, job_id: str, after_id: int, limit: int, wanted: EventFilter) -> Sequence[JobEvent]:
@@ -142,11 +161,14 @@ def last_sequences(session: Session, job_ids: Collection[str]) -> dict[str, int]
     return {job_id: sequence or 0 for job_id, sequence in found}
 
 
-def count_by(session: Session, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
+def count_by(connection: Connection, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
     """How many jobs there are by a column's value, and by state."""
     counts: dict[str, dict[str, int]] = defaultdict(dict)
-    for value, state, number in session.execute(
-        select(column, JobRow.state, func.count()).group_by(column, JobRow.state)
-    ):
+    for value, state, number in connection.execute(_counted_by(column)):
         counts[value][state] = number
     return counts
+
+
+@cache
+def _counted_by(column: InstrumentedAttribute[str]) -> Select[str, str, int]:
+    return select(column, JobRow.state, func.count()).group_by(column, JobRow.state)

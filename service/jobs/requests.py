@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from sqlalchemy import delete
+from sqlalchemy import Connection, delete, select
 from sqlalchemy.orm import Session
 
 from service.jobs.tables import RequestRow
@@ -35,26 +36,36 @@ class Request:
     fingerprint: str
 
 
-def find(session: Session, request: Request) -> str | None:
+def find(session: Session | Connection, request: Request) -> str | None:
     """What came of the request when it was carried out; ``None`` if it was not.
 
     Raises:
         IdempotencyKeyReused: The key belongs to another request.
     """
-    row = session.get(RequestRow, (request.tenant, request.key))
+    same = (RequestRow.tenant == request.tenant) & (RequestRow.key == request.key)
+    row = session.execute(select(RequestRow.fingerprint, RequestRow.resource).where(same)).one_or_none()
     if row is None:
         return None
     if row.fingerprint != request.fingerprint:
         raise IdempotencyKeyReused(request.key)
-    return row.resource
+    resource: str = row.resource
+    return resource
 
 
 def row_of(request: Request, resource: str) -> RequestRow:
     """What is to be stored together with what the request brings about; fails there if another was faster."""
-    now = datetime.now(UTC)
-    return RequestRow(
-        tenant=request.tenant, key=request.key, fingerprint=request.fingerprint, resource=resource, time=now
-    )
+    return RequestRow(**values_of(request, resource))
+
+
+def values_of(request: Request, resource: str) -> dict[str, Any]:
+    """The same by columns."""
+    return {
+        "tenant": request.tenant,
+        "key": request.key,
+        "fingerprint": request.fingerprint,
+        "resource": resource,
+        "time": datetime.now(UTC),
+    }
 
 
 def forget_old(session: Session) -> None:

@@ -33,11 +33,15 @@ class JobRow(Table):
     """A job; the columns are the fields of ``service.jobs.model.JobRecord``."""
 
     __tablename__ = "jobs"
-    __table_args__ = (Index("ix_jobs_tenant_id", "tenant", "id"),)
+    __table_args__ = (
+        Index("ix_jobs_tenant_id", "tenant", "id"),
+        Index("ix_jobs_tenant_state", "tenant", "state"),  # for counts, which then need not read the jobs
+        Index("ix_jobs_queue_state", "queue", "state"),
+    )
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     tenant: Mapped[str] = mapped_column(String(32))
-    queue: Mapped[str] = mapped_column(String(63), index=True)
+    queue: Mapped[str] = mapped_column(String(63))
     submitted_by: Mapped[str] = mapped_column(String(100))
     cloned_from: Mapped[str | None] = mapped_column(String(32))
     name: Mapped[str] = mapped_column(String(100))

@@ -88,10 +88,12 @@ class Reported:
     events: Sequence[dict[str, Any]]
 
 
-def state_event(job_id: str, attempt: int, time: datetime, state: JobState, reason: Reason, message: str) -> EventRow:
-    """The event of a change of state."""
+def state_values(
+    job_id: str, attempt: int, time: datetime, state: JobState, reason: Reason, message: str
+) -> dict[str, Any]:
+    """The event of a change of state, by columns."""
     data = {"state": state, "reason": reason, "message": message}
-    return EventRow(job_id=job_id, attempt=attempt, kind="state", time=time, data=data)
+    return {"job_id": job_id, "attempt": attempt, "kind": "state", "time": time, "data": data}
 
 
 def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Write | None:
@@ -118,7 +120,7 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
         values["started_at"] = now
     if state in TERMINAL_STATES:
         values["finished_at"] = now
-    return Write(values, [state_event(record.id, attempt, now, state, reason, message)])
+    return Write(values, [EventRow(**state_values(record.id, attempt, now, state, reason, message))])
 
 
 def cancelled(record: JobRecord) -> Write | None:

@@ -168,6 +168,27 @@ def test_keys_are_listed_without_their_secrets(known: KeyStore, engine: Engine) 
         assert connection.execute(select(TenantRow.name)).scalars().all() == ["lab"], "made with its first key"
 
 
+def test_what_is_recalled_is_what_would_be_verified(
+    known: KeyStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, soon = known.create("k", "a", READ), known.create("s", "a", READ, datetime.now(UTC) + timedelta(seconds=0.2))
+    assert known.recall(made.key) is None, "it has never been seen"
+    assert known.recall(made.key) is None, "and asking changes nothing"
+    principal = known.verify(made.key)
+    assert principal is not None
+    assert known.recall(made.key) == principal
+    assert {known.recall(wrong) for wrong in (f"{made.key}x", made.key[:-1], "boost_", "")} == {None}
+    assert known.verify(soon.key)
+    time.sleep(0.2)
+    assert known.recall(soon.key) is None, "it has expired"
+    known.revoke(made.id)
+    assert known.recall(made.key) is None
+    monkeypatch.setattr(keys, "REMEMBERED_SECONDS", -1)
+    other = known.create("o", "a", READ)
+    assert known.verify(other.key)
+    assert known.recall(other.key) is None, "the database is to be asked again"
+
+
 def test_use_is_noted_about_once_a_minute(known: KeyStore, engine: Engine) -> None:
     made = known.create("a", "lab", READ)
     assert known.list()[0].last_used_at is None

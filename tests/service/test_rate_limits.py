@@ -142,4 +142,19 @@ def test_many_addresses_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) 
     limits = Limits(Settings())
     for number in range(1000):
         limits.count_address(f"10.0.{number // 250}.{number % 250}")
-    assert len(limits._addresses._storage.events) <= 101
+    assert len(limits._addresses._counted) <= 100
+
+
+def test_the_window_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("service.api.limits.time.monotonic", lambda: now)
+    limits = Limits(Settings(failed_logins_per_minute=2))
+    taken = []
+    for now in (100.0, 130.0, 159.0, 160.0, 189.0, 190.0, 300.0):  # noqa: B007  # the clock reads it
+        try:
+            limits.count_failure("192.0.2.1")
+        except RateLimited as refused:
+            taken.append(refused.retry_after)
+        else:
+            taken.append(0)
+    assert taken == [0, 0, 1, 0, 1, 0, 0]

@@ -1,5 +1,6 @@
 """Jobs: submit, try, list, look at, clone."""
 
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from boost_core.config import JobSpec
 from boost_core.plan.report import plan
-from service.api.admission import refuse_unfit
+from service.api.admission import if_fit
 from service.api.auth import Principal, Reader, Submitter
 from service.api.deps import Context, ContextDep, JobDep, TraceparentDep, refuse_others
 from service.api.errors import InvalidJob, problem_responses
@@ -28,6 +29,7 @@ from service.models.requests import CloneRequest, DryRun
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 
+_JSON = "application/json"
 _BODY_REFUSED = problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
@@ -45,28 +47,22 @@ class JobQuery(BaseModel):
     cursor: str | None = Field(None, max_length=32, description="next_cursor of the page before.")
 
 
-@router.post("", status_code=HTTPStatus.CREATED, responses=_BODY_REFUSED)
+@router.post("", status_code=HTTPStatus.CREATED, response_model=JobRecord, responses=_BODY_REFUSED)
 async def submit(
-    spec: JobSpec,
-    who: Submitter,
-    context: ContextDep,
-    request: IdempotentDep,
-    traceparent: TraceparentDep,
-    response: Response,
-) -> JobRecord:
+    spec: JobSpec, who: Submitter, context: ContextDep, request: IdempotentDep, traceparent: TraceparentDep
+) -> Response:
     """Submit a training job. It is QUEUED, and runs when its turn comes and its workers can be placed."""
-    return await _create(spec, who, context, request, traceparent, response)
+    return await _create(spec, who, context, request, traceparent)
 
 
 @router.post("/dry-run", responses=_BODY_REFUSED)
 async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
     """Check a job as if it were submitted, and say what it would take; nothing is recorded."""
-    await refuse_unfit(spec, context, who.tenant)
-    return DryRun(spec=spec, plan=await run_in_threadpool(plan, spec))
+    return DryRun(spec=spec, plan=await if_fit(spec, context, who.tenant, partial(plan, spec)))
 
 
-@router.get("", responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
-def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, context: ContextDep) -> JobPage:
+@router.get("", response_model=JobPage, responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
+def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, context: ContextDep) -> Response:
     """List jobs, the newest first."""
     if query.cursor is not None:
         _refuse_unknown_cursor(query.cursor, who, context)
@@ -74,19 +70,24 @@ def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, context: Context
     wanted = JobFilter(query.state or None, tenant, query.queue, query.name, query.submitted_by)
     found = context.store.list(wanted, query.limit + 1, query.cursor)
     jobs = list(found[: query.limit])
-    return JobPage(jobs=jobs, next_cursor=jobs[-1].id if len(found) > query.limit else None)
+    page = JobPage(jobs=jobs, next_cursor=jobs[-1].id if len(found) > query.limit else None)
+    return Response(page.as_json, media_type=_JSON)
 
 
-@router.get("/{job_id}", responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY))
-async def show(job: JobDep, response: Response) -> JobRecord:
+@router.get(
+    "/{job_id}",
+    response_model=JobRecord,
+    responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+async def show(job: JobDep) -> Response:
     """Look at one job."""
-    response.headers["ETag"] = job.etag
-    return job
+    return Response(job.as_json, headers={"ETag": job.etag}, media_type=_JSON)
 
 
 @router.post(
     "/{job_id}/clone",
     status_code=HTTPStatus.CREATED,
+    response_model=JobRecord,
     responses=_BODY_REFUSED | problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT),
 )
 async def clone(
@@ -96,8 +97,7 @@ async def clone(
     context: ContextDep,
     request: IdempotentDep,
     traceparent: TraceparentDep,
-    response: Response,
-) -> JobRecord:
+) -> Response:
     """Submit a job like another one, with some changes."""
     changes = wanted.changes
     if wanted.from_checkpoint:
@@ -108,7 +108,7 @@ async def clone(
         spec = JobSpec.model_validate(merged(job.spec.model_dump(mode="json"), changes))
     except ValidationError as error:
         raise InvalidJob.of(error, JobSpec) from error
-    return await _create(spec, who, context, request, traceparent, response, cloned_from=job.id)
+    return await _create(spec, who, context, request, traceparent, cloned_from=job.id)
 
 
 def _refuse_unknown_cursor(cursor: str, who: Principal, context: Context) -> None:
@@ -127,16 +127,14 @@ async def _create(
     context: Context,
     request: Request | None,
     traceparent: str | None,
-    response: Response,
     cloned_from: str | None = None,
-) -> JobRecord:
+) -> Response:
     record = await run_in_threadpool(context.store.known, request) if request else None
     if record is None:
-        await refuse_unfit(spec, context, who.tenant)
         owner, root = Owner(who.tenant, who.name), context.settings.checkpoint_root
-        record = await run_in_threadpool(
+        create = partial(
             context.store.create, spec, root, owner, cloned_from=cloned_from, request=request, traceparent=traceparent
         )
-    response.headers["Location"] = f"{router.prefix}/{record.id}"
-    response.headers["ETag"] = record.etag
-    return record
+        record = await if_fit(spec, context, who.tenant, create)
+    headers = {"Location": f"{router.prefix}/{record.id}", "ETag": record.etag}
+    return Response(record.as_json, HTTPStatus.CREATED, headers, _JSON)
