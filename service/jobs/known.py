@@ -49,7 +49,7 @@ class KnownJobs:
             if job is None or job.version != version:
                 unknown.append(job_id)
             elif job.waiting_for != waiting_for:
-                changed[job_id] = _waiting_for(job, waiting_for)
+                changed[job_id] = job.with_values({"waiting_for": waiting_for})  # which changes without the version
         changed |= _fresh(connection, unknown)
         self.remember(changed)
         jobs |= changed
@@ -72,12 +72,3 @@ def _fresh(connection: Connection, job_ids: Sequence[str]) -> dict[str, JobRecor
         with Session(connection) as session:
             records |= {job.id: record_of(job) for job in session.scalars(query)}
     return records
-
-
-def _waiting_for(job: JobRecord, reason: str | None) -> JobRecord:
-    """The record with what it waits for now, which changes without the version.
-
-    It is made anew, because a copy would take along what has been worked out of the other one, such as its JSON.
-    """
-    fields = {name: getattr(job, name) for name in JobRecord.model_fields}
-    return JobRecord.model_construct(job.model_fields_set, **fields | {"waiting_for": reason})

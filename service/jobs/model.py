@@ -1,7 +1,7 @@
 """The record of a job and its events, as the API shows them and the scheduler reads them."""
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -81,6 +81,11 @@ class JobRecord(BaseModel):
         """HTTP's entity tag of what a user can change: the spec. Progress does not alter it."""
         digest = hashlib.sha256(self.spec.model_dump_json().encode()).hexdigest()
         return f'"{digest[:_TAG_DIGITS]}"'
+
+    def with_values(self, values: Mapping[str, Any]) -> "JobRecord":
+        """The record with other values; what has been worked out of this one, such as its JSON, is left behind."""
+        fields = {name: getattr(self, name) for name in JobRecord.model_fields}
+        return JobRecord.model_construct(self.model_fields_set | set(values), **{**fields, **values})
 
     @property
     def finished(self) -> bool:

@@ -260,7 +260,7 @@ def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport])
     if "restarts" in changes:
         values["restarts"] = [_plain(restart) for restart in changes["restarts"]]
     after = {**changes, "goodput": goodput, "version": record.version + 1}
-    return Reported(record.model_copy(update=after), values, events)
+    return Reported(record.with_values(after), values, events)
 
 
 def _restarts(record: JobRecord, reports: Sequence[NumberedReport]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Runs ``boost``, apart from whatever the person running the tests is signed in to."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -37,7 +38,13 @@ def process(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         text=True,
         cwd=ROOT,
         env=os.environ | _NOBODY | environment,
+        preexec_fn=_hear_interrupts,
     )
+
+
+def _hear_interrupts() -> None:
+    """As a shell's job in the foreground does; what runs in the background of a script ignores them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def job_file(folder: Path, job: object) -> str:

@@ -68,6 +68,15 @@ def test_a_job_that_moves_on_waits_no_longer(store: JobStore, other: JobStore) -
     assert store.get(job_id).waiting_for is None
 
 
+def test_what_gangs_report_together_is_seen_at_once(store: JobStore) -> None:
+    record = start(store, store.create(a_spec(), ROOT).id)
+    assert b'"progress":null' in record.as_json
+    store.append_many([(record, [(1, record.submitted_at, a_step(3, steps=10))])])
+    found = store.get(record.id)
+    assert (found.progress.step, json.loads(found.as_json)["progress"]["step"]) == (3, 3)
+    assert found == JobStore(store.engine).get(record.id)
+
+
 def test_filters_go_together(store: JobStore) -> None:
     ids = [store.create(a_spec(name=name), ROOT, Owner(tenant)).id for name in ("ab", "b_") for tenant in ("a", "b")]
     store.request_cancel(ids[0])
