@@ -57,6 +57,9 @@ for call in calls:
     call()
 gcs = next(process for process in psutil.Process().children(recursive=True) if process.name() == "gcs_server")
 gcs.suspend()
+while gcs.status() != psutil.STATUS_STOPPED:  # it may answer until all of its threads have stopped
+    time.sleep(0.1)
+time.sleep(0.5)
 for call in calls:
     begun = time.monotonic()
     try:
