@@ -31,8 +31,8 @@ TICK_SECONDS = 0.05
 ANSWER_SECONDS = 5.0  # for a process to say what it has
 STOP_SECONDS = 5.0  # for ranks to stop by themselves once the gang is broken
 SILENT_SECONDS = 15.0  # without a word, after which a process is asked whether it is there
-MOST_SECONDS_TO_HOLD = 60.0  # that workers are held, at most, for a store that does not take the last checkpoint
-SHARE_TO_HOLD = 0.1  # of the time for which the store is waited for
+SECONDS_TO_HOLD = 5.0, 60.0  # at least and at most, that workers are held for a store without the last checkpoint
+SHARE_TO_HOLD = 0.1  # of the time for which it is waited for, between these
 SAVE_AGAIN_SECONDS = 30.0  # after a pause or a change of layout that failed because the store was away
 
 
@@ -337,8 +337,14 @@ class Gang:
 
         These take no CPUs and no GPUs, but memory of the same nodes, which must have it.
         """
-        now, waits = time.monotonic(), self._spec.checkpoint.final_save_timeout_seconds
-        if self._keep_on or self._record.waited_seconds < min(MOST_SECONDS_TO_HOLD, SHARE_TO_HOLD * waits):
+        now, waits, waited = (
+            time.monotonic(),
+            self._spec.checkpoint.final_save_timeout_seconds,
+            self._record.waited_seconds,
+        )
+        least, most = SECONDS_TO_HOLD
+        hold = min(most, max(least, SHARE_TO_HOLD * waits))
+        if self._keep_on or waited < hold or waits - waited < hold:  # what is about to end is left alone
             return
         if not self._record.settled or formation.halting or now < self._no_room_before or self._shape is None:
             return
@@ -350,7 +356,7 @@ class Gang:
             ranks = self._shape.tensor * self._shape.pipeline
             self._keep_on = [nodes[first : first + ranks] for first in range(0, len(nodes), ranks)]
         else:
-            self._no_room_before = now + MOST_SECONDS_TO_HOLD
+            self._no_room_before = now + most
 
     def _mute(self, members: Sequence[Member]) -> list[Member]:
         """Those of some processes that do not answer."""
