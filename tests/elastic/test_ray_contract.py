@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -15,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from service.gang.assignment import Place
 from service.gang.cluster_view import ClusterView
-from service.gang.ray_private import draining_nodes, free_resources, node_table
+from service.gang.ray_private import draining_nodes, free_memory, free_resources, node_table
 from service.gang.status import GangPhase, JobTag
 from service.gang.train_tab import Attempt, Run, TrainTabKeeper, train_run
 from tests.elastic.world import Nodes
@@ -66,6 +67,10 @@ def test_free_resources_are_by_node_and_shrink_as_they_are_taken(nodes: Nodes) -
     assert within(5, lambda: sorted(free_resources()[node].get("CPU", 0) for node in workers()) == [0, 2, 2])
     remove_placement_group(group)
     assert within(5, lambda: all(free_resources()[node].get("CPU", 0) == 2 for node in workers()))
+
+
+def test_free_memory_is_a_part_of_what_there_is() -> None:
+    assert 0 < free_memory() < psutil.virtual_memory().total
 
 
 def test_a_bundle_can_be_kept_off_nodes(nodes: Nodes) -> None:
