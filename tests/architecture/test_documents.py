@@ -90,7 +90,7 @@ def test_rays_own_modules_are_used_in_the_two_files_that_concepts_names() -> Non
 
 def test_each_call_into_rays_own_modules_is_named_in_concepts() -> None:
     tree = ast.parse((ROOT / "service/gang/ray_private.py").read_text())
-    receivers = r"(services|node|raylet\.\w+(\.instance\(\))?|.*GcsClient\(.*\)|_gcs\(\))"
+    receivers = r"(services|node|memory|raylet\.\w+(\.instance\(\))?|.*GcsClient\(.*\)|_gcs\(\))"
     calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     called = [name.rpartition(".")[2] for name in calls if re.fullmatch(rf"{receivers}\.(?!instance)\w+", name)]
     said = paragraph("`service/gang/ray_private.py` calls")
