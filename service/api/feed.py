@@ -102,7 +102,7 @@ class Feed:
         return self._kept[first : first + BATCH]
 
     def trim(self, most: int) -> None:
-        """Drop what all followers have seen, and the oldest of what is more than so many bytes."""
+        """Drop the events that all followers have seen, and the oldest of the others beyond ``most`` bytes."""
         dropped = self._index(min(follower.seen for follower in self.followers))
         self.size -= sum(each.size for each in self._kept[:dropped])
         while self.size > most:

@@ -25,7 +25,7 @@ from service.jobs.queries import EventFilter
 from service.jobs.store import JobStore
 
 KEPT_BYTES = 16 * 2**20  # of all feeds together, counted as JSON
-WATCH_SECONDS = 0.5  # so soon streams end when their key is no longer good, or the server stops
+WATCH_SECONDS = 0.5  # until streams end whose key was revoked or has expired, or whose server stops
 LOOK_SECONDS = 1.0
 LOOK_SECONDS_WHEN_TOLD = 5.0
 RETRY_SECONDS = 1.0
@@ -62,7 +62,7 @@ class Feeds:
 
         Args:
             job_id: The job.
-            who: Whose stream it is; it ends when their key is no longer good.
+            who: Whose stream it is; it ends when their key is revoked or expires.
             wanted: Which events are wanted.
             after: Only later ones than that with this id are.
         """
@@ -138,7 +138,7 @@ class Feeds:
                     feed.end(lambda _: True)
 
     async def _watch(self) -> None:
-        """End streams whose keys are no longer good, and look for writes that nobody has told of."""
+        """End streams whose keys were revoked or have expired, and look for writes that no notification told of."""
         is_away = False
         while True:
             await asyncio.sleep(WATCH_SECONDS)

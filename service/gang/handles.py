@@ -22,7 +22,7 @@ class _Handle:
     Attributes:
         actor: Ray's handle.
         answer: To a poll, as long as it has not been read.
-        watch: The call that returns when the supervisor has more to tell; ``None`` if there is none under way.
+        watch: The long poll in flight, which returns when the supervisor has news; ``None`` without one.
     """
 
     actor: Any
@@ -67,7 +67,7 @@ class SupervisorHandles:
         ]
 
     def wait_for_updates(self, seconds: float) -> set[GangKey]:
-        """Wait until supervisors have more to tell than at their last poll, so long at most; whose."""
+        """Wait at most ``seconds`` for supervisors with news since their last poll; returns their gangs."""
         deadline = time.monotonic() + seconds
         updated: set[GangKey] = set()
         while True:
@@ -91,7 +91,7 @@ class SupervisorHandles:
         return self._handles[gang]
 
     def _ask(self, request: PollRequest) -> Any | None:
-        """Send a request, unless there is no supervisor or one that has not answered the request before."""
+        """Send a request, unless the supervisor is gone or has not answered the last one."""
         handle = self._find(request.gang)
         if handle is None or handle.answer is not None:
             return None

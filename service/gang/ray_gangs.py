@@ -203,7 +203,7 @@ class RayGangs:
         return self._supervisors.poll(requests)
 
     def wait_for_updates(self, seconds: float) -> set[GangKey]:
-        """Wait until gangs have more to tell than they did at their last poll, so long at most; which."""
+        """Wait at most ``seconds`` for gangs with news since their last poll; returns these."""
         return self._supervisors.wait_for_updates(seconds)
 
     def ask(self, job_id: str, attempt: int, errand: Errand) -> None:

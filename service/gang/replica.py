@@ -122,7 +122,7 @@ class Reservation:
             remove_placement_group(self._group)
 
 
-class BesideOthers:
+class Unreserved:
     """Places for processes that take neither CPUs nor GPUs.
 
     Args:
@@ -255,7 +255,7 @@ class Replica:
         self.layout = (spec.parallelism.tensor_parallel_size, spec.parallelism.pipeline_parallel_size)
         tag = context.tag
         name = f"{tag.name} ({tag.job_id}-{tag.attempt}-{self.number})"  # no two have one name
-        self._places: Places = BesideOthers(keep_on) if keep_on else Reservation(spec, selector, name)
+        self._places: Places = Unreserved(keep_on) if keep_on else Reservation(spec, selector, name)
         self._placed = False
         self._members: list[Member] = []
         self._failed_starts: Counter[int] = Counter()

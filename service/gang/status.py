@@ -174,7 +174,7 @@ class Gangs(Protocol):
         """
 
     def wait_for_updates(self, seconds: float) -> set[GangKey]:
-        """Wait until gangs have more to tell than they did at their last poll, so long at most; which.
+        """Wait at most ``seconds`` for gangs with news since their last poll; returns these.
 
         A gang whose answer to that poll was an exception, or is still to come, need not be among them.
         """

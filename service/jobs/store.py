@@ -393,13 +393,8 @@ class JobStore:
             self._refuse_if_lost(connection)
             raise Overtaken(len(changes))
 
-    def last_sequence(self, job_id: str, attempt: int) -> int:
-        """Sequence number of the newest stored report of a gang; 0 if there is none."""
-        with Session(self.engine) as session:
-            return queries.last_sequence(session, job_id, attempt)
-
     def last_sequences(self, job_ids: Collection[str]) -> dict[str, int]:
-        """The same of some jobs' newest gangs."""
+        """Sequence number of the newest stored report of each job's newest gang; 0 if there is none."""
         with Session(self.engine) as session:
             return queries.last_sequences(session, job_ids)
 

@@ -8,12 +8,10 @@ import argparse
 import asyncio
 import re
 import signal
-import statistics
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +20,7 @@ import psutil
 
 from boost_core.config import JobSpec
 from service.client import AsyncClient, Client
-from tests.benchmarks.figures import FIGURES, write_table
+from tests.benchmarks.figures import FIGURES, milliseconds, write_table
 from tests.jobs import tiny_job, write_corpus
 from tests.service.serving import Server
 
@@ -126,13 +124,13 @@ def measure(folder: Path, jobs: int, clients: int, seconds: float) -> list[tuple
         server.end(signal.SIGTERM)
     page = listed["page"]
     return [
-        ("submitting a job: median, p99", _quantiles(submissions)),
+        ("submitting a job: median, p99", ", ".join(milliseconds(submissions, 50, 99))),
         (f"{clients} clients follow a job: events received", f"{len(alone.seconds):,}"),
-        ("a step's event arrives after: median, p99", _quantiles(alone.seconds)),
+        ("a step's event arrives after: median, p99", ", ".join(milliseconds(alone.seconds, 50, 99))),
         (f"and lists of 100 jobs over {CONNECTIONS} connections: requests a second", page["a second"]),
         ("a list's latency: median, p99", f"{page['50%']}, {page['99%']}"),
         ("lists refused", page["refused"]),
-        ("a step's event arrives after: median, p99, meanwhile", _quantiles(loaded.seconds)),
+        ("a step's event arrives after: median, p99, meanwhile", ", ".join(milliseconds(loaded.seconds, 50, 99))),
         ("most memory of the service's process", f"{memory.most / 2**20:.0f} MiB"),
     ]
 
@@ -140,11 +138,6 @@ def measure(folder: Path, jobs: int, clients: int, seconds: float) -> list[tuple
 def _followed(client: Client, url: str, job_id: str, clients: int, seconds: float) -> Delays:
     newest = max(event.id for event in client.events(job_id, follow=False))
     return asyncio.run(follow_for(url, job_id, newest, clients, seconds))
-
-
-def _quantiles(seconds: Sequence[float]) -> str:
-    cuts = statistics.quantiles(seconds, n=100)
-    return f"{1000 * statistics.median(seconds):.0f} ms, {1000 * cuts[98]:.0f} ms"
 
 
 def main() -> None:

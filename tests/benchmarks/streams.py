@@ -7,13 +7,11 @@ takes two minutes on two cores.
 import argparse
 import asyncio
 import contextlib
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +25,7 @@ from service.api.server import ApiServer, listen
 from service.jobs.database import migrate
 from service.jobs.store import JobStore
 from service.settings import Settings
-from tests.benchmarks.figures import FIGURES, write_table
+from tests.benchmarks.figures import FIGURES, milliseconds, write_table
 from tests.postgres import postgres_server
 from tests.service.records import a_spec, a_step, numbered, start
 
@@ -131,7 +129,7 @@ def measure(url: str, writer: str, clients: int, seconds: float, home: Path) -> 
             process.wait()
     delays = [at - committed[step] for step, at in arrivals.times if step > WARM_UP_STEPS]
     assert len(arrivals.times) == clients * len(committed), (len(arrivals.times), len(committed))
-    return [f"{len(delays):,}", *quantiles(delays), f"{100 * busy:.0f} %"]
+    return [f"{len(delays):,}", *milliseconds(delays, 50, 99), f"{100 * busy:.0f} %"]
 
 
 async def follow(
@@ -166,12 +164,6 @@ def cpu_seconds(process: subprocess.Popen[str]) -> float:
     """What a process has used so far."""
     times = psutil.Process(process.pid).cpu_times()
     return times.user + times.system
-
-
-def quantiles(seconds: Sequence[float]) -> list[str]:
-    """Median and 99th percentile in milliseconds."""
-    cuts = statistics.quantiles(seconds, n=100)
-    return [f"{1000 * statistics.median(seconds):.0f} ms", f"{1000 * cuts[98]:.0f} ms"]
 
 
 def main() -> None:

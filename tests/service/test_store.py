@@ -11,6 +11,7 @@ from alembic.migration import MigrationContext
 from pydantic import ValidationError
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
 import service.accounts.tables  # noqa: F401  # its tables are among those expected
 from boost_core.config import DataParallelRange, Drill, Profile, Shape
@@ -19,7 +20,7 @@ from service.jobs.database import migrate, open_engine
 from service.jobs.ids import new_job_id
 from service.jobs.model import JobFilter
 from service.jobs.patch import JobPatch
-from service.jobs.queries import JobNotFound
+from service.jobs.queries import JobNotFound, last_sequence
 from service.jobs.states import IllegalTransition, JobState, Reason
 from service.jobs.store import JobStore, Overtaken
 from service.jobs.tables import Table
@@ -434,8 +435,9 @@ def test_reports_become_events_and_the_newest_numbers(store: JobStore) -> None:
     events = [event for event in store.events(job.id) if event.kind != "state"]
     assert [event.data for event in events] == [report.model_dump() for report in reports]
     assert {event.time for event in events} == {time}
-    assert store.last_sequence(job.id, 1) == 6
-    assert store.last_sequence(job.id, 2) == 0
+    with Session(store.engine) as session:
+        assert last_sequence(session, job.id, 1) == 6
+        assert last_sequence(session, job.id, 2) == 0
 
 
 def test_shapes_and_restarts_are_kept_with_the_job(store: JobStore) -> None:

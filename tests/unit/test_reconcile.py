@@ -177,7 +177,7 @@ class Service:
             tensor_parallel_size=shape.tensor, pipeline_parallel_size=shape.pipeline, data_parallel_size=shape.data,
             nodes=["node-0"] * shape.world_size, keeps=keeps,
         )  # fmt: skip
-        reports = [GangReport(self.store.last_sequence(job.id, job.attempt) + 1, datetime.now(UTC), report)]
+        reports = [GangReport(self.store.last_sequences([job.id])[job.id] + 1, datetime.now(UTC), report)]
         message = f"{shape} trains"
         self.gangs.gangs[job.id, job.attempt] = GangStatus(GangPhase.TRAINING, message, reports, shape)
 
@@ -587,7 +587,7 @@ def test_a_gang_that_recovers_says_so_once_for_each_message(service: Service) ->
 def test_a_job_says_that_it_waits_for_the_store_and_goes_on_doing_so(service: Service) -> None:
     job = service.started(**ELASTIC)
     before, shape = len(service.reasons(job.id)), service.gangs.orders[job.id].target
-    done = (service.store.last_sequence(job.id, 1) + 1, datetime.now(UTC), a_step(10, steps=10))
+    done = (service.store.last_sequences([job.id])[job.id] + 1, datetime.now(UTC), a_step(10, steps=10))
     service.store.append_reports(job.id, 1, [done])
     service.gangs.cpus, service.gangs.free = [2.0, 2.0], [0.0, 2.0]
     for phase, message in (
