@@ -15,9 +15,9 @@ import torch.distributed as dist
 from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import Manifest
-from boost_core.checkpoint.memory import Shelf, Snapshot
 from boost_core.checkpoint.peers import PeerCopies
 from boost_core.checkpoint.shards import SaveFailed, on_first_rank, refuse_damaged, save_chunks
+from boost_core.checkpoint.snapshot_store import Snapshot, SnapshotStore
 from boost_core.config.checkpoint import CheckpointConfig
 
 logger = logging.getLogger(__name__)
@@ -71,21 +71,21 @@ class Saver:
     Args:
         folder: The job's checkpoints.
         keep: What is kept of them.
-        shelf: For snapshots in memory.
-        holder_of: Which rank keeps the copy of each rank's snapshots; empty if none does.
+        snapshots: This process's store of them, in memory.
+        owner_of: Which rank keeps the copy of each rank's snapshots; empty if none does.
         after_copy: Told of each step whose snapshots are in two places.
         before_save: Called on the first rank before each try to write; what it raises counts as the store's refusal.
     """
 
     def __init__(
-        self, folder: CheckpointFolder, keep: CheckpointConfig, shelf: Shelf, holder_of: Sequence[int],
+        self, folder: CheckpointFolder, keep: CheckpointConfig, snapshots: SnapshotStore, owner_of: Sequence[int],
         after_copy: Callable[[int], None], before_save: Callable[[], None],
     ) -> None:  # fmt: skip
         self._folder, self._keep = folder, keep
         self._after_copy, self._before_save = after_copy, before_save
         # Of its own, because the training loop's collectives go on meanwhile.
         self._ranks = dist.new_group(backend="gloo")
-        self._peers = PeerCopies(shelf, holder_of, self._ranks) if holder_of else None
+        self._peers = PeerCopies(snapshots, owner_of, self._ranks) if owner_of else None
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | Exception | None = None
         self._failures, self._next_try = 0, 0.0  # tries in a row that failed; when the next may begin
@@ -102,7 +102,7 @@ class Saver:
         Args:
             step: Its step.
             chunks: The copy of what this rank keeps; not to be changed before the outcome is there.
-            snapshot: The same, if it is to be kept in memory, too; not to be changed as long as it is on the shelf.
+            snapshot: The same, if it is to be kept in memory, too; not to be changed as long as it is kept.
             checkpoint: What to write of it; ``None`` to write nothing.
         """
         if self._thread is not None:

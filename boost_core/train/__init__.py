@@ -1,6 +1,6 @@
 """The trainer: state, step and loop."""
 
-from boost_core.checkpoint.memory import Region, Shelf, StateLost
+from boost_core.checkpoint.snapshot_store import Region, SnapshotStore, StateLost
 from boost_core.parallel.clock import StepParts
 from boost_core.parallel.ledger import Totals
 from boost_core.train.loop import train
@@ -13,7 +13,7 @@ __all__ = [
     "Membership",
     "Outcome",
     "Region",
-    "Shelf",
+    "SnapshotStore",
     "StateLost",
     "StepParts",
     "StepProfiler",

@@ -54,7 +54,7 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
     Raises:
         ValueError: The job does not fit the gang, its data or its checkpoint.
         FloatingPointError: The training diverges, and the job does not say to go on.
-        StateLost: The state in memory cannot be had, as when one of its holders is gone meanwhile.
+        StateLost: The state in memory cannot be had, as when one of its owners is gone meanwhile.
         LastSaveFailed: The store has not taken the last checkpoint for as long as the job allows.
     """
     if spec.checkpoint.url is None:
@@ -153,10 +153,10 @@ class _Keeping:
 
     def halt(self, store: bool) -> Outcome:
         """Leave the state for the gang that comes next."""
-        self.saving.put_on_shelf()
+        self.saving.keep_in_memory()
         if store:
             try:
-                self.saving.store_shelved()
+                self.saving.store_kept()
             except SaveFailed as failure:
                 logger.warning("the gang stops without a checkpoint: %s", failure)
             else:

@@ -47,7 +47,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Holder:
+class SnapshotOwner:
     """A process that has snapshots: its number, and its actor's handle."""
 
     member: int
@@ -63,7 +63,7 @@ class Assignment:
         spec: The job at the gang's shape.
         rank: This rank.
         meeting: Where the ranks meet.
-        holder_of: Which rank keeps the copy of each rank's snapshots.
+        owner_of: Which rank keeps the copy of each rank's snapshots.
         waited_seconds: How long the job has waited for the store with its last checkpoint.
     """
 
@@ -71,7 +71,7 @@ class Assignment:
     spec: JobSpec
     rank: int
     meeting: Meeting
-    holder_of: tuple[int, ...]
+    owner_of: tuple[int, ...]
     waited_seconds: float = 0.0
 
 

@@ -12,8 +12,8 @@ from ray.exceptions import RayError
 
 from boost_core.config import Drill, Errand, JobSpec, Shape
 from boost_core.config.reports import Cause, Fault, FaultReport, RankTimesReport
-from boost_core.plan.snapshots import MemoryState, copy_holders, newest_whole_state
-from service.gang.assignment import FAILURES, Assignment, End, Holder, MisplacedRanks, RankEnd
+from boost_core.plan.snapshots import MemoryState, copy_owners, newest_whole_state
+from service.gang.assignment import FAILURES, Assignment, End, MisplacedRanks, RankEnd, SnapshotOwner
 from service.gang.cluster_view import ClusterView
 from service.gang.context import GangContext
 from service.gang.moves import Form, Halt, Keep, Move, Pause, ReplicaView, View, next_move, population
@@ -272,7 +272,7 @@ class Gang:
         self._generation += 1
         places = [member.where for member in members if member.where is not None]
         nodes = [place.node for place in places]
-        copies = copy_holders(nodes) if spec.fault_tolerance.memory_copy_every_steps and len(nodes) > 1 else []
+        copies = copy_owners(nodes) if spec.fault_tolerance.memory_copy_every_steps and len(nodes) > 1 else []
         watch = GangWatch(spec.fault_tolerance, time.monotonic())
         formation = Formation(self._generation, list(move.members), members, {}, watch)
         with self._lock:
@@ -285,19 +285,19 @@ class Gang:
             assignment = Assignment(self._generation, spec, rank, meeting, tuple(copies), waited)
             formation.ends[member.call("train", assignment, state)] = rank
 
-    def _recovery(self) -> MemoryState[Holder] | None:
+    def _recovery(self) -> MemoryState[SnapshotOwner] | None:
         """The newest state that is in memory, unless the store has a newer one."""
         if self._memory_is_lost:
             return None
         asked = {
-            member.call("contents"): member.holder
+            member.call("indexes"): member.owner
             for replica in self._replicas.values()
             for member in replica.members
             if member.where is not None
         }
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
-        shelves = [(asked[answer], contents) for answer in answered if (contents := _result(answer)) is not None]
-        state = newest_whole_state(shelves)
+        stores = [(asked[answer], index) for answer in answered if (index := _result(answer)) is not None]
+        state = newest_whole_state(stores)
         return state if state is not None and state.step >= self._record.stored_step else None
 
     # While it trains

@@ -25,9 +25,9 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore  # where type check
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from boost_core.config import Drill, Errand
-from boost_core.plan.snapshots import Contents, Key, MemoryState
-from boost_core.train import Membership, Region, Shelf, StepProfiler, StepTimes, train
-from service.gang.assignment import Assignment, End, Holder, Meeting, Place, RankEnd
+from boost_core.plan.snapshots import Key, MemoryState, SnapshotIndex
+from boost_core.train import Membership, Region, SnapshotStore, StepProfiler, StepTimes, train
+from service.gang.assignment import Assignment, End, Meeting, Place, RankEnd, SnapshotOwner
 from service.gang.context import GangContext
 from service.gang.drills import Drills
 from service.gang.failures import end_of
@@ -58,7 +58,7 @@ class RankProcess:
 
     def __init__(self, member: int, supervisor: Any, context: GangContext) -> None:
         self._reporter = SupervisorReporter(supervisor, member)
-        self._shelf = Shelf()
+        self._snapshots = SnapshotStore()
         self._drills = Drills()
         self._profiler = StepProfiler(self._reporter.report)
         self._membership: Membership | None = None
@@ -86,7 +86,7 @@ class RankProcess:
         )  # fmt: skip
         return Meeting(address, port, secrets.token_hex(16))
 
-    def train(self, assignment: Assignment, recovery: MemoryState[Holder] | None) -> RankEnd:
+    def train(self, assignment: Assignment, recovery: MemoryState[SnapshotOwner] | None) -> RankEnd:
         """Train as a rank of a gang until the job's last step, or until the gang halts or breaks.
 
         Args:
@@ -160,11 +160,11 @@ class RankProcess:
             device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
         )
 
-    def _joined(self, assignment: Assignment, recovery: MemoryState[Holder] | None) -> Membership:
+    def _joined(self, assignment: Assignment, recovery: MemoryState[SnapshotOwner] | None) -> Membership:
         membership = Membership(
             generation=assignment.generation,
-            shelf=self._shelf,
-            holder_of=assignment.holder_of,
+            snapshots=self._snapshots,
+            owner_of=assignment.owner_of,
             recovery=recovery,
             fetch=self._fetch,
             after_copy=self._reporter.kept,
@@ -196,9 +196,9 @@ class RankProcess:
         if self._membership is not None and dist.is_initialized() and dist.get_backend() == "nccl":
             _abort_process_group()
 
-    def contents(self) -> list[Contents]:
+    def indexes(self) -> list[SnapshotIndex]:
         """What of the state is in this process's memory."""
-        return self._shelf.contents()
+        return self._snapshots.indexes()
 
     def free_memory(self) -> int:
         """Bytes of this node's memory, or of this container's, that nobody uses."""
@@ -206,14 +206,14 @@ class RankProcess:
 
     def read(self, key: Key, regions: Sequence[Region]) -> list[np.ndarray[Any, Any]]:
         """Parts of a snapshot that is in this process's memory."""
-        return [np.ascontiguousarray(part.numpy()) for part in self._shelf.read(key, regions)]
+        return [np.ascontiguousarray(part.numpy()) for part in self._snapshots.read(key, regions)]
 
-    def _fetch(self, holder: Holder, key: Key, regions: Sequence[Region]) -> list[torch.Tensor]:
-        if holder.member == self._member:
-            return self._shelf.read(key, regions)
+    def _fetch(self, owner: SnapshotOwner, key: Key, regions: Sequence[Region]) -> list[torch.Tensor]:
+        if owner.member == self._member:
+            return self._snapshots.read(key, regions)
         parts: list[torch.Tensor] = []
         for some in _in_portions(regions):
-            parts += [torch.from_numpy(part.copy()) for part in ray.get(holder.actor.call.remote("read", key, some))]
+            parts += [torch.from_numpy(part.copy()) for part in ray.get(owner.actor.call.remote("read", key, some))]
         return parts
 
     def stacks(self) -> str:

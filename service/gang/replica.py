@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from boost_core.config import JobSpec
 from boost_core.hardware import ACCELERATOR_LABEL
-from service.gang.assignment import Holder, Place, ordered
+from service.gang.assignment import Place, SnapshotOwner, ordered
 from service.gang.context import GangContext
 from service.gang.resources import worker_resources
 
@@ -173,9 +173,9 @@ class Member:
         self.where: Place | None = None
 
     @property
-    def holder(self) -> Holder:
+    def owner(self) -> SnapshotOwner:
         """The process as one that has snapshots."""
-        return Holder(self.number, self._actor)
+        return SnapshotOwner(self.number, self._actor)
 
     def call(self, method: str, *arguments: Any) -> ray.ObjectRef[Any]:
         """Call a method of the process's ``RankProcess``; its result comes later."""

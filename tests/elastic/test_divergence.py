@@ -14,7 +14,7 @@ import torch.distributed as dist
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import FaultToleranceConfig, JobSpec
 from boost_core.config.reports import Cause, FaultReport, InterruptionReport, Report, RestartReport, StepReport
-from boost_core.plan.snapshots import copy_holders
+from boost_core.plan.snapshots import copy_owners
 from boost_core.train import Membership, Outcome, StepTimes, train
 from boost_core.train.divergence import RECENT_STEPS, LossWatch
 from boost_core.train.state import TrainState
@@ -77,7 +77,7 @@ class Trained:
 def poisoned(spec: JobSpec, poison: Poison | None, nodes: str = "ab", halt_after: int | None = None) -> Trained:
     """Train as a rank; ``nodes`` is empty for a gang without copies."""
     seen, recorder, states = Trained(), Recorder(), []
-    membership = Membership(holder_of=copy_holders(nodes))
+    membership = Membership(owner_of=copy_owners(nodes))
     initial: Callable[..., TrainState] = TrainState.initial
 
     def watched(*arguments: Any, **settings: Any) -> TrainState:
@@ -96,7 +96,7 @@ def poisoned(spec: JobSpec, poison: Poison | None, nodes: str = "ab", halt_after
         seen.steps.append((times.step, state.samples))
         whole = whole_tensors(state)
         seen.states.append(np.concatenate([whole[name].flatten().numpy() for name in sorted(whole)]))
-        found = [contents.key.step for contents in membership.shelf.contents()]
+        found = [index.key.step for index in membership.snapshots.indexes()]
         seen.copies.append({step for step in found if found.count(step) == 2})
         if hit(state, "weights"):
             for weight in state.model.parameters():
