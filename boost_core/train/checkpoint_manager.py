@@ -30,7 +30,7 @@ class LastSaveFailed(SaveFailed):
     """The store has not taken the job's last checkpoint for as long as the job allows."""
 
 
-class Saving:
+class CheckpointManager:
     """Makes one rank's copies, behind the loop, and goes back to them.
 
     Args:
@@ -155,7 +155,7 @@ class Saving:
         """Have what is under way tried no further, so that this process is free for another gang."""
         self._saver.make_way()
 
-    def go_back(self) -> str | None:
+    def roll_back(self) -> str | None:
         """Take weights and step back to the newest copy; the data goes on.
 
         Returns:
