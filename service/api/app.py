@@ -14,15 +14,15 @@ from service.accounts.audit import AuditLog
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.audit import Audit
+from service.api.auth_middleware import Gate
 from service.api.deps import Context
 from service.api.errors import GUARDED, document_media_type, install_error_handlers
 from service.api.examples import document_examples
 from service.api.following import Feeds
-from service.api.gate import Gate
 from service.api.headers import AnswerHeaders, allow_origins
 from service.api.heads import Heads
 from service.api.limits import Limits
-from service.api.measuring import Measuring
+from service.api.metrics_middleware import Measuring
 from service.api.routes import (
     audit,
     changes,

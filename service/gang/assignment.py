@@ -32,7 +32,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where the ranks of a gang meet: torch's key-value store, in the process of rank 0.
 
     Attributes:
@@ -62,7 +62,7 @@ class Assignment:
         generation: Number of the gang, counted over the job's life.
         spec: The job at the gang's shape.
         rank: This rank.
-        meeting: Where the ranks meet.
+        rendezvous: Where the ranks meet.
         owner_of: Which rank keeps the copy of each rank's snapshots.
         waited_seconds: How long the job has waited for the store with its last checkpoint.
     """
@@ -70,7 +70,7 @@ class Assignment:
     generation: int
     spec: JobSpec
     rank: int
-    meeting: Meeting
+    rendezvous: Rendezvous
     owner_of: tuple[int, ...]
     waited_seconds: float = 0.0
 

@@ -27,18 +27,18 @@ from torch.distributed.distributed_c10d import _abort_process_group
 from boost_core.config import Drill, Errand
 from boost_core.plan.snapshots import Key, MemoryState, SnapshotIndex
 from boost_core.train import Membership, Region, SnapshotStore, StepProfiler, StepTimes, train
-from service.gang.assignment import Assignment, End, Meeting, Place, RankEnd, SnapshotOwner
+from service.gang.assignment import Assignment, End, Place, RankEnd, Rendezvous, SnapshotOwner
 from service.gang.context import GangContext
 from service.gang.drills import Drills
 from service.gang.failures import end_of
 from service.gang.rank_metrics import StepCollector, serve_metrics
 from service.gang.ray_private import free_memory
 from service.gang.reporter import LogReports, SupervisorReporter
-from service.gang.watch import Beat
+from service.gang.watch import Heartbeat
 from service.redaction import redact, redact_logs
 from service.secrets import load, use_everywhere
 
-MEETING_TIMEOUT = timedelta(seconds=60)
+RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 FLUSH_TIMEOUT_SECONDS = 10.0
 SAVER_GRACE_SECONDS = 2.0
 TRACE_SECONDS = 10.0  # for a trace to be written before the process goes
@@ -74,17 +74,17 @@ class RankProcess:
         node, actor = context.get_node_id(), str(context.get_actor_id())
         return Place(node, _address(), _gpus(), os.getpid(), socket.gethostname(), actor, self._metrics)
 
-    def meeting(self) -> Meeting:
+    def rendezvous(self) -> Rendezvous:
         """Open the place where the ranks of the next gang meet, of which this process is rank 0."""
         address = _address()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family)  # by itself the store listens on all interfaces
         port = listener.getsockname()[1]
         self._store = TCPStore(
-            address, port, is_master=True, wait_for_workers=False, timeout=MEETING_TIMEOUT,
+            address, port, is_master=True, wait_for_workers=False, timeout=RENDEZVOUS_TIMEOUT,
             master_listen_fd=listener.detach(),
         )  # fmt: skip
-        return Meeting(address, port, secrets.token_hex(16))
+        return Rendezvous(address, port, secrets.token_hex(16))
 
     def train(self, assignment: Assignment, recovery: MemoryState[SnapshotOwner] | None) -> RankEnd:
         """Train as a rank of a gang until the job's last step, or until the gang halts or breaks.
@@ -143,10 +143,10 @@ class RankProcess:
         return replace(end, reusable=_saver_has_ended())
 
     def _meet(self, assignment: Assignment) -> None:
-        spec, meeting = assignment.spec, assignment.meeting
+        spec, rendezvous = assignment.spec, assignment.rendezvous
         store = self._store if assignment.rank == 0 else None
         if store is None:
-            store = TCPStore(meeting.address, meeting.port, timeout=MEETING_TIMEOUT)
+            store = TCPStore(rendezvous.address, rendezvous.port, timeout=RENDEZVOUS_TIMEOUT)
         if interface := _interface(_address()):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         on_gpu = spec.resources.gpus_per_worker > 0
@@ -154,7 +154,7 @@ class RankProcess:
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            store=PrefixStore(meeting.prefix, store),
+            store=PrefixStore(rendezvous.prefix, store),
             rank=assignment.rank,
             world_size=spec.parallelism.world_size,
             device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
@@ -175,7 +175,7 @@ class RankProcess:
 
         def after_step(times: StepTimes) -> None:
             self._steps.add(times)
-            self._reporter.beat(Beat(times.step, times.seconds, times.busy_seconds))
+            self._reporter.beat(Heartbeat(times.step, times.seconds, times.busy_seconds))
             self._drills.after_step(times.step)
             self._profiler.after_step(times.step)
 

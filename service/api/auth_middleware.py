@@ -18,7 +18,7 @@ from service.api.auth import COOKIE, HOW_TO_AUTHENTICATE
 from service.api.limits import Limits
 from service.api.refusals import Forbidden, Unauthenticated
 from service.api.requests import MOST_HEADER_BYTES, MOST_TARGET_BYTES
-from service.exposure import is_loopback
+from service.network_security import is_loopback
 from service.settings import Settings
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
