@@ -110,7 +110,7 @@ def load(reference: SecretReference) -> Secret:
     return Secret(**values)
 
 
-def use_everywhere(secret: Secret) -> None:
+def configure_fsspec(secret: Secret) -> None:
     """Have all of this process reach ``s3://`` with a secret; for processes that work for one job only."""
     fsspec.config.conf["s3"] = {**_OF_THE_NODE, **secret.storage_options()}
 

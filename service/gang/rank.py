@@ -36,7 +36,7 @@ from service.gang.ray_private import free_memory
 from service.gang.reporter import LogReports, SupervisorReporter
 from service.gang.watch import Heartbeat
 from service.redaction import redact, redact_logs
-from service.secrets import load, use_everywhere
+from service.secrets import configure_fsspec, load
 
 RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 FLUSH_TIMEOUT_SECONDS = 10.0
@@ -114,7 +114,7 @@ class RankProcess:
         spec, rank = assignment.spec, assignment.rank
         try:
             if self._context.secret is not None:
-                use_everywhere(load(self._context.secret))
+                configure_fsspec(load(self._context.secret))
             self._meet(assignment)
             logger.info(
                 "rank %d of %d is up (host %s, pid %d)", rank, dist.get_world_size(), socket.gethostname(), os.getpid()

@@ -22,7 +22,7 @@ from service.gang.assignment import RankEnd
 from service.gang.failures import end_of
 from service.gang.reporter import LogReports
 from service.redaction import redact_logs
-from service.secrets import SecretReference, load, use_everywhere
+from service.secrets import SecretReference, configure_fsspec, load
 from tests.distributed.recording import losses, train_and_record
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
@@ -82,7 +82,7 @@ def as_a_rank(reference: SecretReference, spec: JobSpec) -> tuple[list, RankEnd 
     handler = LogReports(heard, 0)
     logger.addHandler(handler)
     try:
-        use_everywhere(load(reference))
+        configure_fsspec(load(reference))
         return train_and_record(spec), None, [line.message for line in heard.lines]
     except Exception as error:
         logger.exception("stops")
