@@ -76,7 +76,7 @@ class AuditLog:
         Args:
             tenant: Only of this tenant; ``None`` for all, those of nobody known too.
             after: Only with ids above this.
-            limit: At most so many.
+            limit: Maximum number of results.
         """
         query = select(AuditRow).where(AuditRow.id > after).order_by(AuditRow.id).limit(limit + 1)
         if tenant is not None:

@@ -90,7 +90,7 @@ class Gate:
         principal = self._keys.recall(presented) or await run_in_threadpool(self._keys.verify, presented)
         if principal is None:
             self._limits.count_failure(address)
-            raise Unauthenticated(f"this is no valid API key: wrong, expired or revoked; {HOW_TO_AUTHENTICATE}")
+            raise Unauthenticated(f"invalid API key: wrong, expired or revoked; {HOW_TO_AUTHENTICATE}")
         request.state.principal = principal  # known from here on, even if this request is turned away
         self._limits.count(principal)
         if by_cookie:

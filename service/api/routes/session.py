@@ -46,7 +46,7 @@ async def open_session(wanted: SessionRequest, request: Request, response: Respo
     principal = await run_in_threadpool(context.keys.verify, wanted.key)
     if principal is None:
         context.limits.count_failure(request.client.host if request.client else None)
-        raise Unauthenticated("this is no valid API key: wrong, expired or revoked; whoever operates the service knows")
+        raise Unauthenticated("invalid API key: wrong, expired or revoked; whoever operates the service knows")
     request.state.principal = principal
     secure = is_seen_over_tls(context.settings)
     response.set_cookie(COOKIE, wanted.key, httponly=True, samesite="strict", secure=secure)
