@@ -8,9 +8,9 @@ import torch.distributed as dist
 from pydantic import TypeAdapter
 
 from boost_core.checkpoint.snapshot_store import Snapshot, SnapshotStore
-from boost_core.plan.snapshots import Box
+from boost_core.plan.snapshots import TensorSlice
 
-_BOXES = TypeAdapter(tuple[Box, ...])  # JSON between ranks: a pickle would run what it says
+_BOXES = TypeAdapter(tuple[TensorSlice, ...])  # JSON between ranks: a pickle would run what it says
 
 
 class PeerCopies:
@@ -26,7 +26,7 @@ class PeerCopies:
         self._snapshots, self._ranks = snapshots, ranks
         self._rank = dist.get_rank()
         self._to, self._of = owner_of[self._rank], list(owner_of).index(self._rank)
-        self._boxes: tuple[Box, ...] | None = None  # of the one that we keep; they stay the same
+        self._boxes: tuple[TensorSlice, ...] | None = None  # of the one that we keep; they stay the same
 
     def exchange(self, snapshot: Snapshot) -> None:
         """Keep a snapshot here, and a copy of it in the peer's memory; all ranks call it with theirs of the same step.
@@ -52,7 +52,7 @@ class PeerCopies:
         index = replace(mine.index, key=replace(mine.index.key, rank=self._of), boxes=self._boxes)
         return Snapshot(index, theirs)
 
-    def _swap_boxes(self, mine: tuple[Box, ...]) -> tuple[Box, ...]:
+    def _swap_boxes(self, mine: tuple[TensorSlice, ...]) -> tuple[TensorSlice, ...]:
         message = torch.frombuffer(bytearray(_BOXES.dump_json(mine)), dtype=torch.uint8)
         length, theirs = torch.tensor([len(message)]), torch.zeros(1, dtype=torch.int64)
         received = self._swap(length, theirs)

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from boost_core.checkpoint.chunks import Chunk, LoadChunks
-from boost_core.plan.snapshots import Box, Key, MemoryState, Sizes, SnapshotIndex
+from boost_core.plan.snapshots import MemoryState, Sizes, SnapshotIndex, SnapshotKey, TensorSlice
 
 
 class StateLost(RuntimeError):
@@ -51,23 +51,23 @@ class Snapshot:
     tensors: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, key: Key, ranks: int, samples: int, chunks: Iterable[Chunk]) -> "Snapshot":
+    def of(cls, key: SnapshotKey, ranks: int, samples: int, chunks: Iterable[Chunk]) -> "Snapshot":
         """Chunks on the host as a snapshot; they are not copied."""
         chunks = tuple(chunks)
         boxes = tuple(_box(chunk) for chunk in chunks)
         return cls(SnapshotIndex(key, ranks, samples, boxes), tuple(chunk.tensor for chunk in chunks))
 
 
-def _box(chunk: Chunk) -> Box:
+def _box(chunk: Chunk) -> TensorSlice:
     dtype = str(chunk.tensor.dtype).removeprefix("torch.")
-    return Box(chunk.name, chunk.shape, chunk.offsets, tuple(chunk.tensor.shape), dtype)
+    return TensorSlice(chunk.name, chunk.shape, chunk.offsets, tuple(chunk.tensor.shape), dtype)
 
 
 class SnapshotStore:
     """A process's snapshots. Threads may share it."""
 
     def __init__(self) -> None:
-        self._snapshots: dict[Key, Snapshot] = {}
+        self._snapshots: dict[SnapshotKey, Snapshot] = {}
         self._lock = threading.Lock()
 
     def put(self, snapshot: Snapshot) -> None:
@@ -89,7 +89,7 @@ class SnapshotStore:
         with self._lock:
             return [snapshot.index for snapshot in self._snapshots.values()]
 
-    def read(self, key: Key, regions: Sequence[Region]) -> list[torch.Tensor]:
+    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[torch.Tensor]:
         """Parts of a snapshot.
 
         Raises:
@@ -109,7 +109,7 @@ def _part(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     return tensor
 
 
-Fetch = Callable[[Any, Key, Sequence[Region]], Sequence[torch.Tensor]]  # from their owner
+Fetch = Callable[[Any, SnapshotKey, Sequence[Region]], Sequence[torch.Tensor]]  # from their owner
 
 
 def load_from_memory(state: MemoryState[Any], fetch: Fetch, chunks: Iterable[Chunk]) -> None:
@@ -136,7 +136,7 @@ class _MemoryReader(StorageReader):
     def __init__(self, state: MemoryState[Any], fetch: Fetch) -> None:
         self._state, self._fetch = state, fetch
         # Of equal boxes that several ranks have, the first one's: all ask alike, so the choice is the same everywhere.
-        self._keys: dict[MetadataIndex, Key] = {}
+        self._keys: dict[MetadataIndex, SnapshotKey] = {}
         for part in state.parts:
             for box in part.boxes:
                 self._keys.setdefault(MetadataIndex(box.name, torch.Size(box.offsets)), part.key)
@@ -174,7 +174,7 @@ class _MemoryReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fetch what a rank reads, from each owner at once."""
-        wanted: dict[Key, list[ReadItem]] = defaultdict(list)
+        wanted: dict[SnapshotKey, list[ReadItem]] = defaultdict(list)
         for item in plan.items:
             wanted[self._keys[MetadataIndex(item.storage_index.fqn, item.storage_index.offset)]].append(item)
         for key, items in wanted.items():

@@ -14,7 +14,7 @@ Owner = TypeVar("Owner")
 
 
 @dataclass(frozen=True, order=True)
-class Key:
+class SnapshotKey:
     """What a snapshot is of.
 
     Attributes:
@@ -29,7 +29,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Box:
+class TensorSlice:
     """A box of a whole tensor.
 
     Attributes:
@@ -58,10 +58,10 @@ class SnapshotIndex:
         boxes: What the rank kept of the state.
     """
 
-    key: Key
+    key: SnapshotKey
     ranks: int
     samples: int
-    boxes: tuple[Box, ...]
+    boxes: tuple[TensorSlice, ...]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class MemoryState(Generic[Owner]):
     step: int
     samples: int
     parts: tuple[SnapshotIndex, ...]
-    owners: Mapping[Key, Owner]
+    owners: Mapping[SnapshotKey, Owner]
 
 
 def newest_whole_state(

@@ -8,11 +8,11 @@ import torch.distributed as dist
 from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.host_copies import HostCopies
-from boost_core.checkpoint.saver import Checkpoint, Outcome, Saver
+from boost_core.checkpoint.saver import SaveOutcome, Saver, SaveRequest
 from boost_core.checkpoint.shards import SaveFailed
 from boost_core.checkpoint.snapshot_store import Snapshot
 from boost_core.config.reports import CheckpointReport, Fault, FaultReport, Reporter
-from boost_core.plan.snapshots import Key
+from boost_core.plan.snapshots import SnapshotKey
 from boost_core.train.due import DueCopies
 from boost_core.train.membership import Membership
 from boost_core.train.resume import newest_checkpoint
@@ -143,7 +143,7 @@ class CheckpointManager:
             SaveFailed: It cannot be written.
         """
         assert self._newest is not None
-        self._saver.start(*self._newest, None, Checkpoint(self._state.manifest_writer(self._folder)))
+        self._saver.start(*self._newest, None, SaveRequest(self._state.manifest_writer(self._folder)))
         self._saver.ends_within(HALT_SECONDS)
         outcome = self._saver.outcome(wait=True)
         assert outcome is not None
@@ -207,7 +207,7 @@ class CheckpointManager:
         checkpoint = None
         if due.store:
             commit = self._state.manifest_writer(self._folder)
-            checkpoint = Checkpoint(commit, due.store if ask_store else None, read_back=due.is_last)
+            checkpoint = SaveRequest(commit, due.store if ask_store else None, read_back=due.is_last)
         self._saver.start(self._state.step, chunks, snapshot, checkpoint)
         due.copied()
         self._copy_seconds = time.perf_counter() - started
@@ -219,10 +219,10 @@ class CheckpointManager:
         return chunks
 
     def _as_snapshot(self, chunks: list[Chunk]) -> Snapshot:
-        key = Key(self._membership.generation, self._state.step, dist.get_rank())
+        key = SnapshotKey(self._membership.generation, self._state.step, dist.get_rank())
         return Snapshot.of(key, dist.get_world_size(), self._state.samples, chunks)
 
-    def _report(self, outcome: Outcome) -> None:
+    def _report(self, outcome: SaveOutcome) -> None:
         if outcome.manifest is not None and self._reporter:
             self._reporter.report(
                 CheckpointReport(

@@ -9,7 +9,7 @@ from typing import Any
 from boost_core.checkpoint.snapshot_store import Fetch, SnapshotStore
 from boost_core.parallel.clock import StepParts
 from boost_core.parallel.ledger import Totals
-from boost_core.plan.snapshots import Key, MemoryState
+from boost_core.plan.snapshots import MemoryState, SnapshotKey
 
 
 class Outcome(StrEnum):
@@ -39,7 +39,7 @@ class StepTimes:
     communication: Mapping[tuple[str, str], Totals]
 
 
-def _nowhere(_holder: Any, key: Key, _regions: Any) -> Any:
+def _nowhere(_holder: Any, key: SnapshotKey, _regions: Any) -> Any:
     raise LookupError(f"{key} is nowhere to be fetched from")
 
 

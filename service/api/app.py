@@ -21,7 +21,7 @@ from service.api.examples import document_examples
 from service.api.following import Feeds
 from service.api.headers import AnswerHeaders, allow_origins
 from service.api.heads import Heads
-from service.api.limits import Limits
+from service.api.limits import RateLimits
 from service.api.metrics_middleware import Measuring
 from service.api.routes import (
     audit,
@@ -84,7 +84,7 @@ def create_app(
     """
     # FastAPI's pages of documentation come from servers of others; /openapi.json is all that they are made of.
     app = _Api(title="BOOST Service", version=__version__, docs_url=None, redoc_url=None)
-    known_keys, limits, stopping = KeyStore(store.engine), Limits(settings), threading.Event()
+    known_keys, limits, stopping = KeyStore(store.engine), RateLimits(settings), threading.Event()
     app.state.context = Context(
         store,
         settings,

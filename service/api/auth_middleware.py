@@ -15,7 +15,7 @@ from service.accounts.keys import KeyStore
 from service.accounts.principal import ANONYMOUS, Principal
 from service.api.access_log import holds_key
 from service.api.auth import COOKIE, HOW_TO_AUTHENTICATE
-from service.api.limits import Limits
+from service.api.limits import RateLimits
 from service.api.refusals import Forbidden, Unauthenticated
 from service.api.requests import MOST_HEADER_BYTES, MOST_TARGET_BYTES
 from service.network_security import is_loopback
@@ -38,7 +38,7 @@ class Gate:
         settings: The operator's settings.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyStore, limits: Limits, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyStore, limits: RateLimits, settings: Settings) -> None:
         self._app, self._keys, self._limits, self._settings = app, keys, limits, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -9,7 +9,7 @@ from boost_core.config import JobSpec
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerPlace:
     """Where a process is.
 
     Attributes:
@@ -109,7 +109,7 @@ class MisplacedRanks(RuntimeError):
     """Processes are not where the gang's order of ranks needs them."""
 
 
-def ordered(places: Sequence[Place], tensor: int) -> list[int]:
+def ordered(places: Sequence[WorkerPlace], tensor: int) -> list[int]:
     """Numbers of a replica's processes in the order of their ranks: groups in turn, within one by GPU, then by process.
 
     Args:

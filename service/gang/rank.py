@@ -25,9 +25,9 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore  # where type check
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from boost_core.config import Drill, Errand
-from boost_core.plan.snapshots import Key, MemoryState, SnapshotIndex
+from boost_core.plan.snapshots import MemoryState, SnapshotIndex, SnapshotKey
 from boost_core.train import Membership, Region, SnapshotStore, StepProfiler, StepTimes, train
-from service.gang.assignment import Assignment, End, Place, RankEnd, Rendezvous, SnapshotOwner
+from service.gang.assignment import Assignment, End, RankEnd, Rendezvous, SnapshotOwner, WorkerPlace
 from service.gang.context import GangContext
 from service.gang.drills import Drills
 from service.gang.failures import end_of
@@ -68,11 +68,11 @@ class RankProcess:
         self._metrics = serve_metrics(self._steps, _gpus(), _address(), context.metrics_ports)
         redact_logs()
 
-    def place(self) -> Place:
+    def place(self) -> WorkerPlace:
         """Where this process is; answers when it is up."""
         context = ray.get_runtime_context()
         node, actor = context.get_node_id(), str(context.get_actor_id())
-        return Place(node, _address(), _gpus(), os.getpid(), socket.gethostname(), actor, self._metrics)
+        return WorkerPlace(node, _address(), _gpus(), os.getpid(), socket.gethostname(), actor, self._metrics)
 
     def rendezvous(self) -> Rendezvous:
         """Open the place where the ranks of the next gang meet, of which this process is rank 0."""
@@ -204,11 +204,11 @@ class RankProcess:
         """Bytes of this node's memory, or of this container's, that nobody uses."""
         return free_memory()
 
-    def read(self, key: Key, regions: Sequence[Region]) -> list[np.ndarray[Any, Any]]:
+    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[np.ndarray[Any, Any]]:
         """Parts of a snapshot that is in this process's memory."""
         return [np.ascontiguousarray(part.numpy()) for part in self._snapshots.read(key, regions)]
 
-    def _fetch(self, owner: SnapshotOwner, key: Key, regions: Sequence[Region]) -> list[torch.Tensor]:
+    def _fetch(self, owner: SnapshotOwner, key: SnapshotKey, regions: Sequence[Region]) -> list[torch.Tensor]:
         if owner.member == self._member:
             return self._snapshots.read(key, regions)
         parts: list[torch.Tensor] = []

@@ -21,7 +21,7 @@ import torch
 from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.host_copies import HostCopies
-from boost_core.checkpoint.saver import Checkpoint, Saver
+from boost_core.checkpoint.saver import Saver, SaveRequest
 from boost_core.checkpoint.shards import save_chunks
 from boost_core.checkpoint.snapshot_store import SnapshotStore
 from boost_core.data.corpus import load_corpus
@@ -62,7 +62,7 @@ def loop_seconds(corpus: str, folder: str) -> dict[str, Any]:
                 since = time.perf_counter()
                 saver.outcome(wait=True)
                 saver.start(
-                    state.step, copies.take(state.chunks()), None, Checkpoint(state.manifest_writer(checkpoints))
+                    state.step, copies.take(state.chunks()), None, SaveRequest(state.manifest_writer(checkpoints))
                 )
                 held += time.perf_counter() - since
         seconds = time.perf_counter() - started
@@ -76,7 +76,7 @@ def loop_seconds(corpus: str, folder: str) -> dict[str, Any]:
         ratios.append(saving / plain)
         held.append(stood_still / saving)
     with _peak() as grown:
-        saver.start(state.step, copies.take(state.chunks()), None, Checkpoint(state.manifest_writer(checkpoints)))
+        saver.start(state.step, copies.take(state.chunks()), None, SaveRequest(state.manifest_writer(checkpoints)))
         saver.outcome(wait=True)
     return {"ratios": ratios, "held": held, "state": state_bytes / 2**20, "grown": grown[0]}
 

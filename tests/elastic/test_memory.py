@@ -17,7 +17,7 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.snapshot_store import Region, Snapshot, SnapshotStore, StateLost
 from boost_core.config import JobSpec
 from boost_core.config.reports import Report
-from boost_core.plan.snapshots import Key, MemoryState, SnapshotIndex, copy_owners, newest_whole_state
+from boost_core.plan.snapshots import MemoryState, SnapshotIndex, SnapshotKey, copy_owners, newest_whole_state
 from boost_core.train import Membership, Outcome, StepTimes, saving, train
 from boost_core.train.state import TrainState
 from tests.distributed.recording import Recorder, losses, train_and_record
@@ -76,7 +76,7 @@ def found(stores: Stores) -> MemoryState[int] | None:
     return newest_whole_state((process, [each.index for each in snapshots]) for process, snapshots in stores.items())
 
 
-def fetch_from(stores: Stores) -> Callable[[int, Key, Sequence[Region]], list[torch.Tensor]]:
+def fetch_from(stores: Stores) -> Callable[[int, SnapshotKey, Sequence[Region]], list[torch.Tensor]]:
     living = {process: SnapshotStore() for process in stores}
     for process, snapshots in stores.items():
         for snapshot in snapshots:
@@ -203,14 +203,14 @@ def test_asked_on_one_rank_all_halt_after_the_same_step(halted: Halted) -> None:
     assert CheckpointFolder(str(halted.folder)).steps() == [2, 4, 5]
 
 
-def keys(snapshots: Iterable[Snapshot]) -> set[Key]:
+def keys(snapshots: Iterable[Snapshot]) -> set[SnapshotKey]:
     return {snapshot.index.key for snapshot in snapshots}
 
 
 def test_shelves_hold_the_state_and_the_last_copies(halted: Halted) -> None:
     of_peer = {0: 2, 1: 3, 2: 0, 3: 1}
     for rank, snapshots in halted.ended.stores.items():
-        assert keys(snapshots) == {Key(1, 5, rank), Key(1, 4, rank), Key(1, 4, of_peer[rank])}
+        assert keys(snapshots) == {SnapshotKey(1, 5, rank), SnapshotKey(1, 4, rank), SnapshotKey(1, 4, of_peer[rank])}
 
 
 @pytest.mark.parametrize("layout", [(2, 1, 1, 0), (2, 1, 3, 1), (1, 1, 2, 0), (2, 2, 1, 0), (1, 1, 2, 2)], ids=str)
@@ -254,11 +254,11 @@ def test_what_was_loaded_is_in_two_places_again(ranks: Ranks, corpus: Path, halt
     told = Told(nodes="aab", stores=pickle.dumps(halted.ended.stores), halt=(0, 6), generation=2)
     ended = run(ranks, job(corpus, tmp_path, (1, 1, 3, 1), every=100), told)
     assert ended.steps == {7}
-    assert keys(ended.stores[0]) == {Key(2, 7, 0), Key(2, 5, 0), Key(2, 5, 1)}
+    assert keys(ended.stores[0]) == {SnapshotKey(2, 7, 0), SnapshotKey(2, 5, 0), SnapshotKey(2, 5, 1)}
     for lost in range(3):
         state = found(without(ended.stores, lost))
         assert state is not None
-        assert {part.key for part in state.parts} == {Key(2, 5, rank) for rank in range(3)}
+        assert {part.key for part in state.parts} == {SnapshotKey(2, 5, rank) for rank in range(3)}
 
 
 MOVES: dict[str, tuple[str, Layout, str, Layout]] = {  # kind, layout and nodes of the first gang, layout of the second
@@ -285,7 +285,7 @@ def try_to_recover(spec: JobSpec, stores: bytes, failing_rank: int) -> str:
     living = pickle.loads(stores)
     fetch = fetch_from(living)
 
-    def fetch_or_fail(owner: int, key: Key, regions: Sequence[Region]) -> list[torch.Tensor]:
+    def fetch_or_fail(owner: int, key: SnapshotKey, regions: Sequence[Region]) -> list[torch.Tensor]:
         if dist.get_rank() == failing_rank and owner == 1:
             raise ConnectionError("process 1 is gone")
         return fetch(owner, key, regions)
@@ -304,7 +304,9 @@ def test_when_a_holder_fails_one_rank_all_know_that_the_state_is_lost(
         assert "process 1 is gone" in message
 
 
-def snapshots_while_training(spec: JobSpec, nodes: str, after: int) -> tuple[list[Snapshot], list[Snapshot], set[Key]]:
+def snapshots_while_training(
+    spec: JobSpec, nodes: str, after: int
+) -> tuple[list[Snapshot], list[Snapshot], set[SnapshotKey]]:
     """Own snapshots as they were found ``after`` a step and at the end of the one two later, and all that was there."""
     membership = Membership(owner_of=copy_owners(nodes))
     kept: dict[int, list[Snapshot]] = {}
@@ -325,7 +327,7 @@ def snapshots_while_training(spec: JobSpec, nodes: str, after: int) -> tuple[lis
 def test_copies_stay_as_they_are_while_training_and_saving_go_on(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = job(corpus, tmp_path, (2, 1, 1, 0), checkpoint={"every_steps": 1})
     for rank, (early, late, there) in enumerate(ranks.run(2, snapshots_while_training, spec, "ab", 5)):
-        assert there == {Key(1, 4, 0), Key(1, 4, 1)}, rank
+        assert there == {SnapshotKey(1, 4, 0), SnapshotKey(1, 4, 1)}, rank
         for before, now in zip(early, late, strict=True):
             assert before.index == now.index
             assert all(torch.equal(*pair) for pair in zip(before.tensors, now.tensors, strict=True))
@@ -368,7 +370,7 @@ def halt_again_and_again(spec: JobSpec, nodes: str) -> list[int]:
         membership.halt.set()
         assert train(spec, Recorder(), membership) is Outcome.HALTED
         many.append(len(snapshots.indexes()))
-    assert Key(5, 5, dist.get_rank()) in keys(taken(snapshots))
+    assert SnapshotKey(5, 5, dist.get_rank()) in keys(taken(snapshots))
     return many
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boost_core.plan.snapshots import Key, SnapshotIndex, copy_owners, newest_whole_state
+from boost_core.plan.snapshots import SnapshotIndex, SnapshotKey, copy_owners, newest_whole_state
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_each_rank_keeps_one_copy_on_another_node_where_possible(nodes: list[str
 
 
 def snapshots(generation: int, step: int, ranks: int, *present: int) -> list[SnapshotIndex]:
-    return [SnapshotIndex(Key(generation, step, rank), ranks, 4 * step, ()) for rank in present]
+    return [SnapshotIndex(SnapshotKey(generation, step, rank), ranks, 4 * step, ()) for rank in present]
 
 
 def test_the_newest_state_is_put_together_from_all_holders() -> None:
@@ -50,13 +50,13 @@ def test_the_newest_state_is_put_together_from_all_holders() -> None:
     assert state is not None
     assert (state.step, state.samples) == (5, 20)
     assert state.parts == (*snapshots(1, 5, 2, 0), *snapshots(1, 5, 2, 1))
-    assert state.owners == {Key(1, 5, 0): "x", Key(1, 5, 1): "y"}
+    assert state.owners == {SnapshotKey(1, 5, 0): "x", SnapshotKey(1, 5, 1): "y"}
 
 
 def test_each_part_comes_from_one_holder() -> None:
     state = newest_whole_state([("x", snapshots(1, 5, 2, 0, 1)), ("y", snapshots(1, 5, 2, 0, 1))])
     assert state is not None
-    assert state.owners == {Key(1, 5, 0): "x", Key(1, 5, 1): "x"}
+    assert state.owners == {SnapshotKey(1, 5, 0): "x", SnapshotKey(1, 5, 1): "x"}
 
 
 FOUND: dict[str, tuple[list[list[SnapshotIndex]], tuple[int, int] | None]] = {  # stores; generation and step
