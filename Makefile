@@ -52,6 +52,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/architecture/test_words.py
 
 format: setup
 	$(BIN)/ruff format .

@@ -52,7 +52,7 @@ class _Known:
 _known = _Known()
 
 
-def keep_quiet_about(values: Iterable[str]) -> None:
+def register_secrets(values: Iterable[str]) -> None:
     """Have ``redact`` take values out of text from now on, in all the process.
 
     Args:

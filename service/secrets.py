@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import fsspec
 
-from service.redaction import SHORTEST, keep_quiet_about
+from service.redaction import SHORTEST, register_secrets
 
 REQUIRED = ("access_key_id", "secret_access_key")
 OPTIONAL = ("session_token", "endpoint_url", "region")
@@ -106,11 +106,11 @@ def load(reference: SecretReference) -> Secret:
         )
     present = [name for name in OPTIONAL if (folder / name).exists()]
     values = {name: _value(folder / name, reference) for name in (*REQUIRED, *present)}
-    keep_quiet_about(value for name, value in values.items() if name in _CONFIDENTIAL)
+    register_secrets(value for name, value in values.items() if name in _CONFIDENTIAL)
     return Secret(**values)
 
 
-def use_everywhere(secret: Secret) -> None:
+def configure_fsspec(secret: Secret) -> None:
     """Have all of this process reach ``s3://`` with a secret; for processes that work for one job only."""
     fsspec.config.conf["s3"] = {**_OF_THE_NODE, **secret.storage_options()}
 

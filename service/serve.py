@@ -13,12 +13,12 @@ from service.accounts.quotas import QuotaStore
 from service.api.app import create_app
 from service.api.connections import raise_descriptor_limit
 from service.api.server import ApiServer, listen
-from service.exposure import UnsafeExposure, check_exposure
 from service.gang.ray_gangs import RayGangs
 from service.jobs.database import migrate
 from service.jobs.leases import Leases
 from service.jobs.store import JobStore
 from service.logs import write_logs
+from service.network_security import UnsafeExposure, check_exposure
 from service.scheduler.actions import ResizePolicy
 from service.scheduler.loop import ReconcileLoop
 from service.scheduler.quotas import Limits

@@ -14,7 +14,7 @@ from boost_core.bench.cases import AWKWARD, Draw, Sizes, cases
 from boost_core.bench.comm import comm_rows
 from boost_core.bench.correctness import disagreements
 from boost_core.bench.kernels import kernel_rows
-from boost_core.bench.rank import Shape, rank_rows
+from boost_core.bench.rank import RunShape, rank_rows
 from boost_core.bench.results import NO_GPU, RESULTS, Environment, Row, append, table
 from boost_core.bench.timing import matrix_rate, memory_bandwidth
 from boost_core.bench.variants import PUBLISHED_SIZES, VARIANTS
@@ -68,7 +68,7 @@ def _rank(given: argparse.Namespace, device: torch.device) -> None:
     rate, environment = matrix_rate(_compute_type(device), device), Environment.of(device)
     sizes = {given.model: given.tp or PUBLISHED_SIZES.get(given.model, 1)} if given.model else PUBLISHED_SIZES
     for (model, ranks), sequences in product(sizes.items(), given.micro_batch):
-        shape = Shape(model, ranks, sequences, given.sequence, given.layers)
+        shape = RunShape(model, ranks, sequences, given.sequence, given.layers)
         found: list[Row] = []
         for variant in variants:
             rows = rank_rows(shape, variant, device, given.repeats, rate, given.interconnect)

@@ -39,7 +39,7 @@ _WARM_STEPS = 3
 
 
 @dataclass(frozen=True)
-class Shape:
+class RunShape:
     """What a rank is timed at.
 
     Attributes:
@@ -89,7 +89,7 @@ class Shape:
 
 
 def rank_rows(
-    shape: Shape, variant: Variant, device: torch.device, steps: int, rate: float, interconnects: list[str]
+    shape: RunShape, variant: Variant, device: torch.device, steps: int, rate: float, interconnects: list[str]
 ) -> list[Row]:
     """All figures of one variant.
 
@@ -117,7 +117,13 @@ def rank_rows(
 
 
 def _measured(
-    shape: Shape, variant: Variant, device: torch.device, steps: int, rate: float, interconnects: list[str], case: str
+    shape: RunShape,
+    variant: Variant,
+    device: torch.device,
+    steps: int,
+    rate: float,
+    interconnects: list[str],
+    case: str,
 ) -> Iterator[Row]:
     spec = shape.job(variant, device)
     state = TrainState.initial(spec, device, draw_weights)

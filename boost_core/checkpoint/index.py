@@ -17,7 +17,7 @@ def files_named(index: bytes) -> set[str]:
         stored = _Reader(io.BytesIO(index)).load().state["storage_data"]
         return {str(place.state["relative_path"]) for place in stored.values()}
     except Exception as error:  # of all the kinds that a pickle can raise
-        raise ValueError(f"is no index of torch's: {type(error).__name__}: {error}") from error
+        raise ValueError(f"is not a torch checkpoint index: {type(error).__name__}: {error}") from error
 
 
 class _Anything:

@@ -127,7 +127,7 @@ def decode(stored: bytes, step: int) -> Manifest:
         manifest = Manifest.model_validate(content)
     except ValidationError as error:
         problem = error.errors()[0]
-        raise CheckpointDamaged(f"is no manifest: {problem['loc'][0]}: {problem['msg']}") from error
+        raise CheckpointDamaged(f"is not a manifest: {problem['loc'][0]}: {problem['msg']}") from error
     if manifest.step != step:
         raise CheckpointDamaged(f"is of step {manifest.step}, and its folder of step {step}")
     if not all(name.isprintable() and "/" not in name for name in manifest.files):
@@ -163,7 +163,7 @@ def _facts_in_the_job(job: Any) -> dict[str, Any]:
     try:
         return {"model": job["model"], "sequence_length": job["training"]["sequence_length"]}
     except (KeyError, TypeError) as error:
-        raise CheckpointDamaged("is no manifest: its job has no model, or no training.sequence_length") from error
+        raise CheckpointDamaged("is not a manifest: its job lacks model or training.sequence_length") from error
 
 
 def _parsed(stored: bytes) -> dict[str, Any]:
@@ -174,13 +174,13 @@ def _parsed(stored: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointDamaged(f"is not JSON, as when it is cut off: {error}") from error
     if not isinstance(content, dict):
-        raise CheckpointDamaged("is no manifest: it holds no object")
+        raise CheckpointDamaged("is not a manifest: it is not a JSON object")
     return content
 
 
 def _refuse_other_format(found: object) -> None:
     if type(found) is not int or found < OLDEST_FORMAT:
-        raise CheckpointDamaged(f"is no manifest of format {OLDEST_FORMAT} to {FORMAT}")
+        raise CheckpointDamaged(f"is not a manifest of format {OLDEST_FORMAT} to {FORMAT}")
     if found > FORMAT:
         raise CheckpointDamaged(f"was written by a newer version: it has format {found}, and this reads up to {FORMAT}")
 

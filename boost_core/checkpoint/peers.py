@@ -7,41 +7,41 @@ import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
 
-from boost_core.checkpoint.memory import Shelf, Snapshot
-from boost_core.plan.snapshots import Box
+from boost_core.checkpoint.snapshot_store import Snapshot, SnapshotStore
+from boost_core.plan.snapshots import TensorSlice
 
-_BOXES = TypeAdapter(tuple[Box, ...])  # JSON between ranks: a pickle would run what it says
+_BOXES = TypeAdapter(tuple[TensorSlice, ...])  # JSON between ranks: a pickle would run what it says
 
 
 class PeerCopies:
     """Sends this rank's snapshots to the rank that keeps them, and keeps those of another.
 
     Args:
-        shelf: This process's.
-        holder_of: Which rank keeps the copy of each rank's.
+        snapshots: This process's store of them.
+        owner_of: Which rank keeps the copy of each rank's.
         ranks: A gloo group of all ranks.
     """
 
-    def __init__(self, shelf: Shelf, holder_of: Sequence[int], ranks: dist.ProcessGroup) -> None:
-        self._shelf, self._ranks = shelf, ranks
+    def __init__(self, snapshots: SnapshotStore, owner_of: Sequence[int], ranks: dist.ProcessGroup) -> None:
+        self._snapshots, self._ranks = snapshots, ranks
         self._rank = dist.get_rank()
-        self._to, self._of = holder_of[self._rank], list(holder_of).index(self._rank)
-        self._boxes: tuple[Box, ...] | None = None  # of the one that we keep; they stay the same
+        self._to, self._of = owner_of[self._rank], list(owner_of).index(self._rank)
+        self._boxes: tuple[TensorSlice, ...] | None = None  # of the one that we keep; they stay the same
 
     def exchange(self, snapshot: Snapshot) -> None:
-        """Put a snapshot on the shelf, and its copy on the peer's; all ranks call it with theirs of the same step.
+        """Keep a snapshot here, and a copy of it in the peer's memory; all ranks call it with theirs of the same step.
 
         When it returns, every rank's is in two places, and all older ones are forgotten.
         """
-        self._shelf.put(snapshot)
+        self._snapshots.put(snapshot)
         if self._to != self._rank:
-            self._shelf.put(self._swapped(snapshot))
+            self._snapshots.put(self._swapped(snapshot))
         dist.barrier(self._ranks)
-        self._shelf.keep_only(snapshot.contents.key.generation, snapshot.contents.key.step)
+        self._snapshots.keep_only(snapshot.index.key.generation, snapshot.index.key.step)
 
     def _swapped(self, mine: Snapshot) -> Snapshot:
         if self._boxes is None:
-            self._boxes = self._swap_boxes(mine.contents.boxes)
+            self._boxes = self._swap_boxes(mine.index.boxes)
         sending = [dist.isend(tensor, group=self._ranks, group_dst=self._to) for tensor in mine.tensors]
         theirs = tuple(torch.empty(box.sizes, dtype=getattr(torch, box.dtype)) for box in self._boxes)
         for tensor in theirs:
@@ -49,10 +49,10 @@ class PeerCopies:
         for work in sending:
             if work is not None:
                 work.wait()
-        contents = replace(mine.contents, key=replace(mine.contents.key, rank=self._of), boxes=self._boxes)
-        return Snapshot(contents, theirs)
+        index = replace(mine.index, key=replace(mine.index.key, rank=self._of), boxes=self._boxes)
+        return Snapshot(index, theirs)
 
-    def _swap_boxes(self, mine: tuple[Box, ...]) -> tuple[Box, ...]:
+    def _swap_boxes(self, mine: tuple[TensorSlice, ...]) -> tuple[TensorSlice, ...]:
         message = torch.frombuffer(bytearray(_BOXES.dump_json(mine)), dtype=torch.uint8)
         length, theirs = torch.tensor([len(message)]), torch.zeros(1, dtype=torch.int64)
         received = self._swap(length, theirs)

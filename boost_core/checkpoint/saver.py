@@ -15,9 +15,9 @@ import torch.distributed as dist
 from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import Manifest
-from boost_core.checkpoint.memory import Shelf, Snapshot
 from boost_core.checkpoint.peers import PeerCopies
 from boost_core.checkpoint.shards import SaveFailed, on_first_rank, refuse_damaged, save_chunks
+from boost_core.checkpoint.snapshot_store import Snapshot, SnapshotStore
 from boost_core.config.checkpoint import CheckpointConfig
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ Checksums = dict[str, int]
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class SaveRequest:
     """What is to be written of a copy.
 
     Attributes:
@@ -44,7 +44,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SaveOutcome:
     """What became of a copy of the state, the same on all ranks.
 
     Attributes:
@@ -71,23 +71,23 @@ class Saver:
     Args:
         folder: The job's checkpoints.
         keep: What is kept of them.
-        shelf: For snapshots in memory.
-        holder_of: Which rank keeps the copy of each rank's snapshots; empty if none does.
+        snapshots: This process's store of them, in memory.
+        owner_of: Which rank keeps the copy of each rank's snapshots; empty if none does.
         after_copy: Told of each step whose snapshots are in two places.
         before_save: Called on the first rank before each try to write; what it raises counts as the store's refusal.
     """
 
     def __init__(
-        self, folder: CheckpointFolder, keep: CheckpointConfig, shelf: Shelf, holder_of: Sequence[int],
+        self, folder: CheckpointFolder, keep: CheckpointConfig, snapshots: SnapshotStore, owner_of: Sequence[int],
         after_copy: Callable[[int], None], before_save: Callable[[], None],
     ) -> None:  # fmt: skip
         self._folder, self._keep = folder, keep
         self._after_copy, self._before_save = after_copy, before_save
         # Of its own, because the training loop's collectives go on meanwhile.
         self._ranks = dist.new_group(backend="gloo")
-        self._peers = PeerCopies(shelf, holder_of, self._ranks) if holder_of else None
+        self._peers = PeerCopies(snapshots, owner_of, self._ranks) if owner_of else None
         self._thread: threading.Thread | None = None
-        self._outcome: Outcome | Exception | None = None
+        self._outcome: SaveOutcome | Exception | None = None
         self._failures, self._next_try = 0, 0.0  # tries in a row that failed; when the next may begin
         # Of these, the first rank's count; the others hear from it.
         self._makes_way, self._trying = threading.Event(), False
@@ -95,14 +95,14 @@ class Saver:
         self.failure = ""
 
     def start(
-        self, step: int, chunks: Sequence[Chunk], snapshot: Snapshot | None, checkpoint: Checkpoint | None
+        self, step: int, chunks: Sequence[Chunk], snapshot: Snapshot | None, checkpoint: SaveRequest | None
     ) -> None:
         """Start with a copy; the one before has been collected.
 
         Args:
             step: Its step.
             chunks: The copy of what this rank keeps; not to be changed before the outcome is there.
-            snapshot: The same, if it is to be kept in memory, too; not to be changed as long as it is on the shelf.
+            snapshot: The same, if it is to be kept in memory, too; not to be changed as long as it is kept.
             checkpoint: What to write of it; ``None`` to write nothing.
         """
         if self._thread is not None:
@@ -123,7 +123,7 @@ class Saver:
             self._makes_way.set()
             return self._trying and self._failures > 0
 
-    def outcome(self, wait: bool) -> Outcome | None:
+    def outcome(self, wait: bool) -> SaveOutcome | None:
         """What became of the copy that was started, once; ``None`` if there is none, or it is not known yet.
 
         Args:
@@ -149,7 +149,7 @@ class Saver:
         return self._thread is None or not self._thread.is_alive()
 
     def _run(
-        self, step: int, chunks: Sequence[Chunk], snapshot: Snapshot | None, checkpoint: Checkpoint | None
+        self, step: int, chunks: Sequence[Chunk], snapshot: Snapshot | None, checkpoint: SaveRequest | None
     ) -> None:
         started = time.perf_counter()
         stored_step, manifest = -1, None
@@ -163,7 +163,7 @@ class Saver:
             self._outcome = error
             return
         failure = self.failure if checkpoint and stored_step < 0 else ""
-        self._outcome = Outcome(step, stored_step, manifest, failure, time.perf_counter() - started)
+        self._outcome = SaveOutcome(step, stored_step, manifest, failure, time.perf_counter() - started)
         if manifest is not None and dist.get_rank() == 0:
             self._prune()
 
@@ -173,7 +173,7 @@ class Saver:
         except Exception as error:  # stores raise types of their own
             logger.warning("old checkpoints in %s cannot be removed now: %s", self._folder.url, error)
 
-    def _stored(self, step: int, chunks: Sequence[Chunk], checkpoint: Checkpoint) -> tuple[int, Manifest | None]:
+    def _stored(self, step: int, chunks: Sequence[Chunk], checkpoint: SaveRequest) -> tuple[int, Manifest | None]:
         """Try until it is written or makes way; the step that is stored then, and what was written."""
         while self._may_try():
             try:
@@ -200,7 +200,7 @@ class Saver:
             self._trying = not self._makes_way.is_set()
             return self._trying
 
-    def _tried(self, step: int, chunks: Sequence[Chunk], checkpoint: Checkpoint) -> tuple[int, Manifest | None]:
+    def _tried(self, step: int, chunks: Sequence[Chunk], checkpoint: SaveRequest) -> tuple[int, Manifest | None]:
         on_first_rank(self._before_save, self._ranks)
         if checkpoint.unless_newest_is is not None:
             newest = on_first_rank(self._folder.newest_intact, self._ranks)

@@ -17,8 +17,8 @@ class Drill(Config):
         "cannot be written for a while, as in a full store.",
     )
     rank: int = Field(0, ge=0, description="The rank it happens to; of drop_node, any rank on the node.")
-    at_step: int | None = Field(None, ge=0, description="When so many steps are done; null: at once.")
-    steps: int = Field(10, ge=1, le=100_000, description="Of delay_rank: for so many steps.")
+    at_step: int | None = Field(None, ge=0, description="Inject after this step (null: immediately).")
+    steps: int = Field(10, ge=1, le=100_000, description="Of delay_rank: number of steps.")
     seconds: float = Field(
         10.0,
         gt=0,

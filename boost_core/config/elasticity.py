@@ -58,7 +58,7 @@ class DataParallelRange(Config):
     @model_validator(mode="after")
     def _not_empty(self) -> "DataParallelRange":
         if self.min > self.max:
-            raise ValueError(f"min {self.min} is above max {self.max}; exchange them, or raise max")
+            raise ValueError(f"min ({self.min}) must not exceed max ({self.max})")
         return self
 
 

@@ -118,9 +118,7 @@ def _optimizer_problems(
         return []
     field = ("optimizer", "kind")
     if model.family != "svd":
-        message = (
-            f"loro moves products A·B of two matrices, which family={model.family} has not; use family=svd or adamw"
-        )
+        message = f"optimizer.kind=loro requires model.family=svd, not {model.family}; use family=svd or adamw"
         return [FieldProblem(field, "loro", message)]
     if chosen_strategy(model, parallelism) != "btp":
         return [FieldProblem(field, "loro", "loro needs factors that are whole along their rank; use strategy=btp")]

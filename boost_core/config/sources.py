@@ -144,7 +144,7 @@ def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions 
     try:
         return count_tokens(content)
     except ValueError as error:
-        problem = f"{tokenizer!r} is no tokenizer.json of Hugging Face's tokenizers; save it anew, or use {BYTES}"
+        problem = f"{tokenizer!r} is not a tokenizer.json of Hugging Face's tokenizers; save it anew, or use {BYTES}"
         raise ValueError(problem) from error
 
 

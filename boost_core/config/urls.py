@@ -53,7 +53,7 @@ def _problem(url: str) -> str | None:
 def _problem_on_s3(rest: str) -> str | None:
     bucket = rest.partition("/")[0]
     if "@" in bucket or (":" in bucket and not bucket.startswith("arn:")):
-        return f"what is before the first / is no bucket; {_CREDENTIALS}"
+        return f"what is before the first / is not a bucket name; {_CREDENTIALS}"
     return f"has a query after '?'; {_CREDENTIALS}" if _QUERY.search(rest) else None
 
 

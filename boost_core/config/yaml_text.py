@@ -73,7 +73,7 @@ class _StrictLoader(_Loader):
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in written:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"the field {key.value[:100]!r} stands twice; leave one out", key.start_mark
+                        None, None, f"duplicate field {key.value[:100]!r}; remove one", key.start_mark
                     )
                 written.add((key.tag, key.value))
         return super().construct_mapping(node, deep)

@@ -11,7 +11,7 @@ from boost_core.config.base import in_lines
 from boost_core.config.data import BYTES, SourceConfig
 from boost_core.config.sources import list_files
 from boost_core.data.documents import documents
-from boost_core.data.tokenize import OnError, Plan, Progress, tokenize
+from boost_core.data.tokenize import OnError, Progress, TokenizePlan, tokenize
 from boost_core.data.tokenizers import FileTokenizer, open_tokenizer, train_bpe
 
 _TRAINED = "tokenizer.json"
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _plan(given: argparse.Namespace) -> Plan:
+def _plan(given: argparse.Namespace) -> TokenizePlan:
     source = SourceConfig(kind=given.kind, paths=tuple(given.sources), text_field=given.text_field)
     name, content = given.tokenizer, ""
     if given.train_bpe:
@@ -47,7 +47,7 @@ def _plan(given: argparse.Namespace) -> Plan:
     if isinstance(tokenizer, FileTokenizer):
         with fsspec.open(name, "r", encoding="utf-8") as stream:
             content = stream.read()
-    return Plan(source, given.folder, tokenizer, content, given.held_out, given.shard_tokens, given.on_error)
+    return TokenizePlan(source, given.folder, tokenizer, content, given.held_out, given.shard_tokens, given.on_error)
 
 
 def _train_once(source: SourceConfig, name: str, vocabulary: int, on_error: OnError) -> None:

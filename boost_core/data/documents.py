@@ -116,10 +116,10 @@ def _of_line(line: bytes, url: str, place: str, field: str) -> Document:
         text = json.loads(line.decode("utf-8-sig"))[field]
         if isinstance(text, str):
             return Document(url, place, text.encode())
-        problem = f"{field!r} is no text but {type(text).__name__}; check text_field"
+        problem = f"{field!r} is {type(text).__name__}, not text; check text_field"
     except UnicodeEncodeError as error:
         surrogate = ascii(error.object[error.start]).strip("'")
-        problem = f"{field!r} holds {surrogate}, a surrogate on its own, which is no character"
+        problem = f"{field!r} holds {surrogate}, a lone surrogate, which is not a character"
     except UnicodeDecodeError:
         problem = _not_utf8(line)
     except RecursionError:
@@ -164,7 +164,7 @@ def _no_text_column(schema: pa.Schema, field: str) -> str:
     of_type = schema.field(field).type
     value_type = of_type.value_type if pa.types.is_dictionary(of_type) else of_type
     if value_type not in (pa.string(), pa.large_string(), pa.string_view()):
-        return f"the column {field!r} is no text but {of_type}; check text_field"
+        return f"the column {field!r} is {of_type}, not text; check text_field"
     return ""
 
 

@@ -51,7 +51,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TokenizePlan:
     """What is tokenized and how.
 
     Attributes:
@@ -85,7 +85,7 @@ class Plan:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
-def tokenize(plan: Plan, report: Callable[[Progress], None]) -> TokenIndex:
+def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenIndex:
     """Write the tokens of all documents; what is there already is kept.
 
     Args:
@@ -155,7 +155,7 @@ class _Done:
     tokens: int
 
 
-def _begun(plan: Plan, folder: TokenFolder) -> tuple[TokenIndex, list[Input]]:
+def _begun(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[Input]]:
     """The index to go on from, and what its shards hold of each file."""
     index = find_index(plan.folder)
     if index is None:
@@ -195,14 +195,14 @@ def _inputs_name(number: int) -> str:
     return f"inputs-{number:05}.json"
 
 
-def _without_documents(plan: Plan, skipped: int) -> str:
+def _without_documents(plan: TokenizePlan, skipped: int) -> str:
     where = ", ".join(plan.source.paths)
     if skipped:
         return f"all {skipped:,} documents of {where} are bad; {plan.folder}/quarantine-*.jsonl says why"
     return f"there are no documents in {where}; check the files"
 
 
-def _batches_from(plan: Plan, start: Cursor, held: list[Input]) -> Iterator[_Batch]:
+def _batches_from(plan: TokenizePlan, start: Cursor, held: list[Input]) -> Iterator[_Batch]:
     for number, file in enumerate(plan.files[start.file :], start=start.file):
         reading = Reading(file, plan.source)
         if number == start.file and start.document:
@@ -217,7 +217,7 @@ def _batches_from(plan: Plan, start: Cursor, held: list[Input]) -> Iterator[_Bat
         yield _Batch([], here, Cursor(file=number + 1), reading.so_far(first, whole=True))
 
 
-def _write(batch: _Batch, plan: Plan, shards: dict[Part, ShardFile], quarantine: QuarantineFile) -> _Done:
+def _write(batch: _Batch, plan: TokenizePlan, shards: dict[Part, ShardFile], quarantine: QuarantineFile) -> _Done:
     before, skipped = sum(shard.tokens for shard in shards.values()), 0
     for offset, (document, tokens) in enumerate(encode(batch.documents, plan.tokenizer)):
         if document.problem:

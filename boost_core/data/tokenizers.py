@@ -87,7 +87,7 @@ def open_tokenizer(name: str | None, end_of_document: str | None) -> Tokenizer:
         end_of_document: The token that ends a document; ``None`` for a usual one.
 
     Raises:
-        ValueError: The file is no tokenizer, or does not have that token.
+        ValueError: The file is not a tokenizer, or lacks that token.
         OSError: The file cannot be read.
     """
     if name in (None, BYTES):
@@ -97,7 +97,7 @@ def open_tokenizer(name: str | None, end_of_document: str | None) -> Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises nothing more specific
-        raise ValueError(f"{name} is no tokenizer.json of Hugging Face's tokenizers: {error}") from error
+        raise ValueError(f"{name} is not a tokenizer.json of Hugging Face's tokenizers: {error}") from error
     return FileTokenizer(tokenizer, name, end_of_document)
 
 

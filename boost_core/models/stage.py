@@ -46,7 +46,9 @@ class StageModule(nn.Module):
             residual, carried = decoder.embed(inputs[0]), None
         else:
             residual, carried = decoder.strategy.enter(inputs[0]), self._unpacked(inputs[1:])
-        residual, carried = decoder.through(self._blocks, residual, carried, self._rotation.apart(document_T))
+        residual, carried = decoder.through(
+            self._blocks, residual, carried, self._rotation.with_document_mask(document_T)
+        )
         if not self.stage.last:
             crossing = [each.flatten().view(each.shape) for part in carried for each in part] if self._gives else []
             return (residual.inputs, *crossing)

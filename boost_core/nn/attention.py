@@ -59,7 +59,7 @@ class Rotation:
         self.sees_b1ss: torch.Tensor | None = None
         self._cast: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def apart(self, document_T: torch.Tensor | None) -> "Rotation":
+    def with_document_mask(self, document_T: torch.Tensor | None) -> "Rotation":
         """The same for tokens that see none but those of their own document, by its number; ``None``: all see all.
 
         Positions go on across documents: rotary embeddings see differences of positions alone.

@@ -7,18 +7,18 @@ import torch
 from boost_core.config.training import OptimizerConfig
 from boost_core.kernels.adamw import adamw_
 from boost_core.kernels.adamw.update import AdamWUpdate
-from boost_core.optim.group import Group, Piece
+from boost_core.optim.group import ParamGroup, StateSlice
 
 
 class MasterWeightAdamW:
     """Updates fp32 masters, and with them the weights that the model computes with.
 
     Args:
-        groups: All weights of the model. Those of a group apart are left to a subclass.
+        groups: All weights of the model. Those with a custom update are left to a subclass.
         config: Betas and epsilon.
     """
 
-    def __init__(self, groups: Sequence[Group], config: OptimizerConfig) -> None:
+    def __init__(self, groups: Sequence[ParamGroup], config: OptimizerConfig) -> None:
         self.groups, self._config = groups, config
 
     def step(self, clip: torch.Tensor, learning_rate: float, step: int) -> None:
@@ -30,7 +30,7 @@ class MasterWeightAdamW:
             step: Number of the optimizer step, from 1.
         """
         for group in self.groups:
-            if group.kind.apart:
+            if group.kind.custom_update:
                 continue
             config = self._config
             update = AdamWUpdate(learning_rate, config.betas, config.adam_epsilon, group.kind.decay, step)
@@ -50,7 +50,7 @@ class MasterWeightAdamW:
         for group in self.groups:
             group.round_masters()
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[StateSlice]:
         """What this rank keeps of each weight's state."""
         for group in self.groups:
             yield from group.pieces()

@@ -8,7 +8,7 @@ from torch import nn
 from boost_core.config import JobSpec
 from boost_core.nn.weights import norm_weights
 from boost_core.optim.adamw import MasterWeightAdamW
-from boost_core.optim.group import Group, Kind
+from boost_core.optim.group import ParamGroup, ParamKind
 from boost_core.optim.loro import Loro, factor_pairs
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.shard import latent_weights
@@ -37,17 +37,17 @@ def make_optimizer(
     factors = {name for pair in pairs for name in (pair.down, pair.up)}
     undecayed, latent = set(norm_weights(model)), set(latent_weights(model))
     tied = "embedding.weight" if spec.model.tie_embeddings and spec.parallelism.pipeline_parallel_size > 1 else None
-    members: dict[Kind, dict[str, nn.Parameter]] = {}
+    members: dict[ParamKind, dict[str, nn.Parameter]] = {}
     for name, weight in model.named_parameters():
         decay = 0.0 if name in undecayed else config.weight_decay
-        kind = Kind(
-            decay, split=axes[name] is not None, latent=name in latent, tied=name == tied, apart=name in factors
+        kind = ParamKind(
+            decay, split=axes[name] is not None, latent=name in latent, tied=name == tied, custom_update=name in factors
         )
         members.setdefault(kind, {})[name] = weight
     # The largest first, so that most of the gradients need not wait for what little there is of the others.
-    kinds = sorted(members, key=lambda kind: (-kind.decay, kind.latent, kind.tied, kind.apart))
+    kinds = sorted(members, key=lambda kind: (-kind.decay, kind.latent, kind.tied, kind.custom_update))
     compute_type, zero_stage = COMPUTE_TYPES[spec.training.precision], spec.parallelism.zero_stage
-    groups = [Group(kind, members[kind], compute_type, replicas, zero_stage) for kind in kinds]
+    groups = [ParamGroup(kind, members[kind], compute_type, replicas, zero_stage) for kind in kinds]
     if loro is None:
         return MasterWeightAdamW(groups, config)
     rank_share = spec.model.bottleneck_rank / spec.model.hidden_size

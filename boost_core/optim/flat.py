@@ -12,7 +12,7 @@ Offsets = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Box:
+class FlatSlice:
     """A box of one tensor whose elements lie one after the other.
 
     Attributes:
@@ -54,12 +54,12 @@ class FlatLayout:
         """Each tensor, a view of ``flat``."""
         return {name: flat[slice(*self.ranges[name])].view(shape) for name, shape in self.shapes.items()}
 
-    def boxes_within(self, begin: int, end: int) -> Iterator[Box]:
+    def boxes_within(self, begin: int, end: int) -> Iterator[FlatSlice]:
         """All that lies between two places, padding left out."""
         for name, (first, last) in self.ranges.items():
             low, high = max(begin, first), min(end, last)
             for offsets, sizes in boxes(self.shapes[name], low - first, high - first):
-                yield Box(name, offsets, sizes, low)
+                yield FlatSlice(name, offsets, sizes, low)
                 low += prod(sizes)
 
 

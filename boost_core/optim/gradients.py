@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from boost_core.optim.group import Group
+from boost_core.optim.group import ParamGroup
 from boost_core.parallel.communicator import Communicator
 
 # Buckets under way at a time where each has memory of its own.
@@ -29,7 +29,7 @@ class Gradients:
     """
 
     def __init__(
-        self, weights: Mapping[str, nn.Parameter], groups: Sequence[Group], replicas: Communicator, rounds: int = 1
+        self, weights: Mapping[str, nn.Parameter], groups: Sequence[ParamGroup], replicas: Communicator, rounds: int = 1
     ) -> None:
         self._groups, self._replicas, self._rounds = groups, replicas, rounds
         self._buckets = [(group, bucket) for group in groups for bucket in reversed(range(len(group.buckets)))]

@@ -22,7 +22,7 @@ BUCKET_ELEMENTS = 1 << 25  # 128 MiB of fp32 gradients
 
 
 @dataclass(frozen=True)
-class Kind:
+class ParamKind:
     """What the weights of a group have in common.
 
     Attributes:
@@ -30,18 +30,18 @@ class Kind:
         split: Whether tensor parallel ranks have parts of them; else each has the whole.
         latent: Whether each tensor parallel rank computes a part of their gradients.
         tied: Whether the first and the last pipeline rank both have them, and compute a part of their gradients each.
-        apart: Whether the optimizer updates them by a rule of its own, for which it needs each of them whole.
+        custom_update: Whether the optimizer updates them by a rule of its own, for which it needs each of them whole.
     """
 
     decay: float
     split: bool
     latent: bool
     tied: bool
-    apart: bool
+    custom_update: bool
 
 
 @dataclass(frozen=True)
-class Piece:
+class StateSlice:
     """A box of one weight's state that this rank keeps.
 
     Attributes:
@@ -59,7 +59,7 @@ class Piece:
     tensor: torch.Tensor
 
 
-class Group:
+class ParamGroup:
     """One group.
 
     Args:
@@ -83,11 +83,11 @@ class Group:
     """
 
     def __init__(
-        self, kind: Kind, weights: Mapping[str, nn.Parameter], compute_type: torch.dtype, replicas: Communicator,
+        self, kind: ParamKind, weights: Mapping[str, nn.Parameter], compute_type: torch.dtype, replicas: Communicator,
         zero_stage: int, *, bucket_elements: int = BUCKET_ELEMENTS,
     ) -> None:  # fmt: skip
         self.kind, self._replicas = kind, replicas
-        self.sharded = zero_stage > 0 and not kind.apart and replicas.size > 1
+        self.sharded = zero_stage > 0 and not kind.custom_update and replicas.size > 1
         parts = replicas.size if self.sharded else 1
         self._layout = FlatLayout({name: weight.shape for name, weight in weights.items()}, parts)
         self.buckets = _buckets(self._layout.length, parts, bucket_elements if replicas.size > 1 else None)
@@ -215,7 +215,7 @@ class Group:
             self.own_weight.copy_(self.master)
         self.publish()
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[StateSlice]:
         """The state that this rank keeps."""
         flats = {"master": self.master, "first_moment": self.first_moment, "second_moment": self.second_moment}
         for own, place in zip(self._own, self._places, strict=True):
@@ -223,7 +223,7 @@ class Group:
                 begin = place.start + box.begin - own.start
                 for quantity, flat in flats.items():
                     tensor = flat[begin : begin + prod(box.sizes)].view(box.sizes)
-                    yield Piece(box.name, quantity, self._layout.shapes[box.name], box.offsets, tensor)
+                    yield StateSlice(box.name, quantity, self._layout.shapes[box.name], box.offsets, tensor)
 
 
 def _buckets(length: int, parts: int, largest: int | None) -> list[slice]:

@@ -20,7 +20,7 @@ from boost_core.config.training import LoroConfig, OptimizerConfig
 from boost_core.nn.bottleneck import Bottleneck
 from boost_core.nn.weights import places_in_runs
 from boost_core.optim.adamw import MasterWeightAdamW
-from boost_core.optim.group import Group
+from boost_core.optim.group import ParamGroup
 from boost_core.optim.riemannian import riemannian_step
 from boost_core.parallel.communicator import Communicator
 
@@ -51,7 +51,7 @@ class Loro(MasterWeightAdamW):
     """``MasterWeightAdamW`` whose factor pairs are updated by LORO.
 
     Args:
-        groups: All weights of the model; those of the group apart are the factors.
+        groups: All weights of the model; those of the group with a custom update are the factors.
         config: Betas, epsilon and weight decay.
         loro: How often to make an exact step.
         pairs: The factor pairs.
@@ -61,7 +61,7 @@ class Loro(MasterWeightAdamW):
 
     def __init__(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[ParamGroup],
         config: OptimizerConfig,
         loro: LoroConfig,
         pairs: list[FactorPair],
@@ -71,7 +71,7 @@ class Loro(MasterWeightAdamW):
         super().__init__(groups, config)
         self._loro, self._pairs = loro, pairs
         self._rank_share, self._tensor_parallel = rank_share, tensor_parallel
-        (self._factors,) = (group for group in groups if group.kind.apart)
+        (self._factors,) = (group for group in groups if group.kind.custom_update)
         self._masters = self._factors.whole(self._factors.master)
         self._first = self._factors.whole(self._factors.first_moment)
         self._second = self._factors.whole(self._factors.second_moment)

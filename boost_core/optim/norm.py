@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
-from boost_core.optim.group import Group
+from boost_core.optim.group import ParamGroup
 from boost_core.parallel.process_groups import ProcessGroups
 
 
 def global_norm(
-    groups: Sequence[Group], process_groups: ProcessGroups, notices: Sequence[bool | torch.Tensor] = ()
+    groups: Sequence[ParamGroup], process_groups: ProcessGroups, notices: Sequence[bool | torch.Tensor] = ()
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Norm of the reduced gradients of the whole model, and which notices any rank has given.
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Sizes = tuple[int, ...]
-Holder = TypeVar("Holder")
+Owner = TypeVar("Owner")
 
 
 @dataclass(frozen=True, order=True)
-class Key:
+class SnapshotKey:
     """What a snapshot is of.
 
     Attributes:
@@ -29,7 +29,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Box:
+class TensorSlice:
     """A box of a whole tensor.
 
     Attributes:
@@ -48,7 +48,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Contents:
+class SnapshotIndex:
     """What a snapshot holds.
 
     Attributes:
@@ -58,49 +58,51 @@ class Contents:
         boxes: What the rank kept of the state.
     """
 
-    key: Key
+    key: SnapshotKey
     ranks: int
     samples: int
-    boxes: tuple[Box, ...]
+    boxes: tuple[TensorSlice, ...]
 
 
 @dataclass(frozen=True)
-class MemoryState(Generic[Holder]):
+class MemoryState(Generic[Owner]):
     """A job's whole state at a step, in the memory of several processes.
 
     Attributes:
         step: Optimizer steps done.
         samples: Samples consumed by then.
         parts: The snapshots, one a rank of the gang that made them.
-        holders: Who has each.
+        owners: Who has each.
     """
 
     step: int
     samples: int
-    parts: tuple[Contents, ...]
-    holders: Mapping[Key, Holder]
+    parts: tuple[SnapshotIndex, ...]
+    owners: Mapping[SnapshotKey, Owner]
 
 
-def newest_whole_state(shelves: Iterable[tuple[Holder, Sequence[Contents]]]) -> MemoryState[Holder] | None:
-    """The newest state of which every rank's snapshot is with one of the holders; ``None`` if there is none.
+def newest_whole_state(
+    stores: Iterable[tuple[Owner, Sequence[SnapshotIndex]]],
+) -> MemoryState[Owner] | None:
+    """The newest state of which every rank's snapshot is with one of the owners; ``None`` if there is none.
 
     Args:
-        shelves: What each holder has.
+        stores: What each owner has.
     """
-    found: dict[tuple[int, int], dict[int, tuple[Contents, Holder]]] = defaultdict(dict)
-    for holder, shelf in shelves:
-        for contents in shelf:
-            found[contents.key.step, contents.key.generation].setdefault(contents.key.rank, (contents, holder))
+    found: dict[tuple[int, int], dict[int, tuple[SnapshotIndex, Owner]]] = defaultdict(dict)
+    for owner, snapshots in stores:
+        for index in snapshots:
+            found[index.key.step, index.key.generation].setdefault(index.key.rank, (index, owner))
     whole = [place for place, ranks in found.items() if len(ranks) == next(iter(ranks.values()))[0].ranks]
     if not whole:
         return None
     ranks = found[max(whole)]
-    parts = tuple(contents for _, (contents, _) in sorted(ranks.items()))
-    holders = {contents.key: holder for contents, holder in ranks.values()}
-    return MemoryState(parts[0].key.step, parts[0].samples, parts, holders)
+    parts = tuple(index for _, (index, _) in sorted(ranks.items()))
+    owners = {index.key: owner for index, owner in ranks.values()}
+    return MemoryState(parts[0].key.step, parts[0].samples, parts, owners)
 
 
-def copy_holders(nodes: Sequence[str]) -> list[int]:
+def copy_owners(nodes: Sequence[str]) -> list[int]:
     """Which rank keeps the copy of each rank's snapshots: one of another node, where that is possible for all.
 
     Each keeps one. No rank keeps its own, except where it is alone.
@@ -111,5 +113,5 @@ def copy_holders(nodes: Sequence[str]) -> list[int]:
     order = sorted(range(len(nodes)), key=lambda rank: (nodes[rank], rank))
     most = max((nodes.count(node) for node in set(nodes)), default=0)
     shift = most if most < len(nodes) else 1
-    holder_of = {rank: order[(place + shift) % len(order)] for place, rank in enumerate(order)}
-    return [holder_of[rank] for rank in range(len(nodes))]
+    owner_of = {rank: order[(place + shift) % len(order)] for place, rank in enumerate(order)}
+    return [owner_of[rank] for rank in range(len(nodes))]

@@ -13,7 +13,7 @@ optimizer  moments 8n/dp; the master 4n/dp, unless it is the weight itself (fp32
            (bf16, shared)
 =========  =============================================================================================================
 
-LORO's factors are whole on each replica (``Kind.apart``). A checkpoint's copy is in the host's memory.
+LORO's factors are whole on each replica (``WeightKind.custom_update``). A checkpoint's copy is in the host's memory.
 """
 
 from collections import Counter, defaultdict
@@ -38,14 +38,14 @@ _NORMED = (True, False, True, False)
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What the weights of a group have in common; as ``optim.group.Kind``."""
+class WeightKind:
+    """What the weights of a group have in common; as ``optim.group.ParamKind``."""
 
     decay: float
     split: bool
     latent: bool = False
     tied: bool = False
-    apart: bool = False
+    custom_update: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> l
         stages: The rank's.
         element_bytes: Of the compute type.
     """
-    sizes: dict[Kind, Counter[int]] = defaultdict(Counter)
+    sizes: dict[WeightKind, Counter[int]] = defaultdict(Counter)
     for kind, elements, count in _weights(spec, stages):
         sizes[kind][elements] += count
-    kinds = sorted(sizes, key=lambda kind: (-kind.decay, kind.latent, kind.tied, kind.apart))
+    kinds = sorted(sizes, key=lambda kind: (-kind.decay, kind.latent, kind.tied, kind.custom_update))
     return [_group(spec, kind, sizes[kind], element_bytes) for kind in kinds]
 
 
@@ -112,10 +112,10 @@ def largest_weight(spec: JobSpec, stages: Sequence[Stage]) -> int:
     )
 
 
-def _group(spec: JobSpec, kind: Kind, sizes: Mapping[int, int], element_bytes: int) -> GroupBytes:
+def _group(spec: JobSpec, kind: WeightKind, sizes: Mapping[int, int], element_bytes: int) -> GroupBytes:
     """One group's bytes, by how many weights it has of each number of elements."""
     replicas, zero_stage = spec.parallelism.data_parallel_size, spec.parallelism.zero_stage
-    shared = zero_stage > 0 and not kind.apart and replicas > 1
+    shared = zero_stage > 0 and not kind.custom_update and replicas > 1
     parts = replicas if shared else 1
     length = _rounded_up(sum(_rounded_up(size, _BLOCK) * count for size, count in sizes.items()), _BLOCK * parts)
     own, rounded = length // parts, element_bytes < PRECISE
@@ -140,31 +140,31 @@ def _group(spec: JobSpec, kind: Kind, sizes: Mapping[int, int], element_bytes: i
     return GroupBytes(element_bytes * length, gradients, optimizer, temporary, PRECISE * given, under_way, ahead)
 
 
-def _weights(spec: JobSpec, stages: Sequence[Stage]) -> Iterator[tuple[Kind, int, int]]:
-    """Kind and elements of the weights that a rank has, and how many there are of each."""
+def _weights(spec: JobSpec, stages: Sequence[Stage]) -> Iterator[tuple[WeightKind, int, int]]:
+    """WeightKind and elements of the weights that a rank has, and how many there are of each."""
     model, size = spec.model, spec.parallelism.tensor_parallel_size
     decay, pipelined = spec.optimizer.weight_decay, spec.parallelism.pipeline_parallel_size > 1
     first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
     table = model.vocab_size * model.hidden_size // size
     if first or (last and model.tie_embeddings):
-        yield Kind(decay, split=True, tied=model.tie_embeddings and pipelined), table, 1
+        yield WeightKind(decay, split=True, tied=model.tie_embeddings and pipelined), table, 1
     for crossed, blocks in Counter(model.crosses_into(layer) for stage in stages for layer in stage.layers).items():
         weights = _block_weights(model, spec.parallelism, spec.optimizer, crossed)
         yield from ((kind, elements, blocks) for kind, elements in weights)
     if last:
         yield *_norm_scale(model, spec.parallelism), 1
         if not model.tie_embeddings:
-            yield Kind(decay, split=True), table, 1
+            yield WeightKind(decay, split=True), table, 1
 
 
 @lru_cache(1024)  # the ranks of a pipeline ask for the same
 def _block_weights(
     model: ModelConfig, parallelism: ParallelismConfig, optimizer: OptimizerConfig, crossed: bool
-) -> Sequence[tuple[Kind, int]]:
-    """Kind and elements of every weight of a block into which latents cross, or do not."""
+) -> Sequence[tuple[WeightKind, int]]:
+    """WeightKind and elements of every weight of a block into which latents cross, or do not."""
     size, widths = parallelism.tensor_parallel_size, projections(model)
-    matrices = Kind(optimizer.weight_decay, split=True, apart=optimizer.loro is not None)
-    weights: list[tuple[Kind, int]] = []
+    matrices = WeightKind(optimizer.weight_decay, split=True, custom_update=optimizer.loro is not None)
+    weights: list[tuple[WeightKind, int]] = []
     for names, normed in zip(_PRODUCTS, _NORMED, strict=True):
         wide_in, outs = widths[names[0]][0], [widths[name][1] for name in names]
         runs = [(wide_out, len(list(run))) for wide_out, run in groupby(outs)]
@@ -181,20 +181,20 @@ def _block_weights(
     return weights
 
 
-def _norm_scale(model: ModelConfig, parallelism: ParallelismConfig) -> tuple[Kind, int]:
+def _norm_scale(model: ModelConfig, parallelism: ParallelismConfig) -> tuple[WeightKind, int]:
     split = chosen_strategy(model, parallelism) == "btp"
     size = parallelism.tensor_parallel_size if split else 1
-    return Kind(0.0, split=split), model.hidden_size // size
+    return WeightKind(0.0, split=split), model.hidden_size // size
 
 
-def _crossing_weights(model: ModelConfig, optimizer: OptimizerConfig, count: int) -> Iterator[tuple[Kind, int]]:
+def _crossing_weights(model: ModelConfig, optimizer: OptimizerConfig, count: int) -> Iterator[tuple[WeightKind, int]]:
     rank, lax = model.bottleneck_rank, model.lax
     gate = lax.gate if lax is not None else "identity"
     sides = {"identity": (), "dense": (rank,), "tensor": balanced_factors(rank)}[gate]
     for side in sides:
-        yield Kind(optimizer.weight_decay, split=False, latent=True), count * side**2
+        yield WeightKind(optimizer.weight_decay, split=False, latent=True), count * side**2
     for _ in range(2):  # scale and shift
-        yield Kind(0.0, split=False, latent=True), count * rank
+        yield WeightKind(0.0, split=False, latent=True), count * rank
 
 
 def _rounded_up(count: int, multiple: int) -> int:

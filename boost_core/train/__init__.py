@@ -1,19 +1,19 @@
 """The trainer: state, step and loop."""
 
-from boost_core.checkpoint.memory import Region, Shelf, StateLost
+from boost_core.checkpoint.snapshot_store import Region, SnapshotStore, StateLost
 from boost_core.parallel.clock import StepParts
 from boost_core.parallel.ledger import Totals
+from boost_core.train.checkpoint_manager import LastSaveFailed
 from boost_core.train.loop import train
 from boost_core.train.membership import Membership, Outcome, StepTimes
 from boost_core.train.profiling import StepProfiler
-from boost_core.train.saving import LastSaveFailed
 
 __all__ = [
     "LastSaveFailed",
     "Membership",
     "Outcome",
     "Region",
-    "Shelf",
+    "SnapshotStore",
     "StateLost",
     "StepParts",
     "StepProfiler",

@@ -10,7 +10,7 @@ RECENT_STEPS = 32
 WINDOW_STEPS = 100
 
 
-class LossWatch:
+class DivergenceDetector:
     """Knows the recent losses. Ranks that are told the same say the same.
 
     Args:
@@ -29,7 +29,7 @@ class LossWatch:
             return sys.float_info.max
         return statistics.median(self._recent) + self._config.loss_jump
 
-    def saw(self, loss: float) -> None:
+    def update(self, loss: float) -> None:
         """Take the loss of a step that went well."""
         self._recent.append(loss)
 

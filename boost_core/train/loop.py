@@ -28,11 +28,11 @@ from boost_core.data.sampler import Sampler
 from boost_core.parallel.clock import StepParts
 from boost_core.plan.flops import FlopRates
 from boost_core.plan.parameters import parameter_count
-from boost_core.train.divergence import LossWatch
+from boost_core.train.checkpoint_manager import CheckpointManager
+from boost_core.train.divergence import DivergenceDetector
 from boost_core.train.evaluate import evaluate
 from boost_core.train.membership import Membership, Outcome, StepTimes
 from boost_core.train.resume import newest_checkpoint
-from boost_core.train.saving import Saving
 from boost_core.train.state import TrainState
 from boost_core.train.step import Requests, StepResult, training_step
 
@@ -54,7 +54,7 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
     Raises:
         ValueError: The job does not fit the gang, its data or its checkpoint.
         FloatingPointError: The training diverges, and the job does not say to go on.
-        StateLost: The state in memory cannot be had, as when one of its holders is gone meanwhile.
+        StateLost: The state in memory cannot be had, as when one of its owners is gone meanwhile.
         LastSaveFailed: The store has not taken the last checkpoint for as long as the job allows.
     """
     if spec.checkpoint.url is None:
@@ -79,10 +79,10 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
             if asked.halt and not last:
                 return run.halt(asked.store)
             if ahead:  # else it has gone back to a state that is kept already
-                run.saving.after_step(asked.put_off)
+                run.checkpoints.after_step(asked.put_off)
         return run.finish()
     finally:
-        run.saving.make_way()
+        run.checkpoints.make_way()
 
 
 def _device(spec: JobSpec) -> torch.device:
@@ -105,7 +105,7 @@ class _Keeping:
         url = state.spec.checkpoint.url
         assert url is not None
         self._folder = CheckpointFolder(url)
-        self.saving = Saving(state, self._folder, membership, reporter)
+        self.checkpoints = CheckpointManager(state, self._folder, membership, reporter)
 
     def until_stored(self) -> Outcome:
         """Load the state of the last step, and keep it until the store has it."""
@@ -113,7 +113,7 @@ class _Keeping:
             self.resume()
             return self.finish()
         finally:
-            self.saving.make_way()
+            self.checkpoints.make_way()
 
     def resume(self) -> None:
         """Load what there is to continue from, and say where training starts."""
@@ -128,7 +128,7 @@ class _Keeping:
                 resumed_from=source,
             )
         )
-        self.saving.after_resuming(stored_step)
+        self.checkpoints.after_resuming(stored_step)
 
     def _loaded(self) -> tuple[str | None, int | None]:
         """Where the state comes from, and the newest step that the job has a checkpoint of, if that is known."""
@@ -149,14 +149,14 @@ class _Keeping:
 
     def finish(self) -> Outcome:
         """Wait until the store has the last checkpoint, or leave the state for the gang that comes next."""
-        return Outcome.FINISHED if self.saving.finish() else self.halt(store=False)
+        return Outcome.FINISHED if self.checkpoints.finish() else self.halt(store=False)
 
     def halt(self, store: bool) -> Outcome:
         """Leave the state for the gang that comes next."""
-        self.saving.put_on_shelf()
+        self.checkpoints.keep_in_memory()
         if store:
             try:
-                self.saving.store_shelved()
+                self.checkpoints.store_kept()
             except SaveFailed as failure:
                 logger.warning("the gang stops without a checkpoint: %s", failure)
             else:
@@ -175,7 +175,7 @@ class _Run(_Keeping):
         super().__init__(state, membership, reporter)
         training = state.spec.training
         self._corpus, self._sampler = corpus, Sampler(corpus, training.sequence_length, training.seed)
-        self._watch = LossWatch(state.spec.fault_tolerance)
+        self._divergence = DivergenceDetector(state.spec.fault_tolerance)
         self._ended: float | None = None  # the step before
         self._flops = FlopRates.of(state.spec, _device_name(state.mesh.device))
 
@@ -188,17 +188,17 @@ class _Run(_Keeping):
         Raises:
             FloatingPointError: The training diverges, and the job does not say to go on.
         """
-        put_off = self.saving.before_step()
+        put_off = self.checkpoints.before_step()
         state = self._state
         before, started = state.step, time.perf_counter()
         state.ledger.clear()
         asked = Requests(self._membership.halt.is_set(), self._membership.store.is_set(), put_off)
-        result = training_step(state, self._sampler, self._watch.limit, asked)
+        result = training_step(state, self._sampler, self._divergence.limit, asked)
         parts = state.clock.end()
         if result.diverged:
             self._diverged(result)
         else:
-            self._watch.saw(result.loss)
+            self._divergence.update(result.loss)
         if state.step > before:
             self._report_step(result, parts)
         # From step to step, so that what holds a rank up between two of them counts, too.
@@ -209,7 +209,7 @@ class _Run(_Keeping):
         return result.requests
 
     def _report_step(self, result: StepResult, parts: StepParts) -> None:
-        held_seconds = self.saving.held_seconds()
+        held_seconds = self.checkpoints.held_seconds()
         if self._reporter is None:
             return
         state, training = self._state, self._state.spec.training
@@ -247,7 +247,7 @@ class _Run(_Keeping):
         remedy = "lower optimizer.learning_rate, lengthen optimizer.warmup_steps, or train in fp32"
         if policy.on_divergence == "stop":
             raise FloatingPointError(f"{what}; {remedy}")
-        if self._watch.too_many(state.step):
+        if self._divergence.too_many(state.step):
             raise FloatingPointError(f"{what}, the last of {policy.max_divergences} divergences; {remedy}")
         if policy.on_divergence == "skip":
             self._report(FaultReport(what=Fault.DIVERGENCE, step=state.step, message=f"{what}; its update is left out"))
@@ -257,7 +257,7 @@ class _Run(_Keeping):
     def _roll_back(self, what: str) -> None:
         started, state, step = time.perf_counter(), self._state, self._state.step
         self._report(InterruptionReport(cause=Cause.DIVERGENCE, message=what, step=step))
-        source = self.saving.go_back()
+        source = self.checkpoints.roll_back()
         if source is None:
             raise FloatingPointError(f"{what}, and there is no copy of the state to go back to")
         seconds = time.perf_counter() - started

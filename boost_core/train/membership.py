@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from boost_core.checkpoint.memory import Fetch, Shelf
+from boost_core.checkpoint.snapshot_store import Fetch, SnapshotStore
 from boost_core.parallel.clock import StepParts
 from boost_core.parallel.ledger import Totals
-from boost_core.plan.snapshots import Key, MemoryState
+from boost_core.plan.snapshots import MemoryState, SnapshotKey
 
 
 class Outcome(StrEnum):
     """How a rank's training ended, if it did not fail."""
 
     FINISHED = "FINISHED"  # the job's last step is done
-    HALTED = "HALTED"  # as asked; the state is on the shelves of all ranks
+    HALTED = "HALTED"  # as asked; the state is in the memory of all ranks
     STORED = "STORED"  # the same, and in the checkpoint folder
 
 
@@ -39,7 +39,7 @@ class StepTimes:
     communication: Mapping[tuple[str, str], Totals]
 
 
-def _nowhere(_holder: Any, key: Key, _regions: Any) -> Any:
+def _nowhere(_holder: Any, key: SnapshotKey, _regions: Any) -> Any:
     raise LookupError(f"{key} is nowhere to be fetched from")
 
 
@@ -49,10 +49,10 @@ class Membership:
 
     Attributes:
         generation: Number of the gang, counted over the job's life.
-        shelf: This process's snapshots, which outlive the gang.
-        holder_of: Which rank keeps the copy of each rank's snapshots; empty to make none.
+        snapshots: This process's snapshots, which outlive the gang.
+        owner_of: Which rank keeps the copy of each rank's snapshots; empty to make none.
         recovery: The state to continue from, in memory; ``None`` to look for a checkpoint.
-        fetch: Gets parts of a snapshot from its holder.
+        fetch: Gets parts of a snapshot from its owner.
         halt: Set it to stop after a step; all ranks then stop after the same one.
         store: Set it before, to have a checkpoint written then.
         after_step: Told of each step on every rank, before the next.
@@ -64,8 +64,8 @@ class Membership:
     """
 
     generation: int = 1
-    shelf: Shelf = field(default_factory=Shelf)
-    holder_of: Sequence[int] = ()
+    snapshots: SnapshotStore = field(default_factory=SnapshotStore)
+    owner_of: Sequence[int] = ()
     recovery: MemoryState[Any] | None = None
     fetch: Fetch = _nowhere
     halt: threading.Event = field(default_factory=threading.Event)

@@ -10,8 +10,8 @@ import torch
 from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import Manifest, model_facts
-from boost_core.checkpoint.memory import Fetch, load_from_memory
 from boost_core.checkpoint.shards import load_chunks
+from boost_core.checkpoint.snapshot_store import Fetch, load_from_memory
 from boost_core.config import JobSpec
 from boost_core.models.build import build
 from boost_core.models.decoder import Decoder

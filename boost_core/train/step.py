@@ -136,7 +136,9 @@ def losses(state: TrainState, sequences: Sequences) -> tuple[torch.Tensor | None
 
 
 def _losses(state: TrainState, batch: Batch) -> torch.Tensor:
-    losses_T: torch.Tensor = state.model(batch.tokens, batch.targets, state.rotation.apart(batch.documents))
+    losses_T: torch.Tensor = state.model(
+        batch.tokens, batch.targets, state.rotation.with_document_mask(batch.documents)
+    )
     return losses_T
 
 

@@ -19,7 +19,7 @@ _LONGEST_ADDRESS = 64
 
 
 @dataclass(frozen=True)
-class Deed:
+class AuditEvent:
     """What somebody did, or tried.
 
     Attributes:
@@ -49,7 +49,7 @@ class AuditLog:
     def __init__(self, database: str | Engine) -> None:
         self._engine = open_engine(database) if isinstance(database, str) else database
 
-    def record(self, deed: Deed) -> None:
+    def record(self, deed: AuditEvent) -> None:
         """Store a deed.
 
         Raises:
@@ -76,7 +76,7 @@ class AuditLog:
         Args:
             tenant: Only of this tenant; ``None`` for all, those of nobody known too.
             after: Only with ids above this.
-            limit: At most so many.
+            limit: Maximum number of results.
         """
         query = select(AuditRow).where(AuditRow.id > after).order_by(AuditRow.id).limit(limit + 1)
         if tenant is not None:

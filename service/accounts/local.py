@@ -6,7 +6,7 @@ from datetime import datetime
 
 from sqlalchemy import Engine
 
-from service.accounts.audit import LOCAL, AuditLog, Deed
+from service.accounts.audit import LOCAL, AuditEvent, AuditLog
 from service.accounts.keys import KeyStore
 from service.jobs.database import open_engine
 from service.models.identity import Scope
@@ -44,4 +44,4 @@ class LocalKeys:
         self._record("key.revoke", key_id, 204)
 
     def _record(self, action: str, key_id: str, status: int) -> None:
-        self._audit.record(Deed(None, action, f"/v1/keys/{key_id}", status, LOCAL, uuid.uuid4().hex))
+        self._audit.record(AuditEvent(None, action, f"/v1/keys/{key_id}", status, LOCAL, uuid.uuid4().hex))

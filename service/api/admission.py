@@ -14,10 +14,10 @@ from boost_core.plan.devices import nothing_fits
 from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidJob
-from service.prefixes import named_places, prefix_errors
 from service.problems import FieldError
 from service.redaction import redact
 from service.secrets import SecretReference, SecretUnusable, load
+from service.storage_policy import named_places, prefix_errors
 
 _MOST_NAMED = 3
 

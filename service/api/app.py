@@ -14,15 +14,15 @@ from service.accounts.audit import AuditLog
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.audit import Audit
+from service.api.auth_middleware import Gate
 from service.api.deps import Context
 from service.api.errors import GUARDED, document_media_type, install_error_handlers
 from service.api.examples import document_examples
 from service.api.following import Feeds
-from service.api.gate import Gate
 from service.api.headers import AnswerHeaders, allow_origins
 from service.api.heads import Heads
-from service.api.limits import Limits
-from service.api.measuring import Measuring
+from service.api.limits import RateLimits
+from service.api.metrics_middleware import Measuring
 from service.api.routes import (
     audit,
     changes,
@@ -84,7 +84,7 @@ def create_app(
     """
     # FastAPI's pages of documentation come from servers of others; /openapi.json is all that they are made of.
     app = _Api(title="BOOST Service", version=__version__, docs_url=None, redoc_url=None)
-    known_keys, limits, stopping = KeyStore(store.engine), Limits(settings), threading.Event()
+    known_keys, limits, stopping = KeyStore(store.engine), RateLimits(settings), threading.Event()
     app.state.context = Context(
         store,
         settings,

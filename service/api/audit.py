@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.accounts.audit import AuditLog, Deed
+from service.accounts.audit import AuditEvent, AuditLog
 
 # What requests are called in the log.
 ACTIONS = {
@@ -76,7 +76,7 @@ class Audit:
         if status == _TOO_MANY or (status == _UNAUTHORIZED and not state.get("came_with_key", True)):
             return
         address = request.client.host if request.client else None
-        deed = Deed(state.get("principal"), action, quote(request.url.path), status, address, state["request_id"])
+        deed = AuditEvent(state.get("principal"), action, quote(request.url.path), status, address, state["request_id"])
         try:
             await run_in_threadpool(self._audit.record, deed)
         except SQLAlchemyError as error:  # it has happened by now; this log is the next best place

@@ -12,7 +12,7 @@ from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.auth import Principal, Reader
 from service.api.following import Feeds
-from service.api.limits import Limits
+from service.api.limits import RateLimits
 from service.api.store_access import StoreAccess
 from service.jobs.model import JobRecord
 from service.jobs.queries import JobNotFound
@@ -51,7 +51,7 @@ class Context:
     feeds: Feeds
     keys: KeyStore
     audit: AuditLog
-    limits: Limits
+    limits: RateLimits
     stores: StoreAccess
     metrics: ProcessMetrics
     tracing: "Tracing | None"

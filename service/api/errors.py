@@ -169,7 +169,7 @@ async def _invalid_job(request: Request, error: Exception) -> Response:
 def _refused(request: Request, code: str, fields: Sequence[FieldError], left_out: int = 0) -> Response:
     detail = "; ".join(f"{field.field}: {field.message}" for field in fields)
     if left_out:
-        detail += f"; and {left_out} more, which are told of when these are mended"
+        detail += f"; and {left_out} more (fix these first)"
     return _answer(request, HTTPStatus.UNPROCESSABLE_ENTITY, code, detail, errors=fields)
 
 

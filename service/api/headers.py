@@ -10,8 +10,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.exposure import is_seen_over_tls
 from service.logs import about
+from service.network_security import is_seen_over_tls
 from service.settings import Settings
 
 REQUEST_ID = "X-Request-ID"

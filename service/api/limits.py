@@ -45,7 +45,7 @@ class _Window:
             self._counted.clear()
 
 
-class Limits:
+class RateLimits:
     """The limits of one process. Used from its event loop alone.
 
     Args:

@@ -50,7 +50,7 @@ class StrictRequest(Request):
         except UnicodeDecodeError as error:
             raise json.JSONDecodeError(f"is not UTF-8 from byte {error.start} on; send it in UTF-8", "", 0) from error
         except UnicodeEncodeError as error:
-            problem = "holds lone surrogates, which are no text; send whole characters"
+            problem = "contains lone surrogates, which are not text; send whole characters"
             raise json.JSONDecodeError(problem, "", 0) from error
         except RecursionError as error:
             raise json.JSONDecodeError("is nested too deeply; no field goes that deep", "", 0) from error
@@ -89,12 +89,12 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"the field {twice[:100]!r} stands twice in one object; leave one out")
+        raise ValueError(f"duplicate field {twice[:100]!r}; remove one")
     return content
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number; give a finite one")
+    raise ValueError(f"{name} is not a valid JSON number; use a finite value")
 
 
 def _not_endless(digits: str) -> int:

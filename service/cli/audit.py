@@ -13,7 +13,7 @@ from service.models.audit import AuditEntry
 def audit(
     tenant: Annotated[str | None, typer.Option(help="Only what this tenant has asked for.")] = None,
     after: Annotated[int | None, typer.Option(min=0, help="Only entries with ids above this.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of results.")] = 100,
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:

@@ -8,8 +8,8 @@ import typer
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
 from service.cli.failures import BadInput, ExitStatus
-from service.cli.handed_on import run_trainer
 from service.cli.printing import say
+from service.cli.trainer_process import run_trainer
 from service.models.checkpoints import Checkpoint, CheckpointList, DamagedCheckpoint
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="Folder of a job's checkpoints: a path, file:// or s3://.")]

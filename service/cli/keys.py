@@ -9,7 +9,7 @@ import typer
 
 from service.cli.connection import open_client
 from service.cli.failures import read_settings
-from service.cli.keybooks import KeyBook, KeysOfService, keys_in_database, legal_key
+from service.cli.key_stores import KeyBook, KeysOfService, keys_in_database, legal_key
 from service.cli.options import AsJson, Url
 from service.cli.printing import print_json, print_table, say
 from service.cli.times import moment_from_now

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from service.cli.demo import run_demo
 from service.cli.failures import read_foreign_config, read_settings
-from service.cli.handed_on import run_trainer
 from service.cli.printing import say
+from service.cli.trainer_process import run_trainer
 
 HANDED_ON: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},

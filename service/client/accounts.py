@@ -46,6 +46,6 @@ class AccountCalls:
         Args:
             tenant: Only what this tenant has asked for.
             after: Only entries with ids above this.
-            limit: At most so many.
+            limit: Maximum number of results.
         """
         return get(path_of("audit"), AuditPage, tenant=tenant, after=after, limit=limit)

@@ -13,9 +13,9 @@ from httpx_sse import aconnect_sse
 from service.client.api import Api
 from service.client.calls import Awaiting, Call, Stream
 from service.client.errors import ApiError, ServiceUnreachable
+from service.client.event_stream import BROKEN_OFF, EventStreamReader, StreamEndedEarly
 from service.client.options import RETRY_SECONDS, TIMEOUT_SECONDS, Options
-from service.client.reading import BROKEN_OFF, Reading, StreamEndedEarly
-from service.client.retries import Patience
+from service.client.retries import RetryPolicy
 from service.jobs.model import JobEvent
 
 _Answer = TypeVar("_Answer")
@@ -61,7 +61,7 @@ class AsyncClient(Api, Awaiting):
 
     async def perform(self, call: Call[_Answer]) -> _Answer:
         """Carry out a call; the methods named after what they do are easier."""
-        patience = Patience(self._options.retry_seconds, call.repeatable)
+        patience = RetryPolicy(self._options.retry_seconds, call.repeatable)
         while True:
             try:
                 return call.read(await self._send(call))
@@ -71,7 +71,7 @@ class AsyncClient(Api, Awaiting):
 
     async def listen(self, stream: Stream) -> AsyncGenerator[JobEvent, None]:
         """Receive a stream; a lost connection is made again."""
-        reading = Reading(stream, self._options.base_url, self._options.retry_seconds)
+        reading = EventStreamReader(stream, self._options.base_url, self._options.retry_seconds)
         reading.looked(await self.perform(reading.look))
         while True:
             try:
@@ -88,7 +88,7 @@ class AsyncClient(Api, Awaiting):
                 pause = reading.pause_after(failure)
             await asyncio.sleep(pause)
 
-    async def _connection(self, reading: Reading) -> AsyncGenerator[JobEvent, None]:
+    async def _connection(self, reading: EventStreamReader) -> AsyncGenerator[JobEvent, None]:
         async with aconnect_sse(self._http, **reading.request) as source:
             if source.response.is_error:
                 await source.response.aread()

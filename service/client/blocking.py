@@ -12,9 +12,9 @@ from httpx_sse import connect_sse
 from service.client.api import Api
 from service.client.calls import Blocking, Call, Stream
 from service.client.errors import ApiError, ServiceUnreachable
+from service.client.event_stream import BROKEN_OFF, EventStreamReader, StreamEndedEarly
 from service.client.options import RETRY_SECONDS, TIMEOUT_SECONDS, Options
-from service.client.reading import BROKEN_OFF, Reading, StreamEndedEarly
-from service.client.retries import Patience
+from service.client.retries import RetryPolicy
 from service.jobs.model import JobEvent
 
 _Answer = TypeVar("_Answer")
@@ -64,7 +64,7 @@ class Client(Api, Blocking):
 
     def perform(self, call: Call[_Answer]) -> _Answer:
         """Carry out a call; the methods named after what they do are easier."""
-        patience = Patience(self._options.retry_seconds, call.repeatable)
+        patience = RetryPolicy(self._options.retry_seconds, call.repeatable)
         while True:
             try:
                 return call.read(self._send(call))
@@ -74,7 +74,7 @@ class Client(Api, Blocking):
 
     def listen(self, stream: Stream) -> Iterator[JobEvent]:
         """Receive a stream; a lost connection is made again."""
-        reading = Reading(stream, self._options.base_url, self._options.retry_seconds)
+        reading = EventStreamReader(stream, self._options.base_url, self._options.retry_seconds)
         reading.looked(self.perform(reading.look))
         while True:
             try:
@@ -89,7 +89,7 @@ class Client(Api, Blocking):
                 pause = reading.pause_after(failure)
             time.sleep(pause)
 
-    def _connection(self, reading: Reading) -> Iterator[JobEvent]:
+    def _connection(self, reading: EventStreamReader) -> Iterator[JobEvent]:
         with connect_sse(self._http, **reading.request) as source:
             if source.response.is_error:
                 source.response.read()

@@ -47,7 +47,7 @@ class JobCalls:
 
         Args:
             states: Only jobs in one of these; of none: in any.
-            limit: At most so many.
+            limit: Maximum number of results.
             cursor: The ``next_cursor`` of the page before.
             queue: Only jobs in this queue.
             name: Only jobs with this in their name.
@@ -120,7 +120,7 @@ class JobCalls:
     def drill(
         self, job_id: str, drill: Drill | Mapping[str, Any], *, idempotency_key: str | None = None
     ) -> Call[JobRecord]:
-        """Have a fault brought about in a job, once; a mapping is checked by the service."""
+        """Inject one fault into a running job; a mapping is checked by the service."""
         return create(path_of("jobs", job_id, "drills"), JobRecord, plain(drill), idempotency_key)
 
     @operation

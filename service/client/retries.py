@@ -11,7 +11,7 @@ _LONGEST_PAUSE_SECONDS = 8.0
 _FOR_NOW = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 
 
-class Patience:
+class RetryPolicy:
     """Pauses between the tries of one request: each about twice as long as the one before, with chance in it.
 
     Args:

@@ -9,7 +9,7 @@ from boost_core.config import JobSpec
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerPlace:
     """Where a process is.
 
     Attributes:
@@ -32,7 +32,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where the ranks of a gang meet: torch's key-value store, in the process of rank 0.
 
     Attributes:
@@ -47,7 +47,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Holder:
+class SnapshotOwner:
     """A process that has snapshots: its number, and its actor's handle."""
 
     member: int
@@ -62,16 +62,16 @@ class Assignment:
         generation: Number of the gang, counted over the job's life.
         spec: The job at the gang's shape.
         rank: This rank.
-        meeting: Where the ranks meet.
-        holder_of: Which rank keeps the copy of each rank's snapshots.
+        rendezvous: Where the ranks meet.
+        owner_of: Which rank keeps the copy of each rank's snapshots.
         waited_seconds: How long the job has waited for the store with its last checkpoint.
     """
 
     generation: int
     spec: JobSpec
     rank: int
-    meeting: Meeting
-    holder_of: tuple[int, ...]
+    rendezvous: Rendezvous
+    owner_of: tuple[int, ...]
     waited_seconds: float = 0.0
 
 
@@ -109,7 +109,7 @@ class MisplacedRanks(RuntimeError):
     """Processes are not where the gang's order of ranks needs them."""
 
 
-def ordered(places: Sequence[Place], tensor: int) -> list[int]:
+def ordered(places: Sequence[WorkerPlace], tensor: int) -> list[int]:
     """Numbers of a replica's processes in the order of their ranks: groups in turn, within one by GPU, then by process.
 
     Args:

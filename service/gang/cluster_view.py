@@ -19,7 +19,7 @@ class ClusterView:
         self._looked = 0.0
         self._leaving: dict[str, float] = {}  # when each is to be left at the latest
         self._silent: set[str] = set()  # dead, but Ray does not know it yet
-        self._shunned: dict[str, float] = {}  # until when
+        self._quarantined: dict[str, float] = {}  # until when
 
     def look(self) -> None:
         """Ask the cluster, if it is time."""
@@ -42,25 +42,25 @@ class ClusterView:
     def gone(self, nodes: Collection[str]) -> set[str]:
         """Those of some nodes that are gone, whether or not Ray has noticed: their raylets take no connection.
 
-        A node that is shunned counts as gone.
+        A node that is quarantined counts as gone.
         """
         entries = [entry for entry in node_table() if entry["NodeID"] in nodes]
         silent = {entry["NodeID"] for entry in entries if entry["Alive"] and not _answers(entry)}
         self._silent |= silent
         dead = {entry["NodeID"] for entry in entries if not entry["Alive"]}
-        return set(nodes) & (silent | dead | self._shunned_now())
+        return set(nodes) & (silent | dead | self._quarantined_now())
 
-    def shun(self, node: str, seconds: float) -> None:
+    def quarantine(self, node: str, seconds: float) -> None:
         """Treat a node as gone for a while."""
-        self._shunned[node] = time.monotonic() + seconds
+        self._quarantined[node] = time.monotonic() + seconds
 
     def unusable(self) -> set[str]:
         """Nodes on which nothing should be placed."""
-        return self._silent | self._shunned_now() | self._leaving.keys()
+        return self._silent | self._quarantined_now() | self._leaving.keys()
 
-    def _shunned_now(self) -> set[str]:
+    def _quarantined_now(self) -> set[str]:
         now = time.monotonic()
-        return {node for node, until in self._shunned.items() if until > now}
+        return {node for node, until in self._quarantined.items() if until > now}
 
 
 def _last_moment(deadline: float | None) -> float:

@@ -12,8 +12,8 @@ from ray.exceptions import RayError
 
 from boost_core.config import Drill, Errand, JobSpec, Shape
 from boost_core.config.reports import Cause, Fault, FaultReport, RankTimesReport
-from boost_core.plan.snapshots import MemoryState, copy_holders, newest_whole_state
-from service.gang.assignment import FAILURES, Assignment, End, Holder, MisplacedRanks, RankEnd
+from boost_core.plan.snapshots import MemoryState, copy_owners, newest_whole_state
+from service.gang.assignment import FAILURES, Assignment, End, MisplacedRanks, RankEnd, SnapshotOwner
 from service.gang.cluster_view import ClusterView
 from service.gang.context import GangContext
 from service.gang.moves import Form, Halt, Keep, Move, Pause, ReplicaView, View, next_move, population
@@ -254,7 +254,7 @@ class Gang:
         self._waits_since = None
         try:
             members = [member for number in move.members for member in self._replicas[number].in_order()]
-            meeting = ray.get(members[0].call("meeting"), timeout=ANSWER_SECONDS)
+            rendezvous = ray.get(members[0].call("rendezvous"), timeout=ANSWER_SECONDS)
         except MisplacedRanks as error:
             raise GangFailed(str(error)) from error
         except RayError as error:
@@ -272,7 +272,7 @@ class Gang:
         self._generation += 1
         places = [member.where for member in members if member.where is not None]
         nodes = [place.node for place in places]
-        copies = copy_holders(nodes) if spec.fault_tolerance.memory_copy_every_steps and len(nodes) > 1 else []
+        copies = copy_owners(nodes) if spec.fault_tolerance.memory_copy_every_steps and len(nodes) > 1 else []
         watch = GangWatch(spec.fault_tolerance, time.monotonic())
         formation = Formation(self._generation, list(move.members), members, {}, watch)
         with self._lock:
@@ -282,22 +282,22 @@ class Gang:
         self._record.formed(move.shape, places, makes_copies=bool(copies), keeps=keeps)
         self._memory_is_lost, waited, state = False, self._record.waited_seconds, ray.put(recovery)
         for rank, member in enumerate(members):
-            assignment = Assignment(self._generation, spec, rank, meeting, tuple(copies), waited)
+            assignment = Assignment(self._generation, spec, rank, rendezvous, tuple(copies), waited)
             formation.ends[member.call("train", assignment, state)] = rank
 
-    def _recovery(self) -> MemoryState[Holder] | None:
+    def _recovery(self) -> MemoryState[SnapshotOwner] | None:
         """The newest state that is in memory, unless the store has a newer one."""
         if self._memory_is_lost:
             return None
         asked = {
-            member.call("contents"): member.holder
+            member.call("indexes"): member.owner
             for replica in self._replicas.values()
             for member in replica.members
             if member.where is not None
         }
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_SECONDS)
-        shelves = [(asked[answer], contents) for answer in answered if (contents := _result(answer)) is not None]
-        state = newest_whole_state(shelves)
+        stores = [(asked[answer], index) for answer in answered if (index := _result(answer)) is not None]
+        state = newest_whole_state(stores)
         return state if state is not None and state.step >= self._record.stored_step else None
 
     # While it trains
@@ -326,11 +326,11 @@ class Gang:
         if hanging is not None:
             message = f"no step for {hanging:.0f} s; the stacks of all ranks are in the log"
             self._record.add(FaultReport(what=Fault.HANG, step=self._record.step, message=message))
-            self._broken(Cause.HANG, message, now, mute=self._dump_stacks(formation))
-        elif silent and (mute := self._mute(silent)):
-            gone = self._cluster.gone({member.where.node for member in mute if member.where is not None})
-            message = f"{len(mute)} workers have been silent for {SILENT_SECONDS:.0f} s and do not answer"
-            self._broken(Cause.NODE_LOST if gone else Cause.WORKER_LOST, message, now, mute)
+            self._broken(Cause.HANG, message, now, unresponsive=self._dump_stacks(formation))
+        elif silent and (unresponsive := self._unresponsive(silent)):
+            gone = self._cluster.gone({member.where.node for member in unresponsive if member.where is not None})
+            message = f"{len(unresponsive)} workers have been silent for {SILENT_SECONDS:.0f} s and do not answer"
+            self._broken(Cause.NODE_LOST if gone else Cause.WORKER_LOST, message, now, unresponsive)
 
     def _give_back_resources(self, formation: Formation) -> None:
         """Have others keep the state once the store has not taken the last checkpoint for a while.
@@ -358,7 +358,7 @@ class Gang:
         else:
             self._no_room_before = now + most
 
-    def _mute(self, members: Sequence[Member]) -> list[Member]:
+    def _unresponsive(self, members: Sequence[Member]) -> list[Member]:
         """Those of some processes that do not answer."""
         asked = {member.call("place"): member for member in members}
         if not asked:
@@ -447,26 +447,28 @@ class Gang:
         ray.wait(list(formation.ends), num_returns=len(formation.ends), timeout=STOP_SECONDS)
         return {rank: _result(answer) for answer, rank in formation.ends.items()}
 
-    def _broken(self, cause: Cause, message: str, detected: float, mute: Sequence[Member] = ()) -> None:
+    def _broken(self, cause: Cause, message: str, detected: float, unresponsive: Sequence[Member] = ()) -> None:
         """Take note of a fault, and make what is left of the gang fit to be formed again.
 
         Args:
             cause: What it was.
             message: The same for people.
             detected: When it was seen, on the monotonic clock.
-            mute: Processes that do not answer.
+            unresponsive: Processes that do not answer.
         """
         self._record.interrupted(cause, message, detected)
         self._record.log("WARNING", f"{message}; the gang is formed anew")
-        for member in mute:
+        for member in unresponsive:
             member.kill_from_outside()  # which the others then notice, and stop
-        formation, unfit = self._formation, {member.number for member in mute}
+        formation, unhealthy = self._formation, {member.number for member in unresponsive}
         if formation is not None:
             ends = self._stopped(formation)
-            unfit |= {formation.members[rank].number for rank, end in ends.items() if end is None or not end.reusable}
+            unhealthy |= {
+                formation.members[rank].number for rank, end in ends.items() if end is None or not end.reusable
+            }
         with self._lock:
             self._formation = None
-        self._mend(unfit)
+        self._replace_failed(unhealthy)
         self._record.reached("stop")
         if self._limit.exceeded(time.monotonic()):
             policy = self._spec.fault_tolerance
@@ -475,16 +477,18 @@ class Gang:
                 f"fault_tolerance.max_restarts = {policy.max_restarts} allows; the last one: {message}"
             )
 
-    def _mend(self, unfit: set[int]) -> None:
-        """Give up the replicas on nodes that are gone, and replace processes that are unfit or do not answer."""
+    def _replace_failed(self, unhealthy: set[int]) -> None:
+        """Give up the replicas on nodes that are gone, and replace processes that are unhealthy or do not answer."""
         gone = self._cluster.gone({node for replica in self._replicas.values() for node in replica.nodes()})
         for number, replica in list(self._replicas.items()):
             if replica.nodes() & gone:
                 self._replicas.pop(number).give_up()
         up = [member for replica in self._replicas.values() for member in replica.members if member.where is not None]
-        unfit |= {member.number for member in self._mute([member for member in up if member.number not in unfit])}
+        unhealthy |= {
+            member.number for member in self._unresponsive([member for member in up if member.number not in unhealthy])
+        }
         for replica in self._replicas.values():
-            for member in [member for member in replica.members if member.number in unfit]:
+            for member in [member for member in replica.members if member.number in unhealthy]:
                 member.kill()
                 replica.start_again(member)
 
@@ -518,7 +522,7 @@ class Gang:
         if drill.at_step is not None and self._record.step < drill.at_step:
             self.ask(drill)
             return
-        self._cluster.shun(where.node, drill.seconds)
+        self._cluster.quarantine(where.node, drill.seconds)
         for replica in self._replicas.values():
             for member in replica.members:
                 if member.where is not None and member.where.node == where.node:

@@ -25,20 +25,20 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore  # where type check
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from boost_core.config import Drill, Errand
-from boost_core.plan.snapshots import Contents, Key, MemoryState
-from boost_core.train import Membership, Region, Shelf, StepProfiler, StepTimes, train
-from service.gang.assignment import Assignment, End, Holder, Meeting, Place, RankEnd
+from boost_core.plan.snapshots import MemoryState, SnapshotIndex, SnapshotKey
+from boost_core.train import Membership, Region, SnapshotStore, StepProfiler, StepTimes, train
+from service.gang.assignment import Assignment, End, RankEnd, Rendezvous, SnapshotOwner, WorkerPlace
 from service.gang.context import GangContext
 from service.gang.drills import Drills
 from service.gang.failures import end_of
 from service.gang.rank_metrics import StepCollector, serve_metrics
 from service.gang.ray_private import free_memory
 from service.gang.reporter import LogReports, SupervisorReporter
-from service.gang.watch import Beat
+from service.gang.watch import Heartbeat
 from service.redaction import redact, redact_logs
-from service.secrets import load, use_everywhere
+from service.secrets import configure_fsspec, load
 
-MEETING_TIMEOUT = timedelta(seconds=60)
+RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 FLUSH_TIMEOUT_SECONDS = 10.0
 SAVER_GRACE_SECONDS = 2.0
 TRACE_SECONDS = 10.0  # for a trace to be written before the process goes
@@ -58,7 +58,7 @@ class RankProcess:
 
     def __init__(self, member: int, supervisor: Any, context: GangContext) -> None:
         self._reporter = SupervisorReporter(supervisor, member)
-        self._shelf = Shelf()
+        self._snapshots = SnapshotStore()
         self._drills = Drills()
         self._profiler = StepProfiler(self._reporter.report)
         self._membership: Membership | None = None
@@ -68,25 +68,25 @@ class RankProcess:
         self._metrics = serve_metrics(self._steps, _gpus(), _address(), context.metrics_ports)
         redact_logs()
 
-    def place(self) -> Place:
+    def place(self) -> WorkerPlace:
         """Where this process is; answers when it is up."""
         context = ray.get_runtime_context()
         node, actor = context.get_node_id(), str(context.get_actor_id())
-        return Place(node, _address(), _gpus(), os.getpid(), socket.gethostname(), actor, self._metrics)
+        return WorkerPlace(node, _address(), _gpus(), os.getpid(), socket.gethostname(), actor, self._metrics)
 
-    def meeting(self) -> Meeting:
+    def rendezvous(self) -> Rendezvous:
         """Open the place where the ranks of the next gang meet, of which this process is rank 0."""
         address = _address()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family)  # by itself the store listens on all interfaces
         port = listener.getsockname()[1]
         self._store = TCPStore(
-            address, port, is_master=True, wait_for_workers=False, timeout=MEETING_TIMEOUT,
+            address, port, is_master=True, wait_for_workers=False, timeout=RENDEZVOUS_TIMEOUT,
             master_listen_fd=listener.detach(),
         )  # fmt: skip
-        return Meeting(address, port, secrets.token_hex(16))
+        return Rendezvous(address, port, secrets.token_hex(16))
 
-    def train(self, assignment: Assignment, recovery: MemoryState[Holder] | None) -> RankEnd:
+    def train(self, assignment: Assignment, recovery: MemoryState[SnapshotOwner] | None) -> RankEnd:
         """Train as a rank of a gang until the job's last step, or until the gang halts or breaks.
 
         Args:
@@ -114,7 +114,7 @@ class RankProcess:
         spec, rank = assignment.spec, assignment.rank
         try:
             if self._context.secret is not None:
-                use_everywhere(load(self._context.secret))
+                configure_fsspec(load(self._context.secret))
             self._meet(assignment)
             logger.info(
                 "rank %d of %d is up (host %s, pid %d)", rank, dist.get_world_size(), socket.gethostname(), os.getpid()
@@ -143,10 +143,10 @@ class RankProcess:
         return replace(end, reusable=_saver_has_ended())
 
     def _meet(self, assignment: Assignment) -> None:
-        spec, meeting = assignment.spec, assignment.meeting
+        spec, rendezvous = assignment.spec, assignment.rendezvous
         store = self._store if assignment.rank == 0 else None
         if store is None:
-            store = TCPStore(meeting.address, meeting.port, timeout=MEETING_TIMEOUT)
+            store = TCPStore(rendezvous.address, rendezvous.port, timeout=RENDEZVOUS_TIMEOUT)
         if interface := _interface(_address()):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         on_gpu = spec.resources.gpus_per_worker > 0
@@ -154,17 +154,17 @@ class RankProcess:
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            store=PrefixStore(meeting.prefix, store),
+            store=PrefixStore(rendezvous.prefix, store),
             rank=assignment.rank,
             world_size=spec.parallelism.world_size,
             device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
         )
 
-    def _joined(self, assignment: Assignment, recovery: MemoryState[Holder] | None) -> Membership:
+    def _joined(self, assignment: Assignment, recovery: MemoryState[SnapshotOwner] | None) -> Membership:
         membership = Membership(
             generation=assignment.generation,
-            shelf=self._shelf,
-            holder_of=assignment.holder_of,
+            snapshots=self._snapshots,
+            owner_of=assignment.owner_of,
             recovery=recovery,
             fetch=self._fetch,
             after_copy=self._reporter.kept,
@@ -175,7 +175,7 @@ class RankProcess:
 
         def after_step(times: StepTimes) -> None:
             self._steps.add(times)
-            self._reporter.beat(Beat(times.step, times.seconds, times.busy_seconds))
+            self._reporter.beat(Heartbeat(times.step, times.seconds, times.busy_seconds))
             self._drills.after_step(times.step)
             self._profiler.after_step(times.step)
 
@@ -196,24 +196,24 @@ class RankProcess:
         if self._membership is not None and dist.is_initialized() and dist.get_backend() == "nccl":
             _abort_process_group()
 
-    def contents(self) -> list[Contents]:
+    def indexes(self) -> list[SnapshotIndex]:
         """What of the state is in this process's memory."""
-        return self._shelf.contents()
+        return self._snapshots.indexes()
 
     def free_memory(self) -> int:
         """Bytes of this node's memory, or of this container's, that nobody uses."""
         return free_memory()
 
-    def read(self, key: Key, regions: Sequence[Region]) -> list[np.ndarray[Any, Any]]:
+    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[np.ndarray[Any, Any]]:
         """Parts of a snapshot that is in this process's memory."""
-        return [np.ascontiguousarray(part.numpy()) for part in self._shelf.read(key, regions)]
+        return [np.ascontiguousarray(part.numpy()) for part in self._snapshots.read(key, regions)]
 
-    def _fetch(self, holder: Holder, key: Key, regions: Sequence[Region]) -> list[torch.Tensor]:
-        if holder.member == self._member:
-            return self._shelf.read(key, regions)
+    def _fetch(self, owner: SnapshotOwner, key: SnapshotKey, regions: Sequence[Region]) -> list[torch.Tensor]:
+        if owner.member == self._member:
+            return self._snapshots.read(key, regions)
         parts: list[torch.Tensor] = []
         for some in _in_portions(regions):
-            parts += [torch.from_numpy(part.copy()) for part in ray.get(holder.actor.call.remote("read", key, some))]
+            parts += [torch.from_numpy(part.copy()) for part in ray.get(owner.actor.call.remote("read", key, some))]
         return parts
 
     def stacks(self) -> str:

@@ -21,7 +21,7 @@ from boost_core.config.reports import (
     StartReport,
     StepReport,
 )
-from service.gang.assignment import Place
+from service.gang.assignment import WorkerPlace
 from service.gang.status import GangPhase, GangReport, GangStatus
 
 REPORTS_A_POLL = 1000
@@ -154,7 +154,7 @@ class GangRecord:
             case CheckpointReport():
                 self.stored_step = max(self.stored_step, report.step)
 
-    def formed(self, shape: Shape, places: Sequence[Place], makes_copies: bool, keeps: bool = False) -> None:
+    def formed(self, shape: Shape, places: Sequence[WorkerPlace], makes_copies: bool, keeps: bool = False) -> None:
         """A gang has been formed, and is told to train.
 
         Args:

@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from boost_core.config import JobSpec
 from boost_core.hardware import ACCELERATOR_LABEL
-from service.gang.assignment import Holder, Place, ordered
+from service.gang.assignment import SnapshotOwner, WorkerPlace, ordered
 from service.gang.context import GangContext
 from service.gang.resources import worker_resources
 
@@ -67,7 +67,7 @@ class Places(Protocol):
     def options(self, place: int) -> dict[str, Any]:
         """What to tell Ray of the process at a place: what it takes, and where."""
 
-    def in_order(self, places: Sequence[Place]) -> list[int]:
+    def in_order(self, places: Sequence[WorkerPlace]) -> list[int]:
         """Numbers of the processes in the order of their ranks, by where they are."""
 
     def free(self) -> None:
@@ -108,7 +108,7 @@ class Reservation:
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
         }
 
-    def in_order(self, places: Sequence[Place]) -> list[int]:
+    def in_order(self, places: Sequence[WorkerPlace]) -> list[int]:
         """Tensor parallel groups in turn, each on one node.
 
         Raises:
@@ -141,7 +141,7 @@ class Unreserved:
         there = NodeAffinitySchedulingStrategy(self._nodes[place], soft=True)
         return {"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": there}
 
-    def in_order(self, places: Sequence[Place]) -> list[int]:
+    def in_order(self, places: Sequence[WorkerPlace]) -> list[int]:
         """As they are: they exchange little."""
         return list(range(len(places)))
 
@@ -170,12 +170,12 @@ class Member:
             .remote(f"{context.tag}: worker {self.number}", self.number, supervisor, context)
         )
         self._placing = self.call("place")
-        self.where: Place | None = None
+        self.where: WorkerPlace | None = None
 
     @property
-    def holder(self) -> Holder:
+    def owner(self) -> SnapshotOwner:
         """The process as one that has snapshots."""
-        return Holder(self.number, self._actor)
+        return SnapshotOwner(self.number, self._actor)
 
     def call(self, method: str, *arguments: Any) -> ray.ObjectRef[Any]:
         """Call a method of the process's ``RankProcess``; its result comes later."""

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from boost_core.config.reports import FaultReport, LogLine, Report
-from service.gang.watch import Beat
+from service.gang.watch import Heartbeat
 from service.redaction import redact
 
 BACKLOG = 10_000  # reports; more than that wait only when the supervisor is stuck, and then the oldest go first
@@ -38,7 +38,7 @@ class Message:
     rank: int | None
     generation: int
     reports: list[tuple[datetime, Report]]
-    beat: Beat | None
+    beat: Heartbeat | None
     kept_step: int | None
     saving: str | None = None
 
@@ -56,7 +56,7 @@ class SupervisorReporter:
         self._rank: int | None = None
         self._generation = 0
         self._waiting: deque[tuple[datetime, Report]] = deque(maxlen=BACKLOG)
-        self._beat: Beat | None = None
+        self._beat: Heartbeat | None = None
         self._kept_step: int | None = None
         self._saving: str | None = None
         self._sending = False
@@ -76,7 +76,7 @@ class SupervisorReporter:
             self._waiting.append((datetime.now(UTC), without_secrets(report)))
             self._changed.notify_all()
 
-    def beat(self, beat: Beat) -> None:
+    def beat(self, beat: Heartbeat) -> None:
         """Take note of a step; of several within a moment the last one is sent."""
         with self._changed:
             self._beat = beat

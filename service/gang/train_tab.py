@@ -14,7 +14,7 @@ import ray
 
 from boost_core import __version__
 from boost_core.config import JobSpec
-from service.gang.assignment import Place
+from service.gang.assignment import WorkerPlace
 from service.gang.replica import Member
 from service.gang.resources import ON_THE_HEAD, worker_resources
 from service.gang.status import GangPhase, JobTag
@@ -60,7 +60,7 @@ class Attempt:
     tag: JobTag
     generation: int
     status: str
-    places: tuple[Place, ...]
+    places: tuple[WorkerPlace, ...]
     resources: dict[str, float]
     began: int
     ended: int | None

@@ -12,7 +12,7 @@ _FIRST_STEP = 5  # so many times as long as a later step may take: kernels are c
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """The newest step of a rank.
 
     Attributes:
@@ -53,7 +53,7 @@ class GangWatch:
         self._config = config
         self._progress, self._step = now, 0
         self._seconds: deque[float] = deque(maxlen=_WINDOW)
-        self._busy: dict[int, deque[Beat]] = defaultdict(lambda: deque(maxlen=_WINDOW))
+        self._busy: dict[int, deque[Heartbeat]] = defaultdict(lambda: deque(maxlen=_WINDOW))
         self._slow: set[int] = set()
         self._unreported: dict[int, list[float]] = defaultdict(list)
         self._reported = now
@@ -62,7 +62,7 @@ class GangWatch:
         """The gang has done something besides a step."""
         self._progress = max(self._progress, now)
 
-    def beat(self, rank: int, beat: Beat, now: float) -> None:
+    def beat(self, rank: int, beat: Heartbeat, now: float) -> None:
         """A rank has done a step."""
         self._busy[rank].append(beat)
         self._unreported[rank].append(beat.busy_seconds)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 _A_SECOND = 1_000_000  # microseconds; sums are of whole numbers, so that nothing is lost to rounding
 
 
-class Kind(StrEnum):
+class TimeKind(StrEnum):
     """What a second can go into; each is a field of ``Goodput``."""
 
     PRODUCTIVE = "productive"
@@ -37,7 +37,7 @@ class FirstStep(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    kind: Kind
+    kind: TimeKind
     seconds: float
 
 
@@ -68,16 +68,16 @@ class Goodput(BaseModel):
         return cls(since=time, booked_until=time)
 
     @property
-    def seconds(self) -> dict[Kind, float]:
+    def seconds(self) -> dict[TimeKind, float]:
         """Seconds of each kind, zeros included."""
-        return {kind: getattr(self, kind) for kind in Kind}
+        return {kind: getattr(self, kind) for kind in TimeKind}
 
     @property
     def total(self) -> timedelta:
         """All that is booked: exactly ``booked_until - since``."""
         return timedelta(microseconds=sum(map(microseconds, self.seconds.values())))
 
-    def plus(self, amounts: dict[Kind, int]) -> dict[str, float]:
+    def plus(self, amounts: dict[TimeKind, int]) -> dict[str, float]:
         """What the kinds come to with some microseconds more each."""
         return {kind: in_seconds(microseconds(getattr(self, kind)) + more) for kind, more in amounts.items()}
 

@@ -32,7 +32,7 @@ def history(session: Session, job_id: str, first: int, last: int, points: int) -
         job_id: The job.
         first: The first step wanted.
         last: The last step wanted.
-        points: At most so many; steps are averaged as far as that takes.
+        points: Maximum number of points; steps are averaged to get there.
     """
     width = max(1, math.ceil((last - first + 1) / points))
     return MetricsHistory(

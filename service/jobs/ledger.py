@@ -18,7 +18,7 @@ from boost_core.config.reports import (
     ShapeReport,
     StepReport,
 )
-from service.jobs.goodput import FirstStep, Goodput, Kind, Phase, in_seconds, microseconds
+from service.jobs.goodput import FirstStep, Goodput, Phase, TimeKind, in_seconds, microseconds
 from service.jobs.states import Reason
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -42,19 +42,19 @@ _PHASES = {
     Reason.CANCELLED_BY_USER: Phase.ENDED,
 }
 _IDLE = {
-    Phase.WAITING: Kind.WAITING,
-    Phase.STARTING: Kind.RESTART,
-    Phase.SAVING: Kind.CHECKPOINT,
-    Phase.INTERRUPTED: Kind.RESTART,
+    Phase.WAITING: TimeKind.WAITING,
+    Phase.STARTING: TimeKind.RESTART,
+    Phase.SAVING: TimeKind.CHECKPOINT,
+    Phase.INTERRUPTED: TimeKind.RESTART,
 }
 _IN_STEPS = frozenset({Phase.STEPPING, Phase.CLOSING})
 # What the time went into after a step that nothing cut short, or after the job's end.
 _AFTER_STEPS = {
-    Reason.TRAINING_FINISHED: Kind.PRODUCTIVE,
-    Reason.WAITING_FOR_STORE: Kind.CHECKPOINT,
-    Reason.PAUSED_BY_USER: Kind.RESTART,
-    Reason.PAUSED_FOR_PRIORITY: Kind.RESTART,
-    Reason.RETRIED_BY_USER: Kind.WAITING,
+    Reason.TRAINING_FINISHED: TimeKind.PRODUCTIVE,
+    Reason.WAITING_FOR_STORE: TimeKind.CHECKPOINT,
+    Reason.PAUSED_BY_USER: TimeKind.RESTART,
+    Reason.PAUSED_FOR_PRIORITY: TimeKind.RESTART,
+    Reason.RETRIED_BY_USER: TimeKind.WAITING,
 }
 
 
@@ -78,11 +78,11 @@ def book(goodput: Goodput, time: datetime, what: Report | Reason) -> Goodput:
         case RestartReport() if goodput.phase is Phase.INTERRUPTED:
             return _restart(goodput, time, what)
         case ShapeReport() if goodput.phase is Phase.WAITING:
-            return _all(goodput, time, Kind.WAITING, phase=Phase.STARTING)
+            return _all(goodput, time, TimeKind.WAITING, phase=Phase.STARTING)
         case EvaluationReport() if goodput.phase in _IN_STEPS:
-            return _all(goodput, time, Kind.PRODUCTIVE)
+            return _all(goodput, time, TimeKind.PRODUCTIVE)
         case CheckpointReport() if goodput.phase is Phase.CLOSING:
-            return _all(goodput, time, Kind.CHECKPOINT)
+            return _all(goodput, time, TimeKind.CHECKPOINT)
         case _:
             return goodput
 
@@ -98,18 +98,18 @@ def _change(goodput: Goodput, time: datetime, reason: Reason) -> Goodput:
     # Reports come before the change of state that they cause, so a gang that starts may be past that already.
     if phase is goodput.phase or (phase is Phase.STARTING and goodput.phase is not Phase.WAITING):
         return goodput
-    kind = _IDLE.get(goodput.phase) or _AFTER_STEPS.get(reason, Kind.RECOMPUTED)
+    kind = _IDLE.get(goodput.phase) or _AFTER_STEPS.get(reason, TimeKind.RECOMPUTED)
     return _all(goodput, time, kind, phase=phase, first_step=None)
 
 
 def _step(goodput: Goodput, time: datetime, report: StepReport) -> Goodput:
-    kind = Kind.PRODUCTIVE if report.step > goodput.highest_step else Kind.RECOMPUTED
+    kind = TimeKind.PRODUCTIVE if report.step > goodput.highest_step else TimeKind.RECOMPUTED
     state = {
         "phase": Phase.STEPPING if report.step < report.steps else Phase.CLOSING,
         "highest_step": max(goodput.highest_step, report.step),
     }
     length = _length(goodput, time)
-    standing = [(Kind.DATA_STALL, report.data_seconds), (Kind.CHECKPOINT, report.held_seconds)]
+    standing = [(TimeKind.DATA_STALL, report.data_seconds), (TimeKind.CHECKPOINT, report.held_seconds)]
     if goodput.phase in _IN_STEPS:
         settled = _without_compilation(goodput, report)
         return _booked(settled, time, _split(length, standing, kind), **state, first_step=None)
@@ -126,16 +126,16 @@ def _without_compilation(goodput: Goodput, second: StepReport) -> Goodput:
         return goodput
     took = microseconds(first.seconds)
     excess = took - _clamped(second.step_seconds - second.data_seconds, took)
-    return goodput.model_copy(update=goodput.plus({first.kind: -excess, Kind.COMPILE: excess}))
+    return goodput.model_copy(update=goodput.plus({first.kind: -excess, TimeKind.COMPILE: excess}))
 
 
 def _interruption(goodput: Goodput, time: datetime, report: InterruptionReport) -> Goodput:
     if goodput.phase is Phase.INTERRUPTED:  # again, on the way back
         return goodput
     # A planned change comes after a whole step; a fault cuts one short, which is lost.
-    after_step = Kind.RESTART if report.cause in PLANNED_CAUSES else Kind.RECOMPUTED
+    after_step = TimeKind.RESTART if report.cause in PLANNED_CAUSES else TimeKind.RECOMPUTED
     kind = _IDLE.get(goodput.phase, after_step)
-    lost = in_seconds(_length(goodput, time)) if kind is Kind.RECOMPUTED else 0.0
+    lost = in_seconds(_length(goodput, time)) if kind is TimeKind.RECOMPUTED else 0.0
     return _all(goodput, time, kind, phase=Phase.INTERRUPTED, first_step=None, cut_short=lost)
 
 
@@ -143,18 +143,18 @@ def _restart(goodput: Goodput, time: datetime, report: RestartReport) -> Goodput
     """Book the way back up to the beginning of the first step, whose own report comes next."""
     length = _length(goodput, time)
     first = _clamped(report.parts.get("first_step", 0.0), length)
-    amounts = _split(length - first, [(Kind.WAITING, report.waiting_seconds)], Kind.RESTART)
+    amounts = _split(length - first, [(TimeKind.WAITING, report.waiting_seconds)], TimeKind.RESTART)
     # The fault may have come before it was noticed: that time was no lost work, but part of the restart.
     unnoticed = max(0, _clamped(report.seconds, length + microseconds(goodput.cut_short)) - length)
-    amounts = {**amounts, Kind.RESTART: amounts[Kind.RESTART] + unnoticed, Kind.RECOMPUTED: -unnoticed}
+    amounts = {**amounts, TimeKind.RESTART: amounts[TimeKind.RESTART] + unnoticed, TimeKind.RECOMPUTED: -unnoticed}
     return _booked(goodput, time - first * _MICROSECOND, amounts, phase=Phase.STARTING, cut_short=0.0)
 
 
-def _all(goodput: Goodput, time: datetime, kind: Kind, **state: Any) -> Goodput:
+def _all(goodput: Goodput, time: datetime, kind: TimeKind, **state: Any) -> Goodput:
     return _booked(goodput, time, {kind: _length(goodput, time)}, **state)
 
 
-def _booked(goodput: Goodput, time: datetime, amounts: dict[Kind, int], **state: Any) -> Goodput:
+def _booked(goodput: Goodput, time: datetime, amounts: dict[TimeKind, int], **state: Any) -> Goodput:
     until = max(goodput.booked_until, time)
     return goodput.model_copy(update={**goodput.plus(amounts), **state, "booked_until": until})
 
@@ -164,7 +164,7 @@ def _length(goodput: Goodput, time: datetime) -> int:
     return max(timedelta(0), time - goodput.booked_until) // _MICROSECOND
 
 
-def _split(length: int, wanted: Sequence[tuple[Kind, float]], rest: Kind) -> dict[Kind, int]:
+def _split(length: int, wanted: Sequence[tuple[TimeKind, float]], rest: TimeKind) -> dict[TimeKind, int]:
     """Share out microseconds: to each kind its seconds as long as there are any, and what is left to the last."""
     amounts = {}
     for kind, seconds in wanted:

@@ -166,7 +166,7 @@ class JobStore:
 
         Args:
             wanted: Which.
-            limit: At most so many.
+            limit: Maximum number of results.
             cursor: Only jobs older than the one with this id.
         """
         with self.engine.connect() as connection:

@@ -25,14 +25,14 @@ Bundles = tuple[Bundle, ...]
 
 
 @dataclass(frozen=True)
-class Wish:
+class ResourceRequest:
     """What a waiting job needs: the same bundle so many times."""
 
     job_id: str
     bundles: Bundles
 
 
-def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, list[Wish]]:
+def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, list[ResourceRequest]]:
     """What gangs hold or are to have, and what waiting jobs need that their quotas allow, in the order of the queue.
 
     Args:
@@ -50,12 +50,12 @@ def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, li
         more = [shape for shape in _choice(job) if shape.world_size > present.world_size]
         larger = _allowed(job, more, quotas, present.world_size)
         held += _bundles(demand_of(job.spec), larger or present)
-    wishes = []
+    requests = []
     for job in queue:
         waits = job.state in WAITING_STATES and not (job.has_gang or job.pause_requested or job.cancel_requested)
         if waits and (wanted := _allowed(job, _choice(job), quotas)):
-            wishes.append(Wish(job.id, _bundles(demand_of(job.spec), wanted)))
-    return held, wishes
+            requests.append(ResourceRequest(job.id, _bundles(demand_of(job.spec), wanted)))
+    return held, requests
 
 
 def _choice(job: JobRecord) -> list[Shape]:
@@ -97,27 +97,27 @@ class Autoscaling:
         self._asked: Bundles | None = None
         self._asked_at = self._judged_at = clock()
 
-    def ask(self, held: Bundles, wishes: Sequence[Wish]) -> None:
+    def ask(self, held: Bundles, requests: Sequence[ResourceRequest]) -> None:
         """Ask for nodes that can hold all gangs, and the waiting jobs in their order.
 
         Args:
             held: What gangs need.
-            wishes: What waiting jobs need.
+            requests: What waiting jobs need.
         """
         now = self._clock()
         self._aside = [(bundles, until) for bundles, until in self._aside if until > now]
         if now >= self._judged_at + VERDICT_SECONDS:
-            self._judge(self._hopeful(wishes), now)
-        waiting = self._hopeful(wishes)
+            self._judge(self._hopeful(requests), now)
+        waiting = self._hopeful(requests)
         bundles = held + tuple(bundle for wish in waiting[: self._most] for bundle in wish.bundles)
         if bundles != self._asked or now >= self._asked_at + REPEAT_SECONDS:
             self._gangs.request_nodes(bundles)
             self._asked, self._asked_at = bundles, now
 
-    def _hopeful(self, wishes: Sequence[Wish]) -> list[Wish]:
-        return [wish for wish in wishes if not any(wish.bundles[: len(much)] == much for much, _ in self._aside)]
+    def _hopeful(self, requests: Sequence[ResourceRequest]) -> list[ResourceRequest]:
+        return [wish for wish in requests if not any(wish.bundles[: len(much)] == much for much, _ in self._aside)]
 
-    def _judge(self, waiting: Sequence[Wish], now: float) -> None:
+    def _judge(self, waiting: Sequence[ResourceRequest], now: float) -> None:
         self._judged_at = now
         if not self._gangs.refused():
             self._most = min(2 * self._most, MOST_AT_ONCE)

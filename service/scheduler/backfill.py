@@ -31,10 +31,10 @@ from itertools import islice
 from boost_core.config import Shape
 from service.jobs.model import JobRecord
 from service.scheduler.actions import Gang
+from service.scheduler.cluster_snapshot import ClusterSnapshot
 from service.scheduler.demand import Demand
 from service.scheduler.placement import ROUNDING
 from service.scheduler.scarcity import Scarcity
-from service.scheduler.scene import Scene
 from service.scheduler.units import Amounts, Taken, units_in, units_taken
 
 
@@ -62,7 +62,7 @@ class Head:
     """A job that waits for room and must not be delayed.
 
     Args:
-        scene: With what has been decided so far; what is decided later is heeded, too.
+        cluster: With what has been decided so far; what is decided later is heeded, too.
         job: The one that waits.
 
     Attributes:
@@ -70,43 +70,43 @@ class Head:
         nodes: Those that can take ranks of it.
     """
 
-    def __init__(self, scene: Scene, job: JobRecord) -> None:
-        self.job, self.nodes = job, scene.nodes(job)
-        self._scene, self._demand = scene, scene.demand(job)
-        self._capacities = [node for node in scene.capacities if not node.draining and self._demand.takes(node)]
-        self._all_steady = not any(node.draining for node in scene.capacities)
-        self._of_others = _held_by_others(scene)
+    def __init__(self, cluster: ClusterSnapshot, job: JobRecord) -> None:
+        self.job, self.nodes = job, cluster.nodes(job)
+        self._cluster, self._demand = cluster, cluster.demand(job)
+        self._capacities = [node for node in cluster.capacities if not node.draining and self._demand.takes(node)]
+        self._all_steady = not any(node.draining for node in cluster.capacities)
+        self._of_others = _held_by_others(cluster)
         self._fewest = _fewest_groups(self._demand)
         self._forget()
 
     def delayed_by(self, job: JobRecord, shape: Shape) -> bool:
         """Whether a gang of another job that starts now might delay this one."""
-        self._follow_scene()
-        return any(self._harmed(size, self._scene.demand(job), shape) for size in self._fewest)
+        self._follow_cluster()
+        return any(self._harmed(size, self._cluster.demand(job), shape) for size in self._fewest)
 
     def _forget(self) -> None:
-        self._known, self._resized = 0, self._scene.resized
+        self._known, self._resized = 0, self._cluster.resized
         self._stays: list[_Stay] = []
         self._scarcity = Scarcity(self._capacities, self._demand.each, self._of_others)
         self._taken: dict[tuple[int, frozenset[str]], Taken] = {}
 
-    def _follow_scene(self) -> None:
+    def _follow_cluster(self) -> None:
         """Heed the gangs that have been started meanwhile; begin again if one was resized."""
-        if self._resized != self._scene.resized:
+        if self._resized != self._cluster.resized:
             self._forget()
-        for job_id, gang in islice(self._scene.gangs.items(), self._known, None):
-            job = self._scene.jobs[job_id]
-            if job is not self.job and gang.claimed and self._scene.nodes(job) & self.nodes:
+        for job_id, gang in islice(self._cluster.gangs.items(), self._known, None):
+            job = self._cluster.jobs[job_id]
+            if job is not self.job and gang.claimed and self._cluster.nodes(job) & self.nodes:
                 self._heed(job, gang)
-        self._known = len(self._scene.gangs)
+        self._known = len(self._cluster.gangs)
 
     def _heed(self, job: JobRecord, gang: Gang) -> None:
-        demand, shown = self._scene.demand(job), gang.shape.world_size if gang.shape else 0
+        demand, shown = self._cluster.demand(job), gang.shape.world_size if gang.shape else 0
         self._scarcity.heed(demand, gang.claimed, unseen=gang.claimed - shown)
         shapes = {shape for shape in (gang.shape, gang.target) if shape}
         if gang.shape != gang.target or job.spec.priority < self.job.spec.priority:  # it may have to do with less
             shapes |= {shape for shape in demand.shapes if shape.world_size <= gang.claimed}
-        inside = self._all_steady and self._scene.nodes(job) & ~self.nodes == 0
+        inside = self._all_steady and self._cluster.nodes(job) & ~self.nodes == 0
         stay = _Stay(demand, frozenset(shapes), inside)
         self._stays.append(stay)
         for (size, deciding), taken in self._taken.items():
@@ -140,14 +140,14 @@ def _fewest_groups(demand: Demand) -> dict[int, int]:
     return fewest
 
 
-def _held_by_others(scene: Scene) -> dict[str, float]:
+def _held_by_others(cluster: ClusterSnapshot) -> dict[str, float]:
     """What is taken on the nodes and not by our gangs."""
     taken: dict[str, float] = defaultdict(float)
-    for node in scene.capacities:
+    for node in cluster.capacities:
         for name, total in node.total.items():
             taken[name] += total - node.free.get(name, 0)
-    for job_id, gang in scene.gangs.items():
+    for job_id, gang in cluster.gangs.items():
         if gang.shape:
-            for name, amount in scene.demand(scene.jobs[job_id]).amounts(gang.shape.world_size).items():
+            for name, amount in cluster.demand(cluster.jobs[job_id]).amounts(gang.shape.world_size).items():
                 taken[name] -= amount
     return taken

@@ -18,10 +18,10 @@ from service.jobs.states import JobState
 from service.scheduler import messages
 from service.scheduler.actions import Action, Gang, ResizePolicy
 from service.scheduler.backfill import Head
+from service.scheduler.cluster_snapshot import ClusterSnapshot
 from service.scheduler.growth import grow
 from service.scheduler.preemption import make_room, make_room_in_quota
 from service.scheduler.quotas import Account, Limits
-from service.scheduler.scene import Scene
 from service.scheduler.upkeep import keep_up
 
 _QUEUED = frozenset({JobState.QUEUED, JobState.SCHEDULING})
@@ -42,25 +42,25 @@ def decide(
         policy: When gangs may grow.
         limits: What tenants and queues may hold.
     """
-    scene = Scene(jobs, nodes, gangs, room_seconds, policy or ResizePolicy(), limits or Limits())
-    keep_up(scene)
-    heads = _serve_queue(scene)
-    grow(scene, [head.nodes for head in heads])
-    return scene.actions
+    cluster = ClusterSnapshot(jobs, nodes, gangs, room_seconds, policy or ResizePolicy(), limits or Limits())
+    keep_up(cluster)
+    heads = _serve_queue(cluster)
+    grow(cluster, [head.nodes for head in heads])
+    return cluster.actions
 
 
-def _serve_queue(scene: Scene) -> list[Head]:
+def _serve_queue(cluster: ClusterSnapshot) -> list[Head]:
     """Start what may. Returns the jobs that wait for room on nodes and come before those behind them."""
     heads: list[Head] = []
-    for job in scene.queue:
-        gang = scene.gangs.get(job.id)
-        before = [head for head in heads if head.nodes & scene.nodes(job)]
+    for job in cluster.queue:
+        gang = cluster.gangs.get(job.id)
+        before = [head for head in heads if head.nodes & cluster.nodes(job)]
         if gang:
-            served = not gang.waiting or bool(before) or _revive(scene, job, gang)
+            served = not gang.waiting or bool(before) or _revive(cluster, job, gang)
         else:
-            served = not _is_queued(job) or _serve(scene, job, before)
+            served = not _is_queued(job) or _serve(cluster, job, before)
         if not served:
-            heads.append(Head(scene, job))
+            heads.append(Head(cluster, job))
     return heads
 
 
@@ -68,80 +68,82 @@ def _is_queued(job: JobRecord) -> bool:
     return job.state in _QUEUED and not job.has_gang and not job.pause_requested
 
 
-def _serve(scene: Scene, job: JobRecord, before: Sequence[Head]) -> bool:
+def _serve(cluster: ClusterSnapshot, job: JobRecord, before: Sequence[Head]) -> bool:
     """Start a job's gang, or say what it waits for.
 
     Args:
-        scene: What there is.
+        cluster: What there is.
         job: The job.
         before: Those that wait for nodes that it could use.
 
     Returns:
         Whether it waits for nothing that is kept from those behind it.
     """
-    possible = scene.possible(job)
+    possible = cluster.possible(job)
     if not possible:
-        scene.admit(job)
-        scene.wait(job, messages.never_fits(scene, job))
+        cluster.admit(job)
+        cluster.wait(job, messages.never_fits(cluster, job))
         return True
     least = possible[0].world_size
-    if account := scene.quotas.too_small(job, least):
-        scene.admit(job)
-        scene.wait(job, messages.over_quota(scene, job, least, account))
+    if account := cluster.quotas.too_small(job, least):
+        cluster.admit(job)
+        cluster.wait(job, messages.over_quota(cluster, job, least, account))
         return True
-    if account := scene.quotas.obstacle(job, least):
-        _wait_for_quota(scene, job, least, account)
+    if account := cluster.quotas.obstacle(job, least):
+        _wait_for_quota(cluster, job, least, account)
         return True
-    return _serve_on_nodes(scene, job, possible, before)
+    return _serve_on_nodes(cluster, job, possible, before)
 
 
-def _wait_for_quota(scene: Scene, job: JobRecord, least: int, account: Account) -> None:
-    first = account not in scene.quotas.heads
+def _wait_for_quota(cluster: ClusterSnapshot, job: JobRecord, least: int, account: Account) -> None:
+    first = account not in cluster.quotas.heads
     if first:
-        scene.admit(job)
-        make_room_in_quota(scene, job, least, account)
-    scene.wait(job, messages.short_of_quota(scene, job, least, account))
-    scene.lines[account] += 1
+        cluster.admit(job)
+        make_room_in_quota(cluster, job, least, account)
+    cluster.wait(job, messages.short_of_quota(cluster, job, least, account))
+    cluster.lines[account] += 1
     if first:
-        scene.quotas.heads[account] = job
-        scene.quotas.keep(job, least, until=account)
+        cluster.quotas.heads[account] = job
+        cluster.quotas.keep(job, least, until=account)
 
 
-def _serve_on_nodes(scene: Scene, job: JobRecord, possible: Sequence[Shape], before: Sequence[Head]) -> bool:
-    fitting = scene.fitting(job, scene.room, possible)
+def _serve_on_nodes(
+    cluster: ClusterSnapshot, job: JobRecord, possible: Sequence[Shape], before: Sequence[Head]
+) -> bool:
+    fitting = cluster.fitting(job, cluster.room, possible)
     harmless = [shape for shape in fitting if not any(head.delayed_by(job, shape) for head in before)]
-    if choice := scene.demand(job).fastest(harmless):
-        scene.admit(job)
-        words = gang_in_words(choice.world_size, scene.demand(job).each)
-        scene.launch(job, choice, f"starting {choice}: {words}")
+    if choice := cluster.demand(job).fastest(harmless):
+        cluster.admit(job)
+        words = gang_in_words(choice.world_size, cluster.demand(job).each)
+        cluster.launch(job, choice, f"starting {choice}: {words}")
         return True
     if before:
-        scene.wait(job, messages.held_back(scene, job, before[0].job, bool(fitting)))
+        cluster.wait(job, messages.held_back(cluster, job, before[0].job, bool(fitting)))
     else:
-        scene.admit(job)
-        make_room(scene, job)
-        scene.wait(job, messages.no_room(scene, job))
-        scene.quotas.keep(job, possible[0].world_size)
-    scene.lines[scene.nodes(job)] += 1
+        cluster.admit(job)
+        make_room(cluster, job)
+        cluster.wait(job, messages.no_room(cluster, job))
+        cluster.quotas.keep(job, possible[0].world_size)
+    cluster.lines[cluster.nodes(job)] += 1
     return bool(before)
 
 
-def _revive(scene: Scene, job: JobRecord, gang: Gang) -> bool:
+def _revive(cluster: ClusterSnapshot, job: JobRecord, gang: Gang) -> bool:
     """Keep room for a gang that waits for workers, which it looks for by itself; say whether it waits for no other."""
-    if gang.target is None or not scene.possible(job):
+    if gang.target is None or not cluster.possible(job):
         return True
-    demand = scene.demand(job)
-    choice = demand.fastest(scene.fitting(job, scene.room))
+    demand = cluster.demand(job)
+    choice = demand.fastest(cluster.fitting(job, cluster.room))
     if choice is None:
-        if gang.unchanged_seconds >= scene.policy.settle_seconds:  # its own old room may be about to be freed
-            make_room(scene, job)
+        if gang.unchanged_seconds >= cluster.policy.settle_seconds:  # its own old room may be about to be freed
+            make_room(cluster, job)
         return False
     held, faster = choice, demand.seconds(choice) < demand.seconds(gang.target)
-    if gang.target.world_size <= scene.room.ranks(demand) and not faster:
+    if gang.target.world_size <= cluster.room.ranks(demand) and not faster:
         held = gang.target
     elif choice != gang.target:
         cause = Cause.NODE_JOINED if faster else Cause.NODE_LOST
-        scene.resize(job, choice, cause, f"there is room for {choice}, not for {gang.target}")
-    scene.room.place(demand, choice)
-    scene.room.hold(demand, held.world_size)
+        cluster.resize(job, choice, cause, f"there is room for {choice}, not for {gang.target}")
+    cluster.room.place(demand, choice)
+    cluster.room.hold(demand, held.world_size)
     return True

@@ -9,27 +9,32 @@ from boost_core.config.reports import Cause
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
 from service.scheduler.actions import Gang, ResizePolicy, RoomSeen
+from service.scheduler.cluster_snapshot import ClusterSnapshot
 from service.scheduler.demand import Demand
 from service.scheduler.placement import Nodes
-from service.scheduler.scene import Scene
 
 
-def grow(scene: Scene, wanted: Iterable[Nodes]) -> None:
+def grow(cluster: ClusterSnapshot, wanted: Iterable[Nodes]) -> None:
     """Let gangs grow into what is left, the first in the queue first, but into no quota that a job waits for.
 
     Args:
-        scene: What there is.
+        cluster: What there is.
         wanted: Sets of nodes on which a job waits for room; gangs that can use these do not grow.
     """
     taken = reduce(or_, wanted, 0)
-    for job in scene.queue:
-        gang = scene.gangs.get(job.id)
-        if gang and gang.shape and _may_grow(job, gang) and not (scene.nodes(job) & taken or _quota_wanted(scene, job)):
-            _grow(scene, job, gang, gang.shape)
+    for job in cluster.queue:
+        gang = cluster.gangs.get(job.id)
+        if (
+            gang
+            and gang.shape
+            and _may_grow(job, gang)
+            and not (cluster.nodes(job) & taken or _quota_wanted(cluster, job))
+        ):
+            _grow(cluster, job, gang, gang.shape)
 
 
-def _quota_wanted(scene: Scene, job: JobRecord) -> bool:
-    return any(account in scene.quotas.heads for account in scene.quotas.accounts(job))
+def _quota_wanted(cluster: ClusterSnapshot, job: JobRecord) -> bool:
+    return any(account in cluster.quotas.heads for account in cluster.quotas.accounts(job))
 
 
 def _may_grow(job: JobRecord, gang: Gang) -> bool:
@@ -38,25 +43,25 @@ def _may_grow(job: JobRecord, gang: Gang) -> bool:
     return job.spec.elasticity is not None and trains and gang.shape == gang.target
 
 
-def _grow(scene: Scene, job: JobRecord, gang: Gang, shape: Shape) -> None:
-    larger = [other for other in scene.shapes(job) if other.world_size > shape.world_size]
-    fitting = scene.fitting(job, scene.room, larger)
-    demand = scene.demand(job)
-    choice = worthwhile(demand, shape, fitting, scene.policy) if fitting else None
+def _grow(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, shape: Shape) -> None:
+    larger = [other for other in cluster.shapes(job) if other.world_size > shape.world_size]
+    fitting = cluster.fitting(job, cluster.room, larger)
+    demand = cluster.demand(job)
+    choice = scale_up_choice(demand, shape, fitting, cluster.policy) if fitting else None
     if choice is None:
         return
-    scene.room.place(demand, choice, shape)
-    policy, seen = scene.policy, scene.room_seconds.get(job.id, 0.0)
+    cluster.room.place(demand, choice, shape)
+    policy, seen = cluster.policy, cluster.room_seconds.get(job.id, 0.0)
     ripe = gang.unchanged_seconds >= policy.cooldown_seconds and seen >= policy.settle_seconds
     if not (ripe or gang.limits_changed):
-        scene.keep(job, choice.world_size - gang.held)
-        scene.actions.append(RoomSeen(job))
+        cluster.keep(job, choice.world_size - gang.held)
+        cluster.actions.append(RoomSeen(job))
         return
     cause = Cause.LIMITS_CHANGED if gang.limits_changed else Cause.NODE_JOINED
-    scene.resize(job, choice, cause, f"grows from {shape} to {choice}")
+    cluster.resize(job, choice, cause, f"grows from {shape} to {choice}")
 
 
-def worthwhile(demand: Demand, shape: Shape, larger: Sequence[Shape], policy: ResizePolicy) -> Shape | None:
+def scale_up_choice(demand: Demand, shape: Shape, larger: Sequence[Shape], policy: ResizePolicy) -> Shape | None:
     """The best of some shapes for a gang to grow to; ``None`` if none gains enough.
 
     Args:

@@ -89,14 +89,14 @@ class ReconcileLoop:
                 else:
                     self._stop.wait(RETRY_SECONDS)
         finally:
-            self._leave_office()
+            self._release_lease()
             self._disconnect()
 
     def _round(self) -> bool:
         """Do what is to be done; say whether it went well."""
         self._began = time.monotonic()
         try:
-            self._take_office()
+            self._acquire_lease()
             if self._reconciler is not None:
                 self._gangs.check()
                 with self._metrics.one_pass():
@@ -107,7 +107,7 @@ class ReconcileLoop:
         except ConnectionError as error:
             logger.exception("Ray cannot be reached; the next try is in %g s", RETRY_SECONDS)
             self._problem = f"Ray cannot be reached: {error}"
-            self._leave_office()  # another service may reach it
+            self._release_lease()  # another service may reach it
             self._disconnect()
             return False
         except Exception:
@@ -129,7 +129,7 @@ class ReconcileLoop:
             logger.exception("what gangs report could not be stored; the next pass tries again")
         self._stop.wait(max(0.0, until - time.monotonic()))
 
-    def _take_office(self) -> None:
+    def _acquire_lease(self) -> None:
         """Take the lease, or renew it, and connect if that is still to be done."""
         lease = self._leases.take(LEASE, LEASE_SECONDS)
         if lease != self._lease:
@@ -162,7 +162,7 @@ class ReconcileLoop:
                     except Exception:
                         logger.exception("the lease could not be renewed; the next pass tries again")
 
-    def _leave_office(self) -> None:
+    def _release_lease(self) -> None:
         with self._lease_lock:
             lease, self._lease, self._reconciler = self._lease, None, None
             if lease is None:

@@ -5,97 +5,97 @@ from collections.abc import Collection, Sequence
 from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.plan.resize import why_not
 from service.jobs.model import JobRecord
+from service.scheduler.cluster_snapshot import ClusterSnapshot
 from service.scheduler.placement import Room
 from service.scheduler.quotas import Account
-from service.scheduler.scene import Scene
 
 _NAMED_JOBS = 3
 
 
-def never_fits(scene: Scene, job: JobRecord) -> str:
+def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
     """All nodes together could not hold it."""
-    demand = scene.demand(job)
+    demand = cluster.demand(job)
     if not demand.shapes:
         needed, there = demand.least_bytes / 1e9, demand.limit / 1e9
         message = f"needs {demand.in_words}, and {needed:.1f} GB of memory a rank; the GPUs that it may use have"
         return f"{message} {there:g} GB; waits for nodes to join"
-    has = ", ".join(f"{scene.whole.total(demand, name):g} {name}" for name in demand.each)
-    room = sum(scene.whole.slots(demand))
-    message = f"needs {scene.demand(job).in_words}; {_where(job, scene)} {has} in all, room for {room}"
-    return f"{message}{_scattered(scene, job, scene.whole)}; waits for nodes to join"
+    has = ", ".join(f"{cluster.whole.total(demand, name):g} {name}" for name in demand.each)
+    room = sum(cluster.whole.slots(demand))
+    message = f"needs {cluster.demand(job).in_words}; {_where(job, cluster)} {has} in all, room for {room}"
+    return f"{message}{_scattered(cluster, job, cluster.whole)}; waits for nodes to join"
 
 
-def over_quota(scene: Scene, job: JobRecord, ranks: int, account: Account) -> str:
+def over_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> str:
     """Its quota could not hold it even if it were empty."""
-    message = f"{_amount(scene, job, ranks, account)}; {account.holder} may hold {scene.quotas.limit(account):g}"
+    message = f"{_amount(cluster, job, ranks, account)}; {account.holder} may hold {cluster.quotas.limit(account):g}"
     return f"{message}; waits for a higher quota"
 
 
-def short_of_quota(scene: Scene, job: JobRecord, ranks: int, account: Account) -> str:
+def short_of_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> str:
     """Others hold its quota, or come before it there."""
-    quotas = scene.quotas
+    quotas = cluster.quotas
     message = (
-        f"{_amount(scene, job, ranks, account)}; {account.holder} may hold {quotas.limit(account):g} and holds "
+        f"{_amount(cluster, job, ranks, account)}; {account.holder} may hold {quotas.limit(account):g} and holds "
         f"{quotas.held(account):g}"
     )
     if kept := quotas.kept(account):
         message += f", {sum(kept.values()):g} kept for {_named(list(kept))}"
     if head := quotas.heads.get(account):
-        return f"{message}; {_behind(head, scene.lines[account])}"
-    leaving = [other.id for other in scene.leaving() if account in quotas.accounts(other)]
+        return f"{message}; {_behind(head, cluster.lines[account])}"
+    leaving = [other.id for other in cluster.leaving() if account in quotas.accounts(other)]
     return f"{message}; {_make_room(leaving)}" if leaving else message
 
 
-def no_room(scene: Scene, job: JobRecord) -> str:
+def no_room(cluster: ClusterSnapshot, job: JobRecord) -> str:
     """It waits for others to make room, or to end."""
-    nodes = scene.nodes(job)
-    message = f"needs {scene.demand(job).in_words}; {_free(scene, job)}{_scattered(scene, job, scene.room)}"
-    if leaving := [other.id for other in scene.leaving() if scene.nodes(other) & nodes]:
+    nodes = cluster.nodes(job)
+    message = f"needs {cluster.demand(job).in_words}; {_free(cluster, job)}{_scattered(cluster, job, cluster.room)}"
+    if leaving := [other.id for other in cluster.leaving() if cluster.nodes(other) & nodes]:
         return f"{message}; {_make_room(leaving)}"
-    holders = [other.id for other in scene.queue if other.id in scene.gangs and scene.nodes(other) & nodes]
+    holders = [other.id for other in cluster.queue if other.id in cluster.gangs and cluster.nodes(other) & nodes]
     return f"{message}; behind {_named(holders)}" if holders else message
 
 
-def held_back(scene: Scene, job: JobRecord, head: JobRecord, fits: bool) -> str:
+def held_back(cluster: ClusterSnapshot, job: JobRecord, head: JobRecord, fits: bool) -> str:
     """Another comes before it.
 
     Args:
-        scene: What there is.
+        cluster: What there is.
         job: The one that waits.
         head: The one that comes before it, and waits itself.
         fits: Whether it would have room now.
     """
-    message = f"needs {scene.demand(job).in_words}; {_free(scene, job)}"
+    message = f"needs {cluster.demand(job).in_words}; {_free(cluster, job)}"
     if fits:
         return f"{message}; it might delay {head.id}, which comes before it"
-    nodes = scene.nodes(job)
-    waiting = sum(count for line, count in scene.lines.items() if isinstance(line, int) and line & nodes)
+    nodes = cluster.nodes(job)
+    waiting = sum(count for line, count in cluster.lines.items() if isinstance(line, int) and line & nodes)
     return f"{message}; {_behind(head, waiting)}"
 
 
-def _amount(scene: Scene, job: JobRecord, ranks: int, account: Account) -> str:
-    return f"needs {scene.demand(job).amounts(ranks)[account.resource]:g} {account.resource}"
+def _amount(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> str:
+    return f"needs {cluster.demand(job).amounts(ranks)[account.resource]:g} {account.resource}"
 
 
-def _free(scene: Scene, job: JobRecord) -> str:
-    demand, room = scene.demand(job), scene.room
+def _free(cluster: ClusterSnapshot, job: JobRecord) -> str:
+    demand, room = cluster.demand(job), cluster.room
     return ", ".join(f"{room.free(demand, name):g} of {room.total(demand, name):g} {name} free" for name in demand.each)
 
 
-def _scattered(scene: Scene, job: JobRecord, room: Room) -> str:
+def _scattered(cluster: ClusterSnapshot, job: JobRecord, room: Room) -> str:
     """What keeps a job from fitting where there is enough room in all."""
-    demand = scene.demand(job)
+    demand = cluster.demand(job)
     slots, least = room.slots(demand), demand.shapes[0].world_size
     if sum(slots) >= least <= room.ranks(demand):
         return f": {why_not(job.spec, slots, demand.shapes)}"
     return ""
 
 
-def _where(job: JobRecord, scene: Scene) -> str:
-    labels = ", ".join(f"{name}={value}" for name, value in sorted(scene.demand(job).labels))
+def _where(job: JobRecord, cluster: ClusterSnapshot) -> str:
+    labels = ", ".join(f"{name}={value}" for name, value in sorted(cluster.demand(job).labels))
     if labels:
         return f"the nodes with {labels} have"
-    kinds = {node.labels.get(ACCELERATOR_LABEL) for node in scene.capacities} & scene.demand(job).avoid
+    kinds = {node.labels.get(ACCELERATOR_LABEL) for node in cluster.capacities} & cluster.demand(job).avoid
     return (
         f"the nodes with more memory than {', '.join(sorted(filter(None, kinds)))} have" if kinds else "the cluster has"
     )

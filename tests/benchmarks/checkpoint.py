@@ -21,9 +21,9 @@ import torch
 from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.host_copies import HostCopies
-from boost_core.checkpoint.memory import Shelf
-from boost_core.checkpoint.saver import Checkpoint, Saver
+from boost_core.checkpoint.saver import Saver, SaveRequest
 from boost_core.checkpoint.shards import save_chunks
+from boost_core.checkpoint.snapshot_store import SnapshotStore
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
 from boost_core.train.state import TrainState
@@ -51,7 +51,7 @@ def loop_seconds(corpus: str, folder: str) -> dict[str, Any]:
     sampler = Sampler(load_corpus(spec.data, 64), 64, 0)
     checkpoints = CheckpointFolder(folder)
     copies = HostCopies(1)
-    saver = Saver(checkpoints, spec.checkpoint, Shelf(), (), lambda _: None, lambda: None)
+    saver = Saver(checkpoints, spec.checkpoint, SnapshotStore(), (), lambda _: None, lambda: None)
     state_bytes = sum(chunk.tensor.nbytes for chunk in state.chunks())
 
     def steps(saves: bool) -> tuple[float, float]:
@@ -62,7 +62,7 @@ def loop_seconds(corpus: str, folder: str) -> dict[str, Any]:
                 since = time.perf_counter()
                 saver.outcome(wait=True)
                 saver.start(
-                    state.step, copies.take(state.chunks()), None, Checkpoint(state.manifest_writer(checkpoints))
+                    state.step, copies.take(state.chunks()), None, SaveRequest(state.manifest_writer(checkpoints))
                 )
                 held += time.perf_counter() - since
         seconds = time.perf_counter() - started
@@ -76,7 +76,7 @@ def loop_seconds(corpus: str, folder: str) -> dict[str, Any]:
         ratios.append(saving / plain)
         held.append(stood_still / saving)
     with _peak() as grown:
-        saver.start(state.step, copies.take(state.chunks()), None, Checkpoint(state.manifest_writer(checkpoints)))
+        saver.start(state.step, copies.take(state.chunks()), None, SaveRequest(state.manifest_writer(checkpoints)))
         saver.outcome(wait=True)
     return {"ratios": ratios, "held": held, "state": state_bytes / 2**20, "grown": grown[0]}
 

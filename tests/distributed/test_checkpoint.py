@@ -18,9 +18,9 @@ from boost_core.checkpoint import saver as saver_module
 from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.host_copies import HostCopies
-from boost_core.checkpoint.memory import Shelf
-from boost_core.checkpoint.saver import Checkpoint, Saver
+from boost_core.checkpoint.saver import Saver, SaveRequest
 from boost_core.checkpoint.shards import SaveFailed, save_chunks
+from boost_core.checkpoint.snapshot_store import SnapshotStore
 from boost_core.config import JobSpec
 from boost_core.config.reports import Report
 from boost_core.data.corpus import load_corpus
@@ -48,8 +48,8 @@ def step_and_save(spec: JobSpec) -> tuple[Whole, float]:
     for _ in range(2):
         training_step(state, sampler)
     folder = CheckpointFolder(spec.checkpoint.url)
-    saver = Saver(folder, spec.checkpoint, Shelf(), (), lambda _: None, lambda: None)
-    saver.start(state.step, HostCopies(1).take(state.chunks()), None, Checkpoint(state.manifest_writer(folder)))
+    saver = Saver(folder, spec.checkpoint, SnapshotStore(), (), lambda _: None, lambda: None)
+    saver.start(state.step, HostCopies(1).take(state.chunks()), None, SaveRequest(state.manifest_writer(folder)))
     saved = whole_tensors(state)
     following = training_step(state, sampler).loss  # what is written is what was copied
     assert saver.outcome(wait=True).manifest.step == 2

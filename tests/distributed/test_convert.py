@@ -19,7 +19,7 @@ from boost_core.convert.names import fill_from_published, published_slots, to_pu
 from boost_core.convert.published_config import TrainedOn
 from boost_core.convert.trained_on import trained_on
 from boost_core.convert.whole import empty_weights, read_weights
-from boost_core.data.tokenize import Plan, tokenize
+from boost_core.data.tokenize import TokenizePlan, tokenize
 from boost_core.data.tokenizers import ByteTokenizer
 from tests.distributed.recording import losses, train_and_record
 from tests.jobs import tiny_job, write_corpus
@@ -210,7 +210,7 @@ def data_of(tmp_path: Path, kind: str) -> dict:
     words = {"a": 0, "<|end|>": 1, "b": 2}
     tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="a")).save(str(tmp_path / "words.json"))
     if kind == "tokenized":
-        plan = Plan(SourceConfig(**texts), str(tmp_path / "tokens"), ByteTokenizer(), "", 0.1, 10_000)
+        plan = TokenizePlan(SourceConfig(**texts), str(tmp_path / "tokens"), ByteTokenizer(), "", 0.1, 10_000)
         tokenize(plan, lambda progress: None)
         return {"source": {"kind": "tokenized", "paths": [str(tmp_path / "tokens")]}}
     named = {

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import FaultToleranceConfig, JobSpec
 from boost_core.config.reports import Cause, FaultReport, InterruptionReport, Report, RestartReport, StepReport
-from boost_core.plan.snapshots import copy_holders
+from boost_core.plan.snapshots import copy_owners
 from boost_core.train import Membership, Outcome, StepTimes, train
-from boost_core.train.divergence import RECENT_STEPS, LossWatch
+from boost_core.train.divergence import RECENT_STEPS, DivergenceDetector
 from boost_core.train.state import TrainState
 from tests.distributed.recording import Recorder
 from tests.distributed.whole import whole_tensors
@@ -77,7 +77,7 @@ class Trained:
 def poisoned(spec: JobSpec, poison: Poison | None, nodes: str = "ab", halt_after: int | None = None) -> Trained:
     """Train as a rank; ``nodes`` is empty for a gang without copies."""
     seen, recorder, states = Trained(), Recorder(), []
-    membership = Membership(holder_of=copy_holders(nodes))
+    membership = Membership(owner_of=copy_owners(nodes))
     initial: Callable[..., TrainState] = TrainState.initial
 
     def watched(*arguments: Any, **settings: Any) -> TrainState:
@@ -96,7 +96,7 @@ def poisoned(spec: JobSpec, poison: Poison | None, nodes: str = "ab", halt_after
         seen.steps.append((times.step, state.samples))
         whole = whole_tensors(state)
         seen.states.append(np.concatenate([whole[name].flatten().numpy() for name in sorted(whole)]))
-        found = [contents.key.step for contents in membership.shelf.contents()]
+        found = [index.key.step for index in membership.snapshots.indexes()]
         seen.copies.append({step for step in found if found.count(step) == 2})
         if hit(state, "weights"):
             for weight in state.model.parameters():
@@ -218,14 +218,14 @@ def test_a_loss_that_jumps_is_a_divergence_once_there_are_losses_to_compare_with
 
 
 def test_the_limit_is_a_jump_above_the_median_of_a_full_window() -> None:
-    watch = LossWatch(FaultToleranceConfig(loss_jump=0.5))
+    watch = DivergenceDetector(FaultToleranceConfig(loss_jump=0.5))
     for loss in [9.0] * 4 + [3.0] * (RECENT_STEPS - 5):
-        watch.saw(loss)
+        watch.update(loss)
     assert watch.limit == sys.float_info.max
-    watch.saw(3.0)
+    watch.update(3.0)
     assert watch.limit == 3.5
     for _ in range(RECENT_STEPS):
-        watch.saw(2.0)
+        watch.update(2.0)
     assert watch.limit == 2.5
 
 
@@ -240,5 +240,5 @@ def test_the_limit_is_a_jump_above_the_median_of_a_full_window() -> None:
     ],
 )
 def test_divergences_count_for_a_hundred_steps(steps: list[int], too_many: list[bool]) -> None:
-    watch = LossWatch(FaultToleranceConfig(max_divergences=3))
+    watch = DivergenceDetector(FaultToleranceConfig(max_divergences=3))
     assert [watch.too_many(step) for step in steps] == too_many

@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from boost_core.checkpoint import saver
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.memory import Region, Shelf, Snapshot, StateLost
+from boost_core.checkpoint.snapshot_store import Region, Snapshot, SnapshotStore, StateLost
 from boost_core.config import JobSpec
 from boost_core.config.reports import Report
-from boost_core.plan.snapshots import Contents, Key, MemoryState, copy_holders, newest_whole_state
+from boost_core.plan.snapshots import MemoryState, SnapshotIndex, SnapshotKey, copy_owners, newest_whole_state
 from boost_core.train import Membership, Outcome, StepTimes, saving, train
 from boost_core.train.state import TrainState
 from tests.distributed.recording import Recorder, losses, train_and_record
@@ -52,36 +52,36 @@ def job(
     )  # fmt: skip
 
 
-# What processes have on their shelves, as it travels between them: tensors go by value.
-Shelves = dict[int, list[Snapshot]]
+# What processes have on their stores, as it travels between them: tensors go by value.
+Stores = dict[int, list[Snapshot]]
 
 
-def taken(shelf: Shelf) -> list[Snapshot]:
-    """A copy of all that is on a shelf."""
+def taken(snapshots: SnapshotStore) -> list[Snapshot]:
+    """A copy of all that is on a snapshots."""
     return [
-        Snapshot(contents, tuple(part.clone() for part in shelf.read(contents.key, whole_boxes(contents))))
-        for contents in shelf.contents()
+        Snapshot(index, tuple(part.clone() for part in snapshots.read(index.key, whole_boxes(index))))
+        for index in snapshots.indexes()
     ]
 
 
-def whole_boxes(contents: Contents) -> list[Region]:
-    return [Region(box.name, box.offsets, (0,) * len(box.sizes), box.sizes) for box in contents.boxes]
+def whole_boxes(index: SnapshotIndex) -> list[Region]:
+    return [Region(box.name, box.offsets, (0,) * len(box.sizes), box.sizes) for box in index.boxes]
 
 
-def without(shelves: Shelves, *lost: int) -> Shelves:
-    return {process: shelf for process, shelf in shelves.items() if process not in lost}
+def without(stores: Stores, *lost: int) -> Stores:
+    return {process: snapshots for process, snapshots in stores.items() if process not in lost}
 
 
-def found(shelves: Shelves) -> MemoryState[int] | None:
-    return newest_whole_state((process, [each.contents for each in shelf]) for process, shelf in shelves.items())
+def found(stores: Stores) -> MemoryState[int] | None:
+    return newest_whole_state((process, [each.index for each in snapshots]) for process, snapshots in stores.items())
 
 
-def fetch_from(shelves: Shelves) -> Callable[[int, Key, Sequence[Region]], list[torch.Tensor]]:
-    living = {process: Shelf() for process in shelves}
-    for process, shelf in shelves.items():
-        for snapshot in shelf:
+def fetch_from(stores: Stores) -> Callable[[int, SnapshotKey, Sequence[Region]], list[torch.Tensor]]:
+    living = {process: SnapshotStore() for process in stores}
+    for process, snapshots in stores.items():
+        for snapshot in snapshots:
             living[process].put(snapshot)
-    return lambda holder, key, regions: living[holder].read(key, regions)
+    return lambda owner, key, regions: living[owner].read(key, regions)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Told:
         nodes: The node of each; empty to have no copies made.
         halt: Which rank is asked to halt, and after which step.
         store: Whether it is asked for a checkpoint, too.
-        shelves: Pickled shelves to recover from.
+        stores: Pickled stores to recover from.
         refuse: Whether the store refuses what is written after that step.
         generation: Number of the gang.
     """
@@ -100,20 +100,20 @@ class Told:
     nodes: str = ""
     halt: tuple[int, int] | None = None
     store: bool = False
-    shelves: bytes | None = None
+    stores: bytes | None = None
     refuse: bool = False
     generation: int = 1
 
 
 def as_member(spec: JobSpec, told: Told) -> tuple[Outcome, int, list[Report], bytes]:
-    """Train as a rank; how it ended, after which step, what it reported, and its shelf."""
+    """Train as a rank; how it ended, after which step, what it reported, and its snapshots."""
     recorder, seen = Recorder(), [0]
-    shelves = pickle.loads(told.shelves) if told.shelves else {}
+    stores = pickle.loads(told.stores) if told.stores else {}
     membership = Membership(
         generation=told.generation,
-        holder_of=copy_holders(told.nodes),
-        recovery=found(shelves),
-        fetch=fetch_from(shelves),
+        owner_of=copy_owners(told.nodes),
+        recovery=found(stores),
+        fetch=fetch_from(stores),
     )
 
     def after_step(times: StepTimes) -> None:
@@ -130,7 +130,7 @@ def as_member(spec: JobSpec, told: Told) -> tuple[Outcome, int, list[Report], by
     membership.after_step, membership.before_save = after_step, before_save
     with patch.object(saver, "RETRY_SECONDS", (0.01,)), patch.object(saving, "HALT_SECONDS", 0.1):
         outcome = train(spec, recorder, membership)
-    return outcome, seen[0], recorder.reports, pickle.dumps(taken(membership.shelf))
+    return outcome, seen[0], recorder.reports, pickle.dumps(taken(membership.snapshots))
 
 
 @dataclass(frozen=True)
@@ -140,20 +140,23 @@ class Ended:
     outcomes: set[Outcome]
     steps: set[int]
     losses: dict[int, float]
-    shelves: Shelves
+    stores: Stores
 
 
 def run(ranks: Ranks, spec: JobSpec, told: Told) -> Ended:
     ends = ranks.run(spec.parallelism.world_size, as_member, spec, told)
-    outcomes, steps, reports, shelves = zip(*ends, strict=True)
+    outcomes, steps, reports, stores = zip(*ends, strict=True)
     return Ended(
-        set(outcomes), set(steps), losses(reports[0]), {rank: pickle.loads(shelf) for rank, shelf in enumerate(shelves)}
+        set(outcomes),
+        set(steps),
+        losses(reports[0]),
+        {rank: pickle.loads(snapshots) for rank, snapshots in enumerate(stores)},
     )
 
 
-def loaded_from_memory(spec: JobSpec, shelves: bytes) -> tuple[Whole, int, int]:
-    """What a gang gets from shelves; its step and samples."""
-    state, living = TrainState.initial(spec, CPU), pickle.loads(shelves)
+def loaded_from_memory(spec: JobSpec, stores: bytes) -> tuple[Whole, int, int]:
+    """What a gang gets from stores; its step and samples."""
+    state, living = TrainState.initial(spec, CPU), pickle.loads(stores)
     memory = found(living)
     assert memory is not None
     state.load_from_memory(memory, fetch_from(living))
@@ -176,7 +179,7 @@ def assert_equal(of_ranks: Iterable[tuple[Whole, int, int]], expected: tuple[Who
 
 @dataclass(frozen=True)
 class Halted:
-    """A gang that halted after step 5, its state on shelves and in the store, and the losses of one that did not."""
+    """A gang that halted after step 5, its state on stores and in the store, and the losses of one that did not."""
 
     folder: Path
     ended: Ended
@@ -200,14 +203,14 @@ def test_asked_on_one_rank_all_halt_after_the_same_step(halted: Halted) -> None:
     assert CheckpointFolder(str(halted.folder)).steps() == [2, 4, 5]
 
 
-def keys(shelf: Iterable[Snapshot]) -> set[Key]:
-    return {snapshot.contents.key for snapshot in shelf}
+def keys(snapshots: Iterable[Snapshot]) -> set[SnapshotKey]:
+    return {snapshot.index.key for snapshot in snapshots}
 
 
 def test_shelves_hold_the_state_and_the_last_copies(halted: Halted) -> None:
     of_peer = {0: 2, 1: 3, 2: 0, 3: 1}
-    for rank, shelf in halted.ended.shelves.items():
-        assert keys(shelf) == {Key(1, 5, rank), Key(1, 4, rank), Key(1, 4, of_peer[rank])}
+    for rank, snapshots in halted.ended.stores.items():
+        assert keys(snapshots) == {SnapshotKey(1, 5, rank), SnapshotKey(1, 4, rank), SnapshotKey(1, 4, of_peer[rank])}
 
 
 @pytest.mark.parametrize("layout", [(2, 1, 1, 0), (2, 1, 3, 1), (1, 1, 2, 0), (2, 2, 1, 0), (1, 1, 2, 2)], ids=str)
@@ -215,7 +218,7 @@ def test_memory_loads_bit_equal_to_the_store_at_any_layout(
     ranks: Ranks, corpus: Path, halted: Halted, layout: Layout
 ) -> None:
     spec = job(corpus, halted.folder, layout)
-    memory = ranks.run(spec.parallelism.world_size, loaded_from_memory, spec, pickle.dumps(halted.ended.shelves))
+    memory = ranks.run(spec.parallelism.world_size, loaded_from_memory, spec, pickle.dumps(halted.ended.stores))
     store, *_ = ranks.run(spec.parallelism.world_size, loaded_from_store, spec, 5)
     assert store[1:] == (5, 60)
     assert_equal(memory, store)
@@ -225,7 +228,7 @@ def test_memory_loads_bit_equal_to_the_store_at_any_layout(
 def test_with_any_rank_or_node_lost_the_copies_make_a_whole_state(
     ranks: Ranks, corpus: Path, halted: Halted, lost: tuple[int, ...]
 ) -> None:
-    left = without(halted.ended.shelves, *lost)
+    left = without(halted.ended.stores, *lost)
     spec = job(corpus, halted.folder, (2, 1, 1, 0))
     memory = ranks.run(2, loaded_from_memory, spec, pickle.dumps(left))
     store, *_ = ranks.run(2, loaded_from_store, spec, 4)
@@ -234,28 +237,28 @@ def test_with_any_rank_or_node_lost_the_copies_make_a_whole_state(
 
 
 def test_with_both_places_of_a_part_lost_there_is_no_state(halted: Halted) -> None:
-    assert found(without(halted.ended.shelves, 0, 2)) is None
+    assert found(without(halted.ended.stores, 0, 2)) is None
 
 
 def test_halted_and_resumed_from_memory_the_curve_is_the_uninterrupted_runs(
     ranks: Ranks, corpus: Path, halted: Halted, tmp_path: Path
 ) -> None:
-    shelves = pickle.dumps(halted.ended.shelves)
-    resumed = run(ranks, job(corpus, tmp_path, LAYOUT), Told(nodes="abab", shelves=shelves, generation=2))
+    stores = pickle.dumps(halted.ended.stores)
+    resumed = run(ranks, job(corpus, tmp_path, LAYOUT), Told(nodes="abab", stores=stores, generation=2))
     assert resumed.outcomes == {Outcome.FINISHED}
     assert resumed.losses == {step: loss for step, loss in halted.uninterrupted.items() if step > 5}
     assert halted.ended.losses | resumed.losses == halted.uninterrupted
 
 
 def test_what_was_loaded_is_in_two_places_again(ranks: Ranks, corpus: Path, halted: Halted, tmp_path: Path) -> None:
-    told = Told(nodes="aab", shelves=pickle.dumps(halted.ended.shelves), halt=(0, 6), generation=2)
+    told = Told(nodes="aab", stores=pickle.dumps(halted.ended.stores), halt=(0, 6), generation=2)
     ended = run(ranks, job(corpus, tmp_path, (1, 1, 3, 1), every=100), told)
     assert ended.steps == {7}
-    assert keys(ended.shelves[0]) == {Key(2, 7, 0), Key(2, 5, 0), Key(2, 5, 1)}
+    assert keys(ended.stores[0]) == {SnapshotKey(2, 7, 0), SnapshotKey(2, 5, 0), SnapshotKey(2, 5, 1)}
     for lost in range(3):
-        state = found(without(ended.shelves, lost))
+        state = found(without(ended.stores, lost))
         assert state is not None
-        assert {part.key for part in state.parts} == {Key(2, 5, rank) for rank in range(3)}
+        assert {part.key for part in state.parts} == {SnapshotKey(2, 5, rank) for rank in range(3)}
 
 
 MOVES: dict[str, tuple[str, Layout, str, Layout]] = {  # kind, layout and nodes of the first gang, layout of the second
@@ -272,20 +275,20 @@ def test_other_kinds_of_state_move_bit_equal(
 ) -> None:
     ended = run(ranks, job(corpus, tmp_path, first, kind), Told(nodes=nodes, halt=(0, 4), store=True))
     spec = job(corpus, tmp_path, second, kind)
-    memory = ranks.run(spec.parallelism.world_size, loaded_from_memory, spec, pickle.dumps(ended.shelves))
+    memory = ranks.run(spec.parallelism.world_size, loaded_from_memory, spec, pickle.dumps(ended.stores))
     store, *_ = ranks.run(spec.parallelism.world_size, loaded_from_store, spec, 5)
     assert_equal(memory, store)
 
 
-def try_to_recover(spec: JobSpec, shelves: bytes, failing_rank: int) -> str:
-    """Train from shelves of which one does not answer one rank."""
-    living = pickle.loads(shelves)
+def try_to_recover(spec: JobSpec, stores: bytes, failing_rank: int) -> str:
+    """Train from stores of which one does not answer one rank."""
+    living = pickle.loads(stores)
     fetch = fetch_from(living)
 
-    def fetch_or_fail(holder: int, key: Key, regions: Sequence[Region]) -> list[torch.Tensor]:
-        if dist.get_rank() == failing_rank and holder == 1:
+    def fetch_or_fail(owner: int, key: SnapshotKey, regions: Sequence[Region]) -> list[torch.Tensor]:
+        if dist.get_rank() == failing_rank and owner == 1:
             raise ConnectionError("process 1 is gone")
-        return fetch(holder, key, regions)
+        return fetch(owner, key, regions)
 
     with pytest.raises(StateLost) as failure:
         train(spec, Recorder(), Membership(recovery=found(living), fetch=fetch_or_fail))
@@ -296,38 +299,40 @@ def test_when_a_holder_fails_one_rank_all_know_that_the_state_is_lost(
     ranks: Ranks, corpus: Path, halted: Halted
 ) -> None:
     spec = job(corpus, halted.folder, (2, 1, 1, 0))
-    for message in ranks.run(2, try_to_recover, spec, pickle.dumps(halted.ended.shelves), 1):
+    for message in ranks.run(2, try_to_recover, spec, pickle.dumps(halted.ended.stores), 1):
         assert message.startswith("the state of step 5 is no longer in memory: rank 1: ")
         assert "process 1 is gone" in message
 
 
-def snapshots_while_training(spec: JobSpec, nodes: str, after: int) -> tuple[list[Snapshot], list[Snapshot], set[Key]]:
+def snapshots_while_training(
+    spec: JobSpec, nodes: str, after: int
+) -> tuple[list[Snapshot], list[Snapshot], set[SnapshotKey]]:
     """Own snapshots as they were found ``after`` a step and at the end of the one two later, and all that was there."""
-    membership = Membership(holder_of=copy_holders(nodes))
+    membership = Membership(owner_of=copy_owners(nodes))
     kept: dict[int, list[Snapshot]] = {}
 
     def after_step(times: StepTimes) -> None:
         if times.step in (after, after + 2):
             deadline = time.monotonic() + 30
-            while len(membership.shelf.contents()) < 2:  # the copies are made behind the loop
+            while len(membership.snapshots.indexes()) < 2:  # the copies are made behind the loop
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-            kept[times.step] = taken(membership.shelf)
+            kept[times.step] = taken(membership.snapshots)
 
     membership.after_step = after_step
     train(spec, Recorder(), membership)
-    return kept[after], kept[after + 2], {snapshot.contents.key for snapshot in kept[after + 2]}
+    return kept[after], kept[after + 2], {snapshot.index.key for snapshot in kept[after + 2]}
 
 
 def test_copies_stay_as_they_are_while_training_and_saving_go_on(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = job(corpus, tmp_path, (2, 1, 1, 0), checkpoint={"every_steps": 1})
     for rank, (early, late, there) in enumerate(ranks.run(2, snapshots_while_training, spec, "ab", 5)):
-        assert there == {Key(1, 4, 0), Key(1, 4, 1)}, rank
+        assert there == {SnapshotKey(1, 4, 0), SnapshotKey(1, 4, 1)}, rank
         for before, now in zip(early, late, strict=True):
-            assert before.contents == now.contents
+            assert before.index == now.index
             assert all(torch.equal(*pair) for pair in zip(before.tensors, now.tensors, strict=True))
-    shelves = pickle.dumps({0: early})
-    memory = ranks.run(2, loaded_from_memory, spec, shelves)
+    stores = pickle.dumps({0: early})
+    memory = ranks.run(2, loaded_from_memory, spec, stores)
     store, *_ = ranks.run(2, loaded_from_store, spec, 4)
     assert_equal(memory, store)
 
@@ -340,10 +345,10 @@ def test_when_the_store_refuses_the_gang_halts_with_its_state_on_the_shelves(
     ended = run(ranks, spec, Told(nodes=nodes, halt=(1, 4), store=True, refuse=True))
     assert ended.outcomes == {Outcome.HALTED}
     assert CheckpointFolder(str(tmp_path)).steps() == [2, 4]
-    state = found(ended.shelves)
+    state = found(ended.stores)
     assert state is not None
     assert state.step == 5
-    again = run(ranks, spec, Told(shelves=pickle.dumps(ended.shelves), halt=(1, 6), store=True, generation=2))
+    again = run(ranks, spec, Told(stores=pickle.dumps(ended.stores), halt=(1, 6), store=True, generation=2))
     assert again.outcomes == {Outcome.STORED}
     assert CheckpointFolder(str(tmp_path)).steps() == [2, 4, 6, 7]
 
@@ -356,16 +361,16 @@ def test_asked_to_halt_during_the_last_step_a_gang_finishes(ranks: Ranks, corpus
 
 def halt_again_and_again(spec: JobSpec, nodes: str) -> list[int]:
     """How many snapshots a process has after each of some gangs that halt after a step."""
-    shelf, many = Shelf(), []
+    snapshots, many = SnapshotStore(), []
     for generation in range(1, 6):
         on_shelves: list[list[Snapshot]] = [[]] * dist.get_world_size()
-        dist.all_gather_object(on_shelves, taken(shelf))
-        shelves = dict(enumerate(on_shelves))
-        membership = Membership(generation, shelf, copy_holders(nodes), found(shelves), fetch_from(shelves))
+        dist.all_gather_object(on_shelves, taken(snapshots))
+        stores = dict(enumerate(on_shelves))
+        membership = Membership(generation, snapshots, copy_owners(nodes), found(stores), fetch_from(stores))
         membership.halt.set()
         assert train(spec, Recorder(), membership) is Outcome.HALTED
-        many.append(len(shelf.contents()))
-    assert Key(5, 5, dist.get_rank()) in keys(taken(shelf))
+        many.append(len(snapshots.indexes()))
+    assert SnapshotKey(5, 5, dist.get_rank()) in keys(taken(snapshots))
     return many
 
 
@@ -382,8 +387,8 @@ def test_a_checkpoint_that_was_due_is_written_after_a_recovery(
     ranks: Ranks, corpus: Path, halted: Halted, tmp_path: Path
 ) -> None:
     """As when the ranks were lost before they had committed it."""
-    shelves = pickle.dumps(halted.ended.shelves)
-    told = Told(shelves=shelves, halt=(0, 6), generation=2)
+    stores = pickle.dumps(halted.ended.stores)
+    told = Told(stores=stores, halt=(0, 6), generation=2)
     for nodes in ("", "ab"):
         spec = job(corpus, tmp_path / f"nodes {nodes}", (2, 1, 1, 0), checkpoint={"every_steps": 5})
         run(ranks, spec, replace(told, nodes=nodes))
@@ -399,7 +404,7 @@ def test_a_gang_that_forms_at_the_last_step_writes_its_checkpoint(
 ) -> None:
     spec = job(corpus, tmp_path, (2, 1, 1, 0))
     spec = spec.model_copy(update={"training": spec.training.model_copy(update={"steps": 5})})
-    told = Told(shelves=pickle.dumps(halted.ended.shelves), generation=2)
+    told = Told(stores=pickle.dumps(halted.ended.stores), generation=2)
     assert run(ranks, spec, told).outcomes == {Outcome.FINISHED}
     folder = CheckpointFolder(str(tmp_path))
     written = folder.manifest(5)

@@ -14,7 +14,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from service.gang.assignment import Place
+from service.gang.assignment import WorkerPlace
 from service.gang.cluster_view import ClusterView
 from service.gang.ray_private import draining_nodes, free_memory, free_resources, node_table
 from service.gang.status import GangPhase, JobTag
@@ -101,7 +101,7 @@ def test_ray_train_shows_runs_that_are_not_its_own(nodes: Nodes) -> None:
     from ray.train.v2._internal.state import state_actor
 
     tag = JobTag("job-1", 2, "cola", "lab", "alice", "https://boost.example.org/jobs/job-1")
-    places = tuple(Place(node, "10.0.0.1", ("0",), 7, "host", "ac") for node in ("one", "one", "two"))
+    places = tuple(WorkerPlace(node, "10.0.0.1", ("0",), 7, "host", "ac") for node in ("one", "one", "two"))
     keeper = TrainTabKeeper()
     keeper.show_run(Run(tag, "01", "ab", GangPhase.TRAINING, "they train", 3, {"CPU": 1.0}, 5, None))
     keeper.show_attempt(Attempt(tag, 4, "RUNNING", places, {"CPU": 1.0}, 6, None))

@@ -28,7 +28,7 @@ def network(family: str) -> tuple[ModelConfig, Decoder]:
 
 def losses(config: ModelConfig, decoder: Decoder, batch: Batch, length: int) -> torch.Tensor:
     rotation = Rotation(length, config.head_size, config.rope_theta, CPU)
-    return decoder(batch.tokens, batch.targets, rotation.apart(batch.documents))
+    return decoder(batch.tokens, batch.targets, rotation.with_document_mask(batch.documents))
 
 
 @pytest.mark.parametrize("family", ["cola", "lax"])

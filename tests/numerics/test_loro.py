@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from boost_core.config import LoroConfig, ModelConfig, OptimizerConfig, ParallelismConfig
 from boost_core.models.build import build
 from boost_core.nn.weights import weight_specs
-from boost_core.optim.group import Group, Kind
+from boost_core.optim.group import ParamGroup, ParamKind
 from boost_core.optim.loro import FactorPair, Loro, factor_pairs
 from boost_core.optim.riemannian import riemannian_step
 from boost_core.parallel.communicator import Communicator
@@ -88,8 +88,8 @@ def test_lazy_steps_an_exact_one_and_the_rewarming_after_it() -> None:
     m, n, *_ = operands(12, 10, 3)
     down, up = nn.Parameter(m.unsqueeze(1).clone()), nn.Parameter(n.T.unsqueeze(0).clone())
     config = OptimizerConfig(kind="loro", loro=LoroConfig(exact_every_steps=3, rewarm_steps=2), weight_decay=0.1)
-    kind = Kind(decay=0.1, split=True, latent=False, tied=False, apart=True)
-    factors = Group(kind, {"down": down, "up": up}, torch.float64, alone, zero_stage=1)
+    kind = ParamKind(decay=0.1, split=True, latent=False, tied=False, custom_update=True)
+    factors = ParamGroup(kind, {"down": down, "up": up}, torch.float64, alone, zero_stage=1)
     optimizer = Loro([factors], config, config.loro, [FactorPair("down", 0, "up", 0)], 0.25, alone)
     generator = torch.Generator().manual_seed(9)
     seen: list[tuple[Tensor, Tensor]] = []

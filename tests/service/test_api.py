@@ -132,7 +132,7 @@ BAD_PATCHES = [
     ({"steps": 2}, "steps", "known here: name, priority, data_parallel_size"),
     ({"data_parallel_size": {"most": 2}}, "data_parallel_size.most", "known here: min, max"),
     ({"data_parallel_size": {"max": 0}}, "elasticity.data_parallel_size.max", "not 0"),
-    ({"data_parallel_size": {"min": 9}}, "elasticity.data_parallel_size", "min 9 is above max 1"),
+    ({"data_parallel_size": {"min": 9}}, "elasticity.data_parallel_size", "min (9) must not exceed max (1)"),
     ([], "body", "must be a JSON object (Content-Type: application/json)"),
 ]
 
@@ -272,8 +272,8 @@ BAD_BODIES = [
     (b"", "body", "must be a JSON object"),
     (b"{", "body", "is not JSON"),
     (b"\xff\xfe", "body", "send it in UTF-8"),
-    (b'{"name": NaN}', "body", "NaN is no JSON number"),
-    (b'{"model": {"rope_theta": Infinity}}', "body", "Infinity is no JSON number"),
+    (b'{"name": NaN}', "body", "NaN is not a valid JSON number"),
+    (b'{"model": {"rope_theta": Infinity}}', "body", "Infinity is not a valid JSON number"),
     (b'{"model": {"rope_theta": 1e999}}', "body", "too large"),
     (b'{"training": {"steps": 1' + b"0" * 5000 + b"}}", "body", "is too long"),
     (b"[" * 100_000, "body", "nested too deeply"),

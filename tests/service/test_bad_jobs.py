@@ -101,7 +101,7 @@ def test_of_thousands_of_faults_the_first_are_told(http: httpx.Client) -> None:
     job = GOOD | {f"field-{number}": 1 for number in range(5000)}
     problem = http.post("/v1/jobs", json=job).json()
     assert [error["field"] for error in problem["errors"]] == [f"field-{number}" for number in range(50)]
-    assert problem["detail"].endswith("and 4950 more, which are told of when these are mended")
+    assert problem["detail"].endswith("and 4950 more (fix these first)")
 
 
 def test_the_job_that_they_change_is_accepted(api: RunningApi, texts: Path) -> None:

@@ -55,7 +55,7 @@ def test_submit_as_json_gives_the_record(boost, store: JobStore, tmp_path: Path)
         ("- a list", "must hold a mapping"),
         ("{", "is not YAML"),
         ("a: " + "[" * 5000, "nested too deeply"),
-        ("name: a\nname: b", "the field 'name' stands twice; leave one out"),
+        ("name: a\nname: b", "duplicate field 'name'; remove one"),
         (
             GOOD | {"training": {"steps": "1:30"}},
             "error: training.steps: must be a whole number, not '1:30'",
@@ -264,7 +264,7 @@ def test_patch(boost, store: JobStore) -> None:
     changed = boost("patch", job.id, "--name", "other", "--min-replicas", "1", "--max-replicas", "8")
     assert changed.stdout == f"{job.id} is other, of priority -2, with 1 to 8 replica(s)\n"
     refused = boost("patch", job.id, "--min-replicas", "9")
-    assert (refused.exit_code, "min 9 is above max 8" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "min (9) must not exceed max (8)" in refused.stderr) == (2, True)
     nothing = boost("patch", job.id)
     assert (nothing.exit_code, "give --name, --priority" in nothing.stderr) == (2, True)
 

@@ -14,7 +14,7 @@ import pytest
 from boost_core.config import Profile
 from service.client import ApiError, AsyncClient, Client, ServiceUnreachable
 from service.client.calls import operation, stream
-from service.client.retries import Patience
+from service.client.retries import RetryPolicy
 from service.jobs.model import JobEvent
 from service.jobs.states import JobState
 from tests.service.canned import A_KEY, a_job
@@ -168,12 +168,12 @@ def test_patience_has_an_end(ask: Ask) -> None:
 
 
 def test_pauses_grow_and_heed_the_service() -> None:
-    patience, refusal = Patience(1000), ApiError(503, "", [])
+    patience, refusal = RetryPolicy(1000), ApiError(503, "", [])
     pauses = [patience.pause_after(refusal) for _ in range(10)]
     for pause, longest in zip(pauses, [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 8, 8, 8, 8], strict=True):
         assert longest / 2 <= pause <= longest
     assert 60 < patience.pause_after(ApiError(429, "", [], retry_after=60)) <= 68
-    assert len({Patience(10).pause_after(refusal) for _ in range(20)}) > 1, "there is chance in it"
+    assert len({RetryPolicy(10).pause_after(refusal) for _ in range(20)}) > 1, "there is chance in it"
 
 
 def test_a_date_to_come_back_at(ask: Ask) -> None:

@@ -14,7 +14,7 @@ from boost_core.config.reports import Cause, Fault
 from boost_core.train import StepParts, StepTimes, Totals
 from service.gang.gpu_metrics import gauges
 from service.gang.rank_metrics import StepCollector
-from service.jobs.goodput import Kind
+from service.jobs.goodput import TimeKind
 from service.jobs.store import JobStore
 from tests.service.conftest import RunningApi
 from tests.service.records import a_checkpoint, a_shape, a_spec, a_step, an_evaluation, numbered, start
@@ -53,7 +53,7 @@ def test_series_of_a_hundred_jobs(http: httpx.Client, store: JobStore) -> None:
     service = series.pop("")
     assert len(series) == 2 * JOBS
     running, waiting = max(series.values()), min(series.values())
-    assert len(Cause) + len(Fault) + len(Kind) < running <= MOST_OF_A_JOB
+    assert len(Cause) + len(Fault) + len(TimeKind) < running <= MOST_OF_A_JOB
     assert waiting == MOST_OF_A_WAITING_JOB
     assert service < 120
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
-from service.api.limits import WINDOW_SECONDS, Limits
+from service.api.limits import WINDOW_SECONDS, RateLimits
 from service.api.refusals import RateLimited
 from service.jobs.model import Owner
 from service.jobs.store import JobStore
@@ -127,7 +127,7 @@ def test_a_key_has_only_so_many_streams(server_with: Begin, store: JobStore) -> 
 
 
 def test_one_sender_has_a_whole_network_of_ipv6() -> None:
-    limits = Limits(Settings(failed_logins_per_minute=2))
+    limits = RateLimits(Settings(failed_logins_per_minute=2))
     limits.count_failure("2001:db8::1")
     limits.count_failure("2001:db8::ffff:2")
     with pytest.raises(RateLimited):
@@ -139,7 +139,7 @@ def test_one_sender_has_a_whole_network_of_ipv6() -> None:
 
 def test_many_addresses_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.api.limits._MOST_COUNTED", 100)
-    limits = Limits(Settings())
+    limits = RateLimits(Settings())
     for number in range(1000):
         limits.count_address(f"10.0.{number // 250}.{number % 250}")
     assert len(limits._addresses._counted) <= 100
@@ -148,7 +148,7 @@ def test_many_addresses_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) 
 def test_the_window_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("service.api.limits.time.monotonic", lambda: now)
-    limits = Limits(Settings(failed_logins_per_minute=2))
+    limits = RateLimits(Settings(failed_logins_per_minute=2))
     taken = []
     for now in (100.0, 130.0, 159.0, 160.0, 189.0, 190.0, 300.0):  # noqa: B007  # the clock reads it
         try:

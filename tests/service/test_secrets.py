@@ -16,13 +16,13 @@ from boost_core.config import DataConfig, JobSpec, SourceConfig
 from boost_core.config.reports import LogLine
 from boost_core.config.sources import UnfitData, check_data
 from boost_core.config.urls import giving_up_soon
-from boost_core.data.tokenize import Plan, tokenize
+from boost_core.data.tokenize import TokenizePlan, tokenize
 from boost_core.data.tokenizers import ByteTokenizer
 from service.gang.assignment import RankEnd
 from service.gang.failures import end_of
 from service.gang.reporter import LogReports
 from service.redaction import redact_logs
-from service.secrets import SecretReference, load, use_everywhere
+from service.secrets import SecretReference, configure_fsspec, load
 from tests.distributed.recording import losses, train_and_record
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
@@ -82,7 +82,7 @@ def as_a_rank(reference: SecretReference, spec: JobSpec) -> tuple[list, RankEnd 
     handler = LogReports(heard, 0)
     logger.addHandler(handler)
     try:
-        use_everywhere(load(reference))
+        configure_fsspec(load(reference))
         return train_and_record(spec), None, [line.message for line in heard.lines]
     except Exception as error:
         logger.exception("stops")
@@ -109,7 +109,7 @@ def test_ranks_train_with_their_jobs_secret(
     source = SourceConfig(kind="text", paths=(str(tmp_path / "corpus"),))
     paths = {"text": (str(tmp_path / "corpus"), corpus), "tokenized": (str(tmp_path / "tokens"), f"{corpus}-tokens")}
     if kind == "tokenized":
-        plan = Plan(source, paths[kind][0], ByteTokenizer(), "", held_out_fraction=0.2, shard_tokens=4000)
+        plan = TokenizePlan(source, paths[kind][0], ByteTokenizer(), "", held_out_fraction=0.2, shard_tokens=4000)
         tokenize(plan, lambda progress: None)
         filesystem = fsspec.filesystem("s3", **options(secrets, "blue"))
         filesystem.put(f"{paths[kind][0]}/", f"{paths[kind][1]}/", recursive=True)

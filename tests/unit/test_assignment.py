@@ -2,14 +2,14 @@
 
 import pytest
 
-from service.gang.assignment import MisplacedRanks, Place, ordered
+from service.gang.assignment import MisplacedRanks, WorkerPlace, ordered
 
 
-def place(node: str, pid: int, *accelerators: str) -> Place:
-    return Place(node, f"address of {node}", accelerators, pid, f"host of {node}", "actor")
+def place(node: str, pid: int, *accelerators: str) -> WorkerPlace:
+    return WorkerPlace(node, f"address of {node}", accelerators, pid, f"host of {node}", "actor")
 
 
-ORDERS: dict[str, tuple[list[Place], int, list[int]]] = {
+ORDERS: dict[str, tuple[list[WorkerPlace], int, list[int]]] = {
     "by GPU": ([place("a", 1, "3"), place("a", 2, "0"), place("a", 3, "10"), place("a", 4, "2")], 4, [1, 3, 0, 2]),
     "by process without GPUs": ([place("a", 30), place("a", 10), place("a", 20)], 3, [1, 2, 0]),
     "by process on a shared GPU": ([place("a", 30, "1"), place("a", 10, "1"), place("a", 20, "0")], 3, [2, 1, 0]),
@@ -23,7 +23,7 @@ ORDERS: dict[str, tuple[list[Place], int, list[int]]] = {
 
 
 @pytest.mark.parametrize(("places", "tensor", "order"), ORDERS.values(), ids=ORDERS)
-def test_ranks_are_ordered(places: list[Place], tensor: int, order: list[int]) -> None:
+def test_ranks_are_ordered(places: list[WorkerPlace], tensor: int, order: list[int]) -> None:
     assert ordered(places, tensor) == order
 
 

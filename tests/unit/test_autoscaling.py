@@ -11,7 +11,7 @@ from service.scheduler.autoscaling import (
     REPEAT_SECONDS,
     VERDICT_SECONDS,
     Autoscaling,
-    Wish,
+    ResourceRequest,
     nodes_wanted,
 )
 from service.scheduler.quotas import Limits
@@ -51,9 +51,9 @@ def limited_to(cpus: float) -> Limits:
     ],
 )
 def test_who_asks_for_how_much(jobs: list[JobRecord], limits: Limits, held: int, waiting: dict[str, int]) -> None:
-    have, wishes = nodes_wanted(jobs, limits)
+    have, requests = nodes_wanted(jobs, limits)
     assert have == (Bundle({"CPU": 1}),) * held
-    assert [(wish.job_id, len(wish.bundles)) for wish in wishes] == list(waiting.items())
+    assert [(wish.job_id, len(wish.bundles)) for wish in requests] == list(waiting.items())
 
 
 def test_a_job_that_may_be_smaller_than_its_own_shape_is_where_its_quota_is_small() -> None:
@@ -90,12 +90,12 @@ class Office:
         self.cluster, self.seconds = Cluster(cpus), 0.0
         self.autoscaling = Autoscaling(self.cluster, lambda: self.seconds)
 
-    def passes(self, seconds: float, wishes: list[Wish], held: int = 0) -> set[float]:
+    def passes(self, seconds: float, requests: list[ResourceRequest], held: int = 0) -> set[float]:
         """Make passes; how many CPUs were granted meanwhile."""
         granted = set()
         for _ in range(int(seconds)):
             self.seconds += 1
-            self.autoscaling.ask(cpus(held), wishes)
+            self.autoscaling.ask(cpus(held), requests)
             if not self.cluster.refused():
                 granted.add(sum(bundle.resources["CPU"] for bundle in self.cluster.requests[-1]))
         return granted
@@ -105,13 +105,13 @@ def cpus(count: int) -> tuple[Bundle, ...]:
     return (Bundle({"CPU": 1}),) * count
 
 
-def wishes(*sizes: int) -> list[Wish]:
-    return [Wish(f"job-{number}", cpus(size)) for number, size in enumerate(sizes)]
+def requests(*sizes: int) -> list[ResourceRequest]:
+    return [ResourceRequest(f"job-{number}", cpus(size)) for number, size in enumerate(sizes)]
 
 
 def test_a_request_is_sent_when_it_changes_and_now_and_then() -> None:
     office = Office(10)
-    office.passes(20, wishes(2), held=1)
+    office.passes(20, requests(2), held=1)
     assert office.cluster.requests == [cpus(3)]
     office.passes(1, [], held=3)
     office.passes(1, [], held=0)
@@ -124,7 +124,7 @@ def test_a_request_is_sent_when_it_changes_and_now_and_then() -> None:
 def test_one_that_no_nodes_could_hold_keeps_nobody_from_theirs(place: int) -> None:
     office, sizes = Office(30), [1] * 16
     sizes[place] = 1000
-    before = office.passes(10 * VERDICT_SECONDS, wishes(*sizes))
+    before = office.passes(10 * VERDICT_SECONDS, requests(*sizes))
     assert max(before) >= max(1, min(15, place // 2))
     if place == 0:  # it has been found out
         assert max(before) == 15
@@ -132,13 +132,13 @@ def test_one_that_no_nodes_could_hold_keeps_nobody_from_theirs(place: int) -> No
 
 def test_those_that_need_as_much_are_set_aside_with_it_for_a_while() -> None:
     office = Office(4)
-    office.passes(10 * VERDICT_SECONDS, wishes(50, 50, 60, 40, 2))
+    office.passes(10 * VERDICT_SECONDS, requests(50, 50, 60, 40, 2))
     assert office.cluster.requests[-1] in (cpus(2), cpus(40), cpus(42))
-    assert 2 in office.passes(6 * VERDICT_SECONDS, wishes(50, 50, 60, 40, 2))
+    assert 2 in office.passes(6 * VERDICT_SECONDS, requests(50, 50, 60, 40, 2))
     office.cluster.cpus = 1000
-    assert 202 in office.passes(ASIDE_SECONDS + 8 * VERDICT_SECONDS, wishes(50, 50, 60, 40, 2))
+    assert 202 in office.passes(ASIDE_SECONDS + 8 * VERDICT_SECONDS, requests(50, 50, 60, 40, 2))
 
 
 def test_not_more_are_asked_for_at_once_than_an_autoscaler_can_bear() -> None:
     office = Office(1000)
-    assert office.passes(5, wishes(*[1] * 10_000)) == {MOST_AT_ONCE}
+    assert office.passes(5, requests(*[1] * 10_000)) == {MOST_AT_ONCE}

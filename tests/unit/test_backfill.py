@@ -12,9 +12,9 @@ from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.scheduler.actions import Gang, ResizePolicy
 from service.scheduler.backfill import Head
+from service.scheduler.cluster_snapshot import ClusterSnapshot
 from service.scheduler.decisions import decide
 from service.scheduler.quotas import Limits
-from service.scheduler.scene import Scene
 from tests import brute_force
 from tests.scheduling import WAITING, job, nodes, running, summary, trains
 
@@ -91,12 +91,12 @@ def test_a_job_of_another_head_is_heeded_too() -> None:
 
 def test_what_starts_meanwhile_and_what_shrinks_meanwhile_is_heeded() -> None:
     jobs = [running("a", 8), job("h", 6, *WAITING), job("p", 2), job("q", 2)]
-    scene = Scene(jobs, nodes(12, free=[4]), {"a": trains(8)}, {}, ResizePolicy(), Limits())
-    head = Head(scene, jobs[1])
+    cluster = ClusterSnapshot(jobs, nodes(12, free=[4]), {"a": trains(8)}, {}, ResizePolicy(), Limits())
+    head = Head(cluster, jobs[1])
     assert not head.delayed_by(jobs[3], Shape(1, 1, 2))
-    scene.launch(jobs[2], Shape(1, 1, 2), "")
+    cluster.launch(jobs[2], Shape(1, 1, 2), "")
     assert not head.delayed_by(jobs[3], Shape(1, 1, 2))
-    scene.resize(jobs[0], Shape(1, 1, 6), Cause.ROOM_NEEDED, "")
+    cluster.resize(jobs[0], Shape(1, 1, 6), Cause.ROOM_NEEDED, "")
     assert head.delayed_by(jobs[3], Shape(1, 1, 2))
 
 
@@ -149,15 +149,15 @@ class World:
     def refused(self) -> bool | None:
         """Whether the other one must not start; ``None`` if there is no question."""
         shape = self.other.spec.shapes()[0]
-        scene = Scene(
+        cluster = ClusterSnapshot(
             [*self.records, self.head, self.other], self.nodes, self.gangs, {}, ResizePolicy(), Limits()
         )  # fmt: skip
-        waits = scene.possible(self.head) and not scene.fitting(self.head, scene.room)
-        if not (waits and scene.fitting(self.other, scene.room)) or not scene.nodes(self.head) & scene.nodes(
+        waits = cluster.possible(self.head) and not cluster.fitting(self.head, cluster.room)
+        if not (waits and cluster.fitting(self.other, cluster.room)) or not cluster.nodes(self.head) & cluster.nodes(
             self.other
         ):
             return None
-        return Head(scene, self.head).delayed_by(self.other, shape)
+        return Head(cluster, self.head).delayed_by(self.other, shape)
 
     def harmful(self) -> bool:
         """Whether there is a place and an order of ends by which the other one would delay the head."""

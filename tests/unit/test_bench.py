@@ -111,7 +111,7 @@ def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize("module", ["bench", "data"])
 def test_the_command_hands_its_arguments_on(module: str) -> None:
-    with patch("service.cli.handed_on.subprocess.run") as run:
+    with patch("service.cli.trainer_process.subprocess.run") as run:
         run.return_value.returncode = 2
         result = CliRunner().invoke(app, [module, "some", "--model", "7b", "--help"])
     assert result.exit_code == 2

@@ -82,7 +82,7 @@ def test_an_index_names_no_files_of_others(folder: CheckpointFolder) -> None:
 
 
 def test_an_index_that_would_run_something_is_no_index_where_there_is_no_torch(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no index of torch's"):
+    with pytest.raises(ValueError, match="is not a torch checkpoint index"):
         files_named(pickle.dumps(RunsSomething(tmp_path / "ran")))
     assert not (tmp_path / "ran").exists()
 

@@ -51,8 +51,8 @@ BAD_LINES = [
     (b'{"words": "x"}', "no JSON object with a field 'text'; check text_field"),
     (b"no json", "no JSON object with a field 'text'"),
     (b"[1, 2]", "no JSON object with a field 'text'"),
-    (b'{"text": 3}', "'text' is no text but int"),
-    (b'{"text": "half \\ud83d of it"}', r"'text' holds \ud83d, a surrogate on its own"),
+    (b'{"text": 3}', "'text' is int, not text"),
+    (b'{"text": "half \\ud83d of it"}', r"'text' holds \ud83d, a lone surrogate"),
     (b'{"text": "caf\xe9"}', "is not UTF-8: byte 0xe9 at offset 13"),
     (b"[" * 100_000, "nested too deeply"),
     (b'{"text": "' + b"x" * 5000 + b'"}', "is longer than 4,000 bytes"),
@@ -105,7 +105,7 @@ def test_rows_of_parquet_are_named(tmp_path: Path) -> None:
         ["fine"], [", row group 0, row 1: is not UTF-8: byte 0xe9 at offset 3; convert it"],
     )  # fmt: skip
     assert found(tmp_path / "numbers", parquet(pa.array([1, 2])), "parquet")[1] == [
-        ": the column 'text' is no text but int64; check text_field"
+        ": the column 'text' is int64, not text; check text_field"
     ]
 
 

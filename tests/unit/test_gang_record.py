@@ -9,7 +9,7 @@ import pytest
 from boost_core.config import Shape
 from boost_core.config.reports import Cause, InterruptionReport, Report, RestartReport
 from service.gang import record as record_module
-from service.gang.assignment import Place
+from service.gang.assignment import WorkerPlace
 from service.gang.record import REPORTS_A_POLL, GangRecord
 from service.gang.status import GangPhase
 from tests.service.records import a_checkpoint, a_log_line, a_start, a_step
@@ -46,7 +46,9 @@ def record(clock: Clock) -> GangRecord:
 
 
 def form(record: GangRecord, makes_copies: bool = False) -> None:
-    places = [Place("a", "10.0.0.5", (), pid, "host-a", metrics) for pid, metrics in ((1, "10.0.0.5:9400"), (2, None))]
+    places = [
+        WorkerPlace("a", "10.0.0.5", (), pid, "host-a", metrics) for pid, metrics in ((1, "10.0.0.5:9400"), (2, None))
+    ]
     record.formed(SHAPE, places, makes_copies)
 
 

@@ -289,7 +289,7 @@ def test_the_command_writes_a_job_that_loads_once_its_data_is_set(tmp_path: Path
     assert load_job(job).model.family == "cola"
 
 
-@pytest.mark.parametrize(("content", "message"), [("a: b", "is no configuration"), ("a: [", "is not YAML")])
+@pytest.mark.parametrize(("content", "message"), [("a: b", "is not a nanotron configuration"), ("a: [", "is not YAML")])
 def test_what_is_no_configuration_is_refused(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "config.yaml").write_text(content)
     result = CliRunner().invoke(app, ["import-config", str(tmp_path / "config.yaml")])

@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 
 from service.logs import JsonLines, about
-from service.redaction import REDACTED, keep_quiet_about, redact_logs
+from service.redaction import REDACTED, redact_logs, register_secrets
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_what_lines_are_about_nests_and_is_each_threads_own(logger: logging.Logg
 
 
 def test_failures_come_with_their_traceback_and_without_secrets(logger: logging.Logger) -> None:
-    keep_quiet_about(["hunter-22"])
+    register_secrets(["hunter-22"])
     before = logging.getLogRecordFactory()
     redact_logs()
     try:

@@ -83,12 +83,12 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda _: b"", "is empty"),
     "no job": (
         lambda _: json.dumps({name: value for name, value in json.loads(FORMAT_2).items() if name != "job"}).encode(),
-        "is no manifest: its job has no model, or no training.sequence_length",
+        "is not a manifest: its job lacks model or training.sequence_length",
     ),
     "zeros": (lambda stored: bytes(len(stored)), "is not JSON"),
-    "a list": (lambda _: b"[]", "is no manifest: it holds no object"),
+    "a list": (lambda _: b"[]", "is not a manifest: it is not a JSON object"),
     "deep": (lambda _: b"[" * 200_000, "is not JSON"),
-    "no format": (changed(lambda content: content.pop("format")), "is no manifest of format 2 to 3"),
+    "no format": (changed(lambda content: content.pop("format")), "is not a manifest of format 2 to 3"),
     "newer": (
         changed(lambda content: content.update(format=4)),
         "was written by a newer version: it has format 4, and this reads up to 3",

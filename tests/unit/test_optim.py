@@ -9,7 +9,7 @@ from boost_core.models.build import build
 from boost_core.nn.weights import norm_weights
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.gradients import Gradients
-from boost_core.optim.group import Group, Kind
+from boost_core.optim.group import ParamGroup, ParamKind
 from boost_core.optim.norm import clip_factor, global_norm
 from boost_core.optim.schedule import learning_rate
 from boost_core.parallel.communicator import Communicator
@@ -32,11 +32,11 @@ def test_without_warm_up_and_with_only_warm_up() -> None:
 
 
 ALONE = Communicator(None, "dp", CommunicationLedger())
-PLAIN = Kind(decay=0.0, split=True, latent=False, tied=False, apart=False)
+PLAIN = ParamKind(decay=0.0, split=True, latent=False, tied=False, custom_update=False)
 
 
-def grouped(kind: Kind, compute_type: torch.dtype, **weights: nn.Parameter) -> Group:
-    return Group(kind, weights, compute_type, ALONE, zero_stage=1)
+def grouped(kind: ParamKind, compute_type: torch.dtype, **weights: nn.Parameter) -> ParamGroup:
+    return ParamGroup(kind, weights, compute_type, ALONE, zero_stage=1)
 
 
 @pytest.mark.parametrize("clip_norm", [1.0, 100.0])

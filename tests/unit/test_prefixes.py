@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from boost_core.config import JobSpec
 from boost_core.config.sources import list_files
-from service.prefixes import prefix_errors
 from service.settings import Settings
+from service.storage_policy import prefix_errors
 from tests.unit.test_job_spec import changed
 
 TENANT = "blue"

@@ -17,7 +17,7 @@ from boost_core.config.reports import Fault, FaultReport, LogLine
 from service.gang.assignment import End, RankEnd
 from service.gang.failures import end_of
 from service.gang.reporter import LogReports, without_secrets
-from service.redaction import keep_quiet_about, redact, redact_logs
+from service.redaction import redact, redact_logs, register_secrets
 from service.secrets import SecretReference, SecretUnusable, load
 
 FILES = {
@@ -138,8 +138,8 @@ def test_loaded_values_are_taken_out_however_they_are_written(tmp_path: Path, wr
 
 
 def test_of_two_values_the_longer_one_goes_as_a_whole() -> None:
-    keep_quiet_about(["ovrlp-abc"])
-    keep_quiet_about(["ovrlp-abcdef", "ovrlp"])
+    register_secrets(["ovrlp-abc"])
+    register_secrets(["ovrlp-abcdef", "ovrlp"])
     assert redact("ovrlp-abcdef ovrlp-abc ovrlp-a") == "[redacted] [redacted] [redacted]-a"
 
 

@@ -63,5 +63,5 @@ def test_a_large_tokenizer_is_counted_like_a_small_one(tmp_path: Path) -> None:
         assert tokenizer_vocabulary(str(path)) == tokens
     for content in ("x" * 2**20, "[" * 2**20, "[[]," * 2**22):
         path.write_text(content)
-        with pytest.raises(ValueError, match=r"is no tokenizer\.json"):
+        with pytest.raises(ValueError, match=r"is not a tokenizer\.json"):
             tokenizer_vocabulary(str(path))

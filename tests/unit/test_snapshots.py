@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boost_core.plan.snapshots import Contents, Key, copy_holders, newest_whole_state
+from boost_core.plan.snapshots import SnapshotIndex, SnapshotKey, copy_owners, newest_whole_state
 
 
 @pytest.mark.parametrize(
-    ("nodes", "holders"),
+    ("nodes", "owners"),
     [
         ([], []),
         (["a"], [0]),
@@ -21,23 +21,23 @@ from boost_core.plan.snapshots import Contents, Key, copy_holders, newest_whole_
         (["a", "a", "a", "b"], [3, 0, 1, 2]),
     ],
 )
-def test_copies_lie_on_other_nodes(nodes: list[str], holders: list[int]) -> None:
-    assert copy_holders(nodes) == holders
+def test_copies_lie_on_other_nodes(nodes: list[str], owners: list[int]) -> None:
+    assert copy_owners(nodes) == owners
 
 
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=16))
 def test_each_rank_keeps_one_copy_on_another_node_where_possible(nodes: list[str]) -> None:
-    holders = copy_holders(nodes)
-    assert sorted(holders) == list(range(len(nodes)))
-    assert len(nodes) == 1 or all(holder != rank for rank, holder in enumerate(holders))
-    apart = sum(nodes[holder] != nodes[rank] for rank, holder in enumerate(holders))
+    owners = copy_owners(nodes)
+    assert sorted(owners) == list(range(len(nodes)))
+    assert len(nodes) == 1 or all(owner != rank for rank, owner in enumerate(owners))
+    apart = sum(nodes[owner] != nodes[rank] for rank, owner in enumerate(owners))
     # A node with more than half of the ranks can give away no more than the others can take, and they to it.
     most = max(Counter(nodes).values())
     assert apart >= min(len(nodes), 2 * (len(nodes) - most))
 
 
-def snapshots(generation: int, step: int, ranks: int, *present: int) -> list[Contents]:
-    return [Contents(Key(generation, step, rank), ranks, 4 * step, ()) for rank in present]
+def snapshots(generation: int, step: int, ranks: int, *present: int) -> list[SnapshotIndex]:
+    return [SnapshotIndex(SnapshotKey(generation, step, rank), ranks, 4 * step, ()) for rank in present]
 
 
 def test_the_newest_state_is_put_together_from_all_holders() -> None:
@@ -50,18 +50,18 @@ def test_the_newest_state_is_put_together_from_all_holders() -> None:
     assert state is not None
     assert (state.step, state.samples) == (5, 20)
     assert state.parts == (*snapshots(1, 5, 2, 0), *snapshots(1, 5, 2, 1))
-    assert state.holders == {Key(1, 5, 0): "x", Key(1, 5, 1): "y"}
+    assert state.owners == {SnapshotKey(1, 5, 0): "x", SnapshotKey(1, 5, 1): "y"}
 
 
 def test_each_part_comes_from_one_holder() -> None:
     state = newest_whole_state([("x", snapshots(1, 5, 2, 0, 1)), ("y", snapshots(1, 5, 2, 0, 1))])
     assert state is not None
-    assert state.holders == {Key(1, 5, 0): "x", Key(1, 5, 1): "x"}
+    assert state.owners == {SnapshotKey(1, 5, 0): "x", SnapshotKey(1, 5, 1): "x"}
 
 
-FOUND: dict[str, tuple[list[list[Contents]], tuple[int, int] | None]] = {  # shelves; generation and step
+FOUND: dict[str, tuple[list[list[SnapshotIndex]], tuple[int, int] | None]] = {  # stores; generation and step
     "nobody has anything": ([], None),
-    "shelves are empty": ([[], []], None),
+    "stores are empty": ([[], []], None),
     "a part is missing": ([snapshots(1, 5, 3, 0, 2), []], None),
     "an older one is whole": ([snapshots(1, 6, 2, 0), snapshots(1, 5, 2, 0), snapshots(1, 5, 2, 1)], (1, 5)),
     "gangs are not mixed": ([snapshots(1, 6, 2, 0), snapshots(2, 6, 2, 1)], None),
@@ -71,7 +71,7 @@ FOUND: dict[str, tuple[list[list[Contents]], tuple[int, int] | None]] = {  # she
 }
 
 
-@pytest.mark.parametrize(("shelves", "place"), FOUND.values(), ids=FOUND)
-def test_the_newest_whole_state(shelves: list[list[Contents]], place: tuple[int, int] | None) -> None:
-    state = newest_whole_state(enumerate(shelves))
+@pytest.mark.parametrize(("stores", "place"), FOUND.values(), ids=FOUND)
+def test_the_newest_whole_state(stores: list[list[SnapshotIndex]], place: tuple[int, int] | None) -> None:
+    state = newest_whole_state(enumerate(stores))
     assert (None if state is None else (state.parts[0].key.generation, state.step)) == place

@@ -186,9 +186,9 @@ def test_a_vocabulary_too_large_for_the_model_is_refused_at_the_door(tmp_path: P
 def test_what_is_no_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
-    with pytest.raises(ValueError, match=r"is no tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"is not a tokenizer\.json"):
         tokenizer_vocabulary(str(path))
-    with pytest.raises(ValueError, match=r"is no tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"is not a tokenizer\.json"):
         open_tokenizer(str(path), None)
 
 

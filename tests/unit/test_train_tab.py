@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from service.gang import train_tab
-from service.gang.assignment import Place
+from service.gang.assignment import WorkerPlace
 from service.gang.status import GangPhase, JobTag
 from service.gang.train_tab import Attempt, Run, TrainTab, TrainTabKeeper
 from tests.service.records import a_spec
@@ -39,7 +39,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 def members(count: int) -> Any:
-    return [SimpleNamespace(where=Place("n", "10.0.0.1", (), pid, "h", f"actor {pid}")) for pid in range(count)]
+    return [SimpleNamespace(where=WorkerPlace("n", "10.0.0.1", (), pid, "h", f"actor {pid}")) for pid in range(count)]
 
 
 def test_a_life_is_told_once_each_change(keeper: Recorder) -> None:

@@ -1,7 +1,7 @@
 """Hangs, slow ranks and too many restarts, from beats at given times."""
 
 from boost_core.config import FaultToleranceConfig
-from service.gang.watch import Beat, GangWatch, RestartLimit, SlowRank
+from service.gang.watch import GangWatch, Heartbeat, RestartLimit, SlowRank
 
 
 def watch(**config) -> GangWatch:
@@ -14,21 +14,21 @@ def after_steps(seconds: float, **config) -> tuple[GangWatch, float]:
     for step in range(1, 11):
         now += seconds
         for rank in range(2):
-            gang.beat(rank, Beat(step, seconds, seconds), now)
+            gang.beat(rank, Heartbeat(step, seconds, seconds), now)
     return gang, now
 
 
 def test_the_times_of_all_ranks_are_told_now_and_then() -> None:
     gang = watch()
     assert gang.rank_times(2, 102.5) is None
-    gang.beat(0, Beat(1, 1.0, 0.5), 102.5)
+    gang.beat(0, Heartbeat(1, 1.0, 0.5), 102.5)
     assert gang.rank_times(2, 102.5) is None
-    gang.beat(1, Beat(1, 1.0, 1.0), 102.5)
-    gang.beat(1, Beat(2, 1.0, 0.8), 102.6)
+    gang.beat(1, Heartbeat(1, 1.0, 1.0), 102.5)
+    gang.beat(1, Heartbeat(2, 1.0, 0.8), 102.6)
     assert gang.rank_times(2, 101.9) is None
     assert gang.rank_times(2, 102.6) == [0.5, 0.9]
-    gang.beat(0, Beat(2, 1.0, 0.5), 102.7)
-    gang.beat(1, Beat(3, 1.0, 0.5), 102.7)
+    gang.beat(0, Heartbeat(2, 1.0, 0.5), 102.7)
+    gang.beat(1, Heartbeat(3, 1.0, 0.5), 102.7)
     assert gang.rank_times(2, 104.5) is None
     assert gang.rank_times(2, 104.7) == [0.5, 0.5]
 
@@ -56,7 +56,7 @@ def test_a_gang_of_short_steps_hangs_after_a_floor() -> None:
 
 def test_one_long_step_does_not_move_the_median() -> None:
     gang, last = after_steps(2.0, hang_seconds=10, hang_factor=20)
-    gang.beat(0, Beat(11, 30.0, 30.0), last + 30.0)
+    gang.beat(0, Heartbeat(11, 30.0, 30.0), last + 30.0)
     assert gang.hangs(last + 30.0 + 41.0) == 41.0
 
 
@@ -71,7 +71,7 @@ def test_what_is_done_besides_steps_is_progress() -> None:
 def test_steps_that_are_done_again_are_progress() -> None:
     gang, last = after_steps(2.0, hang_seconds=10, hang_factor=20)
     for again in range(1, 6):
-        gang.beat(0, Beat(4 + again, 2.0, 2.0), last + 12.0 * again)
+        gang.beat(0, Heartbeat(4 + again, 2.0, 2.0), last + 12.0 * again)
     assert gang.hangs(last + 61.0) is None
     assert gang.hangs(last + 60.0 + 41.0) == 41.0
 
@@ -81,7 +81,7 @@ def beats(gang: GangWatch, steps: range, *busy: float) -> list[SlowRank]:
     told = []
     for step in steps:
         for rank, seconds in enumerate(busy):
-            gang.beat(rank, Beat(step, 1.0, seconds), float(step))
+            gang.beat(rank, Heartbeat(step, 1.0, seconds), float(step))
         told += gang.newly_slow()
     return told
 

@@ -30,7 +30,7 @@ def test_what_is_written_as_yaml_is_read_as_it_was() -> None:
 
 def test_merged_fields_may_be_given_again_and_written_ones_not() -> None:
     assert read_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}")["b"] == {"x": 3, "y": 2}
-    with pytest.raises(yaml.YAMLError, match=r"the field 'steps' stands twice; leave one out\n.*line 4"):
+    with pytest.raises(yaml.YAMLError, match=r"duplicate field 'steps'; remove one\n.*line 4"):
         read_yaml("training:\n  steps: 1\n  seed: 2\n  steps: 3\n")
 
 

@@ -51,7 +51,7 @@ def import_config(path: str | Path) -> Imported:
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict) or "tokens" not in content:
-        raise ValueError(f"{path} is no configuration of nanotron: it has no model and tokens")
+        raise ValueError(f"{path} is not a nanotron configuration: it lacks model and tokens")
     reader = Reader(content)
     model = model_section(reader)
     data, unset = data_section(reader)

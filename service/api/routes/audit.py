@@ -24,7 +24,7 @@ class AuditQuery(BaseModel):
 
     tenant: TenantName | None = Field(None, description="Only of this tenant.")
     after: int = Field(0, ge=0, le=_LARGEST_ID, description="next_after of the page before.")
-    limit: int = Field(100, ge=1, le=500, description="At most so many.")
+    limit: int = Field(100, ge=1, le=500, description="Maximum number of results.")
 
 
 @router.get("", responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))

@@ -22,7 +22,7 @@ class HistoryQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    points: int = Field(500, ge=1, le=5000, description="At most so many points a curve.")
+    points: int = Field(500, ge=1, le=5000, description="Maximum number of points per curve.")
     from_step: int = Field(1, ge=0, le=_LAST_STEP, description="The first step.")
     to_step: int | None = Field(None, ge=0, le=_LAST_STEP, description="The last step; none: the newest.")
 

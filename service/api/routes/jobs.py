@@ -43,7 +43,7 @@ class JobQuery(BaseModel):
     name: str | None = Field(None, max_length=100, description="Only jobs with this in their name.")
     submitted_by: str | None = Field(None, max_length=100, description="Only jobs submitted with the key of this name.")
     tenant: TenantName | None = Field(None, description="Only jobs of this tenant; operators see those of all.")
-    limit: int = Field(100, ge=1, le=500, description="At most so many.")
+    limit: int = Field(100, ge=1, le=500, description="Maximum number of results.")
     cursor: str | None = Field(None, max_length=32, description="next_cursor of the page before.")
 
 
@@ -116,7 +116,7 @@ def _refuse_unknown_cursor(cursor: str, who: Principal, context: Context) -> Non
     try:
         refuse_others(context.store.get(cursor), who)
     except JobNotFound as error:
-        problem = "is none that a page gave; take next_cursor as it is, or leave it out to begin anew"
+        problem = "is not a cursor from a previous page; use next_cursor as returned, or omit it to start over"
         fault = {"type": "value_error", "loc": ("query", "cursor"), "msg": problem, "input": cursor}
         raise RequestValidationError([fault]) from error
 

@@ -7,12 +7,12 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.api.auth import COOKIE
+from service.api.auth_middleware import refuse_foreign_page
 from service.api.deps import ContextDep
 from service.api.errors import problem_responses
-from service.api.gate import refuse_foreign_page
 from service.api.refusals import Unauthenticated
 from service.api.requests import StrictRoute
-from service.exposure import is_seen_over_tls
+from service.network_security import is_seen_over_tls
 
 router = APIRouter(
     prefix="/session",
@@ -46,7 +46,7 @@ async def open_session(wanted: SessionRequest, request: Request, response: Respo
     principal = await run_in_threadpool(context.keys.verify, wanted.key)
     if principal is None:
         context.limits.count_failure(request.client.host if request.client else None)
-        raise Unauthenticated("this is no valid API key: wrong, expired or revoked; whoever operates the service knows")
+        raise Unauthenticated("invalid API key: wrong, expired or revoked; whoever operates the service knows")
     request.state.principal = principal
     secure = is_seen_over_tls(context.settings)
     response.set_cookie(COOKIE, wanted.key, httponly=True, samesite="strict", secure=secure)

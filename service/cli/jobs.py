@@ -26,7 +26,7 @@ def list_jobs(
     queue: Annotated[str | None, typer.Option(help="Only jobs in this queue.")] = None,
     name: Annotated[str | None, typer.Option(help="Only jobs with this in their name.")] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's jobs; for operators.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of results.")] = 100,
     cursor: Annotated[str | None, typer.Option(help="Go on where an earlier list ended; it says how.")] = None,
     as_json: AsJson = False,
     url: Url = None,

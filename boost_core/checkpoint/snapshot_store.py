@@ -1,8 +1,8 @@
-"""State kept in the memory of processes, to recover from without a store.
+"""State kept in the memory of processes, to recover from without a checkpoint store.
 
-Each process has a *shelf* for its own snapshots and for copies of another rank's; it outlives the gang whose rank the
-process was. When a gang is formed anew, what all the living processes have on their shelves is put together: a step of
-which every rank's snapshot is somewhere is loaded, in any layout, as from a checkpoint.
+Each process has a ``SnapshotStore`` for its own snapshots and for copies of another rank's; it outlives the gang whose
+rank the process was. When a gang is formed anew, what all the living processes have is put together: a step of which
+every rank's snapshot is somewhere is loaded, in any layout, as from a checkpoint.
 """
 
 import threading
@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from boost_core.checkpoint.chunks import Chunk, LoadChunks
-from boost_core.plan.snapshots import Box, Contents, Key, MemoryState, Sizes
+from boost_core.plan.snapshots import MemoryState, Sizes, SnapshotIndex, SnapshotKey, TensorSlice
 
 
 class StateLost(RuntimeError):
@@ -45,35 +45,35 @@ class Region:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Contents with their tensors by the place in the state, in the same order."""
+    """SnapshotIndex with their tensors by the place in the state, in the same order."""
 
-    contents: Contents
+    index: SnapshotIndex
     tensors: tuple[torch.Tensor, ...]
 
     @classmethod
-    def of(cls, key: Key, ranks: int, samples: int, chunks: Iterable[Chunk]) -> "Snapshot":
+    def of(cls, key: SnapshotKey, ranks: int, samples: int, chunks: Iterable[Chunk]) -> "Snapshot":
         """Chunks on the host as a snapshot; they are not copied."""
         chunks = tuple(chunks)
         boxes = tuple(_box(chunk) for chunk in chunks)
-        return cls(Contents(key, ranks, samples, boxes), tuple(chunk.tensor for chunk in chunks))
+        return cls(SnapshotIndex(key, ranks, samples, boxes), tuple(chunk.tensor for chunk in chunks))
 
 
-def _box(chunk: Chunk) -> Box:
+def _box(chunk: Chunk) -> TensorSlice:
     dtype = str(chunk.tensor.dtype).removeprefix("torch.")
-    return Box(chunk.name, chunk.shape, chunk.offsets, tuple(chunk.tensor.shape), dtype)
+    return TensorSlice(chunk.name, chunk.shape, chunk.offsets, tuple(chunk.tensor.shape), dtype)
 
 
-class Shelf:
+class SnapshotStore:
     """A process's snapshots. Threads may share it."""
 
     def __init__(self) -> None:
-        self._snapshots: dict[Key, Snapshot] = {}
+        self._snapshots: dict[SnapshotKey, Snapshot] = {}
         self._lock = threading.Lock()
 
     def put(self, snapshot: Snapshot) -> None:
         """Keep a snapshot."""
         with self._lock:
-            self._snapshots[snapshot.contents.key] = snapshot
+            self._snapshots[snapshot.index.key] = snapshot
 
     def keep_only(self, generation: int, step: int) -> None:
         """Forget all but the snapshots of one step of one gang."""
@@ -84,12 +84,12 @@ class Shelf:
                 if (key.generation, key.step) == (generation, step)
             }
 
-    def contents(self) -> list[Contents]:
+    def indexes(self) -> list[SnapshotIndex]:
         """What is here."""
         with self._lock:
-            return [snapshot.contents for snapshot in self._snapshots.values()]
+            return [snapshot.index for snapshot in self._snapshots.values()]
 
-    def read(self, key: Key, regions: Sequence[Region]) -> list[torch.Tensor]:
+    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[torch.Tensor]:
         """Parts of a snapshot.
 
         Raises:
@@ -98,8 +98,7 @@ class Shelf:
         with self._lock:
             snapshot = self._snapshots[key]
         tensors = {
-            (box.name, box.offsets): tensor
-            for box, tensor in zip(snapshot.contents.boxes, snapshot.tensors, strict=True)
+            (box.name, box.offsets): tensor for box, tensor in zip(snapshot.index.boxes, snapshot.tensors, strict=True)
         }
         return [_part(tensors[region.name, region.offsets], region) for region in regions]
 
@@ -110,7 +109,7 @@ def _part(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     return tensor
 
 
-Fetch = Callable[[Any, Key, Sequence[Region]], Sequence[torch.Tensor]]  # from a holder
+Fetch = Callable[[Any, SnapshotKey, Sequence[Region]], Sequence[torch.Tensor]]  # from their owner
 
 
 def load_from_memory(state: MemoryState[Any], fetch: Fetch, chunks: Iterable[Chunk]) -> None:
@@ -118,11 +117,11 @@ def load_from_memory(state: MemoryState[Any], fetch: Fetch, chunks: Iterable[Chu
 
     Args:
         state: Where the state is.
-        fetch: Gets parts of a snapshot from its holder.
+        fetch: Gets parts of a snapshot from its owner.
         chunks: What this rank keeps.
 
     Raises:
-        StateLost: On all ranks, whichever failed, as when a holder is gone.
+        StateLost: On all ranks, whichever failed, as when an owner is gone.
     """
     try:
         load({}, storage_reader=_MemoryReader(state, fetch), planner=LoadChunks(chunks))
@@ -137,7 +136,7 @@ class _MemoryReader(StorageReader):
     def __init__(self, state: MemoryState[Any], fetch: Fetch) -> None:
         self._state, self._fetch = state, fetch
         # Of equal boxes that several ranks have, the first one's: all ask alike, so the choice is the same everywhere.
-        self._keys: dict[MetadataIndex, Key] = {}
+        self._keys: dict[MetadataIndex, SnapshotKey] = {}
         for part in state.parts:
             for box in part.boxes:
                 self._keys.setdefault(MetadataIndex(box.name, torch.Size(box.offsets)), part.key)
@@ -174,13 +173,13 @@ class _MemoryReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fetch what a rank reads, from each holder at once."""
-        wanted: dict[Key, list[ReadItem]] = defaultdict(list)
+        """Fetch what a rank reads, from each owner at once."""
+        wanted: dict[SnapshotKey, list[ReadItem]] = defaultdict(list)
         for item in plan.items:
             wanted[self._keys[MetadataIndex(item.storage_index.fqn, item.storage_index.offset)]].append(item)
         for key, items in wanted.items():
             regions = [_region(item) for item in items]
-            for item, tensor in zip(items, self._fetch(self._state.holders[key], key, regions), strict=True):
+            for item, tensor in zip(items, self._fetch(self._state.owners[key], key, regions), strict=True):
                 planner.resolve_tensor(item).copy_(tensor)
         done: Future[None] = Future()
         done.set_result(None)

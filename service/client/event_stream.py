@@ -7,7 +7,7 @@ from httpx_sse import ServerSentEvent
 
 from service.client.calls import Call, Stream, get, path_of
 from service.client.errors import ApiError, ServiceUnreachable
-from service.client.retries import Patience
+from service.client.retries import RetryPolicy
 from service.jobs.model import JobEvent, JobRecord
 
 
@@ -18,7 +18,7 @@ class StreamEndedEarly(ConnectionError):
         super().__init__("the stream ended early")
 
 
-class Reading:
+class EventStreamReader:
     """One stream over all of its connections: each event is taken once.
 
     Args:
@@ -32,7 +32,7 @@ class Reading:
         self._base_url = base_url
         self._seconds = seconds
         self._after = stream.after
-        self._patience: Patience | None = None
+        self._patience: RetryPolicy | None = None
         self._job_finished = False
 
     @property
@@ -77,7 +77,7 @@ class Reading:
             ApiError: The service refuses the stream, or has done so for too long.
             ServiceUnreachable: It has been away for too long.
         """
-        self._patience = self._patience or Patience(self._seconds)
+        self._patience = self._patience or RetryPolicy(self._seconds)
         if not isinstance(failure, ApiError | ServiceUnreachable):
             failure = ServiceUnreachable(self._base_url, failure)
         return self._patience.pause_after(failure)

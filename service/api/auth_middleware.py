@@ -15,10 +15,10 @@ from service.accounts.keys import KeyStore
 from service.accounts.principal import ANONYMOUS, Principal
 from service.api.access_log import holds_key
 from service.api.auth import COOKIE, HOW_TO_AUTHENTICATE
-from service.api.limits import Limits
+from service.api.limits import RateLimits
 from service.api.refusals import Forbidden, Unauthenticated
 from service.api.requests import MOST_HEADER_BYTES, MOST_TARGET_BYTES
-from service.exposure import is_loopback
+from service.network_security import is_loopback
 from service.settings import Settings
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -38,7 +38,7 @@ class Gate:
         settings: The operator's settings.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyStore, limits: Limits, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyStore, limits: RateLimits, settings: Settings) -> None:
         self._app, self._keys, self._limits, self._settings = app, keys, limits, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,7 +90,7 @@ class Gate:
         principal = self._keys.recall(presented) or await run_in_threadpool(self._keys.verify, presented)
         if principal is None:
             self._limits.count_failure(address)
-            raise Unauthenticated(f"this is no valid API key: wrong, expired or revoked; {HOW_TO_AUTHENTICATE}")
+            raise Unauthenticated(f"invalid API key: wrong, expired or revoked; {HOW_TO_AUTHENTICATE}")
         request.state.principal = principal  # known from here on, even if this request is turned away
         self._limits.count(principal)
         if by_cookie:

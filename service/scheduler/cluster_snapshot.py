@@ -15,7 +15,7 @@ from service.scheduler.placement import Nodes, Room
 from service.scheduler.quotas import Account, Limits, Quotas
 
 
-class Scene:
+class ClusterSnapshot:
     """Jobs, gangs and room, and what has been decided so far.
 
     Args:

@@ -8,11 +8,11 @@ import torch.distributed as dist
 from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.host_copies import HostCopies
-from boost_core.checkpoint.memory import Snapshot
-from boost_core.checkpoint.saver import Checkpoint, Outcome, Saver
+from boost_core.checkpoint.saver import SaveOutcome, Saver, SaveRequest
 from boost_core.checkpoint.shards import SaveFailed
+from boost_core.checkpoint.snapshot_store import Snapshot
 from boost_core.config.reports import CheckpointReport, Fault, FaultReport, Reporter
-from boost_core.plan.snapshots import Key
+from boost_core.plan.snapshots import SnapshotKey
 from boost_core.train.due import DueCopies
 from boost_core.train.membership import Membership
 from boost_core.train.resume import newest_checkpoint
@@ -30,13 +30,13 @@ class LastSaveFailed(SaveFailed):
     """The store has not taken the job's last checkpoint for as long as the job allows."""
 
 
-class Saving:
+class CheckpointManager:
     """Makes one rank's copies, behind the loop, and goes back to them.
 
     Args:
         state: What is copied.
         folder: The job's checkpoints.
-        membership: Gives the shelf, and which rank keeps whose copies.
+        membership: Gives the snapshot store, and which rank keeps whose copies.
         reporter: Told of checkpoints; ``None`` on all ranks but the first.
     """
 
@@ -45,14 +45,14 @@ class Saving:
     ) -> None:
         self._state, self._folder, self._membership, self._reporter = state, folder, membership, reporter
         spec = state.spec
-        every = spec.fault_tolerance.memory_copy_every_steps if membership.holder_of else None
+        every = spec.fault_tolerance.memory_copy_every_steps if membership.owner_of else None
         self._due = DueCopies(spec.training.steps, spec.checkpoint.every_steps, every)
-        # What is on the shelf stays as it is until the next is on all shelves.
+        # A snapshot stays as it is until all ranks have the next.
         self._copies = HostCopies(2 if every else 1)
         self._newest: tuple[int, list[Chunk]] | None = None  # step and copies
-        holder_of = membership.holder_of if every else ()
+        owner_of = membership.owner_of if every else ()
         self._saver = Saver(
-            folder, spec.checkpoint, membership.shelf, holder_of, membership.after_copy, membership.before_save
+            folder, spec.checkpoint, membership.snapshots, owner_of, membership.after_copy, membership.before_save
         )
         self._copy_seconds, self._held_seconds = 0.0, 0.0
         self._failing_since: float | None = None
@@ -67,7 +67,7 @@ class Saving:
         self._due.resumed(self._state.step, stored_step)
         recovery = self._membership.recovery
         if recovery is not None and not self._due.memory:  # else the new copy takes the place of what was loaded
-            self._membership.shelf.keep_only(recovery.parts[0].key.generation, recovery.step)
+            self._membership.snapshots.keep_only(recovery.parts[0].key.generation, recovery.step)
         if self._due.wanted:
             self._copy(ask_store=stored_step is None)
 
@@ -129,21 +129,21 @@ class Saving:
                     "s; mend the store and retry the job, which goes on from its newest checkpoint"
                 )
 
-    def put_on_shelf(self) -> None:
+    def keep_in_memory(self) -> None:
         """Leave the state, as it is now, in this process's memory, for the gang that comes next."""
         started = time.perf_counter()
         self.collect(wait=True)
-        self._membership.shelf.put(self._as_snapshot(self._copied(lasting=True)))
+        self._membership.snapshots.put(self._as_snapshot(self._copied(lasting=True)))
         self._copy_seconds = time.perf_counter() - started
 
-    def store_shelved(self) -> None:
-        """Write what has just been put on the shelf to a checkpoint, and wait until it is there.
+    def store_kept(self) -> None:
+        """Write the snapshot just kept in memory to a checkpoint, and wait until it is there.
 
         Raises:
             SaveFailed: It cannot be written.
         """
         assert self._newest is not None
-        self._saver.start(*self._newest, None, Checkpoint(self._state.manifest_writer(self._folder)))
+        self._saver.start(*self._newest, None, SaveRequest(self._state.manifest_writer(self._folder)))
         self._saver.ends_within(HALT_SECONDS)
         outcome = self._saver.outcome(wait=True)
         assert outcome is not None
@@ -155,7 +155,7 @@ class Saving:
         """Have what is under way tried no further, so that this process is free for another gang."""
         self._saver.make_way()
 
-    def go_back(self) -> str | None:
+    def roll_back(self) -> str | None:
         """Take weights and step back to the newest copy; the data goes on.
 
         Returns:
@@ -207,7 +207,7 @@ class Saving:
         checkpoint = None
         if due.store:
             commit = self._state.manifest_writer(self._folder)
-            checkpoint = Checkpoint(commit, due.store if ask_store else None, read_back=due.is_last)
+            checkpoint = SaveRequest(commit, due.store if ask_store else None, read_back=due.is_last)
         self._saver.start(self._state.step, chunks, snapshot, checkpoint)
         due.copied()
         self._copy_seconds = time.perf_counter() - started
@@ -219,10 +219,10 @@ class Saving:
         return chunks
 
     def _as_snapshot(self, chunks: list[Chunk]) -> Snapshot:
-        key = Key(self._membership.generation, self._state.step, dist.get_rank())
+        key = SnapshotKey(self._membership.generation, self._state.step, dist.get_rank())
         return Snapshot.of(key, dist.get_world_size(), self._state.samples, chunks)
 
-    def _report(self, outcome: Outcome) -> None:
+    def _report(self, outcome: SaveOutcome) -> None:
         if outcome.manifest is not None and self._reporter:
             self._reporter.report(
                 CheckpointReport(

@@ -65,8 +65,8 @@ def drill(
     kind: Annotated[str, typer.Argument(metavar="KIND", help=Drill.model_fields["kind"].description)],
     job_id: JobId,
     rank: Annotated[int | None, typer.Option(help="The rank it happens to; else 0.")] = None,
-    at_step: Annotated[int | None, typer.Option(help="When so many steps are done; else at once.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Of delay_rank: for so many steps; else 10.")] = None,
+    at_step: Annotated[int | None, typer.Option(help="Inject after this step (default: immediately).")] = None,
+    steps: Annotated[int | None, typer.Option(help="Of delay_rank: number of steps (default: 10).")] = None,
     seconds: Annotated[
         float | None, typer.Option(help="Of delay_rank: how late; of drop_node and fill_store: for how long; else 10.")
     ] = None,
