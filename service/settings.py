@@ -104,7 +104,7 @@ class Settings(BaseSettings):
     )
     reconcile_seconds: float = Field(0.5, gt=0, description="Seconds between two passes of the scheduler.")
     grow_cooldown_seconds: float = Field(
-        30.0, ge=0, description="A gang grows no sooner than so long after its shape has changed,"
+        30.0, ge=0, description="A gang grows no sooner than so long after its layout has changed,"
     )
     grow_settle_seconds: float = Field(5.0, ge=0, description="and when there has been room for so long.")
     autoscaling: bool = Field(

@@ -5,7 +5,7 @@ from math import inf
 
 import numpy as np
 
-from boost_core.config import JobSpec, Shape
+from boost_core.config import JobSpec, Layout
 from boost_core.plan.memory import rank_memory
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
@@ -18,15 +18,15 @@ KIND = "ray.io/accelerator-type"
 BYTES = {"A100-40G": 40e9, "H100": 80e9}  # of the kinds of GPU that there are in simulated clusters; of others, unknown
 
 
-_NEEDED: dict[int, tuple[JobSpec, dict[Shape, int]]] = {}  # by identity, so that looking it up costs nothing
+_NEEDED: dict[int, tuple[JobSpec, dict[Layout, int]]] = {}  # by identity, so that looking it up costs nothing
 
 
-def needed(job: JobRecord) -> dict[Shape, int]:
-    """What a rank needs of its GPU, by shapes."""
+def needed(job: JobRecord) -> dict[Layout, int]:
+    """What a rank needs of its GPU, by layouts."""
     spec = job.spec
     if id(spec) not in _NEEDED:
         gpus = spec.resources.gpus_per_worker
-        _NEEDED[id(spec)] = spec, {shape: rank_memory(spec, shape).total if gpus else 0 for shape in spec.shapes()}
+        _NEEDED[id(spec)] = spec, {layout: rank_memory(spec, layout).total if gpus else 0 for layout in spec.layouts()}
     return _NEEDED[id(spec)][1]
 
 
@@ -35,20 +35,20 @@ def memory(labels: Mapping[str, str]) -> float:
     return BYTES.get(labels.get(KIND, ""), inf)
 
 
-def shapes(job: JobRecord, limit: float = inf) -> list[Shape]:
+def layouts(job: JobRecord, limit: float = inf) -> list[Layout]:
     """Those at which a rank needs so many bytes at most, and no more than the kind of GPU has that the job names."""
     kind = job.spec.resources.accelerator_type
     most = min(limit, BYTES.get(kind, inf) if kind else inf)
-    return [shape for shape, size in needed(job).items() if size <= most]
+    return [layout for layout, size in needed(job).items() if size <= most]
 
 
 def usable(nodes: Iterable[NodeCapacity], job: JobRecord, limit: float = inf) -> list[NodeCapacity]:
-    """The nodes that a gang within a limit can be on at any of its shapes."""
+    """The nodes that a gang within a limit can be on at any of its layouts."""
     resources = job.spec.resources
     wanted = dict(resources.node_labels)
     if resources.accelerator_type:
         wanted[KIND] = resources.accelerator_type
-    most = max((needed(job)[shape] for shape in shapes(job, limit)), default=0)
+    most = max((needed(job)[layout] for layout in layouts(job, limit)), default=0)
     return [
         node
         for node in nodes
@@ -57,12 +57,12 @@ def usable(nodes: Iterable[NodeCapacity], job: JobRecord, limit: float = inf) ->
 
 
 def groups(job: JobRecord, limit: float = inf) -> Iterator[tuple[int, int]]:
-    """Of each shape: ranks that share a node, and how many such groups."""
-    for shape in shapes(job, limit):
+    """Of each layout: ranks that share a node, and how many such groups."""
+    for layout in layouts(job, limit):
         if job.spec.resources.placement == "STRICT_PACK":
-            yield shape.tensor * shape.pipeline, shape.data
+            yield layout.tp * layout.pp, layout.dp
         else:
-            yield shape.tensor, shape.pipeline * shape.data
+            yield layout.tp, layout.pp * layout.dp
 
 
 def rank_amounts(job: JobRecord) -> dict[str, float]:
@@ -99,7 +99,7 @@ def _ranks(free: np.ndarray, each: Amounts) -> np.ndarray:
 
 
 def _fits(job: JobRecord, ranks: Sequence[np.ndarray], sets: int, limit: float) -> np.ndarray:
-    """Whether one of a job's shapes fits, by sets."""
+    """Whether one of a job's layouts fits, by sets."""
     found = np.zeros(sets, dtype=bool)
     for size, count in groups(job, limit):
         found |= sum((slots // size for slots in ranks), np.zeros(sets)) >= count

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState, Reason
@@ -45,8 +45,8 @@ def running(name: str, workers: int, **settings) -> JobRecord:
 
 def trains(data: int, tensor: int = 1, **changes) -> Gang:
     """A gang that is what it was to become."""
-    shape = Shape(tensor, 1, data)
-    return replace(Gang(shape, shape, unchanged_seconds=LONG), **changes)
+    layout = Layout(tensor, 1, data)
+    return replace(Gang(layout, layout, unchanged_seconds=LONG), **changes)
 
 
 def nodes(*cpus: float, free: list[float] | None = None, gpus: float = 0, **settings) -> list[NodeCapacity]:
@@ -64,8 +64,8 @@ def summary(actions: list[Action]) -> list[str]:
 def _in_words(action: Action) -> str:
     words = f"{type(action).__name__} {action.job.id}"
     match action:
-        case Launch(shape=shape):
-            return f"{words} {shape.tensor}x{shape.data}"
-        case Resize(shape=shape, cause=cause):
-            return f"{words} {shape.tensor}x{shape.data} {cause}"
+        case Launch(layout=layout):
+            return f"{words} {layout.tp}x{layout.dp}"
+        case Resize(layout=layout, cause=cause):
+            return f"{words} {layout.tp}x{layout.dp} {cause}"
     return words

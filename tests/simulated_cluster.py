@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from boost_core.config import JobSpec, Shape
+from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL
 from service.gang.resources import worker_resources
 from service.gang.status import GangPhase, GangStatus, JobTag, NodeCapacity, Orders, PollRequest
@@ -41,8 +41,8 @@ class Gang:
     orders: Orders
     work: int
     replicas: list[list[str]] = field(default_factory=list)
-    layout: tuple[int, int] = (0, 0)
-    shape: Shape | None = None
+    replica_layout: Layout | None = None
+    layout: Layout | None = None
     phase: GangPhase = GangPhase.STARTING
     busy: int = 2  # seconds until it trains
 
@@ -106,21 +106,21 @@ class Cluster:
         if target is None:
             self._release_all(gang, GangPhase.PAUSED)
             return
-        if gang.layout != target.layout:
+        if gang.replica_layout != target.per_replica:
             self._release_all(gang, gang.phase)
-            gang.layout, gang.busy = target.layout, RECOVERY_SECONDS
+            gang.replica_layout, gang.busy = target.per_replica, RECOVERY_SECONDS
         for replica in list(gang.replicas):
             if any(self.nodes_by_name[name].drained_at is not None for name in replica):
                 self._release(gang, replica)
-        for replica in gang.replicas[target.data :]:
+        for replica in gang.replicas[target.dp :]:
             self._release(gang, replica)
-        while len(gang.replicas) < target.data and (place := self._place(gang)):
+        while len(gang.replicas) < target.dp and (place := self._place(gang)):
             gang.replicas.append(place)
         self._form(gang, target)
 
-    def _form(self, gang: Gang, target: Shape) -> None:
-        allowed = [shape for shape in {*gang.orders.allowed, target} if shape.data <= len(gang.replicas)]
-        begun = GangPhase.RECOVERING if gang.shape else GangPhase.STARTING
+    def _form(self, gang: Gang, target: Layout) -> None:
+        allowed = [layout for layout in {*gang.orders.allowed, target} if layout.dp <= len(gang.replicas)]
+        begun = GangPhase.RECOVERING if gang.layout else GangPhase.STARTING
         if not allowed:
             gang.phase, gang.busy = begun if gang.replicas else GangPhase.WAITING, RECOVERY_SECONDS
             return
@@ -128,16 +128,15 @@ class Cluster:
             gang.busy -= 1
             gang.phase = begun
             return
-        gang.shape, gang.phase = max(allowed), GangPhase.TRAINING
-        gang.work -= gang.shape.world_size
+        gang.layout, gang.phase = max(allowed), GangPhase.TRAINING
+        gang.work -= gang.layout.world_size
         if gang.work <= 0:
             self._release_all(gang, GangPhase.SUCCEEDED)
 
     def _place(self, gang: Gang) -> list[str] | None:
         """Take room for a replica, wherever there is some; the node of each of its groups."""
-        _, pipeline = gang.layout
         strict = gang.spec.resources.placement == "STRICT_PACK"
-        parts = 1 if strict else pipeline
+        parts = 1 if strict else gang.replica_layout.pp
         each, wanted = self._of_group(gang, parts), required_labels(gang.spec).items()
         taken: list[str] = []
         for _ in range(parts):
@@ -157,8 +156,8 @@ class Cluster:
         return taken
 
     def _of_group(self, gang: Gang, parts: int) -> dict[str, float]:
-        tensor, pipeline = gang.layout
-        return {name: amount * tensor * pipeline / parts for name, amount in worker_resources(gang.spec).items()}
+        ranks = gang.replica_layout.world_size
+        return {name: amount * ranks / parts for name, amount in worker_resources(gang.spec).items()}
 
     def _give_back(self, names: Sequence[str], each: Mapping[str, float]) -> None:
         for name in names:
@@ -208,7 +207,7 @@ class Cluster:
         if gang is None:
             return None
         gang.orders = request.orders
-        return GangStatus(gang.phase, str(gang.phase), [], gang.shape)
+        return GangStatus(gang.phase, str(gang.phase), [], gang.layout)
 
     def end(self, job_id: str, attempt: int) -> None:
         self._release_all(self.gangs.pop((job_id, attempt)), GangPhase.PAUSED)

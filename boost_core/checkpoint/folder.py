@@ -41,7 +41,7 @@ from boost_core.checkpoint.manifest import (
     model_facts,
 )
 from boost_core.checkpoint.retention import expendable
-from boost_core.config import JobSpec, ParallelismConfig
+from boost_core.config import JobSpec, Layout, ParallelismConfig
 from boost_core.config.small_files import Unreadable, read_small
 from boost_core.config.urls import StorageOptions, options_at
 
@@ -348,7 +348,7 @@ class CheckpointFolder:
             samples=samples,
             model=model_facts(job.model),
             sequence_length=job.training.sequence_length,
-            parallelism=WriterLayout.model_validate(parallelism.model_dump()),
+            parallelism=WriterLayout(**Layout.of(parallelism).sizes),
             versions={"boost": __version__, "torch": version("torch")},
             saved_at=datetime.now(UTC),
             job=job.model_dump(mode="json"),

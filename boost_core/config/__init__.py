@@ -6,10 +6,11 @@ Nothing here imports torch, so that the API can check a job without it.
 from boost_core.config.checkpoint import CheckpointConfig
 from boost_core.config.data import DataConfig, SourceConfig, WeightedSource
 from boost_core.config.drill import Drill
-from boost_core.config.elasticity import DataParallelRange, ElasticityConfig, Shape
+from boost_core.config.elasticity import DataParallelRange, ElasticityConfig
 from boost_core.config.errand import Errand
 from boost_core.config.faults import FaultToleranceConfig
 from boost_core.config.job import JobSpec, ResourcesConfig, load_job
+from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.profile import Profile
@@ -24,13 +25,13 @@ __all__ = [
     "Errand",
     "FaultToleranceConfig",
     "JobSpec",
+    "Layout",
     "LoroConfig",
     "ModelConfig",
     "OptimizerConfig",
     "ParallelismConfig",
     "Profile",
     "ResourcesConfig",
-    "Shape",
     "SourceConfig",
     "TrainingConfig",
     "WeightedSource",

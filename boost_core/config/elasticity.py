@@ -1,52 +1,11 @@
-"""Which shapes a gang may take while its job runs."""
-
-from dataclasses import dataclass
+"""Which layouts a gang may take while its job runs."""
 
 from pydantic import Field, field_validator, model_validator
 
 from boost_core.config.base import Config
-from boost_core.config.parallelism import DataSize, ParallelismConfig, PipelineSize, TensorSize
+from boost_core.config.parallelism import DataSize, PipelineSize, TensorSize
 
 MOST_LAYOUTS = 32  # that a job may allow, replicas counted: each is looked at when a job is checked and scheduled
-
-
-@dataclass(frozen=True, order=True)
-class Shape:
-    """How many ranks a gang has along each dimension.
-
-    Attributes:
-        tensor: Tensor parallel ranks: a group of so many shares a node.
-        pipeline: Pipeline parallel ranks: so many groups make a replica.
-        data: Data parallel ranks: so many replicas make the gang.
-    """
-
-    tensor: int
-    pipeline: int
-    data: int
-
-    @classmethod
-    def of(cls, parallelism: ParallelismConfig) -> "Shape":
-        """That of a configuration."""
-        return cls(parallelism.tensor_parallel_size, parallelism.pipeline_parallel_size, parallelism.data_parallel_size)
-
-    @property
-    def world_size(self) -> int:
-        """Ranks in all."""
-        return self.tensor * self.pipeline * self.data
-
-    @property
-    def layout(self) -> tuple[int, int]:
-        """(Tensor, pipeline) parallel sizes, which stay the same while replicas come and go."""
-        return self.tensor, self.pipeline
-
-    def place(self, rank: int) -> tuple[int, int, int]:
-        """A rank's tensor, pipeline and data parallel ranks; ranks are counted in this order, tensor parallel first."""
-        rest, tensor = divmod(rank, self.tensor)
-        data, pipeline = divmod(rest, self.pipeline)
-        return tensor, pipeline, data
-
-    def __str__(self) -> str:
-        return f"tp {self.tensor} × pp {self.pipeline} × dp {self.data}"
 
 
 class DataParallelRange(Config):

@@ -9,9 +9,10 @@ from pydantic import Field, StringConstraints, model_validator
 from boost_core.config.base import Config, raise_problems, spelled
 from boost_core.config.checkpoint import CheckpointConfig
 from boost_core.config.data import DataConfig
-from boost_core.config.elasticity import ElasticityConfig, Shape
+from boost_core.config.elasticity import ElasticityConfig
 from boost_core.config.faults import FaultToleranceConfig
-from boost_core.config.legality import elasticity_problems, job_problems, legal_shapes
+from boost_core.config.layout import Layout
+from boost_core.config.legality import elasticity_problems, job_problems, legal_layouts
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.training import OptimizerConfig, TrainingConfig
@@ -68,7 +69,7 @@ class JobSpec(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     resources: ResourcesConfig = ResourcesConfig()
     elasticity: ElasticityConfig | None = Field(
-        None, description="Shapes that the gang may take; default: parallelism's alone."
+        None, description="Layouts that the gang may take; default: parallelism's alone."
     )
     fault_tolerance: FaultToleranceConfig = FaultToleranceConfig()
     queue: ResourceName = Field("default", description="The service's queue that the job waits and runs in.")
@@ -85,15 +86,15 @@ class JobSpec(Config):
         raise_problems("JobSpec", problems)
         return self
 
-    def shapes(self) -> tuple[Shape, ...]:
-        """All shapes that the gang may take, the largest last; at most ``MOST_LAYOUTS``."""
+    def layouts(self) -> tuple[Layout, ...]:
+        """All layouts that the gang may take, the largest last; at most ``MOST_LAYOUTS``."""
         if self.elasticity is None:
-            return (Shape.of(self.parallelism),)
-        return legal_shapes(self.model, self.parallelism, self.training, self.optimizer, self.elasticity)
+            return (Layout.of(self.parallelism),)
+        return legal_layouts(self.model, self.parallelism, self.training, self.optimizer, self.elasticity)
 
-    def at(self, shape: Shape) -> "JobSpec":
-        """The job with a gang of another shape."""
-        return self.model_copy(update={"parallelism": self.parallelism.at(*shape.layout, shape.data)})
+    def at(self, layout: Layout) -> "JobSpec":
+        """The job with a gang of another layout."""
+        return self.model_copy(update={"parallelism": self.parallelism.at(layout)})
 
 
 def load_job(path: str | Path) -> JobSpec:

@@ -1,12 +1,13 @@
 """Which model, layout and batch go together."""
 
 import math
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from boost_core.config.base import FieldProblem
 from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig
-from boost_core.config.elasticity import MOST_LAYOUTS, ElasticityConfig, Shape
+from boost_core.config.elasticity import MOST_LAYOUTS, ElasticityConfig
+from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.strategy import chosen_strategy, strategy_problems
@@ -126,11 +127,11 @@ def _optimizer_problems(
 
 
 @lru_cache(_REMEMBERED)
-def legal_shapes(
+def legal_layouts(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
     elasticity: ElasticityConfig,
-) -> tuple[Shape, ...]:  # fmt: skip
-    """All shapes that a job allows and that go with the rest of it, the fewest ranks first.
+) -> tuple[Layout, ...]:  # fmt: skip
+    """All layouts that a job allows and that go with the rest of it, the fewest ranks first.
 
     Args:
         model: The job's model.
@@ -139,46 +140,46 @@ def legal_shapes(
         optimizer: Its optimizer.
         elasticity: What it allows.
     """
-    shapes = [
-        Shape(tensor, pipeline, data)
-        for tensor, pipeline in _layouts(parallelism, elasticity)
-        for data in _numbers_of_replicas(training, elasticity)
-        if not _layout_problems(model, parallelism.at(tensor, pipeline, data), training, optimizer)
+    layouts = [
+        layout
+        for replica in _replica_layouts(parallelism, elasticity)
+        for number in _numbers_of_replicas(training, elasticity)
+        if not _layout_problems(model, parallelism.at(layout := replace(replica, dp=number)), training, optimizer)
     ]
-    return tuple(sorted(shapes, key=lambda shape: (shape.world_size, shape)))
+    return tuple(sorted(layouts, key=lambda layout: (layout.world_size, layout)))
 
 
 def elasticity_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
     elasticity: ElasticityConfig | None,
 ) -> list[FieldProblem]:  # fmt: skip
-    """Why a job cannot run at shapes that it allows: each layout needs a number of replicas that is legal."""
+    """Why a job cannot run at layouts that it allows: each layout needs a number of replicas that is legal."""
     if elasticity is None:
         return []
-    sizes, pairs = elasticity.data_parallel_size, _layouts(parallelism, elasticity)
+    sizes, replicas = elasticity.data_parallel_size, _replica_layouts(parallelism, elasticity)
     numbers = len(_numbers_of_replicas(training, elasticity))
-    if len(pairs) * numbers > MOST_LAYOUTS:
+    if len(replicas) * numbers > MOST_LAYOUTS:
         message = (
             f"{numbers} numbers of replicas from {sizes.min} to {sizes.max} split the batch, which makes "
-            f"{len(pairs) * numbers} layouts with {len(pairs)} pair(s) of tensor and pipeline parallel sizes; a job "
-            f"may allow at most {MOST_LAYOUTS}: narrow the range, or allow fewer pairs"
+            f"{len(replicas) * numbers} layouts with {len(replicas)} pair(s) of tensor and pipeline parallel sizes; a "
+            f"job may allow at most {MOST_LAYOUTS}: narrow the range, or allow fewer pairs"
         )
         return [FieldProblem(("elasticity", "data_parallel_size"), sizes.max, message)]
-    legal = {shape.layout for shape in legal_shapes(model, parallelism, training, optimizer, elasticity)}
+    legal = {layout.per_replica for layout in legal_layouts(model, parallelism, training, optimizer, elasticity)}
     problems = []
-    for tensor, pipeline in pairs:
-        if (tensor, pipeline) not in legal:
+    for replica in replicas:
+        if replica not in legal:
             where = ("elasticity", "layouts" if elasticity.layouts else "data_parallel_size")
-            found = _layout_problems(model, parallelism.at(tensor, pipeline, sizes.min), training, optimizer)
+            found = _layout_problems(model, parallelism.at(replace(replica, dp=sizes.min)), training, optimizer)
             causes = "; ".join(problem.message for problem in found) or "the batch does not split so"
-            message = f"tp {tensor} × pp {pipeline} is legal with no number of replicas from {sizes.min} to {sizes.max}"
-            problems.append(FieldProblem(where, [tensor, pipeline], f"{message}: {causes}"))
+            message = f"{replica.replica_text} is legal with no number of replicas from {sizes.min} to {sizes.max}"
+            problems.append(FieldProblem(where, [replica.tp, replica.pp], f"{message}: {causes}"))
     return problems
 
 
-def _layouts(parallelism: ParallelismConfig, elasticity: ElasticityConfig) -> Sequence[tuple[int, int]]:
-    own = (parallelism.tensor_parallel_size, parallelism.pipeline_parallel_size)
-    return list(dict.fromkeys(elasticity.layouts or [own]))
+def _replica_layouts(parallelism: ParallelismConfig, elasticity: ElasticityConfig) -> list[Layout]:
+    allowed = [Layout(tp, pp, dp=1) for tp, pp in elasticity.layouts or ()]
+    return list(dict.fromkeys(allowed)) or [Layout.of(parallelism).per_replica]
 
 
 def _numbers_of_replicas(training: TrainingConfig, elasticity: ElasticityConfig) -> list[int]:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from boost_core.config.base import Config
+from boost_core.config.layout import Layout
 
 TensorSize = Annotated[int, Field(ge=1, le=1024)]
 PipelineSize = Annotated[int, Field(ge=1, le=32)]  # what it costs to plan a pipeline grows with its ranks
@@ -59,9 +60,8 @@ class ParallelismConfig(Config):
     @property
     def world_size(self) -> int:
         """Number of workers in the gang."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+        return Layout.of(self).world_size
 
-    def at(self, tensor: int, pipeline: int, data: int) -> "ParallelismConfig":
-        """The same with other sizes; without stages there is no order of stages."""
-        update = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "data_parallel_size": data}
-        return self.model_copy(update=update | ({"pipeline_schedule": "1f1b"} if pipeline == 1 else {}))
+    def at(self, layout: Layout) -> "ParallelismConfig":
+        """The same in another layout; without stages there is no order of stages."""
+        return self.model_copy(update=layout.sizes | ({"pipeline_schedule": "1f1b"} if layout.pp == 1 else {}))

@@ -87,7 +87,7 @@ class StartReport(Frozen):
 
 
 class Cause(StrEnum):
-    """Why a gang stopped or changed its shape."""
+    """Why a gang stopped or changed its layout."""
 
     WORKER_LOST = "WORKER_LOST"
     NODE_LOST = "NODE_LOST"
@@ -121,7 +121,7 @@ class InterruptionReport(Frozen):
 
 
 class ShapeReport(Frozen):
-    """The gang has been formed, anew or in another shape."""
+    """The gang has been formed, anew or in another layout."""
 
     kind: Literal["shape"] = "shape"
     tensor_parallel_size: int

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from boost_core.config import Layout
 from boost_core.config.parallelism import ParallelismConfig
 
 DIMENSIONS = ("dp", "pp", "tp")
@@ -30,17 +31,13 @@ class ParallelMesh:
         Raises:
             ValueError: The number of processes is not tp · pp · dp.
         """
-        if dist.get_world_size() != parallelism.world_size:
+        layout = Layout.of(parallelism)
+        if dist.get_world_size() != layout.world_size:
             raise ValueError(
-                f"the job asks for tp {parallelism.tensor_parallel_size} × pp {parallelism.pipeline_parallel_size} × "
-                f"dp {parallelism.data_parallel_size} = {parallelism.world_size} processes, but "
+                f"the job asks for {layout} = {layout.world_size} processes, but "
                 f"{dist.get_world_size()} are running; start as many, or change parallelism"
             )
-        sizes = (
-            parallelism.data_parallel_size,
-            parallelism.pipeline_parallel_size,
-            parallelism.tensor_parallel_size,
-        )
+        sizes = layout.dp, layout.pp, layout.tp
         return cls(device, init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS))
 
     def size(self, dimension: str) -> int:

@@ -1,4 +1,4 @@
-"""Which of a job's shapes fit the memory of which GPUs.
+"""Which of a job's layouts fit the memory of which GPUs.
 
 What is planned for a rank is held to what torch's allocator has; CUDA's context, NCCL's buffers and the allocator's
 gaps are not in it. They are left the difference between the gigabytes of data sheets (``hardware``) and what drivers
@@ -7,8 +7,8 @@ report, which is some 6 % more.
 
 from collections.abc import Mapping
 
-from boost_core.config.elasticity import Shape
 from boost_core.config.job import JobSpec, ResourcesConfig
+from boost_core.config.layout import Layout
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan.memory import rank_memory
 
@@ -24,38 +24,38 @@ def device_bytes(resources: ResourcesConfig) -> int | None:
     return DEVICE_BYTES.get(kind) if resources.gpus_per_worker and kind else None
 
 
-def needed_bytes(spec: JobSpec, shape: Shape) -> int:
-    """What the rank that needs most of a gang of one shape needs of its device."""
-    return rank_memory(spec, shape).total
+def needed_bytes(spec: JobSpec, layout: Layout) -> int:
+    """What the rank that needs most of a gang of one layout needs of its device."""
+    return rank_memory(spec, layout).total
 
 
 def nothing_fits(spec: JobSpec) -> str | None:
-    """Why a job can run at none of its shapes on the GPUs that it asks for, and what to change; ``None`` if it can."""
+    """Why a job can run at none of its layouts on the GPUs that it asks for, and what to change; ``None`` if it can."""
     device = device_bytes(spec.resources)
     if device is None:
         return None
     needed = {}
-    for shape in reversed(spec.shapes()):  # the largest fits if any does, most often
-        needed[shape] = needed_bytes(spec, shape)
-        if needed[shape] <= device:
+    for layout in reversed(spec.layouts()):  # the largest fits if any does, most often
+        needed[layout] = needed_bytes(spec, layout)
+        if needed[layout] <= device:
             return None
     return too_large(spec, needed, device)
 
 
-def too_large(spec: JobSpec, needed: Mapping[Shape, int], device: int) -> str:
+def too_large(spec: JobSpec, needed: Mapping[Layout, int], device: int) -> str:
     """The same for people.
 
     Args:
         spec: The job.
-        needed: Bytes that each of its shapes needs.
+        needed: Bytes that each of its layouts needs.
         device: Bytes that a GPU has.
     """
-    shape = min(needed, key=lambda shape: needed[shape])
-    sizes = f"{needed[shape] / 1e9:.1f} GB of {device / 1e9:g} GB"
-    return f"no shape fits: {shape} needs least, {sizes}; {', '.join(_remedies(spec, shape))}"
+    layout = min(needed, key=lambda layout: needed[layout])
+    sizes = f"{needed[layout] / 1e9:.1f} GB of {device / 1e9:g} GB"
+    return f"no layout fits: {layout} needs least, {sizes}; {', '.join(_remedies(spec, layout))}"
 
 
-def _remedies(spec: JobSpec, shape: Shape) -> list[str]:
+def _remedies(spec: JobSpec, layout: Layout) -> list[str]:
     """What would need less memory, and is not done yet."""
     parallelism, training = spec.parallelism, spec.training
     remedies = ["raise parallelism.tensor_parallel_size or pipeline_parallel_size"]
@@ -64,7 +64,7 @@ def _remedies(spec: JobSpec, shape: Shape) -> list[str]:
     if parallelism.recompute != "full":
         latent = parallelism.recompute == "none" and spec.model.family != "dense"
         remedies.append(f"set parallelism.recompute={'latent or full' if latent else 'full'}")
-    if parallelism.zero_stage == 0 and shape.data > 1:
+    if parallelism.zero_stage == 0 and layout.dp > 1:
         remedies.append("set parallelism.zero_stage=1")
     if parallelism.zero_stage > 0 and spec.optimizer.loro is None:
         remedies.append("use more replicas, which share the optimizer's state")

@@ -70,7 +70,7 @@ class FlopRates:
 
     @classmethod
     def of(cls, spec: JobSpec, device_name: str) -> "FlopRates":
-        """Those of a job at its shape, on devices of this name."""
+        """Those of a job in its layout, on devices of this name."""
         length, parallelism = spec.training.sequence_length, spec.parallelism
         peak = peak_flops_per_second(device_name, spec.training.precision)
         return cls(

@@ -1,4 +1,4 @@
-"""How much memory a job needs on a rank at a shape: on the one that needs most.
+"""How much memory a job needs on a rank at a layout: on the one that needs most.
 
 ``state_memory`` has what is there all the time, ``activations`` what a token costs, ``in_flight`` how many
 micro-batches are there at once. On top of those here:
@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from operator import ge
 
-from boost_core.config.elasticity import Shape
 from boost_core.config.job import JobSpec
+from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
 from boost_core.hardware import BYTES
 from boost_core.plan.activations import PRECISE, Activations
@@ -60,17 +60,17 @@ class RankMemory:
     total: int
 
 
-def rank_memory(spec: JobSpec, shape: Shape) -> RankMemory:
-    """What the rank that needs most of a gang of one shape needs.
+def rank_memory(spec: JobSpec, layout: Layout) -> RankMemory:
+    """What the rank that needs most of a gang of one layout needs.
 
     Args:
         spec: The job.
-        shape: One of ``spec.shapes()``.
+        layout: One of ``spec.layouts()``.
     """
-    job = spec.at(shape)
+    job = spec.at(layout)
     stages = cut(job.model, job.parallelism, job.training.sequence_length)
-    ranks = _extremes(job.model, stages, shape.pipeline)
-    memories = (_Rank(job, rank, stages[rank :: shape.pipeline]).memory() for rank in ranks)
+    ranks = _extremes(job.model, stages, layout.pp)
+    memories = (_Rank(job, rank, stages[rank :: layout.pp]).memory() for rank in ranks)
     return max(memories, key=lambda memory: memory.total)
 
 
@@ -111,7 +111,7 @@ class _Rank:
     """One pipeline rank.
 
     Args:
-        job: The job at its shape.
+        job: The job at its layout.
         rank: The pipeline rank.
         stages: Its stages.
     """

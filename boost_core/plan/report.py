@@ -1,4 +1,4 @@
-"""What a job will need and about how long it will take, at every shape that it allows: before any of it runs."""
+"""What a job will need and about how long it will take, at every layout that it allows: before any of it runs."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pydantic import Field
 
 from boost_core.config.base import Config
-from boost_core.config.elasticity import Shape
 from boost_core.config.job import JobSpec
+from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
 from boost_core.config.presets import PRESETS
 from boost_core.hardware import BYTES, DEVICE_BYTES
@@ -42,7 +42,7 @@ class Communication(Config):
 
 
 class PlannedShape(Config):
-    """The job at one shape."""
+    """The job at one layout."""
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
@@ -51,7 +51,7 @@ class PlannedShape(Config):
     memory: Memory
     device_memory_bytes: int | None = Field(description="Of the kind of GPU asked for; none for CPUs and other kinds.")
     fits_device: bool | None = Field(description="Whether memory.total is within it; none where it is not known.")
-    step_seconds: float = Field(description="Predicted, to rank shapes.")
+    step_seconds: float = Field(description="Predicted, to rank layouts.")
     tokens_per_second: float
     total_seconds: float = Field(description="Of all steps.")
     communication: Communication
@@ -66,15 +66,15 @@ class Plan(Config):
     )
     flops_per_token: int = Field(description="Forward and backward, without recomputation.")
     tokens_per_step: int
-    shapes: tuple[PlannedShape, ...] = Field(description="Shapes that the gang may take, the fewest ranks first.")
+    shapes: tuple[PlannedShape, ...] = Field(description="Layouts that the gang may take, the fewest ranks first.")
     fastest: int | None = Field(
-        description="Which shape has the highest predicted throughput of those that fit; none if none does."
+        description="Which layout has the highest predicted throughput of those that fit; none if none does."
     )
     notes: tuple[str, ...] = Field(description="For people.")
 
 
 class Preset(Config):
-    """A published shape."""
+    """A published layout."""
 
     name: str
     hidden_size: int
@@ -93,11 +93,11 @@ class PresetList(Config):
 
 
 def plan(spec: JobSpec) -> Plan:
-    """What a job will need at each of its shapes."""
-    seconds = {shape: step_seconds(spec, shape) for shape in spec.shapes()}
-    shapes = list(seconds)
-    planned = tuple(_planned(spec, shape, seconds[shape]) for shape in shapes)
-    fitting = [shape for shape, each in zip(shapes, planned, strict=True) if each.fits_device is not False]
+    """What a job will need at each of its layouts."""
+    seconds = {layout: step_seconds(spec, layout) for layout in spec.layouts()}
+    layouts = list(seconds)
+    planned = tuple(_planned(spec, layout, seconds[layout]) for layout in layouts)
+    fitting = [layout for layout, each in zip(layouts, planned, strict=True) if each.fits_device is not False]
     best = fastest(spec, fitting, seconds.__getitem__)
     bytes_an_element = BYTES[spec.training.precision]
     # A master and two moments, and gradients, in fp32; the weights are apart from the masters if they are rounded.
@@ -108,8 +108,8 @@ def plan(spec: JobSpec) -> Plan:
         flops_per_token=model_flops_per_token(spec.model, spec.training.sequence_length),
         tokens_per_step=_tokens_per_step(spec),
         shapes=planned,
-        fastest=None if best is None else shapes.index(best),
-        notes=tuple(_notes(spec, {shape: each.memory.total for shape, each in zip(shapes, planned, strict=True)})),
+        fastest=None if best is None else layouts.index(best),
+        notes=tuple(_notes(spec, {layout: each.memory.total for layout, each in zip(layouts, planned, strict=True)})),
     )
 
 
@@ -118,26 +118,24 @@ def presets() -> PresetList:
     return PresetList(presets=tuple(sorted(map(_preset, PRESETS), key=lambda preset: preset.parameters["dense"])))
 
 
-def _planned(spec: JobSpec, shape: Shape, seconds: float) -> PlannedShape:
-    memory, device = rank_memory(spec, shape), device_bytes(spec.resources)
+def _planned(spec: JobSpec, layout: Layout, seconds: float) -> PlannedShape:
+    memory, device = rank_memory(spec, layout), device_bytes(spec.resources)
     return PlannedShape(
-        tensor_parallel_size=shape.tensor,
-        pipeline_parallel_size=shape.pipeline,
-        data_parallel_size=shape.data,
-        world_size=shape.world_size,
+        **layout.sizes,
+        world_size=layout.world_size,
         memory=Memory(**asdict(memory)),
         device_memory_bytes=device,
         fits_device=None if device is None else memory.total <= device,
         step_seconds=seconds,
         tokens_per_second=_tokens_per_step(spec) / seconds,
         total_seconds=seconds * spec.training.steps,
-        communication=_communication(spec, shape),
+        communication=_communication(spec, layout),
     )
 
 
-def _communication(spec: JobSpec, shape: Shape) -> Communication:
-    parallelism = spec.at(shape).parallelism
-    if shape.tensor == 1:
+def _communication(spec: JobSpec, layout: Layout) -> Communication:
+    parallelism = spec.at(layout).parallelism
+    if layout.tp == 1:
         return Communication(all_reduces=0, elements_per_token=0)
     forward, backward = block_forward(spec.model, parallelism), block_backward(spec.model, parallelism)
     sent = [forward, backward, *([forward] if parallelism.recompute == "full" else [])]
@@ -152,9 +150,9 @@ def _tokens_per_step(spec: JobSpec) -> int:
     return spec.training.global_batch_size * spec.training.sequence_length
 
 
-def _notes(spec: JobSpec, needed: Mapping[Shape, int]) -> list[str]:
-    """For people, by the bytes that each shape needs."""
-    notes = ["seconds are predictions that are meant to rank shapes; how long a step really takes, its report says"]
+def _notes(spec: JobSpec, needed: Mapping[Layout, int]) -> list[str]:
+    """For people, by the bytes that each layout needs."""
+    notes = ["seconds are predictions that are meant to rank layouts; how long a step really takes, its report says"]
     if not spec.resources.gpus_per_worker:
         return notes
     device = device_bytes(spec.resources)
@@ -166,7 +164,7 @@ def _notes(spec: JobSpec, needed: Mapping[Shape, int]) -> list[str]:
     if too_many == len(needed):
         notes.append(too_large(spec, needed, device))
     elif too_many:
-        notes.append(f"{too_many} of {len(needed)} shapes need more memory than a GPU has")
+        notes.append(f"{too_many} of {len(needed)} layouts need more memory than a GPU has")
     return notes
 
 

@@ -80,7 +80,7 @@ def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> l
     """Those of a rank's groups, in the order in which they are made.
 
     Args:
-        spec: The job at its shape.
+        spec: The job in its layout.
         stages: The rank's.
         element_bytes: Of the compute type.
     """

@@ -1,4 +1,4 @@
-"""How long an optimizer step of a job would take at a shape, to tell shapes apart before any of them runs.
+"""How long an optimizer step of a job would take at a layout, to tell layouts apart before any of them runs.
 
 A step is (m + idle) micro-batches of the slowest pipeline rank, and then the exchange of gradients and weights:
 
@@ -10,7 +10,7 @@ A step is (m + idle) micro-batches of the slowest pipeline rank, and then the ex
 * data parallel: gradients in fp32 and, under ZeRO, the gathering of weights, over the fabric between nodes.
 
 Nothing is taken to be hidden behind anything else, and sends between stages are left out; memory is not looked at.
-Only the ranking of a job's shapes is meant to be right; the seconds are not. ``tests/unit/test_published_times.py``
+Only the ranking of a job's layouts is meant to be right; the seconds are not. ``tests/unit/test_published_times.py``
 holds them against the BOOST paper's: btp comes first by about as much as published. Passes over wide vectors outside
 matrix products are not counted, of which vanilla has most: at tp 2, and at 30B, it was behind full-rank where this puts
 it ahead.
@@ -19,8 +19,8 @@ it ahead.
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from boost_core.config.elasticity import Shape
 from boost_core.config.job import JobSpec, ResourcesConfig
+from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.training import TrainingConfig
@@ -31,7 +31,7 @@ from boost_core.plan.flops import RECOMPUTED, computed_block_flops_per_token, he
 from boost_core.plan.parameters import parameter_count
 from boost_core.plan.stages import Stage, cut
 
-# What a step reaches of the nominal rate of dense bf16 products: an assumption, and the same for all shapes.
+# What a step reaches of the nominal rate of dense bf16 products: an assumption, and the same for all layouts.
 EFFICIENCY = 0.4
 _IDLE_SHARE = {"1f1b": 1.0, "interleaved_1f1b": 1 / 2, "zero_bubble": 1 / 6}
 _GRADIENT_BYTES = 4
@@ -80,7 +80,7 @@ _UNKNOWN_GPU = "A100"
 def machine_for(resources: ResourcesConfig) -> Machine:
     """The machine that a job's workers run on, as far as the job says.
 
-    A GPU of another kind, or of none in particular, is taken for an A100: kinds differ less in how they rank shapes
+    A GPU of another kind, or of none in particular, is taken for an A100: kinds differ less in how they rank layouts
     than a GPU does from a CPU.
     """
     if resources.gpus_per_worker:
@@ -88,20 +88,20 @@ def machine_for(resources: ResourcesConfig) -> Machine:
     return replace(CPU, flops_per_second=CPU.flops_per_second * resources.cpus_per_worker)
 
 
-def step_seconds(spec: JobSpec, shape: Shape, machine: Machine | None = None) -> float:
+def step_seconds(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> float:
     """Predicted seconds of one optimizer step.
 
     Args:
         spec: The job.
-        shape: One of ``spec.shapes()``.
+        layout: One of ``spec.layouts()``.
         machine: What it runs on; by default what ``machine_for`` says.
     """
     machine = machine or machine_for(spec.resources)
-    job = spec.at(shape)
+    job = spec.at(layout)
     parallelism, training = job.parallelism, job.training
     micro_batch = _micro_batch_seconds(job.model, parallelism, training, machine)
-    idle = (shape.pipeline - 1) * _IDLE_SHARE[parallelism.pipeline_schedule]
-    return (training.micro_batches(shape.data) + idle) * micro_batch + _reduction_seconds(job, machine.fabric_link)
+    idle = (layout.pp - 1) * _IDLE_SHARE[parallelism.pipeline_schedule]
+    return (training.micro_batches(layout.dp) + idle) * micro_batch + _reduction_seconds(job, machine.fabric_link)
 
 
 def _micro_batch_seconds(

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from boost_core.config import Layout
 from boost_core.config.reports import (
     CheckpointReport,
     EvaluationReport,
@@ -57,8 +58,7 @@ def _line(report: Report) -> str:
                 f"goes on from step {report.resumed_step}, from {report.recovered_from}, after {report.seconds:.1f} s"
             )
         case ShapeReport():
-            sizes = report.tensor_parallel_size, report.pipeline_parallel_size, report.data_parallel_size
-            return "tp {} × pp {} × dp {}".format(*sizes)
+            return str(Layout.of(report))
         case FaultReport():
             return f"{report.what}: {report.message}"
         case RankTimesReport():

@@ -6,6 +6,7 @@ from typing import TypeVar
 from boost_core.checkpoint import folder as stored
 from boost_core.checkpoint.folder import CheckpointFolder, StoredCheckpoint
 from boost_core.checkpoint.manifest import Manifest
+from boost_core.config import Layout
 from boost_core.config.urls import giving_up_soon
 from service.api.admission import storage_options
 from service.api.deps import Context
@@ -156,15 +157,12 @@ def _unavailable(job: JobRecord, error: Exception) -> StoreUnavailable:
 
 
 def _facts(folder: CheckpointFolder, manifest: Manifest, pinned: bool) -> dict[str, object]:
-    layout = manifest.parallelism
     return {
         "step": manifest.step,
         "url": folder.step_url(manifest.step),
         "bytes": manifest.bytes,
         "saved_at": manifest.saved_at,
         "pinned": pinned,
-        "tensor_parallel_size": layout.tensor_parallel_size,
-        "pipeline_parallel_size": layout.pipeline_parallel_size,
-        "data_parallel_size": layout.data_parallel_size,
+        **Layout.of(manifest.parallelism).sizes,
         "samples": manifest.samples,
     }

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from boost_core.config import Layout
 from service.cli import ckpt_folders
 from service.cli.ckpt_folders import checkpoints_in, manifest_in
 from service.cli.completion import complete_job_ids
@@ -101,12 +102,11 @@ def _print(found: CheckpointList) -> None:
 
 
 def _row(checkpoint: Checkpoint) -> tuple[str, ...]:
-    layout = checkpoint.tensor_parallel_size, checkpoint.pipeline_parallel_size, checkpoint.data_parallel_size
     return (
         str(checkpoint.step),
         f"{checkpoint.saved_at.astimezone():%Y-%m-%d %H:%M:%S}",
         f"{checkpoint.bytes / 2**20:,.1f} MiB",
-        "tp {} × pp {} × dp {}".format(*layout),
+        str(Layout.of(checkpoint)),
         "pinned" if checkpoint.pinned else "-",
         checkpoint.url,
     )

@@ -7,6 +7,7 @@ import typer
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
+from boost_core.config import Layout
 from service.cli.failures import BadInput, ExitStatus
 from service.cli.printing import say
 from service.cli.trainer_process import run_trainer
@@ -32,15 +33,12 @@ def checkpoints_in(url: str) -> CheckpointList:
         if manifest is None or found.damage:
             damaged.append(DamagedCheckpoint(**about, damage=found.damage))
             continue
-        layout = manifest.parallelism
         checkpoints.append(
             Checkpoint(
                 **about,
                 bytes=manifest.bytes,
                 saved_at=manifest.saved_at,
-                tensor_parallel_size=layout.tensor_parallel_size,
-                pipeline_parallel_size=layout.pipeline_parallel_size,
-                data_parallel_size=layout.data_parallel_size,
+                **Layout.of(manifest.parallelism).sizes,
                 samples=manifest.samples,
             )
         )

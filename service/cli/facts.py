@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from boost_core.config.reports import ShapeReport
-from service.cli.lines import duration, numbers_of, restart_in_words, shape_in_words
+from service.cli.lines import duration, numbers_of, restart_in_words, layout_in_words
 from service.jobs.goodput import Goodput
 from service.jobs.ledger import as_of
 from service.jobs.model import JobRecord
@@ -26,7 +26,7 @@ def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
     if job.cloned_from:
         yield "clone of", job.cloned_from
     yield "attempts", str(job.attempt)
-    yield "shape", _shape(job.shape) if job.shape else f"{job.present_shape}; not formed yet"
+    yield "layout", _layout(job.shape) if job.shape else f"{job.present_layout}; not formed yet"
     yield from _restarts(job)
     yield "goodput", _goodput(as_of(job.goodput, datetime.now(UTC)))
     yield "step", step(job)
@@ -71,8 +71,8 @@ def _asked_for(job: JobRecord) -> str:
     return ", to be paused" if job.pause_requested and job.has_gang else ""
 
 
-def _shape(shape: ShapeReport) -> str:
-    return f"{shape_in_words(shape)}: {', '.join(dict.fromkeys(shape.nodes))}"
+def _layout(shape: ShapeReport) -> str:
+    return f"{layout_in_words(shape)}: {', '.join(dict.fromkeys(shape.nodes))}"
 
 
 def _restarts(job: JobRecord) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from boost_core.config import Layout
 from boost_core.config.reports import (
     CheckpointReport,
     EvaluationReport,
@@ -54,10 +55,9 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def shape_in_words(shape: ShapeReport) -> str:
+def layout_in_words(shape: ShapeReport) -> str:
     """The sizes of a gang and how many nodes it is on."""
-    sizes = f"tp {shape.tensor_parallel_size} × pp {shape.pipeline_parallel_size} × dp {shape.data_parallel_size}"
-    return f"{sizes}, {len(shape.nodes)} worker(s) on {len(set(shape.nodes))} node(s)"
+    return f"{Layout.of(shape)}, {len(shape.nodes)} worker(s) on {len(set(shape.nodes))} node(s)"
 
 
 def restart_in_words(restart: RestartReport) -> str:
@@ -110,7 +110,7 @@ def _line(report: Report) -> str:
                 f"{report.parameters:,} parameters on {report.world_size} worker(s)"
             )
         case ShapeReport():
-            return f"the gang is {shape_in_words(report)}"
+            return f"the gang is {layout_in_words(report)}"
         case InterruptionReport():
             return f"step {report.step}  interrupted by {report.cause}: {report.message}"
         case RestartReport():

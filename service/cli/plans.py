@@ -2,22 +2,22 @@
 
 from collections.abc import Iterator
 
-from boost_core.config import JobSpec
+from boost_core.config import JobSpec, Layout
 from boost_core.hardware import BYTES
 from boost_core.plan.report import Plan, PlannedShape
 from service.cli.lines import duration
 from service.cli.printing import print_table, say
 
-_COLUMNS = ("SHAPE", "RANKS", "MEMORY A RANK", "FITS", "EXCHANGE", "STEP", "TOKENS/S", "DURATION", "")
+_COLUMNS = ("LAYOUT", "RANKS", "MEMORY A RANK", "FITS", "EXCHANGE", "STEP", "TOKENS/S", "DURATION", "")
 _MEMORY = ("weights", "gradients", "optimizer", "activations", "logits")
 
 
 def print_plan(plan: Plan, spec: JobSpec) -> None:
-    """Print what a job takes in each of its shapes."""
+    """Print what a job takes in each of its layouts."""
     for name, value in _facts(plan):
         say(f"{name:<17}{value}")
-    print_table(_COLUMNS, (_row(shape, spec, index == plan.fastest) for index, shape in enumerate(plan.shapes)))
-    largest = max((shape.memory for shape in plan.shapes), key=lambda memory: memory.total)
+    print_table(_COLUMNS, (_row(one, spec, index == plan.fastest) for index, one in enumerate(plan.shapes)))
+    largest = max((one.memory for one in plan.shapes), key=lambda memory: memory.total)
     say(f"the most that a rank needs: {', '.join(f'{part} {_size(getattr(largest, part))}' for part in _MEMORY)}")
     say("exchange: what a rank hands to tensor parallel all-reduces for a micro-batch, and in how many of them")
     for note in plan.notes:
@@ -30,29 +30,28 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "tokens a step", f"{plan.tokens_per_step:,}"
 
 
-def _row(shape: PlannedShape, spec: JobSpec, is_fastest: bool) -> tuple[str, ...]:
-    sizes = shape.tensor_parallel_size, shape.pipeline_parallel_size, shape.data_parallel_size
+def _row(planned: PlannedShape, spec: JobSpec, is_fastest: bool) -> tuple[str, ...]:
     return (
-        "tp {} × pp {} × dp {}".format(*sizes),
-        str(shape.world_size),
-        _size(shape.memory.total),
-        _fits(shape),
-        _exchange(shape, spec),
-        f"{shape.step_seconds:.3g} s",
-        f"{shape.tokens_per_second:,.0f}",
-        duration(shape.total_seconds),
+        str(Layout.of(planned)),
+        str(planned.world_size),
+        _size(planned.memory.total),
+        _fits(planned),
+        _exchange(planned, spec),
+        f"{planned.step_seconds:.3g} s",
+        f"{planned.tokens_per_second:,.0f}",
+        duration(planned.total_seconds),
         "fastest" if is_fastest else "",
     )
 
 
-def _fits(shape: PlannedShape) -> str:
-    if shape.fits_device is None or shape.device_memory_bytes is None:
+def _fits(planned: PlannedShape) -> str:
+    if planned.fits_device is None or planned.device_memory_bytes is None:
         return "unknown"
-    return f"{'yes' if shape.fits_device else 'no'}, of {_size(shape.device_memory_bytes)}"
+    return f"{'yes' if planned.fits_device else 'no'}, of {_size(planned.device_memory_bytes)}"
 
 
-def _exchange(shape: PlannedShape, spec: JobSpec) -> str:
-    sent, training = shape.communication, spec.training
+def _exchange(planned: PlannedShape, spec: JobSpec) -> str:
+    sent, training = planned.communication, spec.training
     if not sent.all_reduces:
         return "none"
     tokens = training.micro_batch_size * training.sequence_length

@@ -66,7 +66,7 @@ def clone(
 
 
 def plan(job: JobFile, as_json: AsJson = False) -> None:
-    """Say what a job takes in each of its shapes: memory, exchange, throughput, time. No service is asked."""
+    """Say what a job takes in each of its layouts: memory, exchange, throughput, time. No service is asked."""
     spec = read_job(job)
     found = plan_of(spec)
     if as_json:

@@ -26,7 +26,7 @@ _LOOK_SECONDS = 2.0
 _PLAIN_SECONDS = 30.0  # between two lines about a job in the same state
 _RETRY_SECONDS = 60.0  # who watches for hours is not to be thrown out by a restart of the service
 
-_COLUMNS = ("JOB", "STATE", "STEP", "ETA", "LOSS", "TOKENS/S", "EXPOSED", "SHAPE", "GOODPUT", "MESSAGE")
+_COLUMNS = ("JOB", "STATE", "STEP", "ETA", "LOSS", "TOKENS/S", "EXPOSED", "LAYOUT", "GOODPUT", "MESSAGE")
 
 
 def watch(
@@ -141,12 +141,7 @@ def _row(watched: Watched, job: JobRecord) -> tuple[str, ...]:
         f"{loss(job)}\n{sparkline(curve.losses)}",
         f"{newest.tokens_per_second:,.0f}\n{sparkline(curve.throughputs)}" if newest else "-",
         f"{newest.exposed_communication_share:.0%}" if newest else "-",
-        "tp {} × pp {} × dp {}".format(*_sizes(job)) if job.shape else "-",
+        str(job.present_layout) if job.shape else "-",
         productive_share(job),
         "" if trains else news(job),
     )
-
-
-def _sizes(job: JobRecord) -> tuple[int, int, int]:
-    shape = job.present_shape
-    return shape.tensor, shape.pipeline, shape.data

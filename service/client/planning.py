@@ -14,7 +14,7 @@ class PlanningCalls:
 
     @operation
     def plan(self, spec: JobSpec | Mapping[str, Any]) -> Call[Plan]:
-        """What a job takes in each of its shapes: memory, throughput, time."""
+        """What a job takes in each of its layouts: memory, throughput, time."""
         return Call("POST", path_of("plans"), Plan, body=plain(spec), repeatable=True)
 
     @operation

@@ -60,7 +60,7 @@ class Assignment:
 
     Attributes:
         generation: Number of the gang, counted over the job's life.
-        spec: The job at the gang's shape.
+        spec: The job at the gang's layout.
         rank: This rank.
         rendezvous: Where the ranks meet.
         owner_of: Which rank keeps the copy of each rank's snapshots.

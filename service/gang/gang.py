@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from boost_core.config import Drill, Errand, JobSpec, Shape
+from boost_core.config import Drill, Errand, JobSpec, Layout
 from boost_core.config.reports import Cause, Fault, FaultReport, RankTimesReport
 from boost_core.plan.snapshots import MemoryState, copy_owners, newest_whole_state
 from service.gang.assignment import FAILURES, Assignment, End, MisplacedRanks, RankEnd, SnapshotOwner
@@ -82,7 +82,7 @@ class Gang:
         self._replicas: dict[int, Replica] = {}
         self._formation: Formation | None = None
         self._generation = 0
-        self._shape: Shape | None = None
+        self._layout: Layout | None = None
         self._most = 0
         self._stored = False
         self._no_store_before = 0.0
@@ -136,7 +136,7 @@ class Gang:
             self._finish(GangPhase.FAILED, f"the gang's supervisor failed: {type(error).__name__}: {error}")
 
     def _show(self) -> None:
-        if self._shape is None:  # what shows the gang takes seconds of a CPU to start, which its processes need now
+        if self._layout is None:  # what shows the gang takes seconds of a CPU to start, which its processes need now
             return
         formation = self._formation
         now_formed = (formation.generation, formation.members) if formation else ()
@@ -162,15 +162,15 @@ class Gang:
         """The scheduler's; or those before, as long as what is asked for has to go through the store and cannot."""
         with self._lock:
             orders = self._orders
-        target, shape = orders.target, self._shape
-        if shape is None or (target is not None and target.layout == shape.layout):
+        target, layout = orders.target, self._layout
+        if layout is None or (target is not None and target.per_replica == layout.per_replica):
             self._orders_of_layout = orders
             return orders
         # What is in memory alone comes to the store by a gang that writes it, if there are processes for one.
         only_in_memory = self._formation is None and not self._stored and self._record.step > 0
-        can_form = any(replica.layout == shape.layout and replica.placed for replica in self._replicas.values())
+        layouts = {replica.layout for replica in self._replicas.values() if replica.placed}
         refused = time.monotonic() < self._no_store_before
-        return self._orders_of_layout if refused or (only_in_memory and can_form) else orders
+        return self._orders_of_layout if refused or (only_in_memory and layout.per_replica in layouts) else orders
 
     def _view(self) -> View:
         formation = self._formation
@@ -190,7 +190,7 @@ class Gang:
             ],
             members=formation.replicas if formation else (),
             settled=formation is not None and self._record.settled,
-            shape=self._shape,
+            layout=self._layout,
             stored=formation is None and self._stored,
             most=self._most,
             finishing=formation is not None and self._record.step >= self._spec.training.steps,
@@ -239,11 +239,11 @@ class Gang:
         if waiting:
             self._record.waited(now - (self._waits_since or now))
         self._waits_since = now if waiting else None
-        smallest = min((*self._orders.allowed, *filter(None, [self._orders.target])), default=self._shape)
+        smallest = min((*self._orders.allowed, *filter(None, [self._orders.target])), default=self._layout)
         if smallest is not None:
             gang = gang_in_words(smallest.world_size, worker_resources(self._spec))
             message = f"waits for {gang}" if waiting else f"starting {gang}"
-            started = GangPhase.STARTING if self._shape is None else GangPhase.RECOVERING
+            started = GangPhase.STARTING if self._layout is None else GangPhase.RECOVERING
             self._record.say(GangPhase.WAITING if waiting else started, message)
 
     # Forming
@@ -261,7 +261,7 @@ class Gang:
             message = f"a worker was lost while the gang was formed: {type(error).__name__}"
             self._broken(Cause.WORKER_LOST, message, time.monotonic())
             return
-        spec, recovery = self._spec.at(move.shape), self._recovery()
+        spec, recovery = self._spec.at(move.layout), self._recovery()
         keeps = bool(self._keep_on)
         if keeps:
             if recovery is None or recovery.step < spec.training.steps:
@@ -277,9 +277,9 @@ class Gang:
         formation = Formation(self._generation, list(move.members), members, {}, watch)
         with self._lock:
             self._formation = formation
-        self._shape, self._stored = move.shape, False
-        self._most = max(self._most, move.shape.data)
-        self._record.formed(move.shape, places, makes_copies=bool(copies), keeps=keeps)
+        self._layout, self._stored = move.layout, False
+        self._most = max(self._most, move.layout.dp)
+        self._record.formed(move.layout, places, makes_copies=bool(copies), keeps=keeps)
         self._memory_is_lost, waited, state = False, self._record.waited_seconds, ray.put(recovery)
         for rank, member in enumerate(members):
             assignment = Assignment(self._generation, spec, rank, rendezvous, tuple(copies), waited)
@@ -346,14 +346,14 @@ class Gang:
         hold = min(most, max(least, SHARE_TO_HOLD * waits))
         if self._keep_on or waited < hold or waits - waited < hold:  # what is about to end is left alone
             return
-        if not self._record.settled or formation.halting or now < self._no_room_before or self._shape is None:
+        if not self._record.settled or formation.halting or now < self._no_room_before or self._layout is None:
             return
         asked = [member.call("free_memory") for member in formation.members]
         ray.wait(asked, num_returns=len(asked), timeout=ANSWER_SECONDS)
         nodes = [member.where.node for member in formation.members if member.where is not None]
-        each = bytes_to_keep(self._spec, self._shape)
+        each = bytes_to_keep(self._spec, self._layout)
         if all((_result(free) or 0) >= each * nodes.count(node) for free, node in zip(asked, nodes, strict=True)):
-            ranks = self._shape.tensor * self._shape.pipeline
+            ranks = self._layout.per_replica.world_size
             self._keep_on = [nodes[first : first + ranks] for first in range(0, len(nodes), ranks)]
         else:
             self._no_room_before = now + most

@@ -1,14 +1,14 @@
 """What a gang does next. Pure: what there is in, one move out; the supervisor's loop executes it.
 
 A gang consists of replicas, each a placement group with a process a rank. Processes are kept while gangs come and go:
-to change its shape a gang *halts* between two steps, which leaves its state in their memory, and *forms* again from
+to change its layout a gang *halts* between two steps, which leaves its state in their memory, and *forms* again from
 those replicas that are ready.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from boost_core.config.reports import Cause
 from service.gang.status import Orders
 
@@ -19,7 +19,7 @@ class ReplicaView:
 
     Attributes:
         number: Its number; later ones have higher.
-        layout: Its (tensor, pipeline) parallel sizes.
+        layout: Its own: dp is 1.
         placed: Whether its placement group has its resources.
         ready: Whether all its processes are up.
         leaving: Whether one of its nodes will go away.
@@ -28,7 +28,7 @@ class ReplicaView:
     """
 
     number: int
-    layout: tuple[int, int]
+    layout: Layout
     placed: bool
     ready: bool
     leaving: bool
@@ -45,7 +45,7 @@ class View:
         replicas: All that there are, by number.
         members: Numbers of those that train, or are about to; empty between gangs.
         settled: Whether the gang that trains has loaded its state, so that nothing else needs to be kept of it.
-        shape: That of the newest gang; ``None`` before the first.
+        layout: That of the newest gang; ``None`` before the first.
         stored: Between gangs: whether the newest state is in the checkpoint folder.
         most: The most replicas that a gang has had under these orders.
         finishing: Whether all steps are done, and the last checkpoint is being written.
@@ -56,7 +56,7 @@ class View:
     replicas: Sequence[ReplicaView]
     members: Sequence[int]
     settled: bool
-    shape: Shape | None
+    layout: Layout | None
     stored: bool
     most: int
     finishing: bool = False
@@ -83,7 +83,7 @@ class Form:
     """These replicas become the gang."""
 
     members: tuple[int, ...]
-    shape: Shape
+    layout: Layout
 
 
 @dataclass(frozen=True)
@@ -104,32 +104,32 @@ class Population:
 
 def next_move(view: View) -> Move:
     """What to do now."""
-    return _of_gang(view, view.shape) if view.members and view.shape else _between(view)
+    return _of_gang(view, view.layout) if view.members and view.layout else _between(view)
 
 
-def _of_gang(view: View, shape: Shape) -> Move:
+def _of_gang(view: View, layout: Layout) -> Move:
     target, cause = view.orders.target, view.orders.cause
-    if view.finishing and (target is None or target.layout != shape.layout):
+    if view.finishing and (target is None or target.per_replica != layout.per_replica):
         return Keep()  # what it would store before that is the last checkpoint, with which all ends
     if target is None:
         return Halt(Cause.PAUSED, store=True)
-    if target.layout != shape.layout:
+    if target.per_replica != layout.per_replica:
         return Halt(cause, store=True)
     reachable = _reachable(view)
     if view.keeping and not any(replica.keeps for replica in view.replicas if replica.number in view.members):
-        return Halt(Cause.WAITING_FOR_STORE) if reachable == shape else Keep()
+        return Halt(Cause.WAITING_FOR_STORE) if reachable == layout else Keep()
     leaving = [replica for replica in view.replicas if replica.leaving and replica.number in view.members]
     if leaving and reachable is not None:
         return Halt(Cause.NODE_DRAINED)
     if any(replica.urgent for replica in leaving) and not view.finishing:
         return Halt(Cause.NODE_DRAINED, store=True)  # nothing is left that could keep the state
-    if reachable is None or reachable.data == shape.data:
+    if reachable is None or reachable.dp == layout.dp:
         return Keep()
-    if reachable.data < shape.data:
+    if reachable.dp < layout.dp:
         return Halt(cause)
     if view.finishing or not view.settled:
         return Keep()
-    return Halt(Cause.WORKER_BACK if reachable.data <= view.most else cause)
+    return Halt(Cause.WORKER_BACK if reachable.dp <= view.most else cause)
 
 
 def _between(view: View) -> Move:
@@ -138,10 +138,10 @@ def _between(view: View) -> Move:
     reachable = _reachable(view)
     if reachable is None:
         return Keep(waiting=not any(replica.placed for replica in _usable(view)))
-    if view.shape is None and _more_to_come(view) and reachable != view.orders.target:
+    if view.layout is None and _more_to_come(view) and reachable != view.orders.target:
         return Keep()  # the first gang need not be formed in haste
     ready = [replica.number for replica in _usable(view) if replica.ready]
-    return Form(tuple(ready[: reachable.data]), reachable)
+    return Form(tuple(ready[: reachable.dp]), reachable)
 
 
 def _more_to_come(view: View) -> bool:
@@ -153,21 +153,21 @@ def _usable(view: View) -> list[ReplicaView]:
     return [
         replica
         for replica in view.replicas
-        if target and replica.layout == target.layout and replica.keeps == view.keeping and not replica.leaving
+        if target and replica.layout == target.per_replica and replica.keeps == view.keeping and not replica.leaving
     ]
 
 
-def _reachable(view: View) -> Shape | None:
-    """The largest shape that the ready replicas can take."""
+def _reachable(view: View) -> Layout | None:
+    """The largest layout that the ready replicas can take."""
     target, ready = view.orders.target, sum(replica.ready for replica in _usable(view))
     if target is None:
         return None
-    shapes = [
-        shape
-        for shape in {*view.orders.allowed, target}
-        if shape.layout == target.layout and shape.data <= min(ready, target.data)
+    layouts = [
+        layout
+        for layout in {*view.orders.allowed, target}
+        if layout.per_replica == target.per_replica and layout.dp <= min(ready, target.dp)
     ]
-    return max(shapes, default=None)
+    return max(layouts, default=None)
 
 
 def population(view: View) -> Population:
@@ -178,12 +178,12 @@ def population(view: View) -> Population:
     usable = _usable(view)
     # The gang's own come first, then what is up already, then the older ones.
     ranked = sorted(usable, key=lambda each: (each.number not in view.members, not each.ready, each.number))
-    surplus = {replica.number for replica in ranked[target.data :]}
+    surplus = {replica.number for replica in ranked[target.dp :]}
     unfit = {replica.number for replica in view.replicas} - {replica.number for replica in usable}
     # From the first gang on, until one has loaded the state, any replica may hold a part of it.
-    if view.settled or view.stored or view.shape is None:
+    if view.settled or view.stored or view.layout is None:
         given_up = surplus | unfit
     else:
         given_up = {replica.number for replica in view.replicas if replica.number in surplus and not replica.ready}
-    wanted = min(target.data, len(view.members)) if view.finishing else target.data
+    wanted = min(target.dp, len(view.members)) if view.finishing else target.dp
     return Population(max(0, wanted - len(usable)), tuple(sorted(given_up - set(view.members))))

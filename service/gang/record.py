@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from itertools import count, islice
 from typing import Literal
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from boost_core.config.reports import (
     PLANNED_CAUSES,
     Cause,
@@ -85,7 +85,7 @@ class GangRecord:
     def __init__(self, supervisor: str | None = None) -> None:
         self._supervisor = supervisor
         self._phase, self._message = GangPhase.STARTING, "starts"
-        self._shape: Shape | None = None
+        self._layout: Layout | None = None
         self._reports: deque[GangReport] = deque(maxlen=UNREAD_REPORTS)
         self._sequence = count(1)
         self._lock = threading.Condition()  # between the actor's methods and the thread of the loop
@@ -144,7 +144,7 @@ class GangRecord:
                 if self._interruption:
                     self._interruption.reached("start", time.monotonic() - report.load_seconds)
                     self._interruption.reached("load", time.monotonic())
-                self.say(GangPhase.TRAINING, f"{self._shape}: {report.world_size} workers are training")
+                self.say(GangPhase.TRAINING, f"{self._layout}: {report.world_size} workers are training")
             case StepReport():
                 self.step = report.step
                 if self._interruption and self._start:
@@ -154,23 +154,21 @@ class GangRecord:
             case CheckpointReport():
                 self.stored_step = max(self.stored_step, report.step)
 
-    def formed(self, shape: Shape, places: Sequence[WorkerPlace], makes_copies: bool, keeps: bool = False) -> None:
+    def formed(self, layout: Layout, places: Sequence[WorkerPlace], makes_copies: bool, keeps: bool = False) -> None:
         """A gang has been formed, and is told to train.
 
         Args:
-            shape: Its shape.
+            layout: Its layout.
             places: Where each rank is.
             makes_copies: Whether its ranks keep copies for each other.
             keeps: Whether they have neither CPUs nor GPUs, and only keep the state.
         """
         with self._lock:
-            self._shape, self._start, self._copy_is_due = shape, None, makes_copies
+            self._layout, self._start, self._copy_is_due = layout, None, makes_copies
             self._keep(
                 datetime.now(UTC),
                 ShapeReport(
-                    tensor_parallel_size=shape.tensor,
-                    pipeline_parallel_size=shape.pipeline,
-                    data_parallel_size=shape.data,
+                    **layout.sizes,
                     nodes=[place.node for place in places],
                     metrics_endpoints=[place.metrics for place in places],
                     supervisor=self._supervisor,
@@ -178,7 +176,7 @@ class GangRecord:
                 ),
             )
             if self._phase is GangPhase.STARTING:
-                self._message = f"{shape}: {shape.world_size} workers are loading the data and the model"
+                self._message = f"{layout}: {layout.world_size} workers are loading the data and the model"
 
     def interrupted(self, cause: Cause, message: str, detected: float) -> None:
         """The gang stops. Of several causes before the next step the first fault counts, or else the first.
@@ -245,7 +243,7 @@ class GangRecord:
             more = len(self._reports) > REPORTS_A_POLL
             phase = GangPhase.TRAINING if more else self._phase
             self._told = phase, self._message
-            return GangStatus(phase, self._message, list(islice(self._reports, REPORTS_A_POLL)), self._shape)
+            return GangStatus(phase, self._message, list(islice(self._reports, REPORTS_A_POLL)), self._layout)
 
     def wait_for_update(self, after_sequence: int, seconds: float) -> bool:
         """Wait until there is more to tell than was told last.

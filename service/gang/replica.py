@@ -20,7 +20,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from boost_core.config import JobSpec
+from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL
 from service.gang.assignment import SnapshotOwner, WorkerPlace, ordered
 from service.gang.context import GangContext
@@ -240,7 +240,7 @@ class Replica:
 
     Attributes:
         number: Its number.
-        layout: Its (tensor, pipeline) parallel sizes.
+        layout: Its own: dp is 1.
         selector: As given.
         keeps: Whether its processes only keep the state.
     """
@@ -252,7 +252,7 @@ class Replica:
         self._supervisor, self._context = supervisor, context
         self.selector, self.keeps = dict(selector), bool(keep_on)
         self.number = next(_numbers)
-        self.layout = (spec.parallelism.tensor_parallel_size, spec.parallelism.pipeline_parallel_size)
+        self.layout = Layout.of(spec.parallelism).per_replica
         tag = context.tag
         name = f"{tag.name} ({tag.job_id}-{tag.attempt}-{self.number})"  # no two have one name
         self._places: Places = Unreserved(keep_on) if keep_on else Reservation(spec, selector, name)
@@ -265,8 +265,7 @@ class Replica:
         """Whether its resources are reserved; its processes are started then."""
         if not self._placed and self._places.reserved():
             self._placed = True
-            tensor, pipeline = self.layout
-            self._members = [self._started(place) for place in range(tensor * pipeline)]
+            self._members = [self._started(place) for place in range(self.layout.world_size)]
         return self._placed
 
     @property

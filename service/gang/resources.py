@@ -1,6 +1,6 @@
 """What a worker needs of its node, by Ray's names. Torch-free, and does not import Ray."""
 
-from boost_core.config import JobSpec, Shape
+from boost_core.config import JobSpec, Layout
 from boost_core.plan.memory import rank_memory
 
 ON_THE_HEAD = {"node:__internal_head__": 0.001}  # for what should not go with a node of a gang
@@ -20,9 +20,9 @@ def without_resources(spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"resources": resources})
 
 
-def bytes_to_keep(spec: JobSpec, shape: Shape) -> int:
+def bytes_to_keep(spec: JobSpec, layout: Layout) -> int:
     """What a process needs of its node's memory to take over a rank's state: that, and two copies to store."""
-    needed = rank_memory(spec, shape)
+    needed = rank_memory(spec, layout)
     return 3 * (needed.weights + needed.gradients + needed.optimizer)
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from boost_core.config import Errand, JobSpec, Shape
+from boost_core.config import Errand, JobSpec, Layout
 from boost_core.config.reports import Cause, Report
 
 
@@ -17,7 +17,7 @@ class GangPhase(StrEnum):
     WAITING = "WAITING"  # what it needs at least is not to be had
     TRAINING = "TRAINING"
     SAVING = "SAVING"  # all steps are done, and the store does not take the last checkpoint
-    RECOVERING = "RECOVERING"  # between two steps, after a fault or for a change of shape
+    RECOVERING = "RECOVERING"  # between two steps, after a fault or for a change of layout
     PAUSED = "PAUSED"  # as ordered; its state is in the checkpoint folder
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
@@ -52,14 +52,14 @@ class Orders:
     """What the scheduler wants of a gang, told again with every poll. A gang does with less when it loses nodes.
 
     Attributes:
-        target: The shape to take when workers can be had for it; ``None`` to pause.
-        allowed: The shapes that it may take meanwhile, none larger than the target's number of ranks.
+        target: The layout to take when workers can be had for it; ``None`` to pause.
+        allowed: The layouts that it may take meanwhile, none larger than the target's number of ranks.
         cause: Why the target is what it is, for the record if the gang has to change.
-        avoid: Kinds of GPU, by Ray's names, whose memory is too small for one of these shapes.
+        avoid: Kinds of GPU, by Ray's names, whose memory is too small for one of these layouts.
     """
 
-    target: Shape | None
-    allowed: tuple[Shape, ...]
+    target: Layout | None
+    allowed: tuple[Layout, ...]
     cause: Cause
     avoid: tuple[str, ...] = ()
 
@@ -83,7 +83,7 @@ class GangStatus:
     phase: GangPhase
     message: str
     reports: list[GangReport]
-    shape: Shape | None = None  # that it trains at, or trained at last
+    layout: Layout | None = None  # that it trains at, or trained at last
 
 
 GangKey = tuple[str, int]  # a job's id, and the number of its gang

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
-from boost_core.config import Errand, JobSpec, Shape
+from boost_core.config import Errand, JobSpec, Layout
 from boost_core.config.reports import Cause, CheckpointReport, EvaluationReport, RestartReport, ShapeReport, StepReport
 from service.jobs.goodput import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
@@ -108,16 +108,13 @@ class JobRecord(BaseModel):
         """What the newest gang holds of the cluster while it runs, by Ray's names of resources."""
         if not self.has_gang or self.keeps:
             return {}
-        ranks, each = self.present_shape.world_size, self.spec.resources
+        ranks, each = self.present_layout.world_size, self.spec.resources
         return {"GPU": ranks * each.gpus_per_worker, "CPU": ranks * each.cpus_per_worker}
 
     @property
-    def present_shape(self) -> Shape:
-        """The newest gang's shape; that of the spec before there was one."""
-        if self.shape is None:
-            return Shape.of(self.spec.parallelism)
-        sizes = self.shape.tensor_parallel_size, self.shape.pipeline_parallel_size, self.shape.data_parallel_size
-        return Shape(*sizes)
+    def present_layout(self) -> Layout:
+        """The newest gang's layout; that of the spec before there was one."""
+        return Layout.of(self.shape or self.spec.parallelism)
 
 
 @dataclass(frozen=True)

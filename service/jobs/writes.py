@@ -217,14 +217,14 @@ def asked(record: JobRecord, errand: Errand) -> Write:
     """
     if record.state is not JobState.RUNNING:
         raise WrongState(record, f"a {'drill' if isinstance(errand, Drill) else 'profile'} needs a job that is RUNNING")
-    shape = record.present_shape
+    layout = record.present_layout
     field, ranks = ("rank", [errand.rank]) if isinstance(errand, Drill) else ("ranks", errand.ranks)
     raise_problems(
         type(errand).__name__,
         [
-            FieldProblem((field,), rank, f"{rank} is no rank of a gang of {shape}; use 0 to {shape.world_size - 1}")
+            FieldProblem((field,), rank, f"{rank} is no rank of a gang of {layout}; use 0 to {layout.world_size - 1}")
             for rank in ranks
-            if rank >= shape.world_size
+            if rank >= layout.world_size
         ],
     )
     waiting = [waiting.model_dump(mode="json") for waiting in record.errands]

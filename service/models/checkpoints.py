@@ -13,7 +13,7 @@ class Checkpoint(BaseModel):
     bytes: int = Field(description="Size of all its files.")
     saved_at: datetime = Field(description="When it was committed.")
     pinned: bool = Field(description="Whether it is kept until it is unpinned, whatever else is thinned out.")
-    tensor_parallel_size: int = Field(description="Of the gang that wrote it; any other shape can load it, too.")
+    tensor_parallel_size: int = Field(description="Of the gang that wrote it; any other layout can load it, too.")
     pipeline_parallel_size: int = Field(description="Of the gang that wrote it.")
     data_parallel_size: int = Field(description="Of the gang that wrote it.")
     samples: int = Field(description="Samples of the data that the job had consumed.")

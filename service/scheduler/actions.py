@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import inf
 
-from boost_core.config import JobSpec, Shape
+from boost_core.config import JobSpec, Layout
 from boost_core.config.reports import Cause
 from service.gang.status import Orders
 from service.jobs.model import JobRecord
@@ -12,10 +12,10 @@ from service.scheduler.demand import Demand, demand_of
 
 @dataclass(frozen=True)
 class ResizePolicy:
-    """When a gang may grow. Without it gangs would change their shape at every coming and going.
+    """When a gang may grow. Without it gangs would change their layout at every coming and going.
 
     Attributes:
-        cooldown_seconds: A gang grows when its shape has been the same for this long,
+        cooldown_seconds: A gang grows when its layout has been the same for this long,
         settle_seconds: when there has been room for this long,
         minimum_gain: and when its throughput is predicted to rise by this share at least,
         layout_gain: by this share if tensor or pipeline parallelism have to change for it.
@@ -34,18 +34,18 @@ class Gang:
     """A gang as the scheduler knows it.
 
     Attributes:
-        shape: That it trains at; ``None`` while it has no workers.
-        target: The shape last ordered; ``None`` to pause.
+        layout: That it trains at; ``None`` while it has no workers.
+        target: The layout last ordered; ``None`` to pause.
         cause: Why.
         waiting: Whether it has no workers because it cannot get any.
-        unchanged_seconds: Since its shape or its target was another, or it recovered from something.
+        unchanged_seconds: Since its layout or its target was another, or it recovered from something.
         stalled_seconds: Since it last trained; 0 while it does.
-        limits_changed: Whether the shapes that its job allows have just been changed.
+        limits_changed: Whether the layouts that its job allows have just been changed.
         limit: Bytes that its ranks may need; ``None`` if that is not known any more.
     """
 
-    shape: Shape | None
-    target: Shape | None
+    layout: Layout | None
+    target: Layout | None
     cause: Cause = Cause.WORKER_BACK
     waiting: bool = False
     unchanged_seconds: float = inf
@@ -54,9 +54,9 @@ class Gang:
     limit: float | None = None
 
     @property
-    def own(self) -> Shape | None:
-        """The shape whose place on nodes is its own: it has it or is about to."""
-        return self.shape or (None if self.waiting else self.target)
+    def own(self) -> Layout | None:
+        """The layout whose place on nodes is its own: it has it or is about to."""
+        return self.layout or (None if self.waiting else self.target)
 
     @property
     def held(self) -> int:
@@ -66,7 +66,7 @@ class Gang:
     @property
     def claimed(self) -> int:
         """Ranks that count for quotas. One that waits for workers may take what it was ordered to be at any time."""
-        return max(shape.world_size if shape else 0 for shape in (self.shape, self.target))
+        return max(layout.world_size if layout else 0 for layout in (self.layout, self.target))
 
     @property
     def kept(self) -> int:
@@ -76,16 +76,17 @@ class Gang:
     def demand(self, spec: JobSpec) -> Demand:
         """What it asks of nodes."""
         demand = demand_of(spec)
-        return demand.holding(self.shape, self.target) if self.limit is None else demand.within(self.limit)
+        return demand.holding(self.layout, self.target) if self.limit is None else demand.within(self.limit)
 
     def orders(self, spec: JobSpec) -> Orders:
         """What to tell it."""
         if self.target is None:
             return Orders(None, (), self.cause)
-        demand, most, layout = self.demand(spec), self.target.world_size, self.target.layout
-        allowed = tuple(shape for shape in demand.shapes if shape.layout == layout and shape.world_size <= most)
+        replica, most = self.target.per_replica, self.target.world_size
+        demand = self.demand(spec)
+        allowed = tuple(one for one in demand.layouts if one.per_replica == replica and one.world_size <= most)
         # A gang that is what it was to become changes only to come back to that.
-        arrived = self.shape == self.target
+        arrived = self.layout == self.target
         return Orders(self.target, allowed, Cause.WORKER_BACK if arrived else self.cause, tuple(sorted(demand.avoid)))
 
 
@@ -101,7 +102,7 @@ class Launch:
     """The job's next gang starts; ``limit``: with so many bytes that its ranks may need."""
 
     job: JobRecord
-    shape: Shape
+    layout: Layout
     message: str
     limit: float
 
@@ -127,7 +128,7 @@ class Resize:
     """The job's gang gets another target; ``limit`` as of ``Launch``."""
 
     job: JobRecord
-    shape: Shape
+    layout: Layout
     cause: Cause
     message: str
     limit: float

@@ -1,6 +1,6 @@
 """What nodes the jobs need, for a cluster whose autoscaler makes nodes come when they are asked for, and go when idle.
 
-A job asks for its own shape, that of its ``parallelism``, or for its smallest one if its elasticity or its quotas leave
+A job asks for its own layout, that of its ``parallelism``, or for its smallest if its elasticity or its quotas leave
 no room for that. A gang goes on asking for as much when it has started with less, and for what it has when that is
 more. So elastic jobs grow into nodes that are there, and make none come for it.
 """
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from service.gang.status import Bundle, Gangs
 from service.jobs.model import JobRecord
 from service.jobs.states import WAITING_STATES
@@ -43,11 +43,11 @@ def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, li
     quotas = Quotas(limits, lambda job: demand_of(job.spec))
     gangs = [job for job in queue if job.has_gang]
     for job in gangs:
-        quotas.take(job, job.present_shape.world_size)
+        quotas.take(job, job.present_layout.world_size)
     held: Bundles = ()
     for job in gangs:
-        present = job.present_shape
-        more = [shape for shape in _choice(job) if shape.world_size > present.world_size]
+        present = job.present_layout
+        more = [layout for layout in _choice(job) if layout.world_size > present.world_size]
         larger = _allowed(job, more, quotas, present.world_size)
         held += _bundles(demand_of(job.spec), larger or present)
     requests = []
@@ -58,23 +58,23 @@ def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, li
     return held, requests
 
 
-def _choice(job: JobRecord) -> list[Shape]:
-    """Its own shape, if it is still among those that the job allows, and then the smallest."""
-    shapes, own = demand_of(job.spec).shapes, Shape.of(job.spec.parallelism)
-    return [own, *shapes[:1]] if own in shapes else [*shapes[:1]]
+def _choice(job: JobRecord) -> list[Layout]:
+    """Its own layout, if it is still among those that the job allows, and then the smallest."""
+    layouts, own = demand_of(job.spec).layouts, Layout.of(job.spec.parallelism)
+    return [own, *layouts[:1]] if own in layouts else [*layouts[:1]]
 
 
-def _allowed(job: JobRecord, choice: Sequence[Shape], quotas: Quotas, has: int = 0) -> Shape | None:
-    """The first of some shapes that its quotas have room for, which it takes from them."""
-    for shape in choice:
-        if quotas.allows(job, shape.world_size - has):
-            quotas.take(job, shape.world_size - has)
-            return shape
+def _allowed(job: JobRecord, choice: Sequence[Layout], quotas: Quotas, has: int = 0) -> Layout | None:
+    """The first of some layouts that its quotas have room for, which it takes from them."""
+    for layout in choice:
+        if quotas.allows(job, layout.world_size - has):
+            quotas.take(job, layout.world_size - has)
+            return layout
     return None
 
 
-def _bundles(demand: Demand, shape: Shape) -> Bundles:
-    size, count = demand.groups(shape)
+def _bundles(demand: Demand, layout: Layout) -> Bundles:
+    size, count = demand.groups(layout)
     return (Bundle(demand.amounts(size), dict(demand.labels)),) * count
 
 

@@ -28,7 +28,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import islice
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from service.jobs.model import JobRecord
 from service.scheduler.actions import Gang
 from service.scheduler.cluster_snapshot import ClusterSnapshot
@@ -44,17 +44,17 @@ class _Stay:
 
     Attributes:
         demand: What each of its ranks takes.
-        shapes: Those that it may have.
+        layouts: Those that it may have.
         inside: Whether it is on the head's nodes for sure.
     """
 
     demand: Demand
-    shapes: frozenset[Shape]
+    layouts: frozenset[Layout]
     inside: bool
 
     def units(self, unit: Amounts) -> tuple[int, int]:
         """The fewest and the most units that it takes."""
-        ranges = [units_taken(self.demand, shape, unit) for shape in self.shapes]
+        ranges = [units_taken(self.demand, layout, unit) for layout in self.layouts]
         return min(low for low, _ in ranges) if self.inside else 0, max(high for _, high in ranges)
 
 
@@ -79,10 +79,10 @@ class Head:
         self._fewest = _fewest_groups(self._demand)
         self._forget()
 
-    def delayed_by(self, job: JobRecord, shape: Shape) -> bool:
+    def delayed_by(self, job: JobRecord, layout: Layout) -> bool:
         """Whether a gang of another job that starts now might delay this one."""
         self._follow_cluster()
-        return any(self._harmed(size, self._cluster.demand(job), shape) for size in self._fewest)
+        return any(self._harmed(size, self._cluster.demand(job), layout) for size in self._fewest)
 
     def _forget(self) -> None:
         self._known, self._resized = 0, self._cluster.resized
@@ -101,23 +101,23 @@ class Head:
         self._known = len(self._cluster.gangs)
 
     def _heed(self, job: JobRecord, gang: Gang) -> None:
-        demand, shown = self._cluster.demand(job), gang.shape.world_size if gang.shape else 0
+        demand, shown = self._cluster.demand(job), gang.layout.world_size if gang.layout else 0
         self._scarcity.heed(demand, gang.claimed, unseen=gang.claimed - shown)
-        shapes = {shape for shape in (gang.shape, gang.target) if shape}
-        if gang.shape != gang.target or job.spec.priority < self.job.spec.priority:  # it may have to do with less
-            shapes |= {shape for shape in demand.shapes if shape.world_size <= gang.claimed}
+        layouts = {layout for layout in (gang.layout, gang.target) if layout}
+        if gang.layout != gang.target or job.spec.priority < self.job.spec.priority:  # it may have to do with less
+            layouts |= {layout for layout in demand.layouts if layout.world_size <= gang.claimed}
         inside = self._all_steady and self._cluster.nodes(job) & ~self.nodes == 0
-        stay = _Stay(demand, frozenset(shapes), inside)
+        stay = _Stay(demand, frozenset(layouts), inside)
         self._stays.append(stay)
         for (size, deciding), taken in self._taken.items():
             taken.add(*stay.units(self._unit(size, deciding)))
 
-    def _harmed(self, size: int, demand: Demand, shape: Shape) -> bool:
-        key = size, self._scarcity.deciding(size, demand.amounts(shape.world_size))
+    def _harmed(self, size: int, demand: Demand, layout: Layout) -> bool:
+        key = size, self._scarcity.deciding(size, demand.amounts(layout.world_size))
         unit = self._unit(*key)
         if key not in self._taken:
             self._taken[key] = self._all_taken(size, unit)
-        _, most = units_taken(demand, shape, unit)
+        _, most = units_taken(demand, layout, unit)
         return self._taken[key].too_much_with(most)
 
     def _all_taken(self, size: int, unit: Amounts) -> Taken:
@@ -135,7 +135,7 @@ class Head:
 def _fewest_groups(demand: Demand) -> dict[int, int]:
     """How many groups a job needs at least, by the ranks that share a node."""
     fewest: dict[int, int] = {}
-    for size, count in map(demand.groups, demand.shapes):
+    for size, count in map(demand.groups, demand.layouts):
         fewest[size] = min(count, fewest.get(size, count))
     return fewest
 
@@ -147,7 +147,7 @@ def _held_by_others(cluster: ClusterSnapshot) -> dict[str, float]:
         for name, total in node.total.items():
             taken[name] += total - node.free.get(name, 0)
     for job_id, gang in cluster.gangs.items():
-        if gang.shape:
-            for name, amount in cluster.demand(cluster.jobs[job_id]).amounts(gang.shape.world_size).items():
+        if gang.layout:
+            for name, amount in cluster.demand(cluster.jobs[job_id]).amounts(gang.layout.world_size).items():
                 taken[name] -= amount
     return taken

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from boost_core.config.reports import Cause
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
@@ -47,11 +47,11 @@ class ClusterSnapshot:
     ) -> None:  # fmt: skip
         self.actions: list[Action] = []
         self.resized = 0
-        self._possible: dict[Demand, list[Shape]] = {}
+        self._possible: dict[Demand, list[Layout]] = {}
         self.jobs = {job.id: job for job in jobs}
         self.queue = sorted(jobs, key=lambda job: (-job.spec.priority, job.queued_at, job.id))
         self.capacities = nodes
-        self.gangs = {job.id: gangs.get(job.id) or Gang(None, job.present_shape) for job in jobs if job.has_gang}
+        self.gangs = {job.id: gangs.get(job.id) or Gang(None, job.present_layout) for job in jobs if job.has_gang}
         self._demands = {
             job.id: gang.demand(job.spec) if (gang := self.gangs.get(job.id)) else demand_of(job.spec) for job in jobs
         }
@@ -91,21 +91,21 @@ class ClusterSnapshot:
             return options[0]
         possible = {option: self._possible_of(option) for option in options}
         allowed = [
-            shape
-            for shapes in possible.values()
-            for shape in shapes
-            if not self.quotas.too_small(job, shape.world_size)
+            layout
+            for layouts in possible.values()
+            for layout in layouts
+            if not self.quotas.too_small(job, layout.world_size)
         ]
-        best = demand.fastest(allowed or (shape for shapes in possible.values() for shape in shapes))
+        best = demand.fastest(allowed or (layout for layouts in possible.values() for layout in layouts))
         return next((option for option in options if best in possible[option]), options[-1])
 
     def demand(self, job: JobRecord) -> Demand:
         """What a job asks of nodes."""
         return self._demands[job.id]
 
-    def shapes(self, job: JobRecord) -> Sequence[Shape]:
-        """All shapes that a job allows."""
-        return self.demand(job).shapes
+    def layouts(self, job: JobRecord) -> Sequence[Layout]:
+        """All layouts that a job allows."""
+        return self.demand(job).layouts
 
     def nodes(self, job: JobRecord) -> Nodes:
         """The nodes that can take ranks of a job: the smallest group of those that share a node, if they are empty."""
@@ -116,31 +116,31 @@ class ClusterSnapshot:
             self._nodes[key] = sum(1 << number for number, slot in enumerate(slots) if slot >= demand.smallest_group)
         return self._nodes[key]
 
-    def possible(self, job: JobRecord) -> list[Shape]:
-        """The shapes of a job that the nodes could take if it were alone."""
+    def possible(self, job: JobRecord) -> list[Layout]:
+        """The layouts of a job that the nodes could take if it were alone."""
         return self._possible_of(self.demand(job))
 
-    def _possible_of(self, demand: Demand) -> list[Shape]:
+    def _possible_of(self, demand: Demand) -> list[Layout]:
         if demand not in self._possible:
-            self._possible[demand] = [shape for shape in demand.shapes if self.whole.fits(demand, shape)]
+            self._possible[demand] = [layout for layout in demand.layouts if self.whole.fits(demand, layout)]
         return self._possible[demand]
 
-    def fitting(self, job: JobRecord, room: Room, among: Iterable[Shape] | None = None) -> list[Shape]:
-        """The shapes of a job that fit, also in its quotas, beside its present one if it has one.
+    def fitting(self, job: JobRecord, room: Room, among: Iterable[Layout] | None = None) -> list[Layout]:
+        """The layouts of a job that fit, also in its quotas, beside its present one if it has one.
 
         Args:
             job: The job.
             room: Where: ``room``, or ``whole`` as if no gang held anything.
-            among: Shapes to choose from; by default all that it allows.
+            among: Layouts to choose from; by default all that it allows.
         """
         gang, demand = self.gangs.get(job.id), self.demand(job)
         own, held = (gang.own, gang.held) if gang and room is self.room else (None, 0)
         claimed = gang.claimed if gang else 0
-        choice = demand.shapes if among is None else among
+        choice = demand.layouts if among is None else among
         return [
-            shape
-            for shape in choice
-            if room.fits(demand, shape, own, held) and self.quotas.allows(job, shape.world_size - claimed)
+            layout
+            for layout in choice
+            if room.fits(demand, layout, own, held) and self.quotas.allows(job, layout.world_size - claimed)
         ]
 
     def admit(self, job: JobRecord) -> None:
@@ -154,28 +154,28 @@ class ClusterSnapshot:
         queued = job.state is JobState.QUEUED and job.id not in self._admitted
         self.actions.append(Explain(job, message) if queued else Wait(job, message))
 
-    def launch(self, job: JobRecord, shape: Shape, message: str) -> None:
+    def launch(self, job: JobRecord, layout: Layout, message: str) -> None:
         """Decide that a gang starts."""
         demand = self.demand(job)
-        self.actions.append(Launch(job, shape, message, demand.limit))
-        self.room.place(demand, shape)
-        self.keep(job, shape.world_size)
-        self.gangs[job.id] = Gang(None, shape, limit=demand.limit)
+        self.actions.append(Launch(job, layout, message, demand.limit))
+        self.room.place(demand, layout)
+        self.keep(job, layout.world_size)
+        self.gangs[job.id] = Gang(None, layout, limit=demand.limit)
 
     def keep(self, job: JobRecord, ranks: int) -> None:
         """Keep room for more ranks of a job, wherever they will be."""
         self.room.hold(self.demand(job), ranks)
         self.quotas.take(job, ranks)
 
-    def resize(self, job: JobRecord, shape: Shape, cause: Cause, message: str) -> None:
+    def resize(self, job: JobRecord, layout: Layout, cause: Cause, message: str) -> None:
         """Decide that a gang gets another target. More room is taken at once, less only given back when it is free."""
         old, limit = self.gangs[job.id], self.demand(job).limit
-        new = self.gangs[job.id] = replace(old, target=shape, cause=cause, limit=limit)
-        if old.shape or new.held > old.held:  # one that starts may have taken all of it by now
+        new = self.gangs[job.id] = replace(old, target=layout, cause=cause, limit=limit)
+        if old.layout or new.held > old.held:  # one that starts may have taken all of it by now
             self.room.hold(self.demand(job), new.held - old.held)
         self.quotas.take(job, max(0, new.claimed - old.claimed))
         self.resized += 1
-        self.actions.append(Resize(job, shape, cause, message, limit))
+        self.actions.append(Resize(job, layout, cause, message, limit))
 
     def pause(self, job: JobRecord, message: str) -> None:
         """Decide that a gang makes room altogether."""
@@ -197,4 +197,4 @@ class ClusterSnapshot:
 
     def _trains(self, job: JobRecord) -> bool:
         gang = self.gangs.get(job.id)
-        return bool(gang and gang.shape and gang.target) and job.state is JobState.RUNNING
+        return bool(gang and gang.layout and gang.target) and job.state is JobState.RUNNING

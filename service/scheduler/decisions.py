@@ -1,6 +1,6 @@
 """What to do about jobs and gangs. Pure: records, gangs and capacities in, actions out.
 
-A higher priority comes first, and of equals who is in the queue for longest. A job starts at the best of its shapes
+A higher priority comes first, and of equals who is in the queue for longest. A job starts at the best of its layouts
 that fits now, on nodes and in quotas, when one does. One that must wait for others to make room keeps those behind it
 from what could delay it, so that it cannot starve (``backfill``; ``quotas``); one that the whole cluster or its whole
 quota could not hold does not. A gang that has lost its workers waits among them. Gangs grow into what nobody waits for.
@@ -9,7 +9,7 @@ quota could not hold does not. A gang that has lost its workers waits among them
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from boost_core.config.reports import Cause
 from service.gang.resources import gang_in_words
 from service.gang.status import NodeCapacity
@@ -108,10 +108,10 @@ def _wait_for_quota(cluster: ClusterSnapshot, job: JobRecord, least: int, accoun
 
 
 def _serve_on_nodes(
-    cluster: ClusterSnapshot, job: JobRecord, possible: Sequence[Shape], before: Sequence[Head]
+    cluster: ClusterSnapshot, job: JobRecord, possible: Sequence[Layout], before: Sequence[Head]
 ) -> bool:
     fitting = cluster.fitting(job, cluster.room, possible)
-    harmless = [shape for shape in fitting if not any(head.delayed_by(job, shape) for head in before)]
+    harmless = [layout for layout in fitting if not any(head.delayed_by(job, layout) for head in before)]
     if choice := cluster.demand(job).fastest(harmless):
         cluster.admit(job)
         words = gang_in_words(choice.world_size, cluster.demand(job).each)

@@ -1,7 +1,7 @@
 """What a job asks of nodes, worked out once for all jobs and passes that ask for the same.
 
-A job that names a kind of GPU takes only shapes that fit its memory. One that names none may be placed on any kind, so
-a gang of it has a *limit*: it takes only shapes that fit into so much memory, and keeps off the kinds that have less
+A job that names a kind of GPU takes only layouts that fit its memory. One that names none may be placed on any kind, so
+a gang of it has a *limit*: it takes only layouts that fit into so much memory, and keeps off the kinds that have less
 than the largest of these needs. Of kinds that are not known, and without GPUs, nothing is asked.
 """
 
@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from math import inf
 from types import MappingProxyType
 
-from boost_core.config import JobSpec, Shape
+from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan import resize
 from boost_core.plan.devices import device_bytes, kind_of_gpu, needed_bytes
@@ -19,7 +19,7 @@ from boost_core.plan.throughput import step_seconds
 from service.gang.resources import gang_in_words, worker_resources
 from service.gang.status import NodeCapacity
 
-_NOTHING: Mapping[Shape, int] = MappingProxyType({})
+_NOTHING: Mapping[Layout, int] = MappingProxyType({})
 _REMEMBERED = 4096  # specs; a few kilobytes each
 
 Kind = tuple[Hashable, ...]  # what decides how many ranks a node can take
@@ -37,36 +37,36 @@ class Demand:
     Args:
         spec: A job's.
         limit: Bytes that a rank may need; by default what the kind of GPU that the job names has.
-        needed: Bytes that a rank needs at each shape, where that is known already.
+        needed: Bytes that a rank needs at each layout, where that is known already.
 
     Attributes:
         limit: The same; infinite where nothing limits it.
         each: What a rank takes of its node, by Ray's names of resources.
         labels: What nodes must be labelled with.
-        avoid: Kinds of GPU that have too little memory for one shape or another.
-        shapes: Those that the job allows and that are within the limit, the fewest ranks first.
+        avoid: Kinds of GPU that have too little memory for one layout or another.
+        layouts: Those that the job allows and that are within the limit, the fewest ranks first.
         placement: ``PACK``, ``STRICT_PACK`` or ``SPREAD``.
-        smallest_group: The fewest ranks that must share a node, over all shapes.
+        smallest_group: The fewest ranks that must share a node, over all layouts.
         kind: Equal for demands of which each node takes equally many ranks.
     """
 
-    def __init__(self, spec: JobSpec, limit: float | None = None, needed: Mapping[Shape, int] = _NOTHING) -> None:
+    def __init__(self, spec: JobSpec, limit: float | None = None, needed: Mapping[Layout, int] = _NOTHING) -> None:
         self._spec = spec
         self.limit = (device_bytes(spec.resources) or inf) if limit is None else limit
         self.each = worker_resources(spec)
         self.labels = frozenset(required_labels(spec).items())
         self._any_kind = spec.resources.gpus_per_worker > 0 and kind_of_gpu(spec.resources) is None
-        allowed = spec.shapes()
+        allowed = spec.layouts()
         if not needed and (self._any_kind or self.limit < inf):
-            needed = {shape: needed_bytes(spec, shape) for shape in allowed}
-        self.shapes = tuple(shape for shape in allowed if needed.get(shape, 0) <= self.limit)
-        most = max((needed[shape] for shape in self.shapes), default=0) if self._any_kind else 0
+            needed = {layout: needed_bytes(spec, layout) for layout in allowed}
+        self.layouts = tuple(layout for layout in allowed if needed.get(layout, 0) <= self.limit)
+        most = max((needed[layout] for layout in self.layouts), default=0) if self._any_kind else 0
         self.avoid = frozenset(kind for kind, size in DEVICE_BYTES.items() if size < most)
         self._needed, self._smallest = needed, allowed[0]
         self.placement = spec.resources.placement
-        self.smallest_group = min(self.groups(shape)[0] for shape in self.shapes or allowed)
+        self.smallest_group = min(self.groups(layout)[0] for layout in self.layouts or allowed)
         self.kind: Kind = (self.labels, self.avoid, tuple(self.each.items()))
-        self._seconds: dict[Shape, float] = {}
+        self._seconds: dict[Layout, float] = {}
         self._within: dict[float, Demand] = {}
 
     def within(self, limit: float) -> "Demand":
@@ -77,9 +77,9 @@ class Demand:
             self._within[limit] = Demand(self._spec, limit, self._needed)
         return self._within[limit]
 
-    def holding(self, *shapes: Shape | None) -> "Demand":
-        """The same for a gang of which no limit is known, but these shapes: the lowest limit of a kind for them."""
-        known = (self._needed.get(shape) or needed_bytes(self._spec, shape) for shape in shapes if shape)
+    def holding(self, *layouts: Layout | None) -> "Demand":
+        """The same for a gang of which no limit is known, but these layouts: the lowest limit of a kind for them."""
+        known = (self._needed.get(layout) or needed_bytes(self._spec, layout) for layout in layouts if layout)
         needed = max(known, default=0) if self._any_kind else 0
         return self.within(min((size for size in DEVICE_BYTES.values() if size >= needed), default=inf))
 
@@ -97,9 +97,9 @@ class Demand:
     @cached_property
     def in_words(self) -> str:
         """What the job needs at least, for people."""
-        shape, resources = self.shapes[0] if self.shapes else self._smallest, self._spec.resources
-        size, _ = self.groups(shape)
-        words = gang_in_words(shape.world_size, self.each)
+        layout, resources = self.layouts[0] if self.layouts else self._smallest, self._spec.resources
+        size, _ = self.groups(layout)
+        words = gang_in_words(layout.world_size, self.each)
         kind = f" {resources.accelerator_type}" if resources.accelerator_type else ""
         return f"{words}{kind} in groups of {size}" if size > 1 else f"{words}{kind}"
 
@@ -112,19 +112,19 @@ class Demand:
         """What so many ranks take."""
         return {name: amount * ranks for name, amount in self.each.items()}
 
-    def groups(self, shape: Shape) -> tuple[int, int]:
-        """Ranks that must share a node, and how many such groups a shape has."""
-        return resize.units(shape, self.placement)
+    def groups(self, layout: Layout) -> tuple[int, int]:
+        """Ranks that must share a node, and how many such groups a layout has."""
+        return resize.units(layout, self.placement)
 
-    def seconds(self, shape: Shape) -> float:
+    def seconds(self, layout: Layout) -> float:
         """The predicted time of a step."""
-        if shape not in self._seconds:
-            self._seconds[shape] = step_seconds(self._spec, shape)
-        return self._seconds[shape]
+        if layout not in self._seconds:
+            self._seconds[layout] = step_seconds(self._spec, layout)
+        return self._seconds[layout]
 
-    def fastest(self, shapes: Iterable[Shape]) -> Shape | None:
-        """The best of some shapes; ``None`` if there are none."""
-        return resize.fastest(self._spec, shapes, self.seconds)
+    def fastest(self, layouts: Iterable[Layout]) -> Layout | None:
+        """The best of some layouts; ``None`` if there are none."""
+        return resize.fastest(self._spec, layouts, self.seconds)
 
 
 @dataclass(frozen=True)

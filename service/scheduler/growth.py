@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import or_
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from boost_core.config.reports import Cause
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
@@ -26,11 +26,11 @@ def grow(cluster: ClusterSnapshot, wanted: Iterable[Nodes]) -> None:
         gang = cluster.gangs.get(job.id)
         if (
             gang
-            and gang.shape
+            and gang.layout
             and _may_grow(job, gang)
             and not (cluster.nodes(job) & taken or _quota_wanted(cluster, job))
         ):
-            _grow(cluster, job, gang, gang.shape)
+            _grow(cluster, job, gang, gang.layout)
 
 
 def _quota_wanted(cluster: ClusterSnapshot, job: JobRecord) -> bool:
@@ -40,17 +40,17 @@ def _quota_wanted(cluster: ClusterSnapshot, job: JobRecord) -> bool:
 def _may_grow(job: JobRecord, gang: Gang) -> bool:
     has_steps_to_do = job.progress is None or job.progress.step < job.progress.steps
     trains = job.state is JobState.RUNNING and has_steps_to_do
-    return job.spec.elasticity is not None and trains and gang.shape == gang.target
+    return job.spec.elasticity is not None and trains and gang.layout == gang.target
 
 
-def _grow(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, shape: Shape) -> None:
-    larger = [other for other in cluster.shapes(job) if other.world_size > shape.world_size]
+def _grow(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, layout: Layout) -> None:
+    larger = [other for other in cluster.layouts(job) if other.world_size > layout.world_size]
     fitting = cluster.fitting(job, cluster.room, larger)
     demand = cluster.demand(job)
-    choice = scale_up_choice(demand, shape, fitting, cluster.policy) if fitting else None
+    choice = scale_up_choice(demand, layout, fitting, cluster.policy) if fitting else None
     if choice is None:
         return
-    cluster.room.place(demand, choice, shape)
+    cluster.room.place(demand, choice, layout)
     policy, seen = cluster.policy, cluster.room_seconds.get(job.id, 0.0)
     ripe = gang.unchanged_seconds >= policy.cooldown_seconds and seen >= policy.settle_seconds
     if not (ripe or gang.limits_changed):
@@ -58,27 +58,27 @@ def _grow(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, shape: Shape) ->
         cluster.actions.append(RoomSeen(job))
         return
     cause = Cause.LIMITS_CHANGED if gang.limits_changed else Cause.NODE_JOINED
-    cluster.resize(job, choice, cause, f"grows from {shape} to {choice}")
+    cluster.resize(job, choice, cause, f"grows from {layout} to {choice}")
 
 
-def scale_up_choice(demand: Demand, shape: Shape, larger: Sequence[Shape], policy: ResizePolicy) -> Shape | None:
-    """The best of some shapes for a gang to grow to; ``None`` if none gains enough.
+def scale_up_choice(demand: Demand, layout: Layout, larger: Sequence[Layout], policy: ResizePolicy) -> Layout | None:
+    """The best of some layouts for a gang to grow to; ``None`` if none gains enough.
 
     Args:
         demand: What its job asks for.
-        shape: That it has.
+        layout: That it has.
         larger: Those that fit.
         policy: What is enough.
     """
-    stay = demand.fastest([shape, *(other for other in larger if other.layout == shape.layout)]) or shape
-    if not _gains(demand, shape, stay, policy.minimum_gain):
-        stay = shape
+    stay = demand.fastest([layout, *(other for other in larger if other.per_replica == layout.per_replica)]) or layout
+    if not _gains(demand, layout, stay, policy.minimum_gain):
+        stay = layout
     other = demand.fastest(larger)
-    if other and other.layout != shape.layout and _gains(demand, stay, other, policy.layout_gain):
+    if other and other.per_replica != layout.per_replica and _gains(demand, stay, other, policy.layout_gain):
         return other
-    return stay if stay != shape else None
+    return stay if stay != layout else None
 
 
-def _gains(demand: Demand, old: Shape, new: Shape, share: float) -> bool:
-    """Whether a shape's throughput is predicted to be higher than another's by a share at least."""
+def _gains(demand: Demand, old: Layout, new: Layout, share: float) -> bool:
+    """Whether a layout's throughput is predicted to be higher than another's by a share at least."""
     return demand.seconds(old) >= (1 + share) * demand.seconds(new)

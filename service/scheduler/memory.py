@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from boost_core.config import ElasticityConfig, Shape
+from boost_core.config import ElasticityConfig, Layout
 from boost_core.config.reports import Cause
 from boost_core.plan.resize import fastest
 from service.gang.status import GangPhase, GangStatus, Orders
@@ -19,7 +19,7 @@ class _Entry:
     """One gang's.
 
     Attributes:
-        changed_at: When its shape or its target last became another, or it recovered.
+        changed_at: When its layout or its target last became another, or it recovered.
         stored: Sequence number of its newest report that the record has.
     """
 
@@ -43,7 +43,7 @@ class GangMemory:
         self._entries: dict[str, _Entry] = {}
         self._room_since: dict[str, float] = {}
 
-    def start(self, job: JobRecord, attempt: int, target: Shape, limit: float | None = None) -> Orders:
+    def start(self, job: JobRecord, attempt: int, target: Layout, limit: float | None = None) -> Orders:
         """A gang is about to start; what to tell it. ``limit``: of the bytes that its ranks may need."""
         return self._begin(job, attempt, Gang(None, target, limit=limit), stored=0)
 
@@ -54,7 +54,7 @@ class GangMemory:
             job: Its job.
             stored: Sequence number of its newest report that the record has; 0 if there is none.
         """
-        self._begin(job, job.attempt, Gang(None, _shape_in_record(job)), stored)
+        self._begin(job, job.attempt, Gang(None, _layout_in_record(job)), stored)
 
     def knows(self, job: JobRecord) -> bool:
         """Whether a job's newest gang has been seen or started since the service began."""
@@ -86,9 +86,9 @@ class GangMemory:
         """Take note of what a gang says."""
         entry, now = self._entries[job.id], self._clock()
         if status.phase is GangPhase.WAITING:
-            self._change(entry, replace(entry.gang, shape=None, waiting=True))
+            self._change(entry, replace(entry.gang, layout=None, waiting=True))
         elif status.phase is not GangPhase.STARTING:
-            self._change(entry, replace(entry.gang, shape=status.shape, waiting=False))
+            self._change(entry, replace(entry.gang, layout=status.layout, waiting=False))
         elif job.state is JobState.SCHEDULING:  # a gang that trains only says so when it is slow to answer
             self._change(entry, replace(entry.gang, waiting=False))
         if status.phase is GangPhase.RECOVERING:
@@ -96,7 +96,7 @@ class GangMemory:
         if status.phase in (GangPhase.TRAINING, GangPhase.SAVING):
             entry.trained_at = now
 
-    def order(self, job_id: str, target: Shape | None, cause: Cause, limit: float | None = None) -> None:
+    def order(self, job_id: str, target: Layout | None, cause: Cause, limit: float | None = None) -> None:
         """Have a gang told something else from now on; without a limit, that of its ranks' bytes stays what it is."""
         entry = self._entries[job_id]
         limit = entry.gang.limit if limit is None else limit
@@ -141,16 +141,16 @@ class GangMemory:
         if job.pause_requested:
             self.order(job.id, None, Cause.PAUSED)
         elif gang.target is None and gang.cause is Cause.PAUSED:
-            self.order(job.id, gang.shape or _shape_in_record(job), Cause.WORKER_BACK)
+            self.order(job.id, gang.layout or _layout_in_record(job), Cause.WORKER_BACK)
 
     def _change(self, entry: _Entry, gang: Gang) -> None:
-        if (gang.shape, gang.target) != (entry.gang.shape, entry.gang.target):
+        if (gang.layout, gang.target) != (entry.gang.layout, entry.gang.target):
             entry.changed_at = self._clock()
         entry.gang = gang
 
 
-def _shape_in_record(job: JobRecord) -> Shape:
-    shapes, shape = demand_of(job.spec).shapes, job.present_shape
-    if shape in shapes or job.state is JobState.RUNNING:
-        return shape
-    return fastest(job.spec, shapes) or shape
+def _layout_in_record(job: JobRecord) -> Layout:
+    layouts, layout = demand_of(job.spec).layouts, job.present_layout
+    if layout in layouts or job.state is JobState.RUNNING:
+        return layout
+    return fastest(job.spec, layouts) or layout

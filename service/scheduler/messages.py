@@ -15,7 +15,7 @@ _NAMED_JOBS = 3
 def never_fits(cluster: ClusterSnapshot, job: JobRecord) -> str:
     """All nodes together could not hold it."""
     demand = cluster.demand(job)
-    if not demand.shapes:
+    if not demand.layouts:
         needed, there = demand.least_bytes / 1e9, demand.limit / 1e9
         message = f"needs {demand.in_words}, and {needed:.1f} GB of memory a rank; the GPUs that it may use have"
         return f"{message} {there:g} GB; waits for nodes to join"
@@ -85,9 +85,9 @@ def _free(cluster: ClusterSnapshot, job: JobRecord) -> str:
 def _scattered(cluster: ClusterSnapshot, job: JobRecord, room: Room) -> str:
     """What keeps a job from fitting where there is enough room in all."""
     demand = cluster.demand(job)
-    slots, least = room.slots(demand), demand.shapes[0].world_size
+    slots, least = room.slots(demand), demand.layouts[0].world_size
     if sum(slots) >= least <= room.ranks(demand):
-        return f": {why_not(job.spec, slots, demand.shapes)}"
+        return f": {why_not(job.spec, slots, demand.layouts)}"
     return ""
 
 

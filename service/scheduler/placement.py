@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from boost_core.plan import resize
 from service.gang.status import NodeCapacity
 from service.scheduler.demand import Demand, Kind
@@ -83,29 +83,29 @@ class Room:
             self._ranks[demand.kind] = min(_copies(self._left(nodes), demand.each) for nodes in sets)
         return self._ranks[demand.kind]
 
-    def fits(self, demand: Demand, shape: Shape, own: Shape | None = None, held: int = 0) -> bool:
+    def fits(self, demand: Demand, layout: Layout, own: Layout | None = None, held: int = 0) -> bool:
         """Whether a gang can be placed, or changed.
 
         Args:
             demand: What its job asks for.
-            shape: The shape that it would have.
+            layout: The layout that it would have.
             own: The one that it has. Where its groups are is not known, so each counts as a node of its own.
             held: Ranks that are its own already.
         """
-        if shape.world_size > held and shape.world_size - held > self.ranks(demand):
+        if layout.world_size > held and layout.world_size - held > self.ranks(demand):
             return False
-        size, count = demand.groups(shape)
+        size, count = demand.groups(layout)
         if own:
             own_size, own_count = demand.groups(own)
             count -= own_size // size * own_count
         return self._groups_of(demand, size) >= count
 
-    def place(self, demand: Demand, shape: Shape, own: Shape | None = None) -> None:
+    def place(self, demand: Demand, layout: Layout, own: Layout | None = None) -> None:
         """Take what a gang needs of the nodes beyond what it has. Arguments as ``fits``; ``hold`` counts it."""
         own_slots = resize.own_slots(own, demand.placement) if own else []
-        taken = resize.place(shape, self.slots(demand) + own_slots, demand.placement)
+        taken = resize.place(layout, self.slots(demand) + own_slots, demand.placement)
         if taken is None:
-            raise AssertionError(f"{shape} was placed where it does not fit")
+            raise AssertionError(f"{layout} was placed where it does not fit")
         for left, ranks in zip(self._free, taken, strict=False):  # the gang's own come last
             if ranks:
                 _subtract(left, demand.each, ranks)

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from boost_core.config.reports import Cause
 from boost_core.plan import resize
 from service.jobs.model import JobRecord
@@ -12,7 +12,7 @@ from service.scheduler.cluster_snapshot import ClusterSnapshot
 from service.scheduler.placement import ROUNDING
 from service.scheduler.quotas import Account
 
-Plan = dict[str, Shape | None]  # the target of each gang that may have to make room; None to pause
+Plan = dict[str, Layout | None]  # the target of each gang that may have to make room; None to pause
 
 
 def make_room(cluster: ClusterSnapshot, job: JobRecord) -> None:
@@ -70,24 +70,26 @@ def _plan(cluster: ClusterSnapshot, victims: dict[str, JobRecord], lacking: Mapp
     present: Plan = {job_id: cluster.gangs[job_id].target for job_id in victims}
     smaller = {job_id: _smaller(cluster, victim) for job_id, victim in victims.items()}
     plan = dict(present)
-    for job_id, shapes in smaller.items():
-        if shapes and not _covers(cluster, victims, plan, lacking):
-            plan[job_id] = shapes[-1]
+    for job_id, layouts in smaller.items():
+        if layouts and not _covers(cluster, victims, plan, lacking):
+            plan[job_id] = layouts[-1]
     for job_id in victims:
         if not _covers(cluster, victims, plan, lacking):
             plan[job_id] = None
     if not _covers(cluster, victims, plan, lacking):
         return {}
-    for job_id, shapes in reversed(smaller.items()):  # some need not shrink, or not as far
-        options = [present[job_id], *shapes] if plan[job_id] else [None]
-        plan[job_id] = next(shape for shape in options if _covers(cluster, victims, {**plan, job_id: shape}, lacking))
+    for job_id, layouts in reversed(smaller.items()):  # some need not shrink, or not as far
+        options = [present[job_id], *layouts] if plan[job_id] else [None]
+        plan[job_id] = next(
+            layout for layout in options if _covers(cluster, victims, {**plan, job_id: layout}, lacking)
+        )
     return plan
 
 
 def _one_more(cluster: ClusterSnapshot, victims: dict[str, JobRecord]) -> Plan:
     for job_id, victim in victims.items():
-        if shapes := _smaller(cluster, victim):
-            return {job_id: shapes[-1]}
+        if layouts := _smaller(cluster, victim):
+            return {job_id: layouts[-1]}
     return {next(iter(victims)): None}
 
 
@@ -99,31 +101,31 @@ def _freed(cluster: ClusterSnapshot, job: JobRecord) -> dict[str, float]:
 
 def _covers(cluster: ClusterSnapshot, victims: dict[str, JobRecord], plan: Plan, lacking: Mapping[str, float]) -> bool:
     freed: dict[str, float] = defaultdict(float)
-    for job_id, shape in plan.items():
-        ranks = cluster.gangs[job_id].kept - (shape.world_size if shape else 0)
+    for job_id, layout in plan.items():
+        ranks = cluster.gangs[job_id].kept - (layout.world_size if layout else 0)
         for name, amount in cluster.demand(victims[job_id]).amounts(ranks).items():
             freed[name] += amount
     return all(freed[name] + ROUNDING >= amount for name, amount in lacking.items())
 
 
-def _smaller(cluster: ClusterSnapshot, job: JobRecord) -> list[Shape]:
-    """Smaller shapes that a gang can take where it is, the largest first."""
+def _smaller(cluster: ClusterSnapshot, job: JobRecord) -> list[Layout]:
+    """Smaller layouts that a gang can take where it is, the largest first."""
     gang, demand = cluster.gangs[job.id], cluster.demand(job)
-    own = resize.own_slots(gang.shape, demand.placement) if gang.shape else []
-    shapes = [
-        shape
-        for shape in demand.shapes
-        if shape.world_size < gang.kept and resize.fits(shape, own, demand.placement)
+    own = resize.own_slots(gang.layout, demand.placement) if gang.layout else []
+    layouts = [
+        layout
+        for layout in demand.layouts
+        if layout.world_size < gang.kept and resize.fits(layout, own, demand.placement)
     ]  # fmt: skip
-    return sorted(shapes, key=lambda shape: (-shape.world_size, demand.seconds(shape)))
+    return sorted(layouts, key=lambda layout: (-layout.world_size, demand.seconds(layout)))
 
 
 def _carry_out(cluster: ClusterSnapshot, job: JobRecord, victims: dict[str, JobRecord], plan: Plan) -> None:
     reason = f"to make room for {job.id}, which has priority {job.spec.priority}"
-    for job_id, shape in plan.items():
+    for job_id, layout in plan.items():
         present = cluster.gangs[job_id].target
-        if shape is None:
+        if layout is None:
             cluster.pause(victims[job_id], f"pauses {reason}")
-        elif shape != present:
-            message = f"shrinks from {present} to {shape} {reason}"
-            cluster.resize(victims[job_id], shape, Cause.ROOM_NEEDED, message)
+        elif layout != present:
+            message = f"shrinks from {present} to {layout} {reason}"
+            cluster.resize(victims[job_id], layout, Cause.ROOM_NEEDED, message)

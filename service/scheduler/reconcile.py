@@ -252,9 +252,9 @@ class Reconciler:
                 self._change(job, Reason.WAITING_FOR_RESOURCES, message)
             case Launch():
                 self._launch(action)
-            case Resize(shape=shape, cause=cause, message=message, limit=limit):
+            case Resize(layout=layout, cause=cause, message=message, limit=limit):
                 logger.info("%s: %s", job.id, message)
-                self._memory.order(job.id, shape, cause, limit)
+                self._memory.order(job.id, layout, cause, limit)
             case Pause(message=message):
                 logger.info("%s: %s", job.id, message)
                 self._memory.order(job.id, None, Cause.ROOM_NEEDED)
@@ -262,7 +262,7 @@ class Reconciler:
     def _launch(self, launch: Launch) -> None:
         job, attempt = launch.job, launch.job.attempt + 1
         self._change(job, Reason.GANG_STARTING, launch.message, attempt)
-        orders = self._memory.start(job, attempt, launch.shape, launch.limit)
+        orders = self._memory.start(job, attempt, launch.layout, launch.limit)
         self._gangs.launch(_tag(job, attempt), _with_checkpoint_folder(job), orders)
 
     def _change(self, job: JobRecord, reason: Reason, message: str, attempt: int | None = None) -> JobRecord:

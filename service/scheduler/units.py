@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from service.scheduler.demand import Demand
 from service.scheduler.placement import ROUNDING
 
@@ -17,9 +17,9 @@ def units_in(amounts: Amounts, unit: Amounts) -> int:
     return math.floor(min((amounts.get(name, 0) + ROUNDING) / amount for name, amount in unit.items()))
 
 
-def units_taken(demand: Demand, shape: Shape, unit: Amounts) -> tuple[int, int]:
+def units_taken(demand: Demand, layout: Layout, unit: Amounts) -> tuple[int, int]:
     """The fewest and the most units for which there is no more room beside a gang."""
-    size, count = demand.groups(shape)
+    size, count = demand.groups(layout)
     parts = [size * demand.each.get(name, 0) / amount for name, amount in unit.items()]
     if not parts:
         return 0, 0

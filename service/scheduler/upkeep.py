@@ -1,6 +1,6 @@
 """Targets that can no longer be: the job's limits have changed, nodes have gone, or gangs stand in each other's way."""
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from boost_core.config.reports import Cause
 from service.jobs.model import JobRecord
 from service.scheduler.actions import Gang
@@ -16,25 +16,25 @@ def keep_up(cluster: ClusterSnapshot) -> None:
         gang = cluster.gangs.get(job.id)
         if gang is None or gang.target is None:
             continue
-        if gang.target not in cluster.shapes(job):
+        if gang.target not in cluster.layouts(job):
             _follow_limits(cluster, job, gang.target)
         elif job.id in cluster.moved or not cluster.whole.fits(cluster.demand(job), gang.target):
             _follow_nodes(cluster, job, gang.target)
-        elif gang.shape and gang.shape.world_size < gang.target.world_size:
-            _give_up(cluster, job, gang, gang.shape, gang.target)
+        elif gang.layout and gang.layout.world_size < gang.target.world_size:
+            _give_up(cluster, job, gang, gang.layout, gang.target)
     _break_deadlock(cluster)
 
 
-def _follow_limits(cluster: ClusterSnapshot, job: JobRecord, target: Shape) -> None:
-    """A gang goes on as it is until one of the shapes that are allowed now fits."""
+def _follow_limits(cluster: ClusterSnapshot, job: JobRecord, target: Layout) -> None:
+    """A gang goes on as it is until one of the layouts that are allowed now fits."""
     waiting = cluster.gangs[job.id].waiting
     if choice := cluster.demand(job).fastest(cluster.fitting(job, cluster.whole if waiting else cluster.room)):
-        cluster.resize(job, choice, Cause.LIMITS_CHANGED, f"{target} is no longer among the shapes that the job allows")
+        cluster.resize(job, choice, Cause.LIMITS_CHANGED, f"{target} is no longer a layout that the job allows")
 
 
-def _follow_nodes(cluster: ClusterSnapshot, job: JobRecord, target: Shape) -> None:
+def _follow_nodes(cluster: ClusterSnapshot, job: JobRecord, target: Layout) -> None:
     """The gang does the same by itself within its layout, so that comes first."""
-    same = [shape for shape in cluster.shapes(job) if shape.layout == target.layout]
+    same = [layout for layout in cluster.layouts(job) if layout.per_replica == target.per_replica]
     choice = cluster.demand(job).fastest(
         cluster.fitting(job, cluster.whole, same) or cluster.fitting(job, cluster.whole)
     )
@@ -42,7 +42,7 @@ def _follow_nodes(cluster: ClusterSnapshot, job: JobRecord, target: Shape) -> No
         cluster.resize(job, choice, cluster.gone, f"the nodes that are left have no room for {target}")
 
 
-def _give_up(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, shape: Shape, target: Shape) -> None:
+def _give_up(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, layout: Layout, target: Layout) -> None:
     """Lower the target of a gang that has lost workers when it is of no use.
 
     That is: as far as all targets together are more than the nodes have, and altogether when what is free now, such as
@@ -50,12 +50,12 @@ def _give_up(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, shape: Shape,
     """
     smaller = [
         other
-        for other in cluster.shapes(job)
-        if other.layout == target.layout and shape.world_size <= other.world_size < target.world_size
+        for other in cluster.layouts(job)
+        if other.per_replica == target.per_replica and layout.world_size <= other.world_size < target.world_size
     ]
     over, late = -cluster.room.ranks(cluster.demand(job)), gang.unchanged_seconds >= cluster.policy.patience_seconds
     if late and not cluster.fitting(job, cluster.room, [target]):
-        over = target.world_size - shape.world_size
+        over = target.world_size - layout.world_size
     if over > 0 and smaller:
         enough = [other for other in smaller if target.world_size - other.world_size >= over]
         choice = enough[-1] if enough else smaller[0]
@@ -67,7 +67,7 @@ def _break_deadlock(cluster: ClusterSnapshot) -> None:
     stuck: list[JobRecord] = []
     for job in cluster.queue:
         gang = cluster.gangs.get(job.id)
-        if gang and gang.target and gang.shape and gang.stalled_seconds >= cluster.policy.patience_seconds:
+        if gang and gang.target and gang.layout and gang.stalled_seconds >= cluster.policy.patience_seconds:
             others = [other.id for other in stuck if cluster.nodes(other) & cluster.nodes(job)]
             if others and cluster.room.ranks(cluster.demand(job)) < 0:
                 cluster.pause(job, f"pauses because {others[0]}, which comes before it, lacks the workers that it has")

@@ -60,7 +60,7 @@ def _of_shape(field: str) -> Callable[[Seen], float | None]:
 
 
 def _workers(seen: Seen) -> float:
-    return seen.job.present_shape.world_size if seen.job.state is JobState.RUNNING else 0
+    return seen.job.present_layout.world_size if seen.job.state is JobState.RUNNING else 0
 
 
 def _samples_per_second(seen: Seen) -> float | None:
@@ -70,7 +70,7 @@ def _samples_per_second(seen: Seen) -> float | None:
 
 def _tokens_per_second_per_worker(seen: Seen) -> float | None:
     tokens = _TOKENS_PER_SECOND(seen)
-    return None if tokens is None else tokens / seen.job.present_shape.world_size
+    return None if tokens is None else tokens / seen.job.present_layout.world_size
 
 
 def _progress_timestamp(seen: Seen) -> float | None:

@@ -13,14 +13,14 @@ def targets(jobs: Iterable[JobRecord]) -> list[TargetGroup]:
 
 
 def _ranks(job: JobRecord) -> Iterator[TargetGroup]:
-    gang, shape = job.shape, job.present_shape
+    gang, layout = job.shape, job.present_layout
     if gang is None:
         return
     for rank, endpoint in enumerate(gang.metrics_endpoints):
         if endpoint is not None:
-            tensor, pipeline, data = shape.place(rank)
+            at = layout.coordinates(rank)
             labels = TargetLabels(
-                job_id=job.id, job_name=job.name, tenant=job.tenant, rank=str(rank), tensor_parallel_rank=str(tensor),
-                pipeline_parallel_rank=str(pipeline), data_parallel_rank=str(data), node=gang.nodes[rank],
+                job_id=job.id, job_name=job.name, tenant=job.tenant, rank=str(rank), tensor_parallel_rank=str(at.tp),
+                pipeline_parallel_rank=str(at.pp), data_parallel_rank=str(at.dp), node=gang.nodes[rank],
             )  # fmt: skip
             yield TargetGroup(targets=[endpoint], labels=labels)

@@ -34,7 +34,7 @@ from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchTrainer
 
-from boost_core.config import JobSpec, Shape
+from boost_core.config import JobSpec, Layout
 from boost_core.config.reports import (
     PLANNED_CAUSES,
     Cause,
@@ -245,8 +245,8 @@ class Ours(Training):
         self._scenario = scenario
         self._reports: list[GangReport] = []
         self._sequence = 0
-        shapes = spec.shapes()
-        self._orders = Orders(shapes[-1], tuple(shapes), Cause.LIMITS_CHANGED)
+        layouts = spec.layouts()
+        self._orders = Orders(layouts[-1], tuple(layouts), Cause.LIMITS_CHANGED)
         self._gangs = RayGangs(address, None, folder / "secrets")
         self._gangs.connect()
         self._gangs.launch(JobTag("recovery", 1, spec.name, "default", "anonymous"), spec, self._orders)
@@ -343,7 +343,7 @@ def stock_rank(settings: dict[str, Any]) -> None:
         raise ValueError(f"{ranks} workers are not whole tensor parallel groups of {settings['tensor']}")
     torch.set_num_threads(1)
     spec = JobSpec.model_validate_json(settings["spec"])
-    train(spec.at(Shape(settings["tensor"], 1, ranks // settings["tensor"])), journal)
+    train(spec.at(Layout(settings["tensor"], 1, ranks // settings["tensor"])), journal)
 
 
 def run_stock(settings: dict[str, Any]) -> None:

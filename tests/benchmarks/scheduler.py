@@ -14,7 +14,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from service.client import Client
 from service.gang.status import Bundle, GangKey, GangPhase, GangReport, GangStatus, NodeCapacity, PollRequest
 from service.jobs.database import migrate
@@ -68,7 +68,7 @@ class TrainingGangs:
         now, newest = datetime.now(UTC), self._steps[request.gang]
         steps = range(request.after_sequence + 1, newest + 1)
         reports = [GangReport(step, now, a_step(step, steps=10**6)) for step in steps]
-        return GangStatus(GangPhase.TRAINING, "they train", reports, Shape(RANKS, 1, 1))
+        return GangStatus(GangPhase.TRAINING, "they train", reports, Layout(RANKS, 1, 1))
 
 
 def pass_seconds(folder: Path, jobs: int) -> dict[float, float]:

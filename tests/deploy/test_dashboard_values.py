@@ -88,7 +88,7 @@ def test_a_change_of_shape_is_marked_with_what_changed(expect):
     workers = '{job_name="a", axis="workers", size="4"}'
     replicas = '{job_name="a", axis="data parallel", size="2"}'
     marks = {"45s": {}, "60s": {workers: 1, replicas: 1}, "75s": {}}
-    expect(series, exprs("boost-job", "annotation Shape")[0], marks)
+    expect(series, exprs("boost-job", "annotation Layout")[0], marks)
 
 
 def test_goodput_leaves_waiting_out(expect):

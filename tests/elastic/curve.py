@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from boost_core.config import JobSpec, Shape
+from boost_core.config import JobSpec, Layout
 from boost_core.config.reports import Report, StepReport
 from boost_core.train import Membership, Outcome, StepTimes, train
 from tests.elastic.world import Job, Nodes, Service, elastic_job, world
@@ -77,12 +77,12 @@ def live_through_it(nodes: Nodes, service: Service, spec: JobSpec) -> tuple[Job,
 
 
 def _story(job: Job, spec: JobSpec, happened: list[tuple[int, str]]) -> Story:
-    replicas, shape = {}, 0
+    replicas, layout = {}, 0
     for event in job.events:
         if event.kind == "shape":
-            shape = event.data["data_parallel_size"]
+            layout = event.data["data_parallel_size"]
         elif event.kind == "progress":
-            replicas[event.data["step"]] = shape
+            replicas[event.data["step"]] = layout
     tokens = {report["step"]: report["tokens"] for report in job.of("progress")}
     return Story(spec, job.losses(), dict(sorted(replicas.items())), tokens, happened)
 
@@ -117,10 +117,10 @@ def replayed(ranks: Ranks, spec: JobSpec, replicas: dict[int, int], folder: Path
     """Losses with the same replicas at each step and without a fault: one gang after the other, through checkpoints."""
     losses: list[float] = []
     for data, steps in groupby(replicas, key=lambda step: replicas[step]):
-        count, shape = len(list(steps)), Shape(TENSOR, 1, data)
+        count, layout = len(list(steps)), Layout(TENSOR, 1, data)
         checkpoint = {"url": str(folder), "every_steps": 10**6, "keep_last": 1}
         changed = JobSpec.model_validate(spec.model_dump() | {"checkpoint": checkpoint})
-        losses += ranks.run(shape.world_size, trained_on, changed.at(shape), count)[0]
+        losses += ranks.run(layout.world_size, trained_on, changed.at(layout), count)[0]
     return losses
 
 

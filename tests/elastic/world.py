@@ -188,10 +188,10 @@ class Job:
     def trains(self, replicas: int) -> None:
         """Wait until it trains with so many replicas, and let it make some steps."""
         self.until(
-            lambda: self.replicas == replicas and self.events and self._steps_since_shape() >= 8, f"dp {replicas}"
+            lambda: self.replicas == replicas and self.events and self._steps_since_layout() >= 8, f"dp {replicas}"
         )
 
-    def _steps_since_shape(self) -> int:
+    def _steps_since_layout(self) -> int:
         last = max(index for index, event in enumerate(self.events) if event.kind == "shape")
         return sum(event.kind == "progress" for event in self.events[last:])
 

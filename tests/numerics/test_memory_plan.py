@@ -20,7 +20,7 @@ from triton.runtime.jit import KernelInterface
 
 from boost_core.bench.rank import draw_weights
 from boost_core.config import JobSpec, ParallelismConfig
-from boost_core.config.elasticity import Shape
+from boost_core.config.layout import Layout
 from boost_core.kernels.dispatch import Implementation, always
 from boost_core.plan.activations import Activations
 from boost_core.plan.in_flight import in_hand
@@ -220,7 +220,7 @@ def test_a_step_takes_no_more_than_planned_and_hardly_less(
     )  # fmt: skip
     with one_rank(spec, kernels), Live() as live:
         training_step(TrainState.initial(spec, CPU, draw_weights), RandomTokens(spec))
-    assert live.peak <= rank_memory(spec, Shape.of(spec.parallelism)).total <= live.peak + slack(spec)
+    assert live.peak <= rank_memory(spec, Layout.of(spec.parallelism)).total <= live.peak + slack(spec)
 
 
 def slack(spec: JobSpec) -> int:
@@ -254,7 +254,7 @@ def test_a_pipeline_takes_no_more_than_planned_and_hardly_less(
         model | {"num_hidden_layers": 6}, {"pipeline_parallel_size": 2, "pipeline_schedule": schedule},
         training={"micro_batch_size": 2, "global_batch_size": 12},
     )  # fmt: skip
-    peak, planned = max(ranks.run(2, pipelined, spec)), rank_memory(spec, Shape.of(spec.parallelism)).total
+    peak, planned = max(ranks.run(2, pipelined, spec)), rank_memory(spec, Layout.of(spec.parallelism)).total
     # As above, and zero_bubble's owed gradients, of which there is an upper bound.
     owed = planned / 2 if schedule == "zero_bubble" else 0
     assert peak <= planned <= peak + slack(spec) + owed
@@ -300,7 +300,7 @@ def test_real_ranks_are_given_no_more_than_planned_and_hardly_less(
     ranks: Ranks, model: dict[str, Any], parallelism: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     spec = job(model, parallelism, **changes)
-    peak, planned = max(ranks.run(4, allocated_by_rank, spec)), rank_memory(spec, Shape.of(spec.parallelism)).total
+    peak, planned = max(ranks.run(4, allocated_by_rank, spec)), rank_memory(spec, Layout.of(spec.parallelism)).total
     # Of attention with a mask, the plan counts more than a CPU takes at this size.
     assert peak <= planned <= 1.4 * peak, f"{planned / peak:.3f} of {peak:,}"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from boost_core.config import Errand, JobSpec, Shape
+from boost_core.config import Errand, JobSpec, Layout
 from boost_core.config.reports import Cause, Report
 from service.gang.status import GangPhase, GangReport, GangStatus, JobTag, NodeCapacity, Orders, PollRequest
 from tests.service.records import (
@@ -101,8 +101,8 @@ class FileCluster:
 
     def launch(self, tag: JobTag, spec: JobSpec, orders: Orders) -> None:
         assert orders.target is not None
-        shape = orders.target
-        values = [tag.job_id, tag.attempt, spec.name, shape.tensor, shape.pipeline, shape.data]
+        layout = orders.target
+        values = [tag.job_id, tag.attempt, spec.name, layout.tp, layout.pp, layout.dp]
         columns = "job_id, attempt, name, tensor, pipeline, data"
         with closing(self._open()) as file:
             file.execute("BEGIN IMMEDIATE")
@@ -159,8 +159,8 @@ def _go_on(
     phase = GangPhase.PAUSED if paused else life[stage].phase
     told = enumerate(_told(life, stage), 1)
     reports = [GangReport(number, datetime.now(UTC), report) for number, report in told if number > stored]
-    shape = None if phase is GangPhase.STARTING else Shape(tensor, pipeline, data)
-    return GangStatus(phase, f"stage {stage}: {phase}", reports, shape)
+    layout = None if phase is GangPhase.STARTING else Layout(tensor, pipeline, data)
+    return GangStatus(phase, f"stage {stage}: {phase}", reports, layout)
 
 
 def _told(life: Life, stage: int) -> list[Report]:

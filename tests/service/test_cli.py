@@ -159,7 +159,7 @@ def test_show(boost, store: JobStore) -> None:
 
 def test_show_tells_shape_restarts_and_time(boost, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
-    assert "shape       tp 2 × pp 1 × dp 1; not formed yet\nrestarts    0\n" in boost("show", job.id).stdout
+    assert "layout      tp 2 × pp 1 × dp 1; not formed yet\nrestarts    0\n" in boost("show", job.id).stdout
     start(store, job.id)
     now = datetime.now(UTC)
     step = a_step(3, step_seconds=10.0)
@@ -171,7 +171,7 @@ def test_show_tells_shape_restarts_and_time(boost, store: JobStore) -> None:
     shown = boost("show", job.id).stdout
     for fact in (
         "state       RUNNING (GANG_STARTED), to be paused",
-        "shape       tp 2 × pp 1 × dp 2, 4 worker(s) on 2 node(s): node-a, node-b",
+        "layout      tp 2 × pp 1 × dp 2, 4 worker(s) on 2 node(s): node-a, node-b",
         "restarts    1 (1 WORKER_LOST)",
         "  WORKER_LOST at step 3: back from memory at step 2; cost 1 step(s) and 4.0 s, 2.0 s of it waiting",
     ):

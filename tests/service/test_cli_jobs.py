@@ -50,7 +50,7 @@ def test_a_dry_run_submits_nothing(tmp_path: Path) -> None:
     assert "tiny could be submitted to the queue default" in shown.stdout
     _, parameters, _, _, header, small, large, most, _, note = shown.stdout.splitlines()
     assert parameters.split() == ["parameters", "1,234,567"]
-    assert header.startswith("SHAPE")
+    assert header.startswith("LAYOUT")
     assert "100.0 GiB" in small
     assert "no, of 80.0 GiB" in small
     for fact in ("tp 2 × pp 1 × dp 2", "36.0 GiB", "yes, of 80.0 GiB", "2,000,000", "0.25 s", "1:00:00", "fastest"):
@@ -72,7 +72,7 @@ def test_a_plan_needs_no_service(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     planned = Plan.model_validate_json(as_json.stdout)
     _, _, _, header, alone, together, *rest = shown.stdout.splitlines()
-    assert header.split()[:2] == ["SHAPE", "RANKS"]
+    assert header.split()[:2] == ["LAYOUT", "RANKS"]
     assert alone.startswith("tp 1 × pp 1 × dp 1")
     assert together.startswith("tp 2 × pp 1 × dp 1")
     where = header.index("EXCHANGE")

@@ -17,7 +17,7 @@ import ray
 from ray.util.state import list_actors
 
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.config import Drill, JobSpec, Shape
+from boost_core.config import Drill, JobSpec, Layout
 from boost_core.config.reports import Cause, Report
 from service.gang import handles
 from service.gang.ray_gangs import NAMESPACE, RayGangs
@@ -53,7 +53,7 @@ class Gang:
         self.reports: list[Report] = []
         self.sequences = [0]
         self.status = GangStatus(GangPhase.STARTING, "", [])
-        self.orders = Orders(Shape.of(spec.parallelism), tuple(spec.shapes()), Cause.LIMITS_CHANGED)
+        self.orders = Orders(Layout.of(spec.parallelism), tuple(spec.layouts()), Cause.LIMITS_CHANGED)
         gangs.launch(a_tag(job_id), spec, self.orders)
 
     def until(self, done: Callable[["Gang"], object]) -> None:
@@ -172,7 +172,7 @@ class Stalls(Answers):
 
 
 def test_a_gang_that_is_sick_keeps_no_other_waiting(gangs: RayGangs, tmp_path: Path) -> None:
-    orders, go_on = Orders(Shape(1, 1, 1), (), Cause.WORKER_BACK), tmp_path / "go-on"
+    orders, go_on = Orders(Layout(1, 1, 1), (), Cause.WORKER_BACK), tmp_path / "go-on"
     actors = {"answers": Answers, "fails": Fails, "stalls": Stalls, "dies": Answers}
     started = [
         ray.remote(actor).options(name=f"job-{name}-1", num_cpus=0).remote(*([go_on] if actor is Stalls else []))
@@ -313,8 +313,8 @@ def test_a_job_that_fails_again_and_again_ends_with_the_cause(gangs: RayGangs, s
 def test_another_layout_goes_through_the_store_and_loses_no_step(start: Callable[..., Gang]) -> None:
     gang = start(training=ENDLESS, elasticity={"data_parallel_size": {"max": 2}, "layouts": [[2, 1], [1, 1]]})
     gang.until(trained(10))
-    gang.orders = Orders(Shape(1, 1, 2), (Shape(1, 1, 1), Shape(1, 1, 2)), Cause.LIMITS_CHANGED)
-    gang.until(lambda gang: gang.of("restart") and gang.status.shape == Shape(1, 1, 2))
+    gang.orders = Orders(Layout(1, 1, 2), (Layout(1, 1, 1), Layout(1, 1, 2)), Cause.LIMITS_CHANGED)
+    gang.until(lambda gang: gang.of("restart") and gang.status.layout == Layout(1, 1, 2))
     restart = gang.of("restart")[0]
     assert (restart.recovered_from, restart.resumed_step) == ("storage", restart.step)
     steps = [report.step for report in gang.of("progress")]

@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 import service.accounts.tables  # noqa: F401  # its tables are among those expected
-from boost_core.config import DataParallelRange, Drill, Profile, Shape
+from boost_core.config import DataParallelRange, Drill, Layout, Profile
 from boost_core.config.reports import Cause, Fault, FaultReport
 from service.jobs.database import migrate, open_engine
 from service.jobs.ids import new_job_id
@@ -333,7 +333,11 @@ def test_a_patch_changes_the_spec_and_says_how(store: JobStore) -> None:
     [
         ({"priority": 1001}, ("priority",), "less than or equal to 1000"),
         ({"name": "-"}, ("name",), "pattern"),
-        ({"data_parallel_size": {"min": 2}}, ("elasticity", "data_parallel_size"), "min (2) must not exceed max (1)"),
+        (
+            {"data_parallel_size": {"min": 2}},
+            ("elasticity", "data_parallel_size"),
+            r"min \(2\) must not exceed max \(1\)",
+        ),
         ({"data_parallel_size": {"min": 5, "max": 7}}, ("elasticity", "data_parallel_size"), "legal with no number"),
     ],
 )
@@ -375,7 +379,7 @@ def test_a_drill_needs_a_running_job_and_one_of_its_ranks(store: JobStore) -> No
     with pytest.raises(ValidationError, match="2 is no rank of a gang of tp 2 × pp 1 × dp 1; use 0 to 1"):
         store.ask(job.id, Drill(kind="kill_rank", rank=2))
     store.append_reports(job.id, 1, numbered(a_shape(data=2)))
-    assert store.get(job.id).present_shape == Shape(2, 1, 2)
+    assert store.get(job.id).present_layout == Layout(2, 1, 2)
     store.ask(job.id, Drill(kind="kill_rank", rank=3))
     store.ask(job.id, Profile(ranks=(3,)))
     assert store.change(job.id, Reason.GANG_LOST, "a node went away").errands == [], "they were for that gang"

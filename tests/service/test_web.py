@@ -66,7 +66,7 @@ def test_the_list_shows_how_jobs_stand_and_keeps_up(visitor: Visit, store: JobSt
     running = row(page, "tiny")
     expect(running).to_contain_text("RUNNING")
     expect(running).to_contain_text(f"{DONE} / {STEPS}")
-    expect(running).to_contain_text("2 × 1 × 2")
+    expect(running).to_contain_text("tp 2 × pp 1 × dp 2")
     expect(running.get_by_role("progressbar")).to_have_attribute("aria-valuenow", str(DONE))
     curves = running.locator("svg.spark path")
     expect(curves).to_have_count(2)
@@ -235,8 +235,8 @@ def test_what_others_wrote_is_never_markup(visitor: Visit, api: RunningApi, stor
 def test_the_timeline_tells_shapes_and_restarts(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     bar = page.locator(".timeline-bar > span")
-    expect(bar.filter(has_text="2 × 1 × 2")).to_have_count(2)
-    expect(bar.filter(has_text="2 × 1 × 1")).to_have_count(1)
+    expect(bar.filter(has_text="tp 2 × pp 1 × dp 2")).to_have_count(2)
+    expect(bar.filter(has_text="tp 2 × pp 1 × dp 1")).to_have_count(1)
     expect(page.locator(".timeline-bar .phase-recovering")).to_have_count(2)
     page.get_by_role("button", name="worker lost after step 60").hover()
     told = page.locator(".told")
@@ -377,7 +377,7 @@ def test_the_plan_is_shown_by_shape(visitor: Visit, api: RunningApi, job: Sample
     page = visitor.open(f"/jobs/{job.id}")
     rows = page.locator("#plan tbody tr")
     expect(rows).to_have_count(len(plan["shapes"]))
-    expect(rows.nth(0)).to_contain_text("2 × 1 × 2")
+    expect(rows.nth(0)).to_contain_text("tp 2 × pp 1 × dp 2")
     kinds = re.compile("weights .*gradients .*optimizer .*activations .*logits ", re.DOTALL)
     expect(rows.nth(0).get_by_role("img")).to_have_attribute("aria-label", kinds)
     page.get_by_text("As it is now").click()
@@ -436,7 +436,7 @@ def test_a_phone_shows_all_without_scrolling_sideways(
     job.save(40)
     with visit(browser, api.url, viewport=PHONE, color_scheme=scheme, has_touch=True) as visiting:
         page = visiting.open("/" if path == "/" else f"/jobs/{job.id}")
-        expect(page.get_by_text("2 × 1 × 2").first).to_be_visible()
+        expect(page.get_by_text("tp 2 × pp 1 × dp 2").first).to_be_visible()
         expect(page.locator("#nodes li, #plan tr").first).to_be_attached()
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")

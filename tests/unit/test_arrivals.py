@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from boost_core.config import JobSpec, Shape
+from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.plan.throughput import step_seconds
 from service.gang.status import NodeCapacity
@@ -26,7 +26,7 @@ MOST_ACTIVE = 30  # no more come while so many are there
 POLICY = ResizePolicy(cooldown_seconds=12, settle_seconds=3, patience_seconds=12)
 PASS_SECONDS = 4
 WORKS = (5, 15, 50, 150)
-# The longest that a gang lasts: its work at one rank, as long again for its start and changes of its shape.
+# The longest that a gang lasts: its work at one rank, as long again for its start and changes of its layout.
 GANG_SECONDS = 2 * max(WORKS)
 # Where a job may have to wait in turn, each time for all gangs that are there: its quotas of CPUs and of GPUs, as its
 # tenant's and as its queue's, and the nodes.
@@ -43,7 +43,7 @@ def spec(tensor: int, low: int, high: int | None = None, **settings) -> JobSpec:
 
 
 def large(preset: str, micro_batch: int, *tensors: int, **settings) -> JobSpec:
-    """One that fits some GPUs at some of its shapes."""
+    """One that fits some GPUs at some of its layouts."""
     return JobSpec.model_validate(
         {
             "name": "large",
@@ -159,11 +159,11 @@ class Simulation:
     ) -> list[Action]:
         actions = self._decide(jobs, nodes, gangs, *others)
         queue = sorted(jobs, key=lambda job: (-job.spec.priority, job.queued_at, job.id))
-        launched = {action.job.id: action.shape for action in actions if isinstance(action, Launch)}
+        launched = {action.job.id: action.layout for action in actions if isinstance(action, Launch)}
         chosen = {action.job.id: action.limit for action in actions if isinstance(action, Launch)}
         waiting = [job for job in queue if self.is_queued(job) and job.id not in launched]
         self.check_quotas(jobs, gangs, actions)
-        self.check_shapes(actions)
+        self.check_layouts(actions)
         self.check_reasons(waiting, actions)
         self.check_order(queue, launched)
         self.check_progress(jobs, waiting, launched)
@@ -185,7 +185,7 @@ class Simulation:
         after = dict(before)
         for action in actions:
             if isinstance(action, Launch | Resize):
-                after[action.job.id] = max(before.get(action.job.id, 0), action.shape.world_size)
+                after[action.job.id] = max(before.get(action.job.id, 0), action.layout.world_size)
         for name, limits, of_job in (
             *((name, limits, "tenant") for name, limits in self.limits.tenants.items()),
             *((name, limits, "queue") for name, limits in self.limits.queues.items()),
@@ -199,37 +199,37 @@ class Simulation:
                 assert new <= max(old, limit), (name, resource, new)
                 self.seen["full quotas"] += new == limit
 
-    def check_shapes(self, actions: Sequence[Action]) -> None:
+    def check_layouts(self, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Launch | Resize):
-                assert action.shape in brute_force.shapes(action.job, action.limit)
+                assert action.layout in brute_force.layouts(action.job, action.limit)
 
     def check_gangs(self) -> None:
-        """Each gang trains with all of a shape or not at all, and has no more than it was told to have."""
+        """Each gang trains with all of a layout or not at all, and has no more than it was told to have."""
         for (job_id, _), gang in self.cluster.gangs.items():
             ranks = (
                 sum(place["CPU"] for place in self.cluster.places(job_id).values())
                 / gang.spec.resources.cpus_per_worker
             )
-            shapes, job = gang.spec.shapes(), self.store.jobs.get(job_id)
+            layouts, job = gang.spec.layouts(), self.store.jobs.get(job_id)
             there = [
                 brute_force.memory(self.cluster.nodes_by_name[name].labels) for name in self.cluster.places(job_id)
             ]
-            for shape in (gang.shape, gang.orders.target, *gang.orders.allowed) if job and there else ():
-                assert shape is None or brute_force.needed(job)[shape] <= min(there), f"{job_id} is out of memory"
-                self.seen["only on larger GPUs"] += shape is not None and brute_force.needed(job)[shape] > 40e9
+            for layout in (gang.layout, gang.orders.target, *gang.orders.allowed) if job and there else ():
+                assert layout is None or brute_force.needed(job)[layout] <= min(there), f"{job_id} is out of memory"
+                self.seen["only on larger GPUs"] += layout is not None and brute_force.needed(job)[layout] > 40e9
             if gang.phase == "TRAINING":
-                assert gang.shape in shapes
-                assert gang.shape.world_size <= ranks
+                assert gang.layout in layouts
+                assert gang.layout.world_size <= ranks
             if gang.orders.target:
-                assert ranks <= max(shape.world_size for shape in (gang.orders.target, gang.shape) if shape)
+                assert ranks <= max(layout.world_size for layout in (gang.orders.target, gang.layout) if layout)
 
     def check_reasons(self, waiting: Sequence[JobRecord], actions: Sequence[Action]) -> None:
         told = [action for action in actions if isinstance(action, Wait | Explain)]
         assert Counter(action.job.id for action in told) == Counter(job.id for job in waiting)
         assert all(action.message.startswith("needs ") for action in told)
 
-    def check_order(self, queue: Sequence[JobRecord], launched: Mapping[str, Shape]) -> None:
+    def check_order(self, queue: Sequence[JobRecord], launched: Mapping[str, Layout]) -> None:
         """Of equals nobody starts before who came first."""
         passed: set[tuple] = set()
         for job in filter(self.is_queued, queue):
@@ -248,17 +248,17 @@ class Simulation:
         named = resources.accelerator_type or not resources.gpus_per_worker
         return [inf] if named else sorted({*brute_force.BYTES.values(), inf})
 
-    def shapes_alone(self, job: JobRecord, limit: float) -> list[Shape]:
+    def shapes_alone(self, job: JobRecord, limit: float) -> list[Layout]:
         """Those that a job could start at if there were no other."""
         nodes = [
             NodeCapacity(name, node.total, node.total, node.labels) for name, node in self.cluster.nodes_by_name.items()
         ]
         limits = [self.limits.tenants.get(job.tenant, {}), self.limits.queues.get(job.queue, {})]
         each = brute_force.rank_amounts(job)
-        sizes = zip(brute_force.shapes(job, limit), brute_force.groups(job, limit), strict=True)
+        sizes = zip(brute_force.layouts(job, limit), brute_force.groups(job, limit), strict=True)
         return [
-            shape
-            for shape, (size, count) in sizes
+            layout
+            for layout, (size, count) in sizes
             if all(each.get(name, 0) * size * count <= most for one in limits for name, most in one.items())
             and next(brute_force.places(job, size, count, nodes, limit), None) is not None
         ]
@@ -269,14 +269,14 @@ class Simulation:
         if len(options) == 1:
             return options[0]
         ranked = [
-            ((step_seconds(job.spec, shape), shape.world_size), limit)
+            ((step_seconds(job.spec, layout), layout.world_size), limit)
             for limit in self.memory_limits(job)
-            for shape in self.shapes_alone(job, limit)
+            for layout in self.shapes_alone(job, limit)
         ]
         return min(ranked)[1] if ranked else inf
 
     def check_progress(
-        self, jobs: Sequence[JobRecord], waiting: Sequence[JobRecord], launched: Mapping[str, Shape]
+        self, jobs: Sequence[JobRecord], waiting: Sequence[JobRecord], launched: Mapping[str, Layout]
     ) -> None:
         """On an idle cluster something starts if anything can."""
         shown = self.cluster.shown.items()
@@ -303,7 +303,7 @@ class Simulation:
 
     def check_backfill(
         self, queue: Sequence[JobRecord], nodes: Sequence[NodeCapacity], gangs: Mapping[str, Gang],
-        launched: Mapping[str, Shape], chosen: Mapping[str, float], actions: Sequence[Action],
+        launched: Mapping[str, Layout], chosen: Mapping[str, float], actions: Sequence[Action],
     ) -> None:  # fmt: skip
         """Who starts before a job that waits for nodes cannot delay it, wherever it will be and whoever ends first."""
         said = {action.job.id: action.message for action in actions if isinstance(action, Wait | Explain)}
@@ -318,10 +318,10 @@ class Simulation:
                     heads.append(job)
                 continue
             free = self.free_beside(nodes, places)
-            shape = launched[job.id]
+            layout = launched[job.id]
             strict = job.spec.resources.placement == "STRICT_PACK"
-            size = shape.tensor * (shape.pipeline if strict else 1)
-            options = list(brute_force.places(job, size, shape.world_size // size, free, limits[job.id]))
+            size = layout.tp * (layout.pp if strict else 1)
+            options = list(brute_force.places(job, size, layout.world_size // size, free, limits[job.id]))
             for head in before:
                 self.seen["backfills"] += 1
                 harmful = [

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from boost_core.config.reports import Cause
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
@@ -40,7 +40,7 @@ def gpus(*free: float, total: float = 8, cpus: float = 64, cpus_free: float = 64
          nodes(12, free=[4]), "p"),
         ([running("a", 4), running("c", 2), job("h", 6), job("p", 2)], {"a": trains(4), "c": trains(2)},
          nodes(10, free=[4]), ""),
-        # Of its shapes a job takes the best that delays nobody.
+        # Of its layouts a job takes the best that delays nobody.
         ([running("a", 8), job("h", 9), job("p", 1, up_to=4)], {"a": trains(8)}, nodes(12, free=[4]), "p3"),
         # Whole nodes: one is free and two are waited for; only two others end together.
         ([running("a", 4, tensor=4), job("h", 2, tensor=4), job("p", 1, tensor=4)], {"a": trains(4, 4)},
@@ -63,9 +63,9 @@ def gpus(*free: float, total: float = 8, cpus: float = 64, cpus_free: float = 64
          [*nodes(12, free=[4]), NodeCapacity("y", {"CPU": 8}, {"CPU": 8}, draining=True)], ""),
         ([running("a", 8), job("h", 8), job("p", 4)], {"a": trains(8)}, nodes(14, free=[4]), ""),
         # A gang of lower priority may have to shrink for the head, and one that lost workers may come back to them.
-        ([running("a", 1, up_to=8), job("h", 8, priority=1), job("p", 4)], {"a": trains(8, target=Shape(1, 1, 6))},
+        ([running("a", 1, up_to=8), job("h", 8, priority=1), job("p", 4)], {"a": trains(8, target=Layout(1, 1, 6))},
          nodes(12, free=[4]), ""),
-        ([running("a", 1, up_to=8), job("h", 9), job("p", 2)], {"a": trains(4, target=Shape(1, 1, 8))},
+        ([running("a", 1, up_to=8), job("h", 9), job("p", 2)], {"a": trains(4, target=Layout(1, 1, 8))},
          nodes(12, free=[4]), ""),
     ],
 )  # fmt: skip
@@ -93,11 +93,11 @@ def test_what_starts_meanwhile_and_what_shrinks_meanwhile_is_heeded() -> None:
     jobs = [running("a", 8), job("h", 6, *WAITING), job("p", 2), job("q", 2)]
     cluster = ClusterSnapshot(jobs, nodes(12, free=[4]), {"a": trains(8)}, {}, ResizePolicy(), Limits())
     head = Head(cluster, jobs[1])
-    assert not head.delayed_by(jobs[3], Shape(1, 1, 2))
-    cluster.launch(jobs[2], Shape(1, 1, 2), "")
-    assert not head.delayed_by(jobs[3], Shape(1, 1, 2))
-    cluster.resize(jobs[0], Shape(1, 1, 6), Cause.ROOM_NEEDED, "")
-    assert head.delayed_by(jobs[3], Shape(1, 1, 2))
+    assert not head.delayed_by(jobs[3], Layout(1, 1, 2))
+    cluster.launch(jobs[2], Layout(1, 1, 2), "")
+    assert not head.delayed_by(jobs[3], Layout(1, 1, 2))
+    cluster.resize(jobs[0], Layout(1, 1, 6), Cause.ROOM_NEEDED, "")
+    assert head.delayed_by(jobs[3], Layout(1, 1, 2))
 
 
 class World:
@@ -138,17 +138,17 @@ class World:
         places = list(brute_force.places(record, size, count, self.nodes))
         if not places:
             return
-        place, shape = self.random.choice(places), record.spec.shapes()[0]
+        place, layout = self.random.choice(places), record.spec.layouts()[0]
         for number, node in enumerate(self.nodes):
             left = {name: free - place.get(node.node_id, {}).get(name, 0) for name, free in node.free.items()}
             self.nodes[number] = replace(node, free=left)
         self.records.append(record)
         self.places.append(place)
-        self.gangs[record.id] = Gang(shape, shape)
+        self.gangs[record.id] = Gang(layout, layout)
 
     def refused(self) -> bool | None:
         """Whether the other one must not start; ``None`` if there is no question."""
-        shape = self.other.spec.shapes()[0]
+        layout = self.other.spec.layouts()[0]
         cluster = ClusterSnapshot(
             [*self.records, self.head, self.other], self.nodes, self.gangs, {}, ResizePolicy(), Limits()
         )  # fmt: skip
@@ -157,7 +157,7 @@ class World:
             self.other
         ):
             return None
-        return Head(cluster, self.head).delayed_by(self.other, shape)
+        return Head(cluster, self.head).delayed_by(self.other, layout)
 
     def harmful(self) -> bool:
         """Whether there is a place and an order of ends by which the other one would delay the head."""

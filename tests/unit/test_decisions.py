@@ -2,7 +2,7 @@
 
 import pytest
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from boost_core.config.reports import Cause
 from boost_core.hardware import ACCELERATOR_LABEL
 from service.gang.status import NodeCapacity, Orders
@@ -48,7 +48,7 @@ from tests.scheduling import LONG, STARTING, WAITING, job, nodes, running, summa
         # What is paused, or is to be, is no concern.
         ([job("a", 1).model_copy(update={"pause_requested": True})], nodes(2), []),
         ([job("a", 1, JobState.PAUSED, Reason.PAUSED_BY_USER)], nodes(2), []),
-        # The best of its shapes that fits now.
+        # The best of its layouts that fits now.
         ([job("a", 1, up_to=4)], nodes(2, 1), ["Admit a", "Launch a 1x3"]),
         ([job("a", 1, tensor=2, up_to=4)], nodes(3, 3), ["Admit a", "Launch a 2x2"]),
         ([job("a", 2, up_to=4), job("b", 1)], nodes(5), ["Admit a", "Launch a 1x4", "Admit b", "Launch b 1x1"]),
@@ -132,12 +132,12 @@ def test_labels(jobs, expected) -> None:
             [0, 0], [],
         ),
         # Nor again while room is being made.
-        ({"a": trains(4, target=Shape(1, 1, 3))}, [running("a", 1, up_to=4)], [0, 2], []),
+        ({"a": trains(4, target=Layout(1, 1, 3))}, [running("a", 1, up_to=4)], [0, 2], []),
         ({"a": trains(4, target=None)}, [running("a", 4)], [0, 2], []),
         ({"a": trains(2, target=None), "b": trains(4)}, [running("a", 2), running("b", 1, up_to=4)],
          [0, 0], ["Resize b 1x3 ROOM_NEEDED"]),
         # A gang that starts is left alone.
-        ({"a": Gang(None, Shape(1, 1, 4))}, [job("a", 1, *STARTING, up_to=4)], [0, 2], []),
+        ({"a": Gang(None, Layout(1, 1, 4))}, [job("a", 1, *STARTING, up_to=4)], [0, 2], []),
     ],
 )  # fmt: skip
 def test_a_higher_priority_gets_room(gangs, jobs, capacities, expected) -> None:
@@ -150,7 +150,7 @@ def test_a_higher_priority_gets_room(gangs, jobs, capacities, expected) -> None:
 def test_a_waiting_gang_of_higher_priority_gets_room_after_a_while() -> None:
     jobs = [running("a", 1, up_to=4), running("z", 2, priority=5)]
     for seconds, expected in ((1, []), (LONG, ["Resize a 1x1 ROOM_NEEDED"])):
-        lost = Gang(None, Shape(1, 1, 2), waiting=True, unchanged_seconds=seconds)
+        lost = Gang(None, Layout(1, 1, 2), waiting=True, unchanged_seconds=seconds)
         assert summary(decide(jobs, nodes(3, free=[0]), {"a": trains(3), "z": lost})) == expected
 
 
@@ -188,9 +188,9 @@ RIPE = {"a": 5.0}
         (trains(1, unchanged_seconds=29.0), RIPE, ["RoomSeen a"]),
         (trains(1, unchanged_seconds=29.0, limits_changed=True), {}, ["Resize a 1x4 LIMITS_CHANGED"]),
         # Not while it starts, waits, makes room or has lost workers that may come back.
-        (Gang(None, Shape(1, 1, 1)), RIPE, []),
-        (trains(2, target=Shape(1, 1, 1)), RIPE, []),
-        (trains(1, target=Shape(1, 1, 2)), RIPE, []),
+        (Gang(None, Layout(1, 1, 1)), RIPE, []),
+        (trains(2, target=Layout(1, 1, 1)), RIPE, []),
+        (trains(1, target=Layout(1, 1, 2)), RIPE, []),
         (trains(2, target=None), RIPE, []),
         (trains(4), RIPE, []),
     ],
@@ -213,8 +213,8 @@ def test_gangs_grow_in_the_order_of_the_queue_and_into_what_nobody_waits_for() -
 
 
 def test_growth_keeps_the_layout_unless_another_is_much_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    predicted = {Shape(1, 1, 1): 1.0, Shape(1, 1, 2): 0.9, Shape(2, 1, 1): 0.8, Shape(2, 1, 2): 0.5}
-    monkeypatch.setattr(Demand, "seconds", lambda _, shape: predicted[shape])
+    predicted = {Layout(1, 1, 1): 1.0, Layout(1, 1, 2): 0.9, Layout(2, 1, 1): 0.8, Layout(2, 1, 2): 0.5}
+    monkeypatch.setattr(Demand, "seconds", lambda _, layout: predicted[layout])
     one = running("a", 1, up_to=2, layouts=[[1, 1], [2, 1]], batches=2)
 
     def grown(cpus: float) -> list[str]:
@@ -222,8 +222,8 @@ def test_growth_keeps_the_layout_unless_another_is_much_faster(monkeypatch: pyte
 
     assert grown(2) == ["Resize a 1x2 NODE_JOINED"]  # 0.9 / 0.8 is no 20 %
     assert grown(5) == ["Resize a 2x2 NODE_JOINED"]
-    predicted[Shape(1, 1, 2)] = 0.96
-    predicted[Shape(2, 1, 1)] = predicted[Shape(2, 1, 2)] = 0.9
+    predicted[Layout(1, 1, 2)] = 0.96
+    predicted[Layout(2, 1, 1)] = predicted[Layout(2, 1, 2)] = 0.9
     assert grown(5) == []  # 4 %, and 11 %
 
 
@@ -232,8 +232,8 @@ def test_growth_keeps_the_layout_unless_another_is_much_faster(monkeypatch: pyte
     [
         # Lowered to what the nodes could take; a gang that lost workers otherwise keeps its target.
         (trains(3), running("a", 1, up_to=4), nodes(2, free=[0]), ["Resize a 1x2 NODE_LOST"]),
-        (trains(2, target=Shape(1, 1, 3)), running("a", 1, up_to=4), nodes(3, free=[1]), []),
-        (trains(2, target=Shape(1, 1, 3)), running("a", 1, up_to=4), nodes(2, free=[0]), ["Resize a 1x2 NODE_LOST"]),
+        (trains(2, target=Layout(1, 1, 3)), running("a", 1, up_to=4), nodes(3, free=[1]), []),
+        (trains(2, target=Layout(1, 1, 3)), running("a", 1, up_to=4), nodes(2, free=[0]), ["Resize a 1x2 NODE_LOST"]),
         (trains(1, 4), running("a", 1, tensor=4, up_to=1, layouts=[[4, 1], [2, 1]]), nodes(2, 2, free=[0, 0]),
          ["Resize a 2x1 NODE_LOST"]),
         (trains(3), running("a", 3, up_to=4), nodes(2, free=[0]), []),  # it will wait
@@ -245,13 +245,13 @@ def test_growth_keeps_the_layout_unless_another_is_much_faster(monkeypatch: pyte
         (trains(1), running("a", 2, up_to=4), nodes(2, free=[0]), []),
         (trains(1, 2), running("a", 1, layouts=[[1, 1]], up_to=2), nodes(2, free=[0]),
          ["Resize a 1x2 LIMITS_CHANGED"]),
-        (Gang(None, Shape(1, 1, 4), waiting=True), running("a", 1, up_to=2), nodes(4, free=[4]),
+        (Gang(None, Layout(1, 1, 4), waiting=True), running("a", 1, up_to=2), nodes(4, free=[4]),
          ["Resize a 1x2 LIMITS_CHANGED"]),
         # A gang without workers looks for them by itself.
-        (Gang(None, Shape(1, 1, 4), waiting=True), running("a", 1, up_to=4), nodes(4, free=[2]), []),
-        (Gang(None, Shape(1, 1, 2), waiting=True), running("a", 1, up_to=4), nodes(4, free=[4]),
+        (Gang(None, Layout(1, 1, 4), waiting=True), running("a", 1, up_to=4), nodes(4, free=[2]), []),
+        (Gang(None, Layout(1, 1, 2), waiting=True), running("a", 1, up_to=4), nodes(4, free=[4]),
          ["Resize a 1x4 NODE_JOINED"]),
-        (Gang(None, Shape(1, 1, 4), waiting=True), running("a", 4), nodes(2), []),
+        (Gang(None, Layout(1, 1, 4), waiting=True), running("a", 4), nodes(2), []),
         (Gang(None, None, waiting=True), running("a", 4), nodes(4), []),
     ],
 )  # fmt: skip
@@ -262,7 +262,7 @@ def test_targets_that_cannot_be_kept(gang: Gang, one, capacities, expected) -> N
 def test_nodes_are_lost_under_several_gangs() -> None:
     """The last in the queue gives up its way back first, as far as it takes, and what it trains at never."""
     jobs = [running("a", 1, up_to=4), running("b", 1, up_to=4)]
-    four = {"target": Shape(1, 1, 4), "unchanged_seconds": 1.0}
+    four = {"target": Layout(1, 1, 4), "unchanged_seconds": 1.0}
     gangs = {"a": trains(2, **four), "b": trains(1, **four)}
     assert summary(decide(jobs, nodes(7, free=[4]), gangs)) == ["Resize b 1x3 NODE_LOST"]
     assert summary(decide(jobs, nodes(4, free=[1]), gangs)) == ["Resize b 1x1 NODE_LOST", "Resize a 1x3 NODE_LOST"]
@@ -274,7 +274,7 @@ def test_a_gang_does_not_wait_for_ever_for_room_that_is_of_no_use() -> None:
         (59.0, ["Wait b"]),
         (60.0, ["Resize a 4x1 NODE_LOST", "Launch b 1x2"]),
     ):
-        gangs = {"a": trains(1, 4, target=Shape(4, 1, 2), unchanged_seconds=seconds)}
+        gangs = {"a": trains(1, 4, target=Layout(4, 1, 2), unchanged_seconds=seconds)}
         assert summary(decide(jobs, nodes(4, 4, free=[0, 2]), gangs)) == expected
 
 
@@ -287,7 +287,7 @@ def test_of_gangs_that_have_too_few_workers_each_the_last_lets_go() -> None:
 
 
 def test_a_gang_without_workers_comes_before_who_came_after_it() -> None:
-    lost = {"a": Gang(None, Shape(1, 1, 2), waiting=True)}
+    lost = {"a": Gang(None, Layout(1, 1, 2), waiting=True)}
     jobs = [running("a", 2), job("b", 1)]
     assert summary(decide(jobs, nodes(2), lost)) == ["Admit b", "Wait b"]  # two are for a
     assert summary(decide(jobs, nodes(2, free=[1]), lost)) == ["Explain b"]  # held back, too, until a has its two
@@ -296,8 +296,8 @@ def test_a_gang_without_workers_comes_before_who_came_after_it() -> None:
 
 def test_orders() -> None:
     spec = running("a", 1, up_to=4, layouts=[[1, 1], [2, 1]]).spec
-    three, smaller = Shape(1, 1, 3), (Shape(1, 1, 1), Shape(1, 1, 2), Shape(1, 1, 3))
-    assert Gang(Shape(1, 1, 1), three, Cause.NODE_JOINED).orders(spec) == Orders(three, smaller, Cause.NODE_JOINED)
+    three, smaller = Layout(1, 1, 3), (Layout(1, 1, 1), Layout(1, 1, 2), Layout(1, 1, 3))
+    assert Gang(Layout(1, 1, 1), three, Cause.NODE_JOINED).orders(spec) == Orders(three, smaller, Cause.NODE_JOINED)
     assert Gang(three, three, Cause.NODE_JOINED).orders(spec) == Orders(three, smaller, Cause.WORKER_BACK)
     assert Gang(three, None, Cause.ROOM_NEEDED).orders(spec) == Orders(None, (), Cause.ROOM_NEEDED)
 

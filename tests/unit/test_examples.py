@@ -32,7 +32,7 @@ def test_an_example_is_legal_and_in_the_document(example: Any, document: dict[st
 
 
 def test_the_short_example_is_a_legal_job() -> None:
-    assert JobSpec.model_validate(SPEC).shapes()
+    assert JobSpec.model_validate(SPEC).layouts()
 
 
 def test_every_body_has_an_example(document: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from boost_core.config import JobSpec, Shape
+from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan.devices import needed_bytes, nothing_fits
 from service.gang.replica import node_selector
@@ -55,31 +55,31 @@ def gpus(*counts: tuple[str | None, int]) -> list[NodeCapacity]:
     ]  # fmt: skip
 
 
-def launched(spec: JobSpec, nodes: list[NodeCapacity]) -> Shape | None:
-    shapes = [action.shape for action in decide([record(spec)], nodes) if isinstance(action, Launch)]
-    return shapes[0] if shapes else None
+def launched(spec: JobSpec, nodes: list[NodeCapacity]) -> Layout | None:
+    layouts = [action.layout for action in decide([record(spec)], nodes) if isinstance(action, Launch)]
+    return layouts[0] if layouts else None
 
 
 def test_the_fastest_layout_that_fits_is_launched() -> None:
-    assert launched(large(), gpus(("A100", 8))) == Shape(4, 1, 2)
-    assert launched(large("H200"), gpus(("H200", 8))) == Shape(2, 1, 4)
-    assert launched(large("B300"), gpus(("B300", 8))) == Shape(1, 1, 8)  # how much it has is not known
+    assert launched(large(), gpus(("A100", 8))) == Layout(4, 1, 2)
+    assert launched(large("H200"), gpus(("H200", 8))) == Layout(2, 1, 4)
+    assert launched(large("B300"), gpus(("B300", 8))) == Layout(1, 1, 8)  # how much it has is not known
 
 
 @pytest.mark.parametrize(
-    ("nodes", "shape"),
+    ("nodes", "layout"),
     [
-        ([("A100", 8)], Shape(4, 1, 2)),
-        ([("H200", 8)], Shape(2, 1, 4)),
-        ([("L4", 8)], Shape(1, 1, 8)),
-        ([(None, 8)], Shape(1, 1, 8)),
+        ([("A100", 8)], Layout(4, 1, 2)),
+        ([("H200", 8)], Layout(2, 1, 4)),
+        ([("L4", 8)], Layout(1, 1, 8)),
+        ([(None, 8)], Layout(1, 1, 8)),
         ([("A100-40G", 8)], None),
-        ([("A100-40G", 8), ("A100", 8)], Shape(4, 1, 2)),
-        ([("A100", 2), ("H200", 8)], Shape(2, 1, 4)),
+        ([("A100-40G", 8), ("A100", 8)], Layout(4, 1, 2)),
+        ([("A100", 2), ("H200", 8)], Layout(2, 1, 4)),
     ],
 )
-def test_of_a_job_that_names_no_kind_the_nodes_decide(nodes: list[tuple[str, int]], shape: Shape | None) -> None:
-    assert launched(large(None), gpus(*nodes)) == shape
+def test_of_a_job_that_names_no_kind_the_nodes_decide(nodes: list[tuple[str, int]], layout: Layout | None) -> None:
+    assert launched(large(None), gpus(*nodes)) == layout
 
 
 def test_a_job_that_fits_no_gpu_there_is_waits_and_says_why() -> None:
@@ -91,24 +91,24 @@ def test_a_job_that_fits_no_gpu_there_is_waits_and_says_why() -> None:
 
 
 def test_gangs_grow_shrink_and_fall_back_within_memory() -> None:
-    """Whatever a gang of any shape that fits may be ordered, and whatever the kind of GPU."""
+    """Whatever a gang of any layout that fits may be ordered, and whatever the kind of GPU."""
     seen = Counter()
     kinds_asked = None, "A100", "H200"
     for kind, nodes in product(kinds_asked, [[("A100", 16)], [("H200", 16)], [("H200", 8), ("A100", 8)]]):
         spec, capacities = large(kind), gpus(*nodes)
         kinds = {node.labels[ACCELERATOR_LABEL] for node in capacities} & ({kind} if kind else set(DEVICE_BYTES))
-        for shape in demand_of(spec).shapes:
-            if not kinds or needed_bytes(spec, shape) > min(DEVICE_BYTES[each] for each in kinds):
+        for layout in demand_of(spec).layouts:
+            if not kinds or needed_bytes(spec, layout) > min(DEVICE_BYTES[each] for each in kinds):
                 continue
-            gang = Gang(shape, shape, unchanged_seconds=LONG)
+            gang = Gang(layout, layout, unchanged_seconds=LONG)
             free = [replace(node, free=node.free | {"GPU": node.free["GPU"] / 2}) for node in capacities]
             urgent = record(large(kind).model_copy(update={"priority": 5}), name="b")
             for jobs, there in (([record(spec, *TRAINING)], free), ([record(spec, *TRAINING), urgent], free[:1])):
                 for action in decide(jobs, there, {"a": gang}, {"a": LONG, "b": LONG}, READY):
                     if isinstance(action, Launch | Resize):
-                        assert needed_bytes(spec, action.shape) <= action.limit
+                        assert needed_bytes(spec, action.layout) <= action.limit
                         on = [DEVICE_BYTES[each] for each in kinds - demand_of(spec).within(action.limit).avoid]
-                        assert needed_bytes(spec, action.shape) <= min(on)
+                        assert needed_bytes(spec, action.layout) <= min(on)
                         seen[type(action), kind] += 1
             orders = gang.orders(spec)
             allowed = max(needed_bytes(spec, one) for one in orders.allowed)
@@ -118,31 +118,31 @@ def test_gangs_grow_shrink_and_fall_back_within_memory() -> None:
 
 def test_a_gang_keeps_off_kinds_that_are_too_small_for_it() -> None:
     spec = large(None)
-    orders = Gang(None, Shape(2, 1, 4), limit=141e9).orders(spec)
+    orders = Gang(None, Layout(2, 1, 4), limit=141e9).orders(spec)
     assert set(orders.avoid) == {"A100", "A100-40G", "A100-80G", "H100"}
     assert node_selector(spec, (), orders.avoid) == {ACCELERATOR_LABEL: "!in(A100,A100-40G,A100-80G,H100)"}
     named = large("H200")
-    assert Gang(None, Shape(2, 1, 4), limit=141e9).orders(named).avoid == ()
+    assert Gang(None, Layout(2, 1, 4), limit=141e9).orders(named).avoid == ()
     assert node_selector(named, ()) == {ACCELERATOR_LABEL: "H200"}
-    # The service has been started anew, and knows the gang's shape alone.
-    assert Gang(None, Shape(2, 1, 4)).orders(spec).avoid == orders.avoid
-    assert Gang(None, Shape(4, 1, 2)).orders(spec).avoid == ("A100-40G",)
+    # The service has been started anew, and knows the gang's layout alone.
+    assert Gang(None, Layout(2, 1, 4)).orders(spec).avoid == orders.avoid
+    assert Gang(None, Layout(4, 1, 2)).orders(spec).avoid == ("A100-40G",)
 
 
 def test_a_gang_without_workers_goes_to_other_gpus_when_its_own_are_gone() -> None:
-    waiting = Gang(None, Shape(2, 1, 4), waiting=True, unchanged_seconds=LONG, limit=141e9)
+    waiting = Gang(None, Layout(2, 1, 4), waiting=True, unchanged_seconds=LONG, limit=141e9)
     (resize,) = decide([record(large(None), *TRAINING)], gpus(("A100", 8)), {"a": waiting})
     assert isinstance(resize, Resize)
-    assert (resize.shape, resize.limit) == (Shape(4, 1, 2), 80e9)
+    assert (resize.layout, resize.limit) == (Layout(4, 1, 2), 80e9)
 
 
 def test_a_gang_that_starts_takes_no_room_of_gpus_that_it_keeps_off() -> None:
     """Two jobs in one pass: the one that needs H200s leaves the A100s to the other, and the other way round."""
     one, other = record(large(None), *STARTING, name="a"), record(large("A100"), name="b")
     nodes = gpus(("H200", 8), ("A100", 8))
-    starting = {"a": Gang(None, Shape(2, 1, 4), limit=141e9)}
+    starting = {"a": Gang(None, Layout(2, 1, 4), limit=141e9)}
     launches = [action for action in decide([one, other], nodes, starting) if isinstance(action, Launch)]
-    assert [(launch.job.id, launch.shape) for launch in launches] == [("b", Shape(4, 1, 2))]
+    assert [(launch.job.id, launch.layout) for launch in launches] == [("b", Layout(4, 1, 2))]
 
 
 def test_what_fits_no_gpu_is_refused_with_a_remedy() -> None:
@@ -150,7 +150,7 @@ def test_what_fits_no_gpu_is_refused_with_a_remedy() -> None:
     assert nothing_fits(large(None)) is None
     problem = nothing_fits(large("A100-40G", preset="40b"))
     assert problem is not None
-    for words in ("no shape fits", "of 40 GB", "raise parallelism.tensor_parallel_size", "micro_batch_size=4"):
+    for words in ("no layout fits", "of 40 GB", "raise parallelism.tensor_parallel_size", "micro_batch_size=4"):
         assert words in problem
 
 
@@ -158,6 +158,6 @@ def test_replicas_are_not_limited_to_numbers_that_do_not_fit() -> None:
     spec = large("A100-40G", elasticity={"data_parallel_size": {"min": 2, "max": 8}, "layouts": [[8, 1]]})
     changed, _ = apply(JobPatch.model_validate({"data_parallel_size": {"max": 4}}), spec)
     assert nothing_fits(changed) is None
-    with pytest.raises(ValidationError, match="no shape fits") as refused:
+    with pytest.raises(ValidationError, match="no layout fits") as refused:
         apply(JobPatch.model_validate({"data_parallel_size": {"min": 1, "max": 1}}), spec)
     assert [error["loc"] for error in refused.value.errors()] == [("elasticity", "data_parallel_size")]

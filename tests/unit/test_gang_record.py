@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from boost_core.config.reports import Cause, InterruptionReport, Report, RestartReport
 from service.gang import record as record_module
 from service.gang.assignment import WorkerPlace
@@ -14,7 +14,7 @@ from service.gang.record import REPORTS_A_POLL, GangRecord
 from service.gang.status import GangPhase
 from tests.service.records import a_checkpoint, a_log_line, a_start, a_step
 
-SHAPE = Shape(2, 1, 1)
+LAYOUT = Layout(2, 1, 1)
 PATIENCE_SECONDS = 60
 
 
@@ -49,7 +49,7 @@ def form(record: GangRecord, makes_copies: bool = False) -> None:
     places = [
         WorkerPlace("a", "10.0.0.5", (), pid, "host-a", metrics) for pid, metrics in ((1, "10.0.0.5:9400"), (2, None))
     ]
-    record.formed(SHAPE, places, makes_copies)
+    record.formed(LAYOUT, places, makes_copies)
 
 
 def hear(record: GangRecord, *reports: Report, kept_step: int | None = None) -> None:
@@ -229,7 +229,7 @@ def test_the_status_says_what_the_gang_is_at(clock: Clock) -> None:
     assert record.status(0).phase is GangPhase.STARTING
     form(record)
     hear(record, a_start())
-    assert (record.status(0).phase, record.status(0).shape) == (GangPhase.TRAINING, SHAPE)
+    assert (record.status(0).phase, record.status(0).layout) == (GangPhase.TRAINING, LAYOUT)
     record.interrupted(Cause.NODE_DRAINED, "a node will go away", clock.now)
     assert (record.status(0).phase, record.status(0).message) == (GangPhase.RECOVERING, "a node will go away")
 

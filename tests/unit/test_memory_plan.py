@@ -1,4 +1,4 @@
-"""Relations that hold between shapes whatever the bytes are. That these are right is for ``tests/numerics``."""
+"""Relations that hold between layouts whatever the bytes are. That these are right is for ``tests/numerics``."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boost_core.config import JobSpec
-from boost_core.config.elasticity import Shape
+from boost_core.config.layout import Layout
 from boost_core.plan.memory import RankMemory, rank_memory
 from boost_core.plan.stages import cut
 from boost_core.plan.state_memory import state_bytes
@@ -33,7 +33,7 @@ def job(precision: str = "bf16", optimizer: dict[str, Any] | None = None, **sect
 
 
 def memory(spec: JobSpec) -> RankMemory:
-    return rank_memory(spec, Shape.of(spec.parallelism))
+    return rank_memory(spec, Layout.of(spec.parallelism))
 
 
 MODELS = st.sampled_from(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from boost_core.config.reports import Cause
 from service.gang.moves import Form, Halt, Keep, Move, Pause, Population, ReplicaView, View, next_move, population
 from service.gang.status import Orders
@@ -17,38 +17,38 @@ STATES = {  # of a replica, in a letter
     "r": {"placed": True, "ready": True},
     "d": {"placed": True, "ready": True, "leaving": True},
     "u": {"placed": True, "ready": True, "leaving": True, "urgent": True},
-    "o": {"placed": True, "ready": True, "layout": (1, 1)},  # of another layout
-    "q": {"placed": False, "ready": False, "layout": (1, 1)},
+    "o": {"placed": True, "ready": True, "layout": Layout(1, 1, 1)},  # of another layout
+    "q": {"placed": False, "ready": False, "layout": Layout(1, 1, 1)},
     "k": {"placed": True, "ready": True, "keeps": True},
     "s": {"placed": True, "ready": False, "keeps": True},
 }
 NUMBERS_OF_REPLICAS = (1, 2, 4)
 
 
-def shape(data: int) -> Shape:
-    return Shape(2, 1, data)
+def layout(data: int) -> Layout:
+    return Layout(2, 1, data)
 
 
 def replicas(states: str) -> list[ReplicaView]:
     """Numbered from 1."""
     return [
-        ReplicaView(**{"number": number, "layout": (2, 1), "leaving": False} | STATES[state])
+        ReplicaView(**{"number": number, "layout": Layout(2, 1, 1), "leaving": False} | STATES[state])
         for number, state in enumerate(states, 1)
     ]
 
 
 def view(
-    states: str, target: int | None, gang: Shape | None = None, *, members: tuple[int, ...] = (), settled: bool = True,
+    states: str, target: int | None, gang: Layout | None = None, *, members: tuple[int, ...] = (), settled: bool = True,
     stored: bool = False, most: int = 0, cause: Cause = Cause.LIMITS_CHANGED, finishing: bool = False,
     keeping: bool = False,
 ) -> View:  # fmt: skip
-    allowed = tuple(shape(data) for data in NUMBERS_OF_REPLICAS if target and data <= target)
+    allowed = tuple(layout(data) for data in NUMBERS_OF_REPLICAS if target and data <= target)
     return View(
-        orders=Orders(shape(target) if target else None, allowed, cause),
+        orders=Orders(layout(target) if target else None, allowed, cause),
         replicas=replicas(states),
         members=members,
         settled=bool(members) and settled,
-        shape=gang,
+        layout=gang,
         stored=stored,
         most=most,
         finishing=finishing,
@@ -58,23 +58,23 @@ def view(
 
 def trains(states: str, target: int | None, data: int, **others) -> View:
     """A gang of the first replicas."""
-    return view(states, target, shape(data), members=tuple(range(1, data + 1)), **others)
+    return view(states, target, layout(data), members=tuple(range(1, data + 1)), **others)
 
 
 MOVES: dict[str, tuple[View, Move]] = {
     "the first gang waits for a place": (view("----", 4), Keep(waiting=True)),
     "and for processes": (view("p---", 4), Keep()),
-    "it is formed when all are ready": (view("rrrr", 4), Form((1, 2, 3, 4), shape(4))),
+    "it is formed when all are ready": (view("rrrr", 4), Form((1, 2, 3, 4), layout(4))),
     "it waits for replicas that are being started": (view("rrpp", 4), Keep()),
-    "not for those without a place": (view("rr--", 4), Form((1, 2), shape(2))),
-    "nor for more than it needs": (view("prr", 2), Form((2, 3), shape(2))),
-    "numbers that are not allowed are skipped": (view("rrr-", 4), Form((1, 2), shape(2))),
-    "after a fault the survivors go on at once": (view("rrp-", 4, shape(4)), Form((1, 2), shape(2))),
-    "as many of them as are allowed": (view("rprr", 4, shape(4)), Form((1, 3), shape(2))),
-    "without survivors it waits for processes": (view("pp", 2, shape(2)), Keep()),
-    "or for a place": (view("--", 2, shape(2)), Keep(waiting=True)),
-    "nobody is asked who will go away": (view("drr", 2, shape(2)), Form((2, 3), shape(2))),
-    "alone, it waits for others": (view("d-", 2, shape(2)), Keep(waiting=True)),
+    "not for those without a place": (view("rr--", 4), Form((1, 2), layout(2))),
+    "nor for more than it needs": (view("prr", 2), Form((2, 3), layout(2))),
+    "numbers that are not allowed are skipped": (view("rrr-", 4), Form((1, 2), layout(2))),
+    "after a fault the survivors go on at once": (view("rrp-", 4, layout(4)), Form((1, 2), layout(2))),
+    "as many of them as are allowed": (view("rprr", 4, layout(4)), Form((1, 3), layout(2))),
+    "without survivors it waits for processes": (view("pp", 2, layout(2)), Keep()),
+    "or for a place": (view("--", 2, layout(2)), Keep(waiting=True)),
+    "nobody is asked who will go away": (view("drr", 2, layout(2)), Form((2, 3), layout(2))),
+    "alone, it waits for others": (view("d-", 2, layout(2)), Keep(waiting=True)),
     "a gang that is as ordered goes on": (trains("rr", 2, 2), Keep()),
     "so does one that cannot grow yet": (trains("rrp-", 4, 2), Keep()),
     "or not to a number that is allowed": (trains("rrr", 4, 2), Keep()),
@@ -84,11 +84,11 @@ MOVES: dict[str, tuple[View, Move]] = {
     "it shrinks": (trains("rrrr", 2, 4, cause=Cause.ROOM_NEEDED), Halt(Cause.ROOM_NEEDED)),
     "even before it has its state": (trains("rr", 1, 2, settled=False), Halt(Cause.LIMITS_CHANGED)),
     "another layout goes through the store": (
-        view("oo--", 2, Shape(1, 1, 2), members=(1, 2)), Halt(Cause.LIMITS_CHANGED, store=True),
+        view("oo--", 2, Layout(1, 1, 2), members=(1, 2)), Halt(Cause.LIMITS_CHANGED, store=True),
     ),
-    "then it waits for a place": (view("oo--", 2, Shape(1, 1, 2), stored=True), Keep(waiting=True)),
-    "for processes": (view("p-", 2, Shape(1, 1, 2), stored=True), Keep()),
-    "and forms of the new layout": (view("oorr", 2, Shape(1, 1, 2), stored=True), Form((3, 4), shape(2))),
+    "then it waits for a place": (view("oo--", 2, Layout(1, 1, 2), stored=True), Keep(waiting=True)),
+    "for processes": (view("p-", 2, Layout(1, 1, 2), stored=True), Keep()),
+    "and forms of the new layout": (view("oorr", 2, Layout(1, 1, 2), stored=True), Form((3, 4), layout(2))),
     "a drained node is left when some can stay": (trains("rd", 2, 2), Halt(Cause.NODE_DRAINED)),
     "or another is ready": (trains("dr", 1, 1), Halt(Cause.NODE_DRAINED)),
     "with nowhere to go it stays as long as it can": (trains("d-", 1, 1), Keep()),
@@ -96,10 +96,10 @@ MOVES: dict[str, tuple[View, Move]] = {
     "not when another is ready": (trains("ur", 1, 1), Halt(Cause.NODE_DRAINED)),
     "a drained node of others is none of its business": (trains("rru", 4, 2), Keep()),
     "a pause goes through the store": (trains("rr", None, 2), Halt(Cause.PAUSED, store=True)),
-    "then all ends": (view("rr", None, shape(2), stored=True), Pause()),
+    "then all ends": (view("rr", None, layout(2), stored=True), Pause()),
     "also before the first gang": (view("rp", None), Pause()),
     "with its last checkpoint a gang ends anyway": (trains("rr", None, 2, finishing=True), Keep()),
-    "whatever layout it is to have": (view("oo", 2, Shape(1, 1, 2), members=(1, 2), finishing=True), Keep()),
+    "whatever layout it is to have": (view("oo", 2, Layout(1, 1, 2), members=(1, 2), finishing=True), Keep()),
     "nor does it grow for that": (trains("rrrr", 4, 2, finishing=True), Keep()),
     "but it shrinks": (trains("rrrr", 2, 4, finishing=True), Halt(Cause.LIMITS_CHANGED)),
     "and leaves a node": (trains("dr", 1, 1, finishing=True), Halt(Cause.NODE_DRAINED)),
@@ -110,12 +110,12 @@ MOVES: dict[str, tuple[View, Move]] = {
     "then it stops for them": (
         trains("rrkk", 2, 2, finishing=True, keeping=True), Halt(Cause.WAITING_FOR_STORE),
     ),
-    "which take it over": (view("rrkk", 2, shape(2), keeping=True), Form((3, 4), shape(2))),
-    "and keep it": (view("kk", 2, shape(2), members=(1, 2), finishing=True, keeping=True), Keep()),
+    "which take it over": (view("rrkk", 2, layout(2), keeping=True), Form((3, 4), layout(2))),
+    "and keep it": (view("kk", 2, layout(2), members=(1, 2), finishing=True, keeping=True), Keep()),
     "those that are left take it over from those that are lost": (
-        view("ks", 2, shape(2), keeping=True), Form((1,), shape(1)),
+        view("ks", 2, layout(2), keeping=True), Form((1,), layout(1)),
     ),
-    "what has lost it trains again": (view("rk", 1, shape(1)), Form((1,), shape(1))),
+    "what has lost it trains again": (view("rk", 1, layout(1)), Form((1,), layout(1))),
 }  # fmt: skip
 
 
@@ -134,25 +134,25 @@ POPULATIONS: dict[str, tuple[View, Population]] = {
     "what is left over goes": (trains("rrrr", 2, 2), Population(0, (3, 4))),
     "what is not up goes first": (trains("rr-p", 3, 2), Population(0, (4,))),
     "then the youngest": (trains("rrprr", 4, 2), Population(0, (3,))),
-    "but none that trains": (view("rrrr", 2, shape(2), members=(3, 4)), Population(0, (1, 2))),
+    "but none that trains": (view("rrrr", 2, layout(2), members=(3, 4)), Population(0, (1, 2))),
     "even if it will go away": (trains("dr", 1, 1), Population(0, ())),
-    "once it trains no more it goes": (view("dr", 1, shape(1), members=(2,)), Population(0, (1,))),
+    "once it trains no more it goes": (view("dr", 1, layout(1), members=(2,)), Population(0, (1,))),
     "none that may have state goes before a gang has it": (
-        view("rrrr", 2, shape(2), members=(3, 4), settled=False), Population(0, ()),
+        view("rrrr", 2, layout(2), members=(3, 4), settled=False), Population(0, ()),
     ),
-    "nor between gangs": (view("drro-", 1, shape(2)), Population(0, (5,))),
+    "nor between gangs": (view("drro-", 1, layout(2)), Population(0, (5,))),
     "what is not up has none": (trains("rr-p", 2, 2, settled=False), Population(0, (3, 4))),
-    "what is in the store may go": (view("oorr-", 2, Shape(1, 1, 2), stored=True), Population(0, (1, 2, 5))),
-    "another layout takes the place of the old": (view("oo", 2, Shape(1, 1, 2), stored=True), Population(2, (1, 2))),
+    "what is in the store may go": (view("oorr-", 2, Layout(1, 1, 2), stored=True), Population(0, (1, 2, 5))),
+    "another layout takes the place of the old": (view("oo", 2, Layout(1, 1, 2), stored=True), Population(2, (1, 2))),
     "before the first gang there is nothing to keep": (view("oqd", 2), Population(2, (1, 2, 3))),
     "those that are to keep the state are started beside the gang": (
         trains("rr", 2, 2, finishing=True, keeping=True), Population(2, ()),
     ),
     "the gang goes when they have it": (
-        view("rrkk", 2, shape(2), members=(3, 4), finishing=True, keeping=True), Population(0, (1, 2)),
+        view("rrkk", 2, layout(2), members=(3, 4), finishing=True, keeping=True), Population(0, (1, 2)),
     ),
     "and not before": (
-        view("rrkk", 2, shape(2), members=(3, 4), settled=False, finishing=True, keeping=True), Population(0, ()),
+        view("rrkk", 2, layout(2), members=(3, 4), settled=False, finishing=True, keeping=True), Population(0, ()),
     ),
     "nothing is started or given up to pause": (trains("rrp", None, 2), Population(0, ())),
 }  # fmt: skip
@@ -166,7 +166,7 @@ def test_population(seen: View, wanted: Population) -> None:
 @st.composite
 def views(draw: st.DrawFn) -> View:
     states = draw(st.text("-prduoq", max_size=7))
-    gang = draw(st.none() | st.sampled_from([shape(1), shape(2), shape(4), Shape(1, 1, 2)]))
+    gang = draw(st.none() | st.sampled_from([layout(1), layout(2), layout(4), Layout(1, 1, 2)]))
     numbers = st.sets(st.sampled_from(range(1, len(states) + 1))) if states and gang else st.just(set())
     seen = view(
         states, draw(st.none() | st.integers(1, 5)), gang, members=tuple(sorted(draw(numbers))),
@@ -181,10 +181,10 @@ def test_a_gang_is_formed_of_ready_replicas_in_a_shape_that_is_allowed(seen: Vie
     if isinstance(move, Form):
         chosen = [replica for replica in seen.replicas if replica.number in move.members]
         assert not seen.members
-        assert len(chosen) == len(move.members) == move.shape.data
+        assert len(chosen) == len(move.members) == move.layout.dp
         assert all(replica.ready and not replica.leaving for replica in chosen)
-        assert {replica.layout for replica in chosen} == {move.shape.layout}
-        assert move.shape in {*seen.orders.allowed, seen.orders.target}
+        assert {replica.layout for replica in chosen} == {move.layout.per_replica}
+        assert move.layout in {*seen.orders.allowed, seen.orders.target}
 
 
 @given(views())
@@ -194,9 +194,9 @@ def test_what_is_started_and_given_up_leads_to_as_many_as_ordered(seen: View) ->
     if target is None:
         return
     left = [replica for replica in seen.replicas if replica.number not in wanted.give_up]
-    usable = [replica for replica in left if replica.layout == target.layout and not replica.leaving]
-    assert len(usable) + wanted.start >= target.data
+    usable = [replica for replica in left if replica.layout == target.per_replica and not replica.leaving]
+    assert len(usable) + wanted.start >= target.dp
     if seen.settled or seen.stored:
         others = {replica.number for replica in left} - set(seen.members)
-        assert len(others & {replica.number for replica in usable}) + wanted.start <= target.data
+        assert len(others & {replica.number for replica in usable}) + wanted.start <= target.dp
         assert others <= {replica.number for replica in usable}

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from boost_core.config import JobSpec
-from boost_core.config.elasticity import Shape
+from boost_core.config.layout import Layout
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan.flops import model_flops_per_token
 from boost_core.plan.memory import rank_memory
@@ -36,16 +36,16 @@ def test_a_plan_of_one_shape() -> None:
     assert planned.trainable_bytes_per_parameter == 18
     assert planned.flops_per_token == model_flops_per_token(spec.model, 4096)
     assert planned.tokens_per_step == 64 * 4096
-    (shape,) = planned.shapes
-    assert (shape.tensor_parallel_size, shape.pipeline_parallel_size, shape.data_parallel_size) == (4, 1, 1)
-    assert shape.world_size == 4
-    assert shape.step_seconds == step_seconds(spec, Shape(4, 1, 1))
-    assert shape.tokens_per_second == pytest.approx(64 * 4096 / shape.step_seconds)
-    assert shape.total_seconds == pytest.approx(100 * shape.step_seconds)
-    assert shape.memory.model_dump() == vars(rank_memory(spec, Shape(4, 1, 1)))
+    (layout,) = planned.shapes
+    assert (layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.data_parallel_size) == (4, 1, 1)
+    assert layout.world_size == 4
+    assert layout.step_seconds == step_seconds(spec, Layout(4, 1, 1))
+    assert layout.tokens_per_second == pytest.approx(64 * 4096 / layout.step_seconds)
+    assert layout.total_seconds == pytest.approx(100 * layout.step_seconds)
+    assert layout.memory.model_dump() == vars(rank_memory(spec, Layout(4, 1, 1)))
     # 4 exchanges forward and backward in 32 blocks; 7r and, forward, two statistics.
-    assert shape.communication.all_reduces == 32 * 8
-    assert shape.communication.elements_per_token == 32 * (2 * 7 * 1024 + 2)
+    assert layout.communication.all_reduces == 32 * 8
+    assert layout.communication.elements_per_token == 32 * (2 * 7 * 1024 + 2)
     assert planned.fastest == 0
 
 
@@ -64,13 +64,13 @@ def test_what_boost_ran_on_80_gigabytes_is_planned_to_fit(preset: str, layout: t
 def test_the_fastest_is_the_schedulers_choice_among_those_that_fit() -> None:
     spec = job(elasticity=ELASTIC)
     planned = plan(spec)
-    fits = [bool(shape.fits_device) for shape in planned.shapes]
+    fits = [bool(layout.fits_device) for layout in planned.shapes]
     assert True in fits
     assert False in fits
-    fitting = [shape for shape, is_fit in zip(spec.shapes(), fits, strict=True) if is_fit]
+    fitting = [layout for layout, is_fit in zip(spec.layouts(), fits, strict=True) if is_fit]
     assert planned.fastest is not None
-    assert spec.shapes()[planned.fastest] == fastest(spec, fitting)
-    assert any(f"{fits.count(False)} of {len(fits)} shapes" in note for note in planned.notes)
+    assert spec.layouts()[planned.fastest] == fastest(spec, fitting)
+    assert any(f"{fits.count(False)} of {len(fits)} layouts" in note for note in planned.notes)
 
 
 def test_where_nothing_fits_the_plan_says_what_to_change() -> None:
@@ -79,8 +79,8 @@ def test_where_nothing_fits_the_plan_says_what_to_change() -> None:
             elasticity={"data_parallel_size": {"min": 2, "max": 2}})
     )  # fmt: skip
     assert planned.fastest is None
-    assert not any(shape.fits_device for shape in planned.shapes)
-    (note,) = (note for note in planned.notes if "no shape fits" in note)
+    assert not any(layout.fits_device for layout in planned.shapes)
+    (note,) = (note for note in planned.notes if "no layout fits" in note)
     for remedy in (
         "tensor_parallel_size", "pipeline_parallel_size", "micro_batch_size=4", "recompute=latent or full",
         "zero_stage=1", "precision=bf16",
@@ -92,7 +92,7 @@ def test_what_is_done_already_is_not_advised() -> None:
     planned = plan(
         job("40b", parallelism={"recompute": "full", "tensor_parallel_size": 2}, training={"micro_batch_size": 1})
     )
-    (note,) = (note for note in planned.notes if "no shape fits" in note)
+    (note,) = (note for note in planned.notes if "no layout fits" in note)
     assert not any(word in note for word in ("recompute", "micro_batch_size", "precision", "zero_stage"))
 
 
@@ -111,10 +111,10 @@ def test_what_is_done_already_is_not_advised() -> None:
 )
 def test_memory_is_compared_with_a_device_that_is_known(resources: dict[str, Any], known: float | None) -> None:
     planned = plan(job(resources=resources))
-    (shape,) = planned.shapes
-    assert shape.device_memory_bytes == known
-    assert shape.fits_device == (None if known is None else shape.memory.total <= known)
-    assert planned.fastest == (None if shape.fits_device is False else 0)
+    (layout,) = planned.shapes
+    assert layout.device_memory_bytes == known
+    assert layout.fits_device == (None if known is None else layout.memory.total <= known)
+    assert planned.fastest == (None if layout.fits_device is False else 0)
     asks = any("accelerator_type" in note and all(kind in note for kind in DEVICE_BYTES) for note in planned.notes)
     assert asks == (known is None and resources.get("gpus_per_worker") != 0)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from boost_core.config import JobSpec
-from boost_core.config.elasticity import Shape
+from boost_core.config.layout import Layout
 from boost_core.plan.throughput import step_seconds
 
 
@@ -49,7 +49,7 @@ def planned(run: Published, strategy: str) -> float:
             "resources": {"gpus_per_worker": 1, "accelerator_type": "A100"},
         }
     )  # fmt: skip
-    return step_seconds(spec, Shape.of(spec.parallelism))
+    return step_seconds(spec, Layout.of(spec.parallelism))
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.preset)

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from boost_core.config import Shape
+from boost_core.config import Layout
 from service.gang.status import NodeCapacity
 from service.jobs.states import JobState, Reason
 from service.scheduler.actions import Gang, Wait
@@ -118,7 +118,7 @@ def test_limits_that_a_user_raises_and_layouts_that_nodes_force_stay_within_quot
         ({"a": trains(4)}, [running("a", 1, up_to=4, priority=5, **A)], []),
         ({"a": trains(4), "b": trains(1)}, [running("a", 4, priority=5, **A), running("b", 1, **A)], []),
         # Nor again while room is being made.
-        ({"a": trains(4, target=Shape(1, 1, 3))}, [running("a", 1, up_to=4, **A)], []),
+        ({"a": trains(4, target=Layout(1, 1, 3))}, [running("a", 1, up_to=4, **A)], []),
         ({"a": trains(4, target=None)}, [running("a", 4, **A)], []),
     ],
 )  # fmt: skip
@@ -131,7 +131,7 @@ def test_a_higher_priority_gets_room_in_its_quota(gangs, jobs, expected) -> None
 
 
 def test_the_quota_of_a_gang_that_waits_for_workers_is_its_own() -> None:
-    lost = {"a": Gang(None, Shape(1, 1, 4), waiting=True)}
+    lost = {"a": Gang(None, Layout(1, 1, 4), waiting=True)}
     jobs = [running("a", 4, node_labels={"zone": "z"}, **A), job("b", 1, **A)]
     assert summary(decide(jobs, nodes(4), lost, limits=tenants(a=4))) == ["Admit b", "Wait b"]
     assert summary(decide(jobs, nodes(4), lost, limits=tenants(a=5))) == ["Admit b", "Launch b 1x1"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from boost_core.config import Drill, Errand, JobSpec, Profile, Shape
+from boost_core.config import Drill, Errand, JobSpec, Layout, Profile
 from boost_core.config.reports import Cause, LogLine, ShapeReport
 from service.gang.status import (
     Bundle,
@@ -122,15 +122,17 @@ class FakeGangs:
         self.gangs.pop((job_id, attempt), None)
 
     def now(
-        self, job: JobRecord, phase: GangPhase, message: str = "", logs: int = 0, shape: Shape | None = None
+        self, job: JobRecord, phase: GangPhase, message: str = "", logs: int = 0, layout: Layout | None = None
     ) -> None:
         told = self.gangs.get((job.id, job.attempt), GangStatus(phase, message, [])).reports
-        shapes = [report for report in told if isinstance(report.report, ShapeReport)]
+        layouts = [report for report in told if isinstance(report.report, ShapeReport)]
         lines = [
-            GangReport(len(shapes) + number, datetime.now(UTC), LogLine(rank=0, level="INFO", message=f"line {number}"))
+            GangReport(
+                len(layouts) + number, datetime.now(UTC), LogLine(rank=0, level="INFO", message=f"line {number}")
+            )
             for number in range(1, logs + 1)
         ]
-        self.gangs[job.id, job.attempt] = GangStatus(phase, message, shapes + lines, shape)
+        self.gangs[job.id, job.attempt] = GangStatus(phase, message, layouts + lines, layout)
 
     def _maybe(self, failures: dict[str, BaseException], method: str) -> None:
         if method in failures:
@@ -172,14 +174,14 @@ class Service:
         assert job.state is JobState.RUNNING
         return job
 
-    def trains(self, job: JobRecord, shape: Shape | None, keeps: bool = False) -> None:
+    def trains(self, job: JobRecord, layout: Layout | None, keeps: bool = False) -> None:
         report = ShapeReport(
-            tensor_parallel_size=shape.tensor, pipeline_parallel_size=shape.pipeline, data_parallel_size=shape.data,
-            nodes=["node-0"] * shape.world_size, keeps=keeps,
+            tensor_parallel_size=layout.tp, pipeline_parallel_size=layout.pp, data_parallel_size=layout.dp,
+            nodes=["node-0"] * layout.world_size, keeps=keeps,
         )  # fmt: skip
         reports = [GangReport(self.store.last_sequences([job.id])[job.id] + 1, datetime.now(UTC), report)]
-        message = f"{shape} trains"
-        self.gangs.gangs[job.id, job.attempt] = GangStatus(GangPhase.TRAINING, message, reports, shape)
+        message = f"{layout} trains"
+        self.gangs.gangs[job.id, job.attempt] = GangStatus(GangPhase.TRAINING, message, reports, layout)
 
 
 ELASTIC = {
@@ -187,7 +189,7 @@ ELASTIC = {
     "training": {"global_batch_size": 24},
     "elasticity": {"data_parallel_size": {"min": 1, "max": 3}},
 }
-ONE, TWO, THREE = (Shape(1, 1, size) for size in (1, 2, 3))
+ONE, TWO, THREE = (Layout(1, 1, size) for size in (1, 2, 3))
 
 
 @pytest.fixture
@@ -295,7 +297,7 @@ def test_a_launch_that_the_service_did_not_live_to_make_is_made_up_for(service: 
     service.tick()
     assert service.gangs.launched == [(job_id, 1)]
     assert service.gangs.tags == [JobTag(job_id, 1, "tiny-test", "default", "anonymous")]
-    assert service.gangs.orders[job_id].target == Shape(2, 1, 1)
+    assert service.gangs.orders[job_id].target == Layout(2, 1, 1)
     service.gangs.gangs.clear()
     service.tick()
     assert service.store.get(job_id).reason is Reason.RESTARTS_EXHAUSTED, "this one was there and is gone"
@@ -373,7 +375,7 @@ def running(service: Service, jobs: int) -> list[JobRecord]:
     job_ids = [service.submit(parallelism={"tensor_parallel_size": 1}) for _ in range(jobs)]
     service.tick()
     for job_id in job_ids:
-        service.gangs.now(service.store.get(job_id), GangPhase.TRAINING, "trains", shape=ONE)
+        service.gangs.now(service.store.get(job_id), GangPhase.TRAINING, "trains", layout=ONE)
     service.gangs.free = [0.0]
     service.tick()
     return [service.store.get(job_id) for job_id in job_ids]
@@ -400,7 +402,7 @@ def test_a_pass_over_many_gangs_asks_the_cluster_and_the_record_as_often_as_one_
         (tmp_path / str(jobs)).mkdir()
         service = Service(tmp_path / str(jobs))
         for job in running(service, jobs):
-            service.gangs.now(job, GangPhase.TRAINING, "trains", logs=lines, shape=ONE)
+            service.gangs.now(job, GangPhase.TRAINING, "trains", logs=lines, layout=ONE)
         service.gangs.polls.clear()
         counts.add(len(statements_of_a_pass(service)))
         assert [len(asked) for asked in service.gangs.polls] == [jobs]
@@ -414,7 +416,7 @@ def test_a_job_that_its_user_changes_meanwhile_is_stored_by_itself(
 ) -> None:
     jobs = running(service, 3)
     for job in jobs:
-        service.gangs.now(job, GangPhase.SUCCEEDED, "trained 8 steps", logs=2, shape=ONE)
+        service.gangs.now(job, GangPhase.SUCCEEDED, "trained 8 steps", logs=2, layout=ONE)
     append_many = JobStore.append_many
 
     def changed_meanwhile(store: JobStore, told: Sequence[tuple[JobRecord, object]]) -> None:
@@ -435,7 +437,7 @@ def test_reports_that_cannot_be_stored_keep_none_of_others_waiting(
 ) -> None:
     bad, good = running(service, 2)
     for job in (bad, good):
-        service.gangs.now(job, GangPhase.SUCCEEDED, "trained 8 steps", logs=2, shape=ONE)
+        service.gangs.now(job, GangPhase.SUCCEEDED, "trained 8 steps", logs=2, layout=ONE)
     reports = service.gangs.gangs[bad.id, 1].reports
     reports[:] = [reports[0], reports[0]]
     service.tick()
@@ -448,7 +450,7 @@ def test_reports_that_cannot_be_stored_keep_none_of_others_waiting(
 
 def test_a_gang_is_asked_for_what_is_not_stored_yet_also_by_a_new_service(service: Service) -> None:
     (job,) = running(service, 1)
-    service.gangs.now(job, GangPhase.TRAINING, "trains", logs=3, shape=ONE)
+    service.gangs.now(job, GangPhase.TRAINING, "trains", logs=3, layout=ONE)
     service.tick()
     for _ in range(2):
         service.tick()
@@ -458,9 +460,9 @@ def test_a_gang_is_asked_for_what_is_not_stored_yet_also_by_a_new_service(servic
 
 def test_updates_are_stored_between_two_passes(service: Service) -> None:
     ends, goes_on, silent = running(service, 3)
-    service.gangs.now(ends, GangPhase.SUCCEEDED, "trained 8 steps", logs=1, shape=ONE)
+    service.gangs.now(ends, GangPhase.SUCCEEDED, "trained 8 steps", logs=1, layout=ONE)
     for job in (goes_on, silent):
-        service.gangs.now(job, GangPhase.TRAINING, "trains", logs=2, shape=ONE)
+        service.gangs.now(job, GangPhase.TRAINING, "trains", logs=2, layout=ONE)
     updated = {(ends.id, 1), (goes_on.id, 1), (silent.id, 7), ("job-of-another", 1)}
     service.reconciler.store_updates(updated)
     assert {request.gang for request in service.gangs.polls[-1]} == {(ends.id, 1), (goes_on.id, 1)}
@@ -490,7 +492,7 @@ def test_pause_and_resume(service: Service) -> None:
     service.store.resume(job.id)
     service.tick()
     assert service.gangs.launched == [(job.id, 1), (job.id, 2)]
-    assert service.gangs.orders[job.id].target == Shape(2, 1, 1)
+    assert service.gangs.orders[job.id].target == Layout(2, 1, 1)
 
 
 def test_a_pause_that_is_taken_back(service: Service) -> None:
@@ -499,7 +501,7 @@ def test_a_pause_that_is_taken_back(service: Service) -> None:
     service.tick()
     service.store.resume(job.id)
     service.tick()
-    assert service.gangs.orders[job.id].target == Shape(2, 1, 1)
+    assert service.gangs.orders[job.id].target == Layout(2, 1, 1)
 
 
 def test_a_pause_is_taken_back_as_it_comes_about(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,7 +580,7 @@ def test_a_gang_that_recovers_says_so_once_for_each_message(service: Service) ->
         (GangPhase.WAITING, "waits for 2 CPU"), (GangPhase.STARTING, "does not answer"),
         (GangPhase.TRAINING, "goes on"), (GangPhase.TRAINING, "goes on"),
     ):  # fmt: skip
-        service.gangs.now(job, phase, message, shape=Shape(2, 1, 1))
+        service.gangs.now(job, phase, message, layout=Layout(2, 1, 1))
         service.tick()
         assert service.store.get(job.id).state is JobState.RUNNING
     assert service.reasons(job.id)[before:] == ["GANG_RECOVERING", "GANG_RECOVERING", "GANG_STARTED"]
@@ -586,7 +588,7 @@ def test_a_gang_that_recovers_says_so_once_for_each_message(service: Service) ->
 
 def test_a_job_says_that_it_waits_for_the_store_and_goes_on_doing_so(service: Service) -> None:
     job = service.started(**ELASTIC)
-    before, shape = len(service.reasons(job.id)), service.gangs.orders[job.id].target
+    before, layout = len(service.reasons(job.id)), service.gangs.orders[job.id].target
     done = (service.store.last_sequences([job.id])[job.id] + 1, datetime.now(UTC), a_step(10, steps=10))
     service.store.append_reports(job.id, 1, [done])
     service.gangs.cpus, service.gangs.free = [2.0, 2.0], [0.0, 2.0]
@@ -594,14 +596,14 @@ def test_a_job_says_that_it_waits_for_the_store_and_goes_on_doing_so(service: Se
         (GangPhase.SAVING, "disk full"), (GangPhase.SAVING, "disk full"), (GangPhase.SAVING, "denied"),
         (GangPhase.RECOVERING, "rank 1 was lost"), (GangPhase.TRAINING, "trains"), (GangPhase.SAVING, "denied"),
     ):  # fmt: skip
-        service.gangs.now(job, phase, message, shape=shape)
+        service.gangs.now(job, phase, message, layout=layout)
         service.tick(60)
         assert service.store.get(job.id).state is JobState.RUNNING
     waiting = service.store.get(job.id)
     assert (waiting.reason, waiting.message) == (Reason.WAITING_FOR_STORE, "denied")
     service.tick(60)
-    assert service.gangs.orders[job.id].target == shape, "it does not grow any more"
-    service.gangs.now(waiting, GangPhase.SUCCEEDED, "trained 8 steps", shape=shape)
+    assert service.gangs.orders[job.id].target == layout, "it does not grow any more"
+    service.gangs.now(waiting, GangPhase.SUCCEEDED, "trained 8 steps", layout=layout)
     service.tick()
     assert service.reasons(job.id)[before:] == [
         "WAITING_FOR_STORE", "WAITING_FOR_STORE", "GANG_RECOVERING", "GANG_STARTED", "WAITING_FOR_STORE",
@@ -610,13 +612,13 @@ def test_a_job_says_that_it_waits_for_the_store_and_goes_on_doing_so(service: Se
 
 
 def test_a_job_that_only_keeps_its_state_leaves_its_resources_to_others(service: Service) -> None:
-    job, shape = service.started(), Shape(2, 1, 1)
+    job, layout = service.started(), Layout(2, 1, 1)
     service.gangs.free = [0.0]
-    service.trains(job, shape, keeps=True)
+    service.trains(job, layout, keeps=True)
     service.gangs.free = [2.0]
     other = service.submit()
     service.tick()
-    service.gangs.now(job, GangPhase.SAVING, "disk full", shape=shape)
+    service.gangs.now(job, GangPhase.SAVING, "disk full", layout=layout)
     service.tick()
     assert (service.store.get(job.id).reason, service.store.get(job.id).held) == (Reason.WAITING_FOR_STORE, {})
     assert service.gangs.launched == [(job.id, 1), (other, 1)]
@@ -624,10 +626,10 @@ def test_a_job_that_only_keeps_its_state_leaves_its_resources_to_others(service:
 
 
 def test_one_that_has_lost_the_state_that_it_kept_wants_them_again(service: Service) -> None:
-    job, shape = service.started(), Shape(2, 1, 1)
-    service.trains(job, shape, keeps=True)
+    job, layout = service.started(), Layout(2, 1, 1)
+    service.trains(job, layout, keeps=True)
     service.tick()
-    service.gangs.now(job, GangPhase.WAITING, "waits for 2 × {CPU: 1}", shape=shape)
+    service.gangs.now(job, GangPhase.WAITING, "waits for 2 × {CPU: 1}", layout=layout)
     service.submit()
     service.tick()
     assert service.gangs.launched == [(job.id, 1)], "who came first has the room"
@@ -682,7 +684,7 @@ def test_new_limits_are_followed_at_once(service: Service) -> None:
     service.store.patch(job.id, JobPatch(data_parallel_size=ReplicasPatch(max=4)))
     service.tick()
     service.tick()
-    assert service.gangs.orders[job.id].target == Shape(1, 1, 4)
+    assert service.gangs.orders[job.id].target == Layout(1, 1, 4)
     assert service.gangs.orders[job.id].cause is Cause.LIMITS_CHANGED
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from boost_core.config import JobSpec, Shape
+from boost_core.config import JobSpec, Layout
 from boost_core.plan.collectives import collective_seconds
 from boost_core.plan.resize import best, fastest, fits, legal, own_slots, place, why_not
 from boost_core.plan.throughput import CPU, MACHINES, Machine, machine_for, step_seconds
@@ -27,59 +27,63 @@ def elastic(layouts=None, low: int = 1, high: int = 4, **changes) -> JobSpec:
 
 
 @pytest.mark.parametrize(
-    ("shape", "slots", "placement", "expected"),
+    ("layout", "slots", "placement", "expected"),
     [
-        (Shape(1, 1, 3), [2, 1], "PACK", [2, 1]),
-        (Shape(1, 1, 4), [2, 1], "PACK", None),
-        (Shape(1, 1, 1), [], "PACK", None),
+        (Layout(1, 1, 3), [2, 1], "PACK", [2, 1]),
+        (Layout(1, 1, 4), [2, 1], "PACK", None),
+        (Layout(1, 1, 1), [], "PACK", None),
         # A tensor parallel group is whole on a node.
-        (Shape(2, 1, 2), [3, 3], "PACK", [2, 2]),
-        (Shape(4, 1, 1), [3, 3], "PACK", None),
-        (Shape(2, 2, 1), [3, 3], "PACK", [2, 2]),
+        (Layout(2, 1, 2), [3, 3], "PACK", [2, 2]),
+        (Layout(4, 1, 1), [3, 3], "PACK", None),
+        (Layout(2, 2, 1), [3, 3], "PACK", [2, 2]),
         # So is a replica, if asked for.
-        (Shape(2, 2, 1), [3, 3], "STRICT_PACK", None),
-        (Shape(2, 2, 2), [9, 3], "STRICT_PACK", [8, 0]),
-        (Shape(2, 2, 2), [7, 4], "STRICT_PACK", [4, 4]),
+        (Layout(2, 2, 1), [3, 3], "STRICT_PACK", None),
+        (Layout(2, 2, 2), [9, 3], "STRICT_PACK", [8, 0]),
+        (Layout(2, 2, 2), [7, 4], "STRICT_PACK", [4, 4]),
         # Few nodes, and of these the fullest; or many.
-        (Shape(1, 1, 2), [4, 2, 3], "PACK", [0, 2, 0]),
-        (Shape(1, 1, 5), [4, 2, 3], "PACK", [4, 1, 0]),
-        (Shape(1, 1, 5), [4, 2, 3], "SPREAD", [2, 2, 1]),
-        (Shape(2, 1, 3), [8, 2], "SPREAD", [4, 2]),
-        (Shape(1, 1, 2), [1, 1, 1], "SPREAD", [1, 1, 0]),
+        (Layout(1, 1, 2), [4, 2, 3], "PACK", [0, 2, 0]),
+        (Layout(1, 1, 5), [4, 2, 3], "PACK", [4, 1, 0]),
+        (Layout(1, 1, 5), [4, 2, 3], "SPREAD", [2, 2, 1]),
+        (Layout(2, 1, 3), [8, 2], "SPREAD", [4, 2]),
+        (Layout(1, 1, 2), [1, 1, 1], "SPREAD", [1, 1, 0]),
     ],
 )
-def test_places(shape: Shape, slots: list[int], placement: str, expected: list[int] | None) -> None:
-    assert place(shape, slots, placement) == expected
-    assert fits(shape, slots, placement) == (expected is not None)
+def test_places(layout: Layout, slots: list[int], placement: str, expected: list[int] | None) -> None:
+    assert place(layout, slots, placement) == expected
+    assert fits(layout, slots, placement) == (expected is not None)
 
 
 def test_a_gang_fits_where_it_is_and_so_does_what_its_groups_split_into() -> None:
-    assert own_slots(Shape(2, 2, 2)) == [2, 2, 2, 2]
-    assert own_slots(Shape(2, 2, 2), "STRICT_PACK") == [4, 4]
-    assert fits(Shape(1, 1, 8), own_slots(Shape(2, 2, 2)))
-    assert not fits(Shape(4, 1, 1), own_slots(Shape(2, 2, 2)))
+    assert own_slots(Layout(2, 2, 2)) == [2, 2, 2, 2]
+    assert own_slots(Layout(2, 2, 2), "STRICT_PACK") == [4, 4]
+    assert fits(Layout(1, 1, 8), own_slots(Layout(2, 2, 2)))
+    assert not fits(Layout(4, 1, 1), own_slots(Layout(2, 2, 2)))
 
 
 def test_only_what_a_job_allows_is_tried() -> None:
-    assert legal(elastic([[2, 1]], 1, 4), [8]) == [Shape(2, 1, 1), Shape(2, 1, 2), Shape(2, 1, 4)]  # 3 splits no batch
+    assert legal(elastic([[2, 1]], 1, 4), [8]) == [
+        Layout(2, 1, 1),
+        Layout(2, 1, 2),
+        Layout(2, 1, 4),
+    ]  # 3 splits no batch
     assert legal(elastic([[2, 1]], 2, 4), [3]) == []
     rigid = tiny_job("corpus", "checkpoints", parallelism={"tensor_parallel_size": 2})
-    assert legal(rigid, [8]) == [Shape(2, 1, 1)]
+    assert legal(rigid, [8]) == [Layout(2, 1, 1)]
 
 
 def test_the_best_is_the_fastest_and_the_choice_may_be_narrowed() -> None:
     spec = elastic(LAYOUTS)
-    assert best(spec, [1]) == Shape(1, 1, 1)
-    assert best(spec, [4]) == min(legal(spec, [4]), key=lambda shape: step_seconds(spec, shape))
-    assert best(spec, [4], [Shape(4, 1, 1), Shape(4, 1, 2)]) == Shape(4, 1, 1)
+    assert best(spec, [1]) == Layout(1, 1, 1)
+    assert best(spec, [4]) == min(legal(spec, [4]), key=lambda layout: step_seconds(spec, layout))
+    assert best(spec, [4], [Layout(4, 1, 1), Layout(4, 1, 2)]) == Layout(4, 1, 1)
     assert best(spec, []) is None
 
 
 def test_of_equally_fast_shapes_the_smaller_then_the_jobs_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("boost_core.plan.resize.step_seconds", lambda *_: 1.0)
     spec = elastic([[1, 2], [2, 1], [1, 1]])
-    assert fastest(spec, [Shape(1, 2, 2), Shape(1, 1, 1)]) == Shape(1, 1, 1)
-    assert fastest(spec, [Shape(1, 1, 2), Shape(2, 1, 1), Shape(1, 2, 1)]) == Shape(1, 2, 1)
+    assert fastest(spec, [Layout(1, 2, 2), Layout(1, 1, 1)]) == Layout(1, 1, 1)
+    assert fastest(spec, [Layout(1, 1, 2), Layout(2, 1, 1), Layout(1, 2, 1)]) == Layout(1, 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -113,16 +117,16 @@ SPECS = [
 @given(spec=st.sampled_from(SPECS), slots=st.lists(st.integers(0, 9), max_size=5))
 def test_what_is_chosen_fits_and_nothing_that_fits_is_predicted_faster(spec: JobSpec, slots: list[int]) -> None:
     placement, choice = spec.resources.placement, best(spec, slots)
-    fitting = [shape for shape in spec.shapes() if place(shape, slots, placement)]
+    fitting = [layout for layout in spec.layouts() if place(layout, slots, placement)]
     assert fitting == legal(spec, slots)
     assert (choice is None) == (not fitting)
     if choice:
         assert choice in fitting
         assert all(step_seconds(spec, choice) <= step_seconds(spec, other) for other in fitting)
-    for shape in fitting:
-        taken = place(shape, slots, placement)
-        together = shape.tensor * (shape.pipeline if placement == "STRICT_PACK" else 1)
-        assert sum(taken) == shape.world_size
+    for layout in fitting:
+        taken = place(layout, slots, placement)
+        together = layout.tp * (layout.pp if placement == "STRICT_PACK" else 1)
+        assert sum(taken) == layout.world_size
         assert all(ranks <= slot and ranks % together == 0 for ranks, slot in zip(taken, slots, strict=True))
 
 
@@ -139,7 +143,7 @@ def of_7b(**parallelism) -> JobSpec:
 
 def seconds(**parallelism) -> float:
     spec = of_7b(**parallelism)
-    return step_seconds(spec, Shape.of(spec.parallelism))
+    return step_seconds(spec, Layout.of(spec.parallelism))
 
 
 def test_replicas_share_the_micro_batches_and_pay_for_the_exchange() -> None:
@@ -168,7 +172,7 @@ def test_btp_scales_further_than_vanilla_and_recomputing_costs() -> None:
 
 def test_a_small_model_does_not_become_faster_by_cutting_its_kernels() -> None:
     gpus = tiny_job("corpus", "checkpoints", resources={"gpus_per_worker": 1})
-    assert step_seconds(gpus, Shape(1, 1, 1)) < step_seconds(gpus, Shape(4, 1, 1))
+    assert step_seconds(gpus, Layout(1, 1, 1)) < step_seconds(gpus, Layout(4, 1, 1))
 
 
 def test_the_loopback_is_as_measured() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from boost_core.config import JobSpec, Shape
+from boost_core.config import JobSpec, Layout
 from boost_core.config.reports import Cause
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
@@ -107,18 +107,18 @@ class Simulation:
         targets = {job_id: gang.target for job_id, gang in gangs.items()}
         for action in actions:
             if isinstance(action, Launch | Resize):
-                gang, targets[action.job.id] = gangs.get(action.job.id), action.shape
-                present = gang.shape.world_size if gang and gang.shape else held.get(action.job.id, 0)
-                held[action.job.id] = max(present, action.shape.world_size)
+                gang, targets[action.job.id] = gangs.get(action.job.id), action.layout
+                present = gang.layout.world_size if gang and gang.layout else held.get(action.job.id, 0)
+                held[action.job.id] = max(present, action.layout.world_size)
             if isinstance(action, Resize):
                 self.causes[action.cause] += 1
-                self.check_hysteresis(action, gangs[action.job.id].shape)
+                self.check_hysteresis(action, gangs[action.job.id].layout)
         self.check_targets(jobs, gangs, targets)
         if any(ranks > (gangs[job_id].held if job_id in gangs else 0) for job_id, ranks in held.items()):
             self.check_sums(jobs, nodes, held)
         return actions
 
-    def check_hysteresis(self, action: Resize, present: Shape | None) -> None:
+    def check_hysteresis(self, action: Resize, present: Layout | None) -> None:
         """No gang grows twice within the cooldown, but for what its user asks."""
         if present is None or action.cause is not Cause.NODE_JOINED:
             return
@@ -130,7 +130,7 @@ class Simulation:
         for job in jobs:
             target = targets.get(job.id)
             if target and not (job.id in gangs and gangs[job.id].waiting):
-                assert target in job.spec.shapes(), (job.id, target)
+                assert target in job.spec.layouts(), (job.id, target)
 
     def check_sums(self, jobs: Sequence[JobRecord], nodes: Sequence[NodeCapacity], held: Mapping[str, int]) -> None:
         """When something is given out, there is no more given out in all than there is."""

@@ -29,7 +29,7 @@ CLUSTER = [
     for kind in ("A100-40G", "A100", "H200")
 ]
 CACHES = (
-    legality.legal_shapes, legality._divisors, _of_two_stages, _cut, _block_weights, memory._extremes, memory._alike,
+    legality.legal_layouts, legality._divisors, _of_two_stages, _cut, _block_weights, memory._extremes, memory._alike,
     memory._of_block, demand._remembered, demand._known,
 )  # fmt: skip
 WAITING = job("a", 1)
@@ -113,7 +113,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize("seed", range(12))
 def test_the_largest_specs_are_checked_in_a_bounded_number_of_steps(seed: int, calls: Counter[str]) -> None:
     spec = check(largest(random.Random(seed)))
-    assert len(spec.shapes()) <= MOST_LAYOUTS
+    assert len(spec.layouts()) <= MOST_LAYOUTS
     assert calls["_layout_problems"] <= MOST_LAYOUTS + 1
     assert calls["rank_memory"] <= 2 * MOST_LAYOUTS  # at the door, and for the scheduler
     assert calls["step_seconds"] <= MOST_LAYOUTS

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from boost_core.config import ParallelismConfig, Shape
+from boost_core.config import Layout, ParallelismConfig
 from boost_core.config.reports import ShapeReport
 from boost_core.parallel.mesh import ParallelMesh
 from service.jobs.states import JobState
@@ -16,11 +16,11 @@ from tests.service.records import a_shape
 
 @pytest.mark.parametrize("rank", range(12))
 def test_a_ranks_place_is_the_meshs(rank: int) -> None:
-    shape = Shape(2, 3, 2)
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=shape.world_size)
+    layout = Layout(2, 3, 2)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world_size)
     try:
-        mesh = ParallelMesh.build(ParallelismConfig().at(*shape.layout, shape.data), torch.device("cpu"))
-        assert shape.place(rank) == (mesh.rank("tp"), mesh.rank("pp"), mesh.rank("dp"))
+        mesh = ParallelMesh.build(ParallelismConfig().at(layout), torch.device("cpu"))
+        assert layout.coordinates(rank) == Layout(mesh.rank("tp"), mesh.rank("pp"), mesh.rank("dp"))
     finally:
         dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Marks in all graphs of a dashboard: when a job was restarted, and when its gang changed its shape."""
+"""Marks in all graphs of a dashboard: when a job was restarted, and when its gang changed its layout."""
 
 from grafana_foundation_sdk.builders.dashboard import AnnotationQuery
 
@@ -21,10 +21,10 @@ def restarts(where: str) -> AnnotationQuery:
     return _marks("Restarts", "semi-dark-red", f"{now} > ({before} or 0 * {now})", "{{job_name}} restarted: {{cause}}")
 
 
-def shapes(where: str) -> AnnotationQuery:
-    """One mark a change of a job's workers or of an axis of its shape, with the new size."""
+def layouts(where: str) -> AnnotationQuery:
+    """One mark a change of a job's workers or of an axis of its layout, with the new size."""
     changes = " or ".join(_change(metric, called, where) for metric, called in _SHAPE.items())
-    return _marks("Shape", "semi-dark-blue", changes, "{{job_name}}: {{axis}} {{size}}")
+    return _marks("Layout", "semi-dark-blue", changes, "{{job_name}}: {{axis}} {{size}}")
 
 
 def _change(metric: str, called: str, where: str) -> str:

@@ -17,7 +17,7 @@ def job() -> Dashboard:
     board = frame("boost-job", "Boost / Job", "One training job, from its loss to what its seconds went into.", rows)
     board = board.with_variable(variables.tenants()).with_variable(variables.job_names())
     board = board.with_variable(variables.job_id())
-    board = board.annotation(annotations.restarts(JOB)).annotation(annotations.shapes(JOB))
+    board = board.annotation(annotations.restarts(JOB)).annotation(annotations.layouts(JOB))
     return board.link(links.to_dashboard("Ranks", "boost-ranks")).link(links.to_service("/jobs/${job_id}"))
 
 
@@ -114,7 +114,7 @@ def _flops() -> timeseries.Panel:
 
 def _shape() -> timeseries.Panel:
     panel = time_series(
-        "Shape",
+        "Layout",
         "How many ranks train, and how they are laid out.",
         "none",
         _of_job("boost_job_workers", "workers"),

@@ -21,7 +21,7 @@ def ranks() -> Dashboard:
     board = frame("boost-ranks", "Boost / Ranks", says, [_pace(), _waiting(), _processes(), _gpus()])
     board = board.with_variable(variables.tenants()).with_variable(variables.job_names())
     board = board.with_variable(variables.job_id())
-    board = board.annotation(annotations.restarts(JOB)).annotation(annotations.shapes(JOB))
+    board = board.annotation(annotations.restarts(JOB)).annotation(annotations.layouts(JOB))
     return board.link(links.to_dashboard("Job", "boost-job")).link(links.to_service("/jobs/${job_id}"))
 
 

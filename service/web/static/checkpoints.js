@@ -3,7 +3,7 @@
 import { call, get, jobPath } from "./api.js";
 import { ask } from "./dialog.js";
 import { card, h, setText, time } from "./dom.js";
-import { bytes, moment, shape, whole } from "./format.js";
+import { bytes, layout, moment, whole } from "./format.js";
 import { notify } from "./notices.js";
 import { mayChange } from "./signin.js";
 
@@ -13,7 +13,7 @@ const FIRST = 6; // shown until all are wanted
 export function checkpointCard(id) {
   const body = h("tbody");
   const summary = h("p", { class: "muted" });
-  const columns = ["Step", "Saved", "Size", "Shape", "Samples", ""];
+  const columns = ["Step", "Saved", "Size", "Layout", "Samples", ""];
   const table = h(
     "table",
     { class: "plain stacked" },
@@ -104,7 +104,7 @@ export function checkpointCard(id) {
       one.damage && h("span", { class: "badge state-failed" }, "damaged"),
     ];
     const step = h("td", { "data-label": columns[0] }, h("span", {}, whole(one.step), badges));
-    const facts = [time(one.saved_at, moment(one.saved_at)), bytes(one.bytes), shape(one), whole(one.samples)];
+    const facts = [time(one.saved_at, moment(one.saved_at)), bytes(one.bytes), layout(one), whole(one.samples)];
     const middle = one.damage
       ? h("td", { colspan: facts.length, "data-label": "Damage" }, one.damage)
       : facts.map((content, index) => h("td", { "data-label": columns[index + 1] }, content));

@@ -98,10 +98,10 @@ export function moment(iso) {
   return iso ? LOCAL.format(new Date(iso)) : UNKNOWN;
 }
 
-/** A gang's shape: tensor × pipeline × data parallel. */
-export function shape(sizes) {
+/** The text form of a layout. */
+export function layout(sizes) {
   if (!sizes) return UNKNOWN;
-  return [sizes.tensor_parallel_size, sizes.pipeline_parallel_size, sizes.data_parallel_size].join(" × ");
+  return `tp ${sizes.tensor_parallel_size} × pp ${sizes.pipeline_parallel_size} × dp ${sizes.data_parallel_size}`;
 }
 
 /** A node by its id, of which the beginning tells enough. */

@@ -3,7 +3,7 @@
 import { actionButtons } from "./actions.js";
 import { badge, explanation, FINISHED } from "./badge.js";
 import { h, link, setText } from "./dom.js";
-import { ago, duration, loss, moment, percent, seconds, shape, short, UNKNOWN, whole } from "./format.js";
+import { ago, duration, layout, loss, moment, percent, seconds, short, UNKNOWN, whole } from "./format.js";
 import { progressBar } from "./jobrow.js";
 
 // Label and text of each fact; a job without it shows a dash.
@@ -24,7 +24,7 @@ const FACTS = [
         ? percent(job.progress.exposed_communication_seconds / job.progress.step_seconds)
         : UNKNOWN,
   ],
-  ["Shape", (job) => shape(job.shape ?? job.spec.parallelism), "tensor × pipeline × data parallel"],
+  ["Layout", (job) => layout(job.shape ?? job.spec.parallelism), "tensor × pipeline × data parallel"],
   ["Restarts", (job) => whole(Object.values(job.restart_counts).reduce((sum, count) => sum + count, 0))],
   ["Checkpoint", (job) => (job.checkpoint ? `step ${whole(job.checkpoint.step)}` : UNKNOWN)],
   ["Submitted", (job) => ago(job.submitted_at), (job) => `${moment(job.submitted_at)} by ${job.submitted_by}`],

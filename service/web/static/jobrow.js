@@ -2,11 +2,11 @@
 
 import { badge, explanation, FINISHED } from "./badge.js";
 import { h, link, setText, time } from "./dom.js";
-import { about, duration, loss, percent, seconds, shape, short, UNKNOWN, whole } from "./format.js";
+import { about, duration, layout, loss, percent, seconds, short, UNKNOWN, whole } from "./format.js";
 import { goodputBar } from "./goodput.js";
 import { sparkline } from "./spark.js";
 
-export const COLUMNS = ["Job", "State", "Progress", "Loss", "Tokens/s", "Shape", "Goodput", "Age"];
+export const COLUMNS = ["Job", "State", "Progress", "Loss", "Tokens/s", "Layout", "Goodput", "Age"];
 
 /** A row. `update` takes the job and the samples of its course. */
 export function jobRow(job) {
@@ -64,7 +64,7 @@ export function jobRow(job) {
     setText(rate, now.progress ? short(now.progress.tokens_per_second) : UNKNOWN);
     curves[0].update(course.map((sample) => sample.loss));
     curves[1].update(course.map((sample) => sample.tokens_per_second));
-    setText(size, shape(now.shape ?? now.spec.parallelism));
+    setText(size, layout(now.shape ?? now.spec.parallelism));
     size.title = "tensor × pipeline × data parallel";
     const { spent, total: all } = goodput.update(now.goodput);
     setText(productive, percent(all ? spent.productive / all : 0));

@@ -1,12 +1,12 @@
-// What the service's plan says of a job: memory of a rank by kind, and a step's time, at each shape that it may take.
+// What the service's plan says of a job: memory of a rank by kind, and a step's time, at each layout that it may take.
 
 import { call } from "./api.js";
 import { card, h } from "./dom.js";
-import { bytes, duration, percent, shape, short, whole } from "./format.js";
+import { bytes, duration, layout, percent, short, whole } from "./format.js";
 
 const MEMORY = ["weights", "gradients", "optimizer", "activations", "logits"];
 
-/** The card. `read` asks for the plan of a spec; `update` marks the shape that the job has now. */
+/** The card. `read` asks for the plan of a spec; `update` marks the layout that the job has now. */
 export function planCard() {
   const place = h("div");
   const element = card("Plan", { id: "plan" }, place);
@@ -24,29 +24,29 @@ export function planCard() {
   }
 
   function update(job) {
-    const key = `${shape(job.shape ?? job.spec.parallelism)} ${job.state} ${measured(job) && duration(measured(job))}`;
+    const key = `${layout(job.shape ?? job.spec.parallelism)} ${job.state} ${measured(job) && duration(measured(job))}`;
     if (planned && key !== now) show(job, (now = key));
   }
 
   function show(job) {
-    const present = shape(job.shape ?? job.spec.parallelism);
+    const present = layout(job.shape ?? job.spec.parallelism);
     const largest = Math.max(...planned.shapes.map((one) => Math.max(one.memory.total, one.device_memory_bytes ?? 0)));
-    const heads = ["Shape", "Memory of a rank", "Step", "Tokens/s", "Whole run"];
+    const heads = ["Layout", "Memory of a rank", "Step", "Tokens/s", "Whole run"];
     const rows = planned.shapes.map((one, index) =>
       h(
         "tr",
-        { class: shape(one) === present ? "present" : "" },
+        { class: layout(one) === present ? "present" : "" },
         h(
           "th",
           { scope: "row", "data-label": heads[0] },
-          shape(one),
+          layout(one),
           h(
             "small",
             {},
             [
               whole(one.world_size),
               one.world_size === 1 ? " rank" : " ranks",
-              shape(one) === present && ", now",
+              layout(one) === present && ", now",
               index === planned.fastest && ", fastest that fits",
             ]
               .filter(Boolean)
@@ -58,7 +58,7 @@ export function planCard() {
           "td",
           { "data-label": heads[2] },
           duration(one.step_seconds),
-          shape(one) === present && measured(job) && h("small", {}, `measured ${duration(measured(job))}`),
+          layout(one) === present && measured(job) && h("small", {}, `measured ${duration(measured(job))}`),
         ),
         h("td", { "data-label": heads[3] }, short(one.tokens_per_second)),
         h("td", { "data-label": heads[4] }, duration(one.total_seconds)),

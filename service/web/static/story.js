@@ -1,12 +1,12 @@
 // One event in a sentence.
 
-import { bytes, duration, node, shape, small, whole, words } from "./format.js";
+import { bytes, duration, layout, node, small, whole, words } from "./format.js";
 
 const SENTENCES = {
   state: (data) => `${data.state}: ${data.message}`,
   started: (data) =>
     [`${whole(data.world_size)} ranks from step ${whole(data.step)}`, data.resumed_from].filter(Boolean).join(", "),
-  shape: (data) => `${shape(data)} on ${[...new Set(data.nodes)].map(node).join(", ")}`,
+  shape: (data) => `${layout(data)} on ${[...new Set(data.nodes)].map(node).join(", ")}`,
   interruption: (data) => `${words(data.cause)} after step ${whole(data.step)}: ${data.message}`,
   restart: restartText,
   fault: (data) => `${words(data.what)} at step ${whole(data.step)}: ${data.message}`,

@@ -1,4 +1,4 @@
-"""Add what elastic jobs need: pauses, shapes, drills, restarts and the goodput ledger."""
+"""Add what elastic jobs need: pauses, layouts, drills, restarts and the goodput ledger."""
 
 from datetime import UTC, datetime
 from typing import Any

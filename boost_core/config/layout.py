@@ -1,0 +1,70 @@
+"""How the ranks of a gang are laid out: the one value that job files, plan, scheduler, gang and metrics mean by it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class ParallelSizes(Protocol):
+    """What states the sizes under the names of the job file: its ``parallelism``, and reports of what a gang has."""
+
+    @property
+    def tensor_parallel_size(self) -> int: ...  # noqa: D102
+
+    @property
+    def pipeline_parallel_size(self) -> int: ...  # noqa: D102
+
+    @property
+    def data_parallel_size(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True, order=True)
+class Layout:
+    """How many ranks a gang has along each dimension, the innermost first.
+
+    Attributes:
+        tp: Tensor parallel ranks: a group of so many shares a node.
+        pp: Pipeline parallel ranks: so many groups make a replica.
+        dp: Data parallel ranks: so many replicas make the gang.
+    """
+
+    tp: int
+    pp: int
+    dp: int
+
+    @classmethod
+    def of(cls, sizes: ParallelSizes) -> "Layout":
+        """That of a configuration or a report."""
+        return cls(sizes.tensor_parallel_size, sizes.pipeline_parallel_size, sizes.data_parallel_size)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes under the names of the job file."""
+        return {
+            "tensor_parallel_size": self.tp,
+            "pipeline_parallel_size": self.pp,
+            "data_parallel_size": self.dp,
+        }
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def per_replica(self) -> "Layout":
+        """The layout of each replica, which stays the same while replicas come and go."""
+        return Layout(self.tp, self.pp, dp=1)
+
+    @property
+    def replica_text(self) -> str:
+        """The part of the text form that all its replicas share."""
+        return f"tp {self.tp} × pp {self.pp}"
+
+    def coordinates(self, rank: int) -> "Layout":
+        """A rank's tensor, pipeline and data parallel ranks."""
+        group, tp = divmod(rank, self.tp)
+        dp, pp = divmod(group, self.pp)
+        return Layout(tp, pp, dp)
+
+    def __str__(self) -> str:
+        return f"{self.replica_text} × dp {self.dp}"
