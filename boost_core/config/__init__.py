@@ -4,10 +4,10 @@ Nothing here imports torch, so that the API can check a job without it.
 """
 
 from boost_core.config.checkpoint import CheckpointConfig
+from boost_core.config.command import WorkerCommand
 from boost_core.config.data import DataConfig, SourceConfig, WeightedSource
 from boost_core.config.drill import Drill
 from boost_core.config.elasticity import DataParallelRange, ElasticityConfig
-from boost_core.config.errand import Errand
 from boost_core.config.faults import FaultToleranceConfig
 from boost_core.config.job import JobSpec, ResourcesConfig, load_job
 from boost_core.config.layout import Layout
@@ -22,7 +22,6 @@ __all__ = [
     "DataParallelRange",
     "Drill",
     "ElasticityConfig",
-    "Errand",
     "FaultToleranceConfig",
     "JobSpec",
     "Layout",
@@ -35,5 +34,6 @@ __all__ = [
     "SourceConfig",
     "TrainingConfig",
     "WeightedSource",
+    "WorkerCommand",
     "load_job",
 ]

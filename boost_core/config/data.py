@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from boost_core.config.base import Config, Location
 from boost_core.config.urls import refuse_unserved
@@ -101,9 +101,17 @@ class DataConfig(Config):
     documents_apart: bool = Field(
         False, description="Whether documents packed into one sequence do not see each other, in attention and loss."
     )
-    held_out_fraction: float = Field(
+    validation_fraction: float = Field(
         0.05, gt=0, lt=1, description="Share of the files kept for evaluation; tokenized sources have theirs."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_old_name(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "held_out_fraction" in value and "validation_fraction" not in value:
+            value = dict(value)
+            value["validation_fraction"] = value.pop("held_out_fraction")  # as job files called it first
+        return value
 
     @field_validator("mixture")
     @classmethod

@@ -52,13 +52,13 @@ class StepReport(Frozen):
 
 
 class EvaluationReport(Frozen):
-    """One evaluation on held-out text."""
+    """One evaluation on validation text."""
 
     kind: Literal["evaluation"] = "evaluation"
     step: int
     loss: float = Field(description="Mean cross entropy over all evaluated tokens, in nats a token.")
     tokens: int
-    unigram_entropy: float = Field(description="Entropy of single tokens of the held-out text, in nats.")
+    unigram_entropy: float = Field(description="Entropy of single tokens of the validation text, in nats.")
     seconds: float
 
 
@@ -96,16 +96,20 @@ class Cause(StrEnum):
     ERROR = "ERROR"
     NODE_DRAINED = "NODE_DRAINED"
     NODE_JOINED = "NODE_JOINED"
-    ROOM_NEEDED = "ROOM_NEEDED"
+    PREEMPTED = "PREEMPTED"
     LIMITS_CHANGED = "LIMITS_CHANGED"
     WORKER_BACK = "WORKER_BACK"
     PAUSED = "PAUSED"
     WAITING_FOR_STORE = "WAITING_FOR_STORE"
 
+    @classmethod
+    def _missing_(cls, value: object) -> "Cause | None":
+        return cls.PREEMPTED if value == "ROOM_NEEDED" else None  # as it was first called in records
+
 
 PLANNED_CAUSES = frozenset(
     {
-        Cause.NODE_DRAINED, Cause.NODE_JOINED, Cause.ROOM_NEEDED, Cause.LIMITS_CHANGED, Cause.WORKER_BACK, Cause.PAUSED,
+        Cause.NODE_DRAINED, Cause.NODE_JOINED, Cause.PREEMPTED, Cause.LIMITS_CHANGED, Cause.WORKER_BACK, Cause.PAUSED,
         Cause.WAITING_FOR_STORE,
     }
 )  # fmt: skip

@@ -42,22 +42,22 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class SourceSplit:
-    """The files to train on and those held out. A lone file is in both and is split by position."""
+    """The files to train on and those to validate on. A lone file is in both and is split by position."""
 
     training: Sequence[SourceFile]
-    held_out: Sequence[SourceFile]
+    validation: Sequence[SourceFile]
 
     @property
     def lone_file(self) -> bool:
-        """Whether the source is one file, whose last part is held out."""
-        return self.training == self.held_out
+        """Whether the source is one file, whose last part is for validation."""
+        return self.training == self.validation
 
     @functools.cached_property
     def text_bytes(self) -> tuple[int, int] | None:
         """Bytes of the files in either part; ``None`` if some are compressed, whose sizes say little of their text."""
-        if any(compression(file.url) for file in (*self.training, *self.held_out)):
+        if any(compression(file.url) for file in (*self.training, *self.validation)):
             return None
-        return _size(self.training), _size(self.held_out)
+        return _size(self.training), _size(self.validation)
 
 
 class UnfitData(ValueError):
@@ -93,7 +93,7 @@ def check_data(
     for number in sorted(first.values()):
         source, _ = data.sources[number]
         try:
-            _check_source(source, data.held_out_fraction, vocab_size, sequence_length, storage_options)
+            _check_source(source, data.validation_fraction, vocab_size, sequence_length, storage_options)
         except ValueError as error:
             field = f"data.mixture[{number}].paths" if data.mixture else "data.source.paths"
             raise UnfitData(field, str(error)) from error
@@ -107,19 +107,19 @@ def check_data(
 
 def _check_source(
     source: SourceConfig,
-    held_out_fraction: float,
+    validation_fraction: float,
     vocab_size: int,
     sequence_length: int,
     storage_options: StorageOptions | None,
 ) -> None:
     if source.kind != "tokenized":
-        split_source(source, held_out_fraction, sequence_length, storage_options)
+        split_source(source, validation_fraction, sequence_length, storage_options)
         return
     for path in dict.fromkeys(source.paths):
         index = read_index(path, storage_options)
         _check_vocabulary(path, index.vocabulary, vocab_size)
         refuse_too_little("training", index.tokens("training"), "tokens", sequence_length)
-        refuse_too_little("held-out", index.tokens("held_out"), "tokens", sequence_length)
+        refuse_too_little("validation", index.tokens("validation"), "tokens", sequence_length)
 
 
 def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions | None = None) -> int:
@@ -157,18 +157,18 @@ def _check_vocabulary(name: str, vocabulary: int, vocab_size: int) -> None:
 
 def split_source(
     source: SourceConfig,
-    held_out_fraction: float,
+    validation_fraction: float,
     sequence_length: int,
     storage_options: StorageOptions | None = None,
 ) -> SourceSplit:
-    """Look up a source's files and split them whole into training and held-out text.
+    """Look up a source's files and split them whole into training and validation text.
 
     The split goes by a hash of each file's path below the folder that all have in common, so it is the
     same on every node and does not move when other files come or go around it.
 
     Args:
         source: The source.
-        held_out_fraction: Share of the files that is held out.
+        validation_fraction: Share of the files kept for validation.
         sequence_length: Tokens of a sequence.
         storage_options: What ``s3://`` is reached with; default: the process's own means.
 
@@ -176,25 +176,25 @@ def split_source(
         ValueError: A path names no file, or there is too little text for one sequence in either part.
     """
     if source.kind == "standard_library":
-        split = _standard_library_split(held_out_fraction)
+        split = _standard_library_split(validation_fraction)
     else:
-        split = _split(list_files(source, storage_options), held_out_fraction)
-    _refuse_too_little_text(split, held_out_fraction, sequence_length)
+        split = _split(list_files(source, storage_options), validation_fraction)
+    _refuse_too_little_text(split, validation_fraction, sequence_length)
     return split
 
 
 @functools.lru_cache(maxsize=16)  # of fractions, of which people give few
-def _standard_library_split(held_out_fraction: float) -> SourceSplit:
-    return _split(_standard_library_files(), held_out_fraction)
+def _standard_library_split(validation_fraction: float) -> SourceSplit:
+    return _split(_standard_library_files(), validation_fraction)
 
 
-def _split(files: Sequence[SourceFile], held_out_fraction: float) -> SourceSplit:
+def _split(files: Sequence[SourceFile], validation_fraction: float) -> SourceSplit:
     if len(files) == 1:
         return SourceSplit(files, files)
     by_hash = sorted(files, key=_hash_below(os.path.commonpath([file.url for file in files])))
-    held_out_count = min(math.ceil(held_out_fraction * len(files)), len(files) - 1)
-    held_out, training = by_hash[:held_out_count], by_hash[held_out_count:]
-    return SourceSplit(sorted(training, key=_url), sorted(held_out, key=_url))
+    validation_count = min(math.ceil(validation_fraction * len(files)), len(files) - 1)
+    validation, training = by_hash[:validation_count], by_hash[validation_count:]
+    return SourceSplit(sorted(training, key=_url), sorted(validation, key=_url))
 
 
 def list_files(source: SourceConfig, storage_options: StorageOptions | None = None) -> list[SourceFile]:
@@ -270,15 +270,15 @@ def _url(file: SourceFile) -> str:
     return file.url
 
 
-def _refuse_too_little_text(split: SourceSplit, held_out_fraction: float, sequence_length: int) -> None:
+def _refuse_too_little_text(split: SourceSplit, validation_fraction: float, sequence_length: int) -> None:
     if split.text_bytes is None:
         return  # the trainer counts
-    training, held_out = split.text_bytes
+    training, validation = split.text_bytes
     if split.lone_file:
-        held_out = held_out_tail(training, held_out_fraction)
-        training -= held_out
+        validation = validation_tail(training, validation_fraction)
+        training -= validation
     refuse_too_little("training", training, "bytes", sequence_length)
-    refuse_too_little("held-out", held_out, "bytes", sequence_length)
+    refuse_too_little("validation", validation, "bytes", sequence_length)
 
 
 def refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> None:
@@ -294,9 +294,9 @@ def refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> 
         )
 
 
-def held_out_tail(size: int, held_out_fraction: float) -> int:
-    """How much at the end of a lone file is held out."""
-    return math.ceil(size * held_out_fraction)
+def validation_tail(size: int, validation_fraction: float) -> int:
+    """How much at the end of a lone file is for validation."""
+    return math.ceil(size * validation_fraction)
 
 
 def _size(files: Sequence[SourceFile]) -> int:

@@ -3,7 +3,7 @@
 ::
 
     <folder>/training-00000.bin …   token ids one after the other, little-endian, documents ended by their last token
-    <folder>/held_out-00000.bin …
+    <folder>/validation-00000.bin …
     <folder>/inputs-00000.json …    which documents of which files the pair of shards holds
     <folder>/quarantine-00000.jsonl …  the documents that were skipped meanwhile, if any
     <folder>/tokenizer.json         what made them, unless they are bytes
@@ -11,10 +11,10 @@
 
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import fsspec
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from boost_core.config.base import Config
 from boost_core.config.small_files import Unreadable, read_small
@@ -23,7 +23,7 @@ from boost_core.config.urls import StorageOptions, options_at
 INDEX = "index.json"
 _MOST_INDEX_BYTES = 16 * 2**20  # of some 200,000 shards
 
-Part = Literal["training", "held_out"]
+Part = Literal["training", "validation"]
 
 
 class Shard(Config):
@@ -32,6 +32,11 @@ class Shard(Config):
     part: Part
     name: str = Field(pattern=r"^\w[\w.-]*$")  # of this folder: no way out of it
     tokens: int
+
+    @field_validator("part", mode="before")
+    @classmethod
+    def _read_old_name(cls, value: Any) -> Any:
+        return "validation" if value == "held_out" else value  # as folders were written first
 
 
 class Cursor(Config):

@@ -16,8 +16,8 @@ class TrainingConfig(Config):
     micro_batch_size: Count = Field(16, description="Sequences a rank holds at once.")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="Compute type; master weights stay fp32.")
     seed: int = Field(0, ge=0, lt=2**31)
-    evaluate_every_steps: Count = Field(100, description="Evaluate on held-out text this often, and at the end.")
-    evaluate_sequences: Count = Field(64, description="Held-out sequences in one evaluation.")
+    evaluate_every_steps: Count = Field(100, description="Evaluate on validation text this often, and at the end.")
+    evaluate_sequences: Count = Field(64, description="Validation sequences in one evaluation.")
 
     def micro_batches(self, replicas: int) -> int:
         """Micro-batches of a data parallel replica in a step."""

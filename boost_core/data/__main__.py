@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print(
         f"\n{index.documents:,} documents, {index.tokens('training'):,} tokens to train on and "
-        f"{index.tokens('held_out'):,} held out, of a vocabulary of {index.vocabulary:,}, in {plan.folder}",
+        f"{index.tokens('validation'):,} for validation, of a vocabulary of {index.vocabulary:,}, in {plan.folder}",
         file=sys.stderr,
     )
     if index.skipped:
@@ -47,7 +47,7 @@ def _plan(given: argparse.Namespace) -> TokenizePlan:
     if isinstance(tokenizer, FileTokenizer):
         with fsspec.open(name, "r", encoding="utf-8") as stream:
             content = stream.read()
-    return TokenizePlan(source, given.folder, tokenizer, content, given.held_out, given.shard_tokens, given.on_error)
+    return TokenizePlan(source, given.folder, tokenizer, content, given.validation, given.shard_tokens, given.on_error)
 
 
 def _train_once(source: SourceConfig, name: str, vocabulary: int, on_error: OnError) -> None:
@@ -92,7 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--tokenizer", default=BYTES, help="bytes, or a tokenizer.json by path or URL")
     command.add_argument("--train-bpe", type=int, metavar="N", help="learn a byte-level BPE of N tokens from SRC first")
     command.add_argument("--end-of-document", help="the token that ends a document; else a usual one")
-    command.add_argument("--held-out", type=float, default=0.05, help="share of the documents held out")
+    command.add_argument(
+        "--validation", "--held-out", type=float, default=0.05, help="share of the documents kept for validation"
+    )
     command.add_argument(
         "--on-error", choices=get_args(OnError), default="fail",
         help="what to do about a document that cannot be used: stop, or skip it and list it in DST/quarantine-*.jsonl",

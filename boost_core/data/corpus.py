@@ -1,4 +1,4 @@
-"""The training and held-out token streams of a job's sources."""
+"""The training and validation token streams of a job's sources."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import fsspec
 import numpy as np
 
 from boost_core.config.data import DataConfig, SourceConfig
-from boost_core.config.sources import SourceFile, held_out_tail, refuse_too_little, split_source
+from boost_core.config.sources import SourceFile, refuse_too_little, split_source, validation_tail
 from boost_core.config.tokenized import Part, TokenIndex, read_index
 from boost_core.data.documents import documents
 from boost_core.data.encode import batches, encode
@@ -21,12 +21,12 @@ class Stream:
 
     Attributes:
         training: What is trained on.
-        held_out: What is evaluated on.
+        validation: What is evaluated on.
         weight: Its share of the samples, relative to the others'.
     """
 
     training: TokenStream
-    held_out: TokenStream
+    validation: TokenStream
     weight: float
 
 
@@ -55,15 +55,15 @@ def load_corpus(data: DataConfig, sequence_length: int) -> Corpus:
         return _mapped(data)
     tokenizer = open_tokenizer(data.tokenizer, data.end_of_document)
     streams = tuple(
-        Stream(*_tokenized(source, data.held_out_fraction, sequence_length, tokenizer), weight)
+        Stream(*_tokenized(source, data.validation_fraction, sequence_length, tokenizer), weight)
         for source, weight in data.sources
     )
     return Corpus(streams, tokenizer.end_of_document)
 
 
 def unigram_entropy(corpus: Corpus) -> float:
-    """Entropy of single held-out tokens, −Σ p log p in nats: the loss of a model that knows their frequencies only."""
-    of_streams = [stream.held_out.counts() for stream in corpus.streams]
+    """Entropy of single validation tokens, −Σ p log p in nats: what knowing their frequencies alone would lose."""
+    of_streams = [stream.validation.counts() for stream in corpus.streams]
     counts = np.zeros(max(map(len, of_streams)))
     for of_stream in of_streams:
         counts[: len(of_stream)] += of_stream
@@ -72,18 +72,18 @@ def unigram_entropy(corpus: Corpus) -> float:
 
 
 def _tokenized(
-    source: SourceConfig, held_out_fraction: float, sequence_length: int, tokenizer: Tokenizer
+    source: SourceConfig, validation_fraction: float, sequence_length: int, tokenizer: Tokenizer
 ) -> tuple[TokenStream, TokenStream]:
-    split = split_source(source, held_out_fraction, sequence_length)
+    split = split_source(source, validation_fraction, sequence_length)
     training = _tokens_of(split.training, source, tokenizer)
     if split.lone_file:
-        boundary = len(training) - held_out_tail(len(training), held_out_fraction)
-        training, held_out = training[:boundary], training[boundary:]
+        boundary = len(training) - validation_tail(len(training), validation_fraction)
+        training, validation = training[:boundary], training[boundary:]
     else:
-        held_out = _tokens_of(split.held_out, source, tokenizer)
-    for part, tokens in (("training", training), ("held-out", held_out)):
+        validation = _tokens_of(split.validation, source, tokenizer)
+    for part, tokens in (("training", training), ("validation", validation)):
         refuse_too_little(part, len(tokens), "tokens", sequence_length)
-    return TokenStream([training]), TokenStream([held_out])
+    return TokenStream([training]), TokenStream([validation])
 
 
 def _tokens_of(files: Sequence[SourceFile], source: SourceConfig, tokenizer: Tokenizer) -> Tokens:
@@ -103,7 +103,7 @@ def _mapped(data: DataConfig) -> Corpus:
     if len({(index.vocabulary, index.end_of_document) for index in indices.values()}) > 1:
         raise ValueError(f"{', '.join(indices)} were made by different tokenizers; make all by the same one")
     streams = tuple(
-        Stream(_mapped_part(source, "training", indices), _mapped_part(source, "held_out", indices), weight)
+        Stream(_mapped_part(source, "training", indices), _mapped_part(source, "validation", indices), weight)
         for source, weight in data.sources
     )
     return Corpus(streams, next(iter(indices.values())).end_of_document)

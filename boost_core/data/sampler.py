@@ -111,13 +111,13 @@ def replica_share(first_sample: int, global_batch_size: int, part: int, parts: i
     return first_sample + share * part, share
 
 
-def held_out_batches(
+def validation_batches(
     corpus: Corpus, sequence_length: int, sequences: int, batch_size: int, part: int, parts: int
 ) -> Iterator[Sequences]:
     """The part of a fixed evaluation set that falls to one of several ranks, in batches.
 
-    The set is ``sequences`` windows, of each source as many as its weight says, spread evenly over its held-out tokens;
-    or all windows of a source that has fewer.
+    The set is ``sequences`` windows, of each source as many as its weight says, spread evenly over its validation
+    tokens; or all windows of a source that has fewer.
 
     Args:
         corpus: The sources.
@@ -131,9 +131,9 @@ def held_out_batches(
     total = sum(stream.weight for stream in streams)
     shares = np.cumsum([0.0] + [stream.weight / total for stream in streams])
     chosen = [
-        (stream.held_out, window)
+        (stream.validation, window)
         for stream, (low, high) in zip(streams, pairwise(np.rint(shares * sequences).astype(int).tolist()), strict=True)
-        for window in _spread(stream.held_out, sequence_length, high - low)
+        for window in _spread(stream.validation, sequence_length, high - low)
     ][part::parts]
     for begin in range(0, len(chosen), batch_size):
         yield np.stack([_window(*each, sequence_length) for each in chosen[begin : begin + batch_size]])

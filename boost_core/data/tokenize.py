@@ -1,7 +1,7 @@
 """Documents to shards of tokens: in streams, in constant memory, going on where it was interrupted.
 
-Each round fills one shard of training tokens and, beside it, one of held-out ones; then the index names both and says
-which document comes next. What was written of a round that did not come to its end is written anew.
+Each round fills one shard of training tokens and, beside it, one of validation tokens; then the index names both and
+says which document comes next. What was written of a round that did not come to its end is written anew.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ class TokenizePlan:
         folder: Where the tokens go: a path or URL.
         tokenizer: Makes tokens of documents.
         tokenizer_json: The tokenizer's file; empty for bytes.
-        held_out_fraction: Share of the documents held out, chosen by a hash of their place.
+        validation_fraction: Share of the documents kept for validation, chosen by a hash of their place.
         shard_tokens: Training tokens of a shard, at least.
         on_error: Whether a bad document ends the run, or is left out and listed in a file beside the shards.
     """
@@ -68,7 +68,7 @@ class TokenizePlan:
     folder: str
     tokenizer: Tokenizer
     tokenizer_json: str
-    held_out_fraction: float
+    validation_fraction: float
     shard_tokens: int
     on_error: OnError = "fail"
     files: list[SourceFile] = field(init=False)
@@ -80,7 +80,7 @@ class TokenizePlan:
     def digest(self) -> str:
         """The same for the same tokenizer and split."""
         said = [
-            self.source.kind, self.source.text_field, self.tokenizer_json, self.held_out_fraction, self.shard_tokens,
+            self.source.kind, self.source.text_field, self.tokenizer_json, self.validation_fraction, self.shard_tokens,
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
@@ -231,6 +231,6 @@ def _write(batch: _Batch, plan: TokenizePlan, shards: dict[Part, ShardFile], qua
             continue
         number = f"{batch.begin.file}/{batch.begin.document + offset}"
         share = int.from_bytes(hashlib.sha256(number.encode()).digest()[:4], "big") / 2**32
-        shards["held_out" if share < plan.held_out_fraction else "training"].write(tokens)
+        shards["validation" if share < plan.validation_fraction else "training"].write(tokens)
     written = sum(shard.tokens for shard in shards.values()) - before
     return _Done(len(batch.documents) - skipped, skipped, written)

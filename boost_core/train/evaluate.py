@@ -1,9 +1,9 @@
-"""The loss on held-out text."""
+"""The loss on validation text."""
 
 import torch
 
 from boost_core.data.corpus import Corpus
-from boost_core.data.sampler import held_out_batches
+from boost_core.data.sampler import validation_batches
 from boost_core.train.state import TrainState
 from boost_core.train.step import losses
 
@@ -16,7 +16,7 @@ def evaluate(state: TrainState, corpus: Corpus) -> tuple[float, int]:
     """
     training, groups = state.spec.training, state.process_groups
     sums = torch.zeros(2, dtype=torch.float64, device=state.mesh.device)
-    for sequences in held_out_batches(
+    for sequences in validation_batches(
         corpus, training.sequence_length, training.evaluate_sequences, training.micro_batch_size,
         part=groups.data.rank, parts=groups.data.size,
     ):  # fmt: skip

@@ -272,7 +272,7 @@ class _Run(_Keeping):
         )  # fmt: skip
 
     def evaluate(self) -> None:
-        """Evaluate on held-out text and report it."""
+        """Evaluate on validation text and report it."""
         started = time.perf_counter()
         loss, tokens = evaluate(self._state, self._corpus)
         if self._reporter:

@@ -48,7 +48,7 @@ def _line(report: Report) -> str:
                 f"{report.tokens_per_second:,.0f} tokens/s  communication {report.exposed_communication_share:.0%}"
             )
         case EvaluationReport():
-            return f"held-out loss {report.loss:.4f} (unigram entropy {report.unigram_entropy:.4f})"
+            return f"validation loss {report.loss:.4f} (unigram entropy {report.unigram_entropy:.4f})"
         case CheckpointReport():
             return f"saved {report.url} ({report.bytes / 2**20:.1f} MiB in {report.commit_seconds:.2f} s)"
         case InterruptionReport():

@@ -37,7 +37,7 @@ def run_demo(settings: Settings, console: Console) -> ExitStatus:
     """Start a service, train the example on it, say what came of it, and stop the service.
 
     Returns:
-        OK if the job SUCCEEDED and its held-out loss is below the unigram entropy of that text.
+        OK if the job SUCCEEDED and its validation loss is below the unigram entropy of that text.
 
     Raises:
         BadInput: The example job is not in this folder.
@@ -153,7 +153,7 @@ def _conclude(record: JobRecord, events: Sequence[JobEvent], log: Path, console:
     last = evaluations[-1]
     say(f"checkpoint     {record.checkpoint.url}")
     say(f"training loss  {steps[0].loss:.3f} → {steps[-1].loss:.3f} nats a token in {steps[-1].steps} steps")
-    say(f"held-out loss  {last.loss:.3f} nats a token; unigram entropy of that text {last.unigram_entropy:.3f}")
+    say(f"validation loss  {last.loss:.3f} nats a token; unigram entropy of that text {last.unigram_entropy:.3f}")
     if last.loss >= last.unigram_entropy:
         say("the model learned no more than how often each byte occurs: the demo failed")
         return ExitStatus.FAILED

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from boost_core.config.reports import ShapeReport
-from service.cli.lines import duration, numbers_of, restart_in_words, layout_in_words
+from service.cli.lines import duration, layout_in_words, numbers_of, restart_in_words
 from service.jobs.goodput import Goodput
 from service.jobs.ledger import as_of
 from service.jobs.model import JobRecord
@@ -34,7 +34,7 @@ def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
         yield "newest step", numbers_of(job.progress)
     if job.evaluation:
         entropy = job.evaluation.unigram_entropy
-        yield "held out", f"loss {job.evaluation.loss:.4f} at step {job.evaluation.step}, unigram {entropy:.4f}"
+        yield "validation", f"loss {job.evaluation.loss:.4f} at step {job.evaluation.step}, unigram {entropy:.4f}"
     yield "checkpoint", job.checkpoint.url if job.checkpoint else f"none yet; goes to {job.checkpoint_url}"
 
 

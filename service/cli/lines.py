@@ -97,7 +97,7 @@ def _line(report: Report) -> str:
             return f"step {report.step}/{report.steps}  {numbers_of(report)}  ETA {duration(report.eta_seconds)}"
         case EvaluationReport():
             return (
-                f"step {report.step}  held-out loss {report.loss:.4f} "
+                f"step {report.step}  validation loss {report.loss:.4f} "
                 f"(unigram entropy of that text {report.unigram_entropy:.4f})"
             )
         case CheckpointReport():

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from boost_core.config import Drill, Errand, JobSpec, Layout
+from boost_core.config import Drill, JobSpec, Layout, WorkerCommand
 from boost_core.config.reports import Cause, Fault, FaultReport, RankTimesReport
 from boost_core.plan.snapshots import MemoryState, copy_owners, newest_whole_state
 from service.gang.assignment import FAILURES, Assignment, End, MisplacedRanks, RankEnd, SnapshotOwner
@@ -62,7 +62,7 @@ class Formation:
 
 
 class Gang:
-    """Runs in a thread of its own; orders, messages and errands come from others.
+    """Runs in a thread of its own; orders, messages and commands come from others.
 
     Args:
         spec: The job.
@@ -93,7 +93,7 @@ class Gang:
         self._no_room_before = 0.0  # in the nodes' memory, for that
         self._heard: dict[int, float] = {}  # when each process was heard last
         self._lock = threading.Lock()  # around what the actor's methods touch
-        self._errands: list[Errand] = []
+        self._commands: list[WorkerCommand] = []
 
     def order(self, orders: Orders) -> None:
         """Take new orders."""
@@ -102,10 +102,10 @@ class Gang:
                 self._most = 0
             self._orders = orders
 
-    def ask(self, errand: Errand) -> None:
+    def ask(self, command: WorkerCommand) -> None:
         """Take what the gang is to do besides training."""
         with self._lock:
-            self._errands.append(errand)
+            self._commands.append(command)
 
     def hear(self, message: Message) -> None:
         """Take a process's message."""
@@ -146,7 +146,7 @@ class Gang:
         """One round; whether it was the last."""
         self._cluster.look()
         self._populate()
-        self._hand_on_errands()
+        self._pass_on_commands()
         if self._formation is None:
             return self._execute(next_move(self._view()))
         if self._is_over(self._formation):
@@ -492,28 +492,28 @@ class Gang:
                 member.kill()
                 replica.start_again(member)
 
-    def _hand_on_errands(self) -> None:
+    def _pass_on_commands(self) -> None:
         """Hand drills and profiles on to the processes that they are for."""
         formation = self._formation
         if formation is None or not self._record.started:
             return
         with self._lock:
-            errands, self._errands = self._errands, []
-        for errand in errands:
-            for rank in {errand.rank} if isinstance(errand, Drill) else set(errand.ranks):
+            commands, self._commands = self._commands, []
+        for command in commands:
+            for rank in {command.rank} if isinstance(command, Drill) else set(command.ranks):
                 if rank < len(formation.members):
-                    self._hand_on(formation, errand, rank)
+                    self._pass_on(formation, command, rank)
                 else:  # the gang has shrunk since it was asked for
-                    message = f"no {errand.kind}: there is no rank {rank} of {len(formation.members)}"
+                    message = f"no {command.kind}: there is no rank {rank} of {len(formation.members)}"
                     self._record.log("WARNING", message)
 
-    def _hand_on(self, formation: Formation, errand: Errand, rank: int) -> None:
-        if errand.kind == "drop_node":
-            self._drop_node(formation, errand)
-        elif errand.kind == "fill_store":  # the store is written to by all, and asked first by rank 0
-            formation.members[0].call("ask", errand)
+    def _pass_on(self, formation: Formation, command: WorkerCommand, rank: int) -> None:
+        if command.kind == "drop_node":
+            self._drop_node(formation, command)
+        elif command.kind == "fill_store":  # the store is written to by all, and asked first by rank 0
+            formation.members[0].call("ask", command)
         else:
-            formation.members[rank].call("ask", errand)
+            formation.members[rank].call("ask", command)
 
     def _drop_node(self, formation: Formation, drill: Drill) -> None:
         where = formation.members[drill.rank].where
@@ -539,7 +539,7 @@ class Gang:
 _IN_WORDS = {
     Cause.NODE_DRAINED: "a node will go away",
     Cause.NODE_JOINED: "there is room for more workers",
-    Cause.ROOM_NEEDED: "a job of higher priority needs room",
+    Cause.PREEMPTED: "a job of higher priority needs room",
     Cause.LIMITS_CHANGED: "the job's limits were changed",
     Cause.WORKER_BACK: "lost workers have been replaced",
     Cause.PAUSED: "the job is to be paused",

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # where type checkers find what torch.distributed exports
 from torch.distributed.distributed_c10d import _abort_process_group
 
-from boost_core.config import Drill, Errand
+from boost_core.config import Drill, WorkerCommand
 from boost_core.plan.snapshots import MemoryState, SnapshotIndex, SnapshotKey
 from boost_core.train import Membership, Region, SnapshotStore, StepProfiler, StepTimes, train
 from service.gang.assignment import Assignment, End, RankEnd, Rendezvous, SnapshotOwner, WorkerPlace
@@ -225,12 +225,12 @@ class RankProcess:
         )
         return redact(stacks)
 
-    def ask(self, errand: Errand) -> None:
+    def ask(self, command: WorkerCommand) -> None:
         """Bring a fault about in this process, or trace its next steps."""
-        if isinstance(errand, Drill):
-            self._drills.add(errand)
+        if isinstance(command, Drill):
+            self._drills.add(command)
         else:
-            self._profiler.ask(errand.steps)
+            self._profiler.ask(command.steps)
 
 
 def _gpus() -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from ray.autoscaler.sdk import request_resources
 from ray.job_config import JobConfig
 from ray.util import list_named_actors
 
-from boost_core.config import Errand, JobSpec
+from boost_core.config import JobSpec, WorkerCommand
 from service.gang.context import GangContext
 from service.gang.handles import SupervisorHandles, name_of
 from service.gang.joined_node import JoinedNode
@@ -206,11 +206,11 @@ class RayGangs:
         """Wait at most ``seconds`` for gangs with news since their last poll; returns these."""
         return self._supervisors.wait_for_updates(seconds)
 
-    def ask(self, job_id: str, attempt: int, errand: Errand) -> None:
+    def ask(self, job_id: str, attempt: int, command: WorkerCommand) -> None:
         """Have a gang do something besides training; harmless if there is none."""
         supervisor = self._supervisors.find((job_id, attempt))
         if supervisor is not None:
-            supervisor.ask.remote(errand)
+            supervisor.ask.remote(command)
 
     def end(self, job_id: str, attempt: int) -> None:
         """End all of a gang's processes and free its placement groups; harmless if there is none.

@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from boost_core.config import Errand, JobSpec, Layout
+from boost_core.config import JobSpec, Layout, WorkerCommand
 from boost_core.config.reports import Cause, Report
 
 
@@ -179,7 +179,7 @@ class Gangs(Protocol):
         A gang whose answer to that poll was an exception, or is still to come, need not be among them.
         """
 
-    def ask(self, job_id: str, attempt: int, errand: Errand) -> None:
+    def ask(self, job_id: str, attempt: int, command: WorkerCommand) -> None:
         """Have a gang do something besides training; harmless if there is none."""
 
     def end(self, job_id: str, attempt: int) -> None:

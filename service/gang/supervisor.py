@@ -5,7 +5,7 @@ from typing import Any
 
 import ray
 
-from boost_core.config import Errand, JobSpec
+from boost_core.config import JobSpec, WorkerCommand
 from service.gang.context import GangContext
 from service.gang.gang import Gang
 from service.gang.record import GangRecord
@@ -42,9 +42,9 @@ class Supervisor:
         """Take a rank's message."""
         self._gang.hear(message)
 
-    def ask(self, errand: Errand) -> None:
+    def ask(self, command: WorkerCommand) -> None:
         """Take what the gang is to do besides training."""
-        self._gang.ask(errand)
+        self._gang.ask(command)
 
     def poll(self, after_sequence: int, orders: Orders) -> GangStatus:
         """Take orders; the status with reports after ``after_sequence``, and those up to it are forgotten.

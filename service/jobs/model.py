@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
-from boost_core.config import Errand, JobSpec, Layout
+from boost_core.config import JobSpec, Layout, WorkerCommand
 from boost_core.config.reports import Cause, CheckpointReport, EvaluationReport, RestartReport, ShapeReport, StepReport
 from service.jobs.goodput import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
@@ -59,7 +59,7 @@ class JobRecord(BaseModel):
     checkpoint: CheckpointReport | None = Field(description="The newest committed checkpoint.")
     checkpoint_at: datetime | None = Field(None, description="When the newest checkpoint was committed.")
     shape: ShapeReport | None = Field(None, description="The newest gang's, as it was last formed.")
-    errands: list[Errand] = Field(
+    commands: list[WorkerCommand] = Field(
         [], description="Drills and profiles asked for that its gang has not been told of yet."
     )
     restarts: list[RestartRecord] = Field([], description="The newest 50, in order.")

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, CursorResult, Engine, bindpara
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from boost_core.config import Errand, JobSpec
+from boost_core.config import JobSpec, WorkerCommand
 from service.jobs import queries, requests, writes
 from service.jobs.database import open_engine
 from service.jobs.goodput import Goodput
@@ -285,12 +285,12 @@ class JobStore:
         """
         return self._write(job_id, lambda record: writes.patched(record, changes, expected))
 
-    def ask(self, job_id: str, errand: Errand, request: Request | None = None) -> JobRecord:
-        """Ask a job's gang for a drill, which is an event, too, or for a profile; ``take_errands`` hands it on.
+    def ask(self, job_id: str, command: WorkerCommand, request: Request | None = None) -> JobRecord:
+        """Ask a job's gang for a drill, which is an event, too, or for a profile; ``take_commands`` hands it on.
 
         Args:
             job_id: The job.
-            errand: What is asked for.
+            command: What is asked for.
             request: What asks for it, if that may come again; it takes effect once.
 
         Raises:
@@ -302,10 +302,10 @@ class JobStore:
 
         def plan(session: Session, record: JobRecord) -> Write | None:
             if request is None:
-                return writes.asked(record, errand)
+                return writes.asked(record, command)
             if requests.find(session, request):
                 return None
-            write = writes.asked(record, errand)
+            write = writes.asked(record, command)
             return Write(write.values, [*write.rows, requests.row_of(request, job_id)])
 
         try:
@@ -313,17 +313,17 @@ class JobStore:
         except IntegrityError:  # the key has just been used by another process
             return self._write_with(job_id, plan)
 
-    def take_errands(self, job_id: str) -> Sequence[Errand]:
+    def take_commands(self, job_id: str) -> Sequence[WorkerCommand]:
         """The drills and profiles asked for since the last call, each told once.
 
         Raises:
             JobNotFound: There is no such job.
         """
-        taken: list[Errand] = []
+        taken: list[WorkerCommand] = []
 
         def plan(record: JobRecord) -> Write | None:
-            taken[:] = record.errands
-            return Write({"errands": []}) if taken else None
+            taken[:] = record.commands
+            return Write({"commands": []}) if taken else None
 
         self._write(job_id, plan)
         return taken

@@ -65,9 +65,9 @@ class JobRow(Table):
     checkpoint: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     checkpoint_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     shape: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
-    # Named when drills were the only errands. While an upgrade migrates, replicas of the release before still serve,
+    # Named when drills were the only commands. While an upgrade migrates, replicas of the release before still serve,
     # and a new name would break them.
-    errands: Mapped[list[dict[str, Any]]] = mapped_column("drills", JSON, default=list)
+    commands: Mapped[list[dict[str, Any]]] = mapped_column("drills", JSON, default=list)
     restarts: Mapped[list[dict[str, Any]]] = mapped_column(JSON, default=list)
     restart_counts: Mapped[dict[str, int]] = mapped_column(JSON, default=dict)
     fault_counts: Mapped[dict[str, int]] = mapped_column(JSON, default=dict)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from boost_core.config import Drill, Errand
+from boost_core.config import Drill, WorkerCommand
 from boost_core.config.base import FieldProblem, raise_problems
 from boost_core.config.reports import FaultReport, Report, RestartReport
 from service.jobs.ledger import book
@@ -115,7 +115,7 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
     if state is not JobState.QUEUED:
         values["waiting_for"] = None
     if state is not JobState.RUNNING:
-        values["errands"] = []  # they were for the gang that trained when they were asked for
+        values["commands"] = []  # they were for the gang that trained when they were asked for
     elif record.started_at is None:
         values["started_at"] = now
     if state in TERMINAL_STATES:
@@ -208,7 +208,7 @@ def patched(record: JobRecord, changes: JobPatch, expected: str | None = None) -
     return Write(values, [_event(record, "patch", differences)])
 
 
-def asked(record: JobRecord, errand: Errand) -> Write:
+def asked(record: JobRecord, command: WorkerCommand) -> Write:
     """Have the gang of a job do something besides training.
 
     Raises:
@@ -216,21 +216,23 @@ def asked(record: JobRecord, errand: Errand) -> Write:
         pydantic.ValidationError: The gang has no such rank.
     """
     if record.state is not JobState.RUNNING:
-        raise WrongState(record, f"a {'drill' if isinstance(errand, Drill) else 'profile'} needs a job that is RUNNING")
+        raise WrongState(
+            record, f"a {'drill' if isinstance(command, Drill) else 'profile'} needs a job that is RUNNING"
+        )
     layout = record.present_layout
-    field, ranks = ("rank", [errand.rank]) if isinstance(errand, Drill) else ("ranks", errand.ranks)
+    field, ranks = ("rank", [command.rank]) if isinstance(command, Drill) else ("ranks", command.ranks)
     raise_problems(
-        type(errand).__name__,
+        type(command).__name__,
         [
             FieldProblem((field,), rank, f"{rank} is no rank of a gang of {layout}; use 0 to {layout.world_size - 1}")
             for rank in ranks
             if rank >= layout.world_size
         ],
     )
-    waiting = [waiting.model_dump(mode="json") for waiting in record.errands]
+    waiting = [waiting.model_dump(mode="json") for waiting in record.commands]
     # What a drill does is seen in the job; a profile is reported once it is there.
-    events = [_event(record, "drill", errand.model_dump())] if isinstance(errand, Drill) else []
-    return Write({"errands": [*waiting, errand.model_dump(mode="json")]}, events)
+    events = [_event(record, "drill", command.model_dump())] if isinstance(command, Drill) else []
+    return Write({"commands": [*waiting, command.model_dump(mode="json")]}, events)
 
 
 def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport]) -> Reported:

@@ -22,7 +22,7 @@ class MetricsSample(BaseModel):
 
 
 class EvaluationPoint(BaseModel):
-    """One evaluation on held-out text."""
+    """One evaluation on validation text."""
 
     step: int = Field(description="Steps done by then.")
     loss: float | None = Field(description="Mean cross entropy, in nats a token.")

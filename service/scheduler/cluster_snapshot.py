@@ -179,7 +179,7 @@ class ClusterSnapshot:
 
     def pause(self, job: JobRecord, message: str) -> None:
         """Decide that a gang makes room altogether."""
-        self.gangs[job.id] = replace(self.gangs[job.id], target=None, cause=Cause.ROOM_NEEDED)
+        self.gangs[job.id] = replace(self.gangs[job.id], target=None, cause=Cause.PREEMPTED)
         self.resized += 1
         self.actions.append(Pause(job, message))
 

@@ -128,4 +128,4 @@ def _carry_out(cluster: ClusterSnapshot, job: JobRecord, victims: dict[str, JobR
             cluster.pause(victims[job_id], f"pauses {reason}")
         elif layout != present:
             message = f"shrinks from {present} to {layout} {reason}"
-            cluster.resize(victims[job_id], layout, Cause.ROOM_NEEDED, message)
+            cluster.resize(victims[job_id], layout, Cause.PREEMPTED, message)

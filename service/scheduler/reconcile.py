@@ -162,9 +162,9 @@ class Reconciler:
         return False
 
     def _request(self, job: JobRecord) -> PollRequest:
-        if job.errands:
-            for errand in self._store.take_errands(job.id):
-                self._gangs.ask(job.id, job.attempt, errand)
+        if job.commands:
+            for command in self._store.take_commands(job.id):
+                self._gangs.ask(job.id, job.attempt, command)
         return PollRequest((job.id, job.attempt), self._memory.stored(job), self._memory.orders(job))
 
     def _make_up_for_launch(self, job: JobRecord) -> None:
@@ -257,7 +257,7 @@ class Reconciler:
                 self._memory.order(job.id, layout, cause, limit)
             case Pause(message=message):
                 logger.info("%s: %s", job.id, message)
-                self._memory.order(job.id, None, Cause.ROOM_NEEDED)
+                self._memory.order(job.id, None, Cause.PREEMPTED)
 
     def _launch(self, launch: Launch) -> None:
         job, attempt = launch.job, launch.job.attempt + 1

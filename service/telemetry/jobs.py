@@ -129,7 +129,7 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     ),
     Value("boost_job_step", "Optimizer steps done.", _of_step(lambda step: step.step)),
     Value("boost_job_loss_nats", "Training loss of the newest step, a token.", _of_step(lambda step: step.loss)),
-    Value("boost_job_held_out_loss_nats", "Loss on held-out text, a token.", _of_evaluation),
+    Value("boost_job_validation_loss_nats", "Loss on validation text, a token.", _of_evaluation),
     Value(
         "boost_job_gradient_norm",
         "Global norm of the newest step's gradient, before clipping.",

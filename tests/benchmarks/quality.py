@@ -1,7 +1,7 @@
 """What each family learns of the default corpus in the same number of steps: ``python -m tests.benchmarks.quality``.
 
 Dense, SVD, SVD under LORO, CoLA and LaX, at two sizes, one rank each, the same batches in the same order. The learning
-rate is chosen at the smaller size, among the same few for all, by the loss on held-out text. Takes most of an hour.
+rate is chosen at the smaller size, among the same few for all, by the loss on validation text. Takes most of an hour.
 """
 
 import json
@@ -45,20 +45,20 @@ class Run:
 
     Attributes:
         spec: The job.
-        held_out: Loss on held-out text by step, nats a token.
+        validation: Loss on validation text by step, nats a token.
         unigram_entropy: Of that text.
         peak_bytes: Most resident memory of the rank's process.
     """
 
     spec: JobSpec
-    held_out: dict[int, float]
+    validation: dict[int, float]
     unigram_entropy: float
     peak_bytes: int
 
     @property
     def final(self) -> float:
-        """Loss on held-out text after the last step."""
-        return list(self.held_out.values())[-1]
+        """Loss on validation text after the last step."""
+        return list(self.validation.values())[-1]
 
 
 def job(family: str, size: str, learning_rate: float) -> JobSpec:
@@ -94,8 +94,8 @@ def run(spec: JobSpec) -> Run:
         peak.join()
         reports = [report_adapter.validate_json(line) for line in (home / "reports").read_text().splitlines()]
     evaluations = [report for report in reports if isinstance(report, EvaluationReport)]
-    held_out = {report.step: report.loss for report in evaluations}
-    return Run(spec, held_out, evaluations[0].unigram_entropy, peak.bytes)
+    validation = {report.step: report.loss for report in evaluations}
+    return Run(spec, validation, evaluations[0].unigram_entropy, peak.bytes)
 
 
 class Peak(threading.Thread):
@@ -146,13 +146,22 @@ def main() -> None:
             rates = (chosen[family],) if family in chosen else LEARNING_RATES
             result = best([run(job(family, size, rate)) for rate in rates])
             chosen[family] = result.spec.optimizer.learning_rate
-            lines[family] = result.held_out
+            lines[family] = result.validation
             rows.append(row(size, family, result))
             print(json.dumps(rows[-1]), flush=True)  # noqa: T201
             entropy = result.unigram_entropy
-        panels.append((f"{size}: held-out loss, nats a token", lines, False))
+        panels.append((f"{size}: validation loss, nats a token", lines, False))
     draw_lines(FIGURES / "quality.svg", panels, "optimizer step")
-    header = ["size", "family", "parameters", "FLOPs a token", "state", "peak memory", "learning rate", "held-out loss"]
+    header = [
+        "size",
+        "family",
+        "parameters",
+        "FLOPs a token",
+        "state",
+        "peak memory",
+        "learning rate",
+        "validation loss",
+    ]
     write_table(FIGURES / "quality.md", header, [*rows, ["", "unigram entropy", "", "", "", "", "", f"{entropy:.3f}"]])
 
 

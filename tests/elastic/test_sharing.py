@@ -25,7 +25,7 @@ def test_a_job_of_higher_priority_gets_room_and_gives_it_back(pool: tuple[Nodes,
     assert high.record.state == "SUCCEEDED"
     low.trains(2)
     causes = [restart["cause"] for restart in low.of("restart")]
-    assert causes[0] == "ROOM_NEEDED"
+    assert causes[0] == "PREEMPTED"
     assert all(restart["step"] == restart["resumed_step"] for restart in low.of("restart"))
     # All of the pool: the other one is paused, for it cannot shrink below one replica.
     both = Job(service, elastic_job(corpus, replicas=(2, 2), priority=5, training=ELASTIC_TRAINING | {"steps": 20}))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from boost_core.config import Errand, JobSpec, Layout
+from boost_core.config import JobSpec, Layout, WorkerCommand
 from boost_core.config.reports import Cause, Report
 from service.gang.status import GangPhase, GangReport, GangStatus, JobTag, NodeCapacity, Orders, PollRequest
 from tests.service.records import (
@@ -126,9 +126,9 @@ class FileCluster:
         time.sleep(seconds)  # it has nothing to tell before the next pass
         return set()
 
-    def ask(self, job_id: str, attempt: int, errand: Errand) -> None:
+    def ask(self, job_id: str, attempt: int, command: WorkerCommand) -> None:
         with closing(self._open()) as file:
-            file.execute("INSERT INTO drills VALUES (?, ?, ?)", [job_id, attempt, errand.kind])
+            file.execute("INSERT INTO drills VALUES (?, ?, ?)", [job_id, attempt, command.kind])
 
     def end(self, job_id: str, attempt: int) -> None:
         with closing(self._open()) as file:

@@ -154,7 +154,7 @@ def test_drills(http: httpx.Client, store: JobStore) -> None:
     start(store, job.id)
     answer = http.post(path, json=drill)
     assert answer.status_code == 202
-    assert [asked["rank"] for asked in answer.json()["errands"]] == [1]
+    assert [asked["rank"] for asked in answer.json()["commands"]] == [1]
     problem = problem_of(http.post(path, json=drill | {"rank": 2}), 422)
     assert [(error["field"], error["value"]) for error in problem["errors"]] == [("rank", 2)]
     assert problem_of(http.post(path, json=drill | {"rnk": 2}), 422)["errors"][0]["message"].endswith(
@@ -172,7 +172,7 @@ def test_profiles(http: httpx.Client, store: JobStore) -> None:
     assert "a profile needs a job that is RUNNING" in problem_of(http.post(path, json={}), 409)["detail"]
     start(store, job.id)
     answer = http.post(path, json={})
-    assert (answer.status_code, answer.json()["errands"]) == (202, [{"kind": "profile", "steps": 3, "ranks": [0]}])
+    assert (answer.status_code, answer.json()["commands"]) == (202, [{"kind": "profile", "steps": 3, "ranks": [0]}])
     problem = problem_of(http.post(path, json={"ranks": [0, 2]}), 422)
     assert [(error["field"], error["value"]) for error in problem["errors"]] == [("ranks", 2)]
     assert "2 is no rank of a gang of tp 2" in problem["detail"]
@@ -184,7 +184,7 @@ def test_profiles(http: httpx.Client, store: JobStore) -> None:
         assert [error["field"] for error in problem_of(http.post(path, json=body), 422)["errors"]] == [field]
     key = {"Idempotency-Key": "once"}
     answers = [http.post(path, json={"steps": 2}, headers=key) for _ in range(2)]
-    assert [len(answer.json()["errands"]) for answer in answers] == [2, 2]
+    assert [len(answer.json()["commands"]) for answer in answers] == [2, 2]
     problem_of(http.post("/v1/jobs/job-0/profiles", json={}), 404)
 
 

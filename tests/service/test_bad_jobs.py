@@ -35,7 +35,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = {"model": {"vocab": {f"t{number}": number for number in range(300)}}}
     index = {
         "dtype": "uint16", "vocabulary": 302, "end_of_document": 301, "source": "0", "complete": True,
-        "shards": [{"part": part, "name": f"{part}-00000.bin", "tokens": 5000} for part in ("training", "held_out")],
+        "shards": [{"part": part, "name": f"{part}-00000.bin", "tokens": 5000} for part in ("training", "validation")],
     }  # fmt: skip
     few = [{"part": "training", "name": "training-00000.bin", "tokens": 10}]
     files = {

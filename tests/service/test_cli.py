@@ -214,7 +214,7 @@ def test_events_print_a_line_for_every_event(boost, store: JobStore) -> None:
     assert "RUNNING: 2 workers train" in lines
     assert "training starts from scratch at step 0: 123,456 parameters on 2 worker(s)" in lines
     assert "step 1/10  loss 4.9000  2,048 tokens/s  communication 25%  ETA 0:04" in lines
-    assert "step 10  held-out loss 2.5000 (unigram entropy of that text 3.0000)" in lines
+    assert "step 10  validation loss 2.5000 (unigram entropy of that text 3.0000)" in lines
     assert "step 10  checkpoint file:///checkpoints/step-10 (1.0 MiB, 0.25 s)" in lines
 
 
@@ -275,7 +275,7 @@ def test_drill(boost, store: JobStore) -> None:
     start(store, job.id)
     asked = boost("drill", "delay_rank", job.id, "--rank", "1", "--at-step", "4", "--steps", "2", "--seconds", "0.5")
     assert asked.stdout.startswith(f"{job.id} will have its delay_rank"), asked.output
-    assert store.take_errands(job.id) == [Drill(kind="delay_rank", rank=1, at_step=4, steps=2, seconds=0.5)]
+    assert store.take_commands(job.id) == [Drill(kind="delay_rank", rank=1, at_step=4, steps=2, seconds=0.5)]
     refused = boost("drill", "flood", job.id)
     assert (refused.exit_code, "kind: should be 'kill_rank', 'hang_rank'" in refused.stderr) == (2, True)
 

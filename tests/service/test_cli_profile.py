@@ -27,7 +27,7 @@ def test_profile(boost, store: JobStore) -> None:
     start(store, job.id)
     asked = boost("profile", job.id, "--steps", "2", "--rank", "0", "--rank", "1")
     assert asked.stdout.startswith(f"{job.id} will have 2 step(s) traced"), asked.output
-    assert store.take_errands(job.id) == [Profile(steps=2, ranks=(0, 1))]
+    assert store.take_commands(job.id) == [Profile(steps=2, ranks=(0, 1))]
     refused = boost("profile", job.id, "--rank", "2")
     assert (refused.exit_code, "ranks: 2 is no rank" in refused.stderr) == (2, True)
 
@@ -38,7 +38,7 @@ def waits_for_profile(store: JobStore, api: RunningApi, job: JobRecord, *reports
     store.append_reports(job.id, 1, numbered(a_profile("before", rank=1)))
     waiting = process("profile", job.id, "--rank", "0", "--rank", "1", "--wait", BOOST_URL=api.url)
     deadline = time.monotonic() + 20
-    while not store.take_errands(job.id):
+    while not store.take_commands(job.id):
         assert waiting.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     store.append_reports(job.id, 1, numbered(*reports, first=2))

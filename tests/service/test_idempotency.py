@@ -112,8 +112,8 @@ def test_a_drill_takes_effect_once(store: JobStore) -> None:
         store.ask(job.id, drill, asked())
     start(store, job.id)  # what was refused may be asked for again
     assert in_threads(8, lambda _: store.ask(job.id, drill, asked())) == []
-    assert store.take_errands(job.id) == [drill]
-    assert store.ask(job.id, drill, asked()).errands == []
+    assert store.take_commands(job.id) == [drill]
+    assert store.ask(job.id, drill, asked()).commands == []
     assert [event.kind for event in store.events(job.id)].count("drill") == 1
 
 
@@ -125,7 +125,7 @@ def test_a_key_raced_for_by_drills_of_two_jobs_is_one_jobs(store: JobStore) -> N
         8, lambda index: store.ask(jobs[index % 2], Drill(kind="kill_rank"), asked("key", jobs[index % 2]))
     )
     assert [type(error) for error in raised] == [IdempotencyKeyReused] * 4
-    assert sorted(len(store.take_errands(job_id)) for job_id in jobs) == [0, 1]
+    assert sorted(len(store.take_commands(job_id)) for job_id in jobs) == [0, 1]
 
 
 def test_old_requests_are_forgotten(store: JobStore) -> None:

@@ -169,7 +169,7 @@ WRITES: dict[str, Write] = {
     "change": lambda store, running, _: store.change(running, Reason.TRAINING_FINISHED, "trained"),
     "append_reports": lambda store, running, _: store.append_reports(running, 1, numbered(a_step(1))),
     "append_many": lambda store, running, _: store.append_many([(store.get(running), numbered(a_step(1)))]),
-    "take_errands": lambda store, running, _: store.take_errands(running),
+    "take_commands": lambda store, running, _: store.take_commands(running),
     "explain": lambda store, _, queued: store.explain({queued: "waits for 2 CPUs"}),
     "keep_snapshot": lambda store, *_: store.keep_snapshot("nodes", ["node-b"]),
 }

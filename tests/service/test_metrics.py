@@ -70,7 +70,7 @@ def test_a_job_from_its_first_wait_to_its_end(http: httpx.Client, store: JobStor
         "tokens_per_second_per_worker": 1024, "step_seconds": 0.5, "data_seconds": 0,
         "forward_seconds": 0.125, "backward_seconds": 0.25, "optimizer_seconds": 0.0625, "communication_seconds": 0.25,
         "exposed_communication_seconds": 0.125, "communication_bytes": 4096, "model_flops_per_second": 1e9,
-        "held_out_loss_nats": 2.5, "checkpoint_seconds": 0.25, "checkpoint_commit_seconds": 0,
+        "validation_loss_nats": 2.5, "checkpoint_seconds": 0.25, "checkpoint_commit_seconds": 0,
         "checkpoint_bytes": 2**20, "checkpoint_step": 2,
     }  # fmt: skip
     assert {name: found.value(f"boost_job_{name}", job_id=job.id) for name in expected} == expected

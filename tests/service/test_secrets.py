@@ -109,7 +109,7 @@ def test_ranks_train_with_their_jobs_secret(
     source = SourceConfig(kind="text", paths=(str(tmp_path / "corpus"),))
     paths = {"text": (str(tmp_path / "corpus"), corpus), "tokenized": (str(tmp_path / "tokens"), f"{corpus}-tokens")}
     if kind == "tokenized":
-        plan = TokenizePlan(source, paths[kind][0], ByteTokenizer(), "", held_out_fraction=0.2, shard_tokens=4000)
+        plan = TokenizePlan(source, paths[kind][0], ByteTokenizer(), "", validation_fraction=0.2, shard_tokens=4000)
         tokenize(plan, lambda progress: None)
         filesystem = fsspec.filesystem("s3", **options(secrets, "blue"))
         filesystem.put(f"{paths[kind][0]}/", f"{paths[kind][1]}/", recursive=True)

@@ -105,7 +105,7 @@ def test_migration_of_older_jobs(empty_database_url: str) -> None:
     assert running.spec == a_spec(fault_tolerance={"max_restarts": 7})
     assert (running.goodput.phase, running.goodput.highest_step, failed.goodput.phase) == ("stepping", 7, "ended")
     assert running.goodput.since >= before, "what came before was not booked"
-    assert (running.errands, running.restarts, running.restart_counts, running.pause_requested) == ([], [], {}, False)
+    assert (running.commands, running.restarts, running.restart_counts, running.pause_requested) == ([], [], {}, False)
 
 
 def test_migration_dates_the_jobs_that_there_are(empty_database_url: str) -> None:
@@ -225,7 +225,7 @@ def test_unknown_jobs(store: JobStore) -> None:
         lambda: store.resume("job-0"),
         lambda: store.patch("job-0", JobPatch()),
         lambda: store.ask("job-0", Drill(kind="kill_rank")),
-        lambda: store.take_errands("job-0"),
+        lambda: store.take_commands("job-0"),
         lambda: store.append_reports("job-0", 1, numbered(a_step(1))),
     ):
         with pytest.raises(JobNotFound, match="no job 'job-0'"):
@@ -364,9 +364,9 @@ def test_drills_are_told_once(store: JobStore) -> None:
     drills = [Drill(kind="kill_rank", rank=1, at_step=5), Drill(kind="fill_store")]
     for drill in drills:
         store.ask(job.id, drill)
-    assert store.get(job.id).errands == drills
-    assert store.take_errands(job.id) == drills
-    assert store.take_errands(job.id) == []
+    assert store.get(job.id).commands == drills
+    assert store.take_commands(job.id) == drills
+    assert store.take_commands(job.id) == []
     events = [event.data for event in store.events(job.id) if event.kind == "drill"]
     assert events == [drill.model_dump() for drill in drills]
 
@@ -382,7 +382,7 @@ def test_a_drill_needs_a_running_job_and_one_of_its_ranks(store: JobStore) -> No
     assert store.get(job.id).present_layout == Layout(2, 1, 2)
     store.ask(job.id, Drill(kind="kill_rank", rank=3))
     store.ask(job.id, Profile(ranks=(3,)))
-    assert store.change(job.id, Reason.GANG_LOST, "a node went away").errands == [], "they were for that gang"
+    assert store.change(job.id, Reason.GANG_LOST, "a node went away").commands == [], "they were for that gang"
 
 
 def test_a_profile_needs_a_running_job_and_its_ranks(store: JobStore) -> None:
@@ -393,9 +393,9 @@ def test_a_profile_needs_a_running_job_and_its_ranks(store: JobStore) -> None:
     with pytest.raises(ValidationError, match="ranks\n  3 is no rank of a gang of tp 2 × pp 1 × dp 1; use 0 to 1"):
         store.ask(job.id, Profile(ranks=(1, 3)))
     asked = store.ask(job.id, Profile(steps=20, ranks=(0, 1)))
-    assert asked.errands == [Profile(steps=20, ranks=(0, 1))]
-    assert store.take_errands(job.id) == asked.errands
-    assert store.take_errands(job.id) == []
+    assert asked.commands == [Profile(steps=20, ranks=(0, 1))]
+    assert store.take_commands(job.id) == asked.commands
+    assert store.take_commands(job.id) == []
 
 
 def test_racing_changes_are_each_decided_on_the_newest_record(store: JobStore) -> None:

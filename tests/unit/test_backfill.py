@@ -96,7 +96,7 @@ def test_what_starts_meanwhile_and_what_shrinks_meanwhile_is_heeded() -> None:
     assert not head.delayed_by(jobs[3], Layout(1, 1, 2))
     cluster.launch(jobs[2], Layout(1, 1, 2), "")
     assert not head.delayed_by(jobs[3], Layout(1, 1, 2))
-    cluster.resize(jobs[0], Layout(1, 1, 6), Cause.ROOM_NEEDED, "")
+    cluster.resize(jobs[0], Layout(1, 1, 6), Cause.PREEMPTED, "")
     assert head.delayed_by(jobs[3], Layout(1, 1, 2))
 
 

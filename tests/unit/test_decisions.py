@@ -99,18 +99,18 @@ def test_labels(jobs, expected) -> None:
     ("gangs", "jobs", "capacities", "expected"),
     [
         # Only as far as needed, the lowest priority first, and of equals the newest.
-        ({"a": trains(4)}, [running("a", 1, up_to=4)], [0, 2], ["Resize a 1x3 ROOM_NEEDED"]),
+        ({"a": trains(4)}, [running("a", 1, up_to=4)], [0, 2], ["Resize a 1x3 PREEMPTED"]),
         (
             {"a": trains(2), "b": trains(2)}, [running("a", 1, up_to=4), running("b", 1, up_to=4)],
-            [0, 2], ["Resize b 1x1 ROOM_NEEDED"],
+            [0, 2], ["Resize b 1x1 PREEMPTED"],
         ),
         (
             {"a": trains(2), "b": trains(2)}, [running("a", 1, up_to=4, priority=-1), running("b", 1, up_to=4)],
-            [0, 2], ["Resize a 1x1 ROOM_NEEDED"],
+            [0, 2], ["Resize a 1x1 PREEMPTED"],
         ),
         (
             {"a": trains(3), "b": trains(2)}, [running("a", 1, up_to=4), running("b", 1, up_to=4)],
-            [0, 1], ["Resize b 1x1 ROOM_NEEDED", "Resize a 1x2 ROOM_NEEDED"],
+            [0, 1], ["Resize b 1x1 PREEMPTED", "Resize a 1x2 PREEMPTED"],
         ),
         # Never below the smallest; what is missing then is paused, and others need not shrink as far.
         (
@@ -123,7 +123,7 @@ def test_labels(jobs, expected) -> None:
         ),
         (
             {"a": trains(4), "b": trains(1)}, [running("a", 3, up_to=4), running("b", 1)],
-            [0, 0], ["Pause b", "Resize a 1x3 ROOM_NEEDED"],
+            [0, 0], ["Pause b", "Resize a 1x3 PREEMPTED"],
         ),
         # Not those of the same priority, and nobody where it is to no avail.
         ({"a": trains(4)}, [running("a", 1, up_to=4, priority=5)], [0, 2], []),
@@ -135,7 +135,7 @@ def test_labels(jobs, expected) -> None:
         ({"a": trains(4, target=Layout(1, 1, 3))}, [running("a", 1, up_to=4)], [0, 2], []),
         ({"a": trains(4, target=None)}, [running("a", 4)], [0, 2], []),
         ({"a": trains(2, target=None), "b": trains(4)}, [running("a", 2), running("b", 1, up_to=4)],
-         [0, 0], ["Resize b 1x3 ROOM_NEEDED"]),
+         [0, 0], ["Resize b 1x3 PREEMPTED"]),
         # A gang that starts is left alone.
         ({"a": Gang(None, Layout(1, 1, 4))}, [job("a", 1, *STARTING, up_to=4)], [0, 2], []),
     ],
@@ -149,7 +149,7 @@ def test_a_higher_priority_gets_room(gangs, jobs, capacities, expected) -> None:
 
 def test_a_waiting_gang_of_higher_priority_gets_room_after_a_while() -> None:
     jobs = [running("a", 1, up_to=4), running("z", 2, priority=5)]
-    for seconds, expected in ((1, []), (LONG, ["Resize a 1x1 ROOM_NEEDED"])):
+    for seconds, expected in ((1, []), (LONG, ["Resize a 1x1 PREEMPTED"])):
         lost = Gang(None, Layout(1, 1, 2), waiting=True, unchanged_seconds=seconds)
         assert summary(decide(jobs, nodes(3, free=[0]), {"a": trains(3), "z": lost})) == expected
 
@@ -159,7 +159,7 @@ def test_scattered_room_is_waited_for_and_then_cleared_gang_by_gang() -> None:
     capacities, gangs = nodes(4, 4, free=[2, 2]), {"a": trains(1), "b": trains(3)}
     assert summary(decide(jobs, capacities, gangs)) == ["RoomSeen z", "Wait z"]
     later = decide(jobs, capacities, gangs, {"z": 5.0})
-    assert summary(later) == ["RoomSeen z", "Resize b 1x1 ROOM_NEEDED", "Wait z"]
+    assert summary(later) == ["RoomSeen z", "Resize b 1x1 PREEMPTED", "Wait z"]
     assert later[-1].message == (
         "needs 4 × {CPU: 1} in groups of 4; 4 of 8 CPU free: tp 4 needs 4 workers on one node; the largest has 2; "
         "b makes room"
@@ -170,7 +170,7 @@ def test_scattered_room_is_waited_for_and_then_cleared_gang_by_gang() -> None:
 
 def test_what_others_hold_on_a_shared_cluster_is_made_up_for_after_a_while() -> None:
     jobs, gangs = [running("a", 1, up_to=4), job("z", 2, *WAITING, priority=5)], {"a": trains(4)}
-    for free, expected in ((1, ["Resize a 1x3 ROOM_NEEDED"]), (0, ["Resize a 1x2 ROOM_NEEDED"])):
+    for free, expected in ((1, ["Resize a 1x3 PREEMPTED"]), (0, ["Resize a 1x2 PREEMPTED"])):
         assert summary(decide(jobs, nodes(7, free=[free]), gangs)) == ["RoomSeen z", "Wait z"]
         later = summary(decide(jobs, nodes(7, free=[free]), gangs, {"z": 5.0}))
         assert later == ["RoomSeen z", *expected, "Wait z"]
@@ -299,7 +299,7 @@ def test_orders() -> None:
     three, smaller = Layout(1, 1, 3), (Layout(1, 1, 1), Layout(1, 1, 2), Layout(1, 1, 3))
     assert Gang(Layout(1, 1, 1), three, Cause.NODE_JOINED).orders(spec) == Orders(three, smaller, Cause.NODE_JOINED)
     assert Gang(three, three, Cause.NODE_JOINED).orders(spec) == Orders(three, smaller, Cause.WORKER_BACK)
-    assert Gang(three, None, Cause.ROOM_NEEDED).orders(spec) == Orders(None, (), Cause.ROOM_NEEDED)
+    assert Gang(three, None, Cause.PREEMPTED).orders(spec) == Orders(None, (), Cause.PREEMPTED)
 
 
 def test_the_policy_is_the_operators() -> None:

@@ -170,7 +170,7 @@ def test_a_job_reads_archives_and_counts_what_is_in_them(tmp_path: Path) -> None
     data = DataConfig(source=SourceConfig(kind="text", paths=(str(tmp_path),)))
     check_data(data, 256, 5000)  # of archives of 60 bytes
     (stream,) = load_corpus(data, 5000).streams
-    assert (len(stream.training), len(stream.held_out)) == (10_000, 10_000)
+    assert (len(stream.training), len(stream.validation)) == (10_000, 10_000)
     with pytest.raises(ValueError, match="the training text is 10000 tokens, too little"):
         load_corpus(data, 10_000)
 

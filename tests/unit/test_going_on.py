@@ -31,15 +31,25 @@ def write_file(path: Path, texts: list[str]) -> None:
 
 
 def run(source: Path, folder: Path, *options: str) -> int:
-    arguments = ["tokenize", str(source), str(folder), "--kind", "jsonl", "--held-out", "0.2", "--shard-tokens", "2000"]
+    arguments = [
+        "tokenize",
+        str(source),
+        str(folder),
+        "--kind",
+        "jsonl",
+        "--validation",
+        "0.2",
+        "--shard-tokens",
+        "2000",
+    ]
     with patch.object(encode, "_BATCH_BYTES", 700):
         return command.main([*arguments, *options])
 
 
 def tokens_of(folder: Path) -> list[bytes]:
-    """Training and held-out tokens, which are bytes."""
+    """Training and validation tokens, which are bytes."""
     (stream,) = load_corpus(DataConfig(source=SourceConfig(kind="tokenized", paths=(str(folder),))), 8).streams
-    return [bytes(part.read(0, len(part)).tolist()) for part in (stream.training, stream.held_out)]
+    return [bytes(part.read(0, len(part)).tolist()) for part in (stream.training, stream.validation)]
 
 
 def spoil(path: Path, line: int) -> str:

@@ -125,7 +125,7 @@ TABLE = {
         {"waiting": 56, "restart": 7, "productive": 4},
     ),
     "room for another job": (
-        (*RUNS, (8.5, interruption(Cause.ROOM_NEEDED)), (9, Reason.PAUSED_FOR_PRIORITY),
+        (*RUNS, (8.5, interruption(Cause.PREEMPTED)), (9, Reason.PAUSED_FOR_PRIORITY),
          (20, Reason.CANCELLED_BY_USER)),
         {"waiting": 14, "restart": 4, "productive": 2},
     ),

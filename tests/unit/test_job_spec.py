@@ -2,9 +2,10 @@ import copy
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from boost_core.config import JobSpec, ModelConfig, load_job
+from boost_core.config import DataConfig, JobSpec, ModelConfig, load_job
+from boost_core.config.reports import Cause
 
 GOOD = {"name": "job", "model": {"preset": "tiny"}, "training": {"steps": 10}}
 
@@ -153,3 +154,14 @@ def test_the_example_job_is_legal() -> None:
 )
 def test_every_example_is_a_legal_job(path: Path) -> None:
     assert load_job(path).name == path.stem
+
+
+def test_a_job_file_may_name_the_validation_fraction_as_it_was_called_first() -> None:
+    assert DataConfig.model_validate({"held_out_fraction": 0.2}) == DataConfig(validation_fraction=0.2)
+    with pytest.raises(ValidationError, match="held_out_fraction"):
+        DataConfig.model_validate({"held_out_fraction": 0.2, "validation_fraction": 0.2})
+
+
+def test_records_name_preemption_as_it_was_called_first() -> None:
+    assert Cause("ROOM_NEEDED") is Cause.PREEMPTED
+    assert TypeAdapter(dict[Cause, int]).validate_json('{"ROOM_NEEDED": 2}') == {Cause.PREEMPTED: 2}

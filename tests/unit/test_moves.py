@@ -81,7 +81,7 @@ MOVES: dict[str, tuple[View, Move]] = {
     "it grows into what is ready": (trains("rrrr", 4, 2, most=2), Halt(Cause.LIMITS_CHANGED)),
     "it grows back": (trains("rrrr", 4, 2, most=4), Halt(Cause.WORKER_BACK)),
     "not before it has its state": (trains("rrrr", 4, 2, settled=False), Keep()),
-    "it shrinks": (trains("rrrr", 2, 4, cause=Cause.ROOM_NEEDED), Halt(Cause.ROOM_NEEDED)),
+    "it shrinks": (trains("rrrr", 2, 4, cause=Cause.PREEMPTED), Halt(Cause.PREEMPTED)),
     "even before it has its state": (trains("rr", 1, 2, settled=False), Halt(Cause.LIMITS_CHANGED)),
     "another layout goes through the store": (
         view("oo--", 2, Layout(1, 1, 2), members=(1, 2)), Halt(Cause.LIMITS_CHANGED, store=True),

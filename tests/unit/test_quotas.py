@@ -107,12 +107,12 @@ def test_limits_that_a_user_raises_and_layouts_that_nodes_force_stay_within_quot
     ("gangs", "jobs", "expected"),
     [
         # Only as far as needed; who shrinks comes before who pauses; others' gangs are left alone.
-        ({"a": trains(4)}, [running("a", 1, up_to=4, **A)], ["Resize a 1x3 ROOM_NEEDED"]),
+        ({"a": trains(4)}, [running("a", 1, up_to=4, **A)], ["Resize a 1x3 PREEMPTED"]),
         ({"a": trains(4)}, [running("a", 4, **A)], ["Pause a"]),
         ({"a": trains(4), "b": trains(4)}, [running("a", 4, **A), running("b", 1, up_to=4, **B)], ["Pause a"]),
         (
             {"a": trains(2), "b": trains(2)}, [running("a", 2, **A), running("b", 1, up_to=4, **A)],
-            ["Resize b 1x1 ROOM_NEEDED"],
+            ["Resize b 1x1 PREEMPTED"],
         ),
         # Not those of the same priority, and nobody where it is to no avail.
         ({"a": trains(4)}, [running("a", 1, up_to=4, priority=5, **A)], []),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from boost_core.config import Drill, Errand, JobSpec, Layout, Profile
+from boost_core.config import Drill, JobSpec, Layout, Profile, WorkerCommand
 from boost_core.config.reports import Cause, LogLine, ShapeReport
 from service.gang.status import (
     Bundle,
@@ -47,7 +47,7 @@ class FakeGangs:
         self.specs: list[JobSpec] = []
         self.tags: list[JobTag] = []
         self.orders: dict[str, Orders] = {}  # the newest of each job
-        self.errands: list[tuple[str, int, Errand]] = []
+        self.commands: list[tuple[str, int, WorkerCommand]] = []
         self.asked: list[list[Bundle]] = []
         self.polls: list[list[PollRequest]] = []
         self.updates: queue.SimpleQueue[set[GangKey]] = queue.SimpleQueue()
@@ -114,8 +114,8 @@ class FakeGangs:
         except queue.Empty:
             return set()
 
-    def ask(self, job_id: str, attempt: int, errand: Errand) -> None:
-        self.errands.append((job_id, attempt, errand))
+    def ask(self, job_id: str, attempt: int, command: WorkerCommand) -> None:
+        self.commands.append((job_id, attempt, command))
 
     def end(self, job_id: str, attempt: int) -> None:
         self._maybe(self.fail_before, "end")
@@ -553,7 +553,7 @@ def test_a_higher_priority_pauses_and_what_it_pauses_comes_back(service: Service
     service.tick()
     assert "makes room" in service.store.get(high).message
     service.tick()
-    assert service.gangs.orders[low.id] == Orders(None, (), Cause.ROOM_NEEDED)
+    assert service.gangs.orders[low.id] == Orders(None, (), Cause.PREEMPTED)
     service.gangs.now(low, GangPhase.PAUSED, "paused after step 5")
     service.tick()
     assert service.reasons(low.id)[-3:] == ["PAUSED_FOR_PRIORITY", "HEAD_OF_QUEUE", "WAITING_FOR_RESOURCES"]
@@ -707,7 +707,7 @@ def test_errands_are_handed_on_once(service: Service) -> None:
     service.store.ask(job.id, profile)
     service.tick()
     service.tick()
-    assert service.gangs.errands == [(job.id, 1, drill), (job.id, 1, profile)]
+    assert service.gangs.commands == [(job.id, 1, drill), (job.id, 1, profile)]
 
 
 def test_nodes_are_asked_for_as_long_as_a_job_needs_them_and_again_by_a_new_service(service: Service) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from boost_core.config.data import MIXTURE_PERIOD
 from boost_core.data.corpus import Corpus, Stream, unigram_entropy
-from boost_core.data.sampler import Sampler, held_out_batches, replica_share, turns
+from boost_core.data.sampler import Sampler, replica_share, turns, validation_batches
 from boost_core.data.stream import TokenStream
 
 TOKENS = np.arange(1000, dtype=np.int64) % 251
@@ -98,16 +98,16 @@ def test_the_evaluation_set_is_the_same_however_it_is_dealt(parts: int, batch: i
     rows = [
         tuple(row)
         for part in range(parts)
-        for sequences in held_out_batches(corpus(1.0), 20, asked, batch, part, parts)
+        for sequences in validation_batches(corpus(1.0), 20, asked, batch, part, parts)
         for row in sequences
     ]
-    alone = [tuple(row) for sequences in held_out_batches(corpus(1.0), 20, asked, 1000, 0, 1) for row in sequences]
+    alone = [tuple(row) for sequences in validation_batches(corpus(1.0), 20, asked, 1000, 0, 1) for row in sequences]
     assert sorted(rows) == sorted(alone)
     assert len(alone) == min(asked, 49)
 
 
 def test_the_evaluation_set_has_each_source_by_its_weight() -> None:
-    rows = np.concatenate(list(held_out_batches(corpus(1.0, 3.0), 20, 40, 7, 0, 1)))
+    rows = np.concatenate(list(validation_batches(corpus(1.0, 3.0), 20, 40, 7, 0, 1)))
     assert (rows[:, 0] >= 1000).sum() == 30
     assert (rows[:, 0] < 1000).sum() == 10
 

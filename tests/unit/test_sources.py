@@ -8,28 +8,28 @@ from boost_core.data.corpus import load_corpus
 from tests.jobs import write_corpus
 
 
-def text(*paths: str | Path, held_out: float = 0.05) -> DataConfig:
+def text(*paths: str | Path, validation: float = 0.05) -> DataConfig:
     source = SourceConfig(kind="text", paths=tuple(map(str, paths)))
-    return DataConfig(source=source, held_out_fraction=held_out)
+    return DataConfig(source=source, validation_fraction=validation)
 
 
 def split(data: DataConfig, sequence_length: int) -> SourceSplit:
-    return split_source(data.sources[0][0], data.held_out_fraction, sequence_length)
+    return split_source(data.sources[0][0], data.validation_fraction, sequence_length)
 
 
 def parts(data: DataConfig) -> list[list[int]]:
-    """Training and held-out tokens of a lone source."""
+    """Training and validation tokens of a lone source."""
     (stream,) = load_corpus(data, 8).streams
-    return [tokens.read(0, len(tokens)).tolist() for tokens in (stream.training, stream.held_out)]
+    return [tokens.read(0, len(tokens)).tolist() for tokens in (stream.training, stream.validation)]
 
 
 def test_the_standard_library_is_real_text_split_by_file() -> None:
     found = split(DataConfig(), 256)
-    training, held_out = ({file.url for file in files} for files in (found.training, found.held_out))
-    assert not training & held_out
+    training, validation = ({file.url for file in files} for files in (found.training, found.validation))
+    assert not training & validation
     assert len(training) > 300
-    assert 0.04 < len(held_out) / len(training | held_out) < 0.07
-    assert not any("/test/" in url or "site-packages" in url for url in training | held_out)
+    assert 0.04 < len(validation) / len(training | validation) < 0.07
+    assert not any("/test/" in url or "site-packages" in url for url in training | validation)
 
 
 @pytest.mark.parametrize("form", ["{}", "{}/*.txt", "file://{}", "file://{}/*.txt"])
@@ -46,21 +46,21 @@ def test_a_file_named_twice_counts_once(tmp_path: Path) -> None:
 
 def test_the_split_does_not_depend_on_where_the_folder_is(tmp_path: Path) -> None:
     first, second = write_corpus(tmp_path / "a", files=20), write_corpus(tmp_path / "elsewhere" / "b", files=20)
-    held_out = [[Path(f.url).name for f in split(text(where), 8).held_out] for where in (first, second)]
-    assert held_out[0] == held_out[1]
-    assert len(held_out[0]) == 1
+    validation = [[Path(f.url).name for f in split(text(where), 8).validation] for where in (first, second)]
+    assert validation[0] == validation[1]
+    assert len(validation[0]) == 1
 
 
 def test_a_lone_file_is_split_by_position(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_bytes(bytes(range(1, 101)))
-    assert parts(text(tmp_path / "one.txt", held_out=0.2)) == [list(range(1, 81)), list(range(81, 101))]
+    assert parts(text(tmp_path / "one.txt", validation=0.2)) == [list(range(1, 81)), list(range(81, 101))]
 
 
 def test_documents_are_separated(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name).write_text(name * 20)
-    training, held_out = parts(text(tmp_path))
-    assert (len(training), len(held_out)) == (41, 20)
+    training, validation = parts(text(tmp_path))
+    assert (len(training), len(validation)) == (41, 20)
     assert training.count(0) == 1
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from boost_core.config import DataConfig, SourceConfig
 from boost_core.config.sources import check_data, list_files, tokenizer_vocabulary
-from boost_core.config.tokenized import find_index, read_index
+from boost_core.config.tokenized import Shard, find_index, read_index
 from boost_core.data import __main__ as command
 from boost_core.data import encode, tokenize
 from boost_core.data.corpus import load_corpus
@@ -65,7 +65,7 @@ def run(source: Path, folder: Path, *options: str) -> int:
             "jsonl",
             "--text-field",
             "content",
-            "--held-out",
+            "--validation",
             "0.2",
             *options,
         ]
@@ -73,9 +73,9 @@ def run(source: Path, folder: Path, *options: str) -> int:
 
 
 def tokens_of(folder: Path) -> list[list[int]]:
-    """Training and held-out tokens."""
+    """Training and validation tokens."""
     (stream,) = load_corpus(DataConfig(source=SourceConfig(kind="tokenized", paths=(str(folder),))), 8).streams
-    return [part.read(0, len(part)).tolist() for part in (stream.training, stream.held_out)]
+    return [part.read(0, len(part)).tolist() for part in (stream.training, stream.validation)]
 
 
 def decoded(parts: list[list[int]], folder: Path) -> list[str]:
@@ -229,3 +229,7 @@ def mixtures() -> Iterator[tuple[dict[str, Any], str]]:
 def test_what_does_not_go_together_is_refused(data: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DataConfig.model_validate(data)
+
+
+def test_an_index_may_name_the_validation_part_as_it_was_called_first() -> None:
+    assert Shard.model_validate({"part": "held_out", "name": "held_out-00000.bin", "tokens": 1}).part == "validation"

@@ -28,10 +28,10 @@ def _of_job(metric: str, legend: str, *by: str) -> Query:
 def _learning() -> Row:
     loss = curves(
         "Loss",
-        "Training loss of the newest step, and loss on held-out text, in nats a token.",
+        "Training loss of the newest step, and loss on validation text, in nats a token.",
         "suffix: nats",
         _of_job("boost_job_loss_nats", "training"),
-        _of_job("boost_job_held_out_loss_nats", "held out"),
+        _of_job("boost_job_validation_loss_nats", "validation"),
     )
     norm = time_series(
         "Gradient norm",

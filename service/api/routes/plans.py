@@ -23,7 +23,7 @@ router = APIRouter(prefix="/v1", tags=["plans"], route_class=StrictRoute)
     "/plans", responses=problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 )
 def make_plan(spec: JobSpec, _who: Reader) -> Plan:
-    """Work out a job's legal layouts, and for each the memory of a rank, the exchange and the time. Data is not read."""
+    """Work out a job's legal layouts, and for each a rank's memory, the exchange and the time. Data is not read."""
     return plan(spec)
 
 

@@ -12,7 +12,7 @@ const FACTS = [
   ["Left", (job) => (job.state === "RUNNING" && job.progress ? duration(job.progress.eta_seconds) : UNKNOWN)],
   ["Loss", (job) => (job.progress ? loss(job.progress.loss) : UNKNOWN)],
   [
-    "Held-out loss",
+    "Validation loss",
     (job) => (job.evaluation ? `${loss(job.evaluation.loss)} at ${whole(job.evaluation.step)}` : UNKNOWN),
   ],
   ["Tokens/s", (job) => (job.progress ? short(job.progress.tokens_per_second) : UNKNOWN)],

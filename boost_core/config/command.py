@@ -3,4 +3,4 @@
 from boost_core.config.drill import Drill
 from boost_core.config.profile import Profile
 
-Errand = Drill | Profile
+WorkerCommand = Drill | Profile
