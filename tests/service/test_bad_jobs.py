@@ -21,7 +21,7 @@ LONGEST_MESSAGE = 5000  # a path takes 4096
 
 # How Python, pydantic and the system speak among themselves.
 NOT_FOR_PEOPLE = re.compile(
-    r"Input should|Field required|Extra inputs|type=|pydantic|[Vv]alidation"
+    r"Input should|Field required|Extra inputs|type=|pydantic|[Vv]alidation error"
     r"|valid (integer|string|number|dict|tuple|bool)"
     r"|\b(str|int|float|bool|dict|tuple|NoneType|None|True|False|Tuple|Dictionary|codec)\b"
     r"|\w+(Error|Config|Spec|Exception)\b|<class|Errno|Traceback|0x|\bsys\."
