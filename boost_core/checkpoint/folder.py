@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -193,10 +193,15 @@ class CheckpointFolder:
         problems = self._unlisted(step, manifest, self._sizes(step)) if part == 0 else []
         if part == 0 and INDEX not in manifest.files:
             problems.append(f"{self._manifest(step)} lists no {INDEX}")
-        for name, file in sorted(manifest.files.items())[part::parts]:
-            problem = self._file_damage(step, name, file)
+        return problems + self.damage_of(manifest, sorted(manifest.files)[part::parts])
+
+    def damage_of(self, manifest: Manifest, names: Iterable[str]) -> list[str]:
+        """What is wrong with some files of a committed checkpoint, each read whole; empty if they are intact."""
+        problems = []
+        for name in names:
+            problem = self._file_damage(manifest.step, name, manifest.files[name])
             if not problem and name == INDEX:
-                problem = self._index_damage(step, manifest)
+                problem = self._index_damage(manifest.step, manifest)
             problems += [problem] if problem else []
         return problems
 

@@ -10,6 +10,7 @@ import io
 import os
 import pickle
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,21 +50,30 @@ _ALLOWED = frozenset(
 )
 
 
-class CarefulReader(FsspecReader):
-    """torch's reader of shards over fsspec that takes an index for data, and only the one that was written.
+class ShardReader(FsspecReader):
+    """torch's reader of shards over fsspec that takes an index for data, and compares files with what was written.
 
-    The shards are not compared with what was written; the ranks of a gang have done so before they read.
+    A file of which this process needs a good part is read once, from end to end, and compared on the way; at most one
+    tensor is in memory besides those that are filled. Of the others it reads what it needs, without comparing it. What
+    the tensors hold counts only once all is read and compared.
 
     Args:
         path: The checkpoint's folder.
         files: What was written, by name.
+        least_share: The share of a file from which on it is read whole; 0 to read each so.
         storage_options: What the folder is reached with.
+
+    Attributes:
+        verified: Names of the files that were read whole and are what was written.
     """
 
-    def __init__(self, path: str, files: Mapping[str, StoredFile], **storage_options: Any) -> None:
+    def __init__(
+        self, path: str, files: Mapping[str, StoredFile], least_share: float = 0.0, **storage_options: Any
+    ) -> None:
         super().__init__(path, **storage_options)
-        self._files = files
+        self._files, self._least_share = files, least_share
         self._index: Metadata | None = None
+        self.verified: set[str] = set()
 
     def index(self) -> Metadata:
         """The index.
@@ -90,6 +100,7 @@ class CarefulReader(FsspecReader):
             raise CheckpointDamaged(f"the manifest in {self.path} lists no {INDEX}")
         if wrong := self._files[INDEX].difference(len(content), zlib.crc32(content)):
             raise CheckpointDamaged(f"{self.path}/{INDEX} {wrong}")
+        self.verified.add(INDEX)
         index: Metadata = _Unpickler(io.BytesIO(content)).load()
         for file in index.storage_data.values():
             if "/" in file.relative_path:
@@ -98,32 +109,31 @@ class CarefulReader(FsspecReader):
                 raise CheckpointDamaged(f"{self.path}/{INDEX} names {file.relative_path}, which is not in the manifest")
         return index
 
-
-class VerifyingReader(CarefulReader):
-    """A reader for one process that compares each shard with what was written while it reads it, from end to end.
-
-    Nothing is read twice, and at most one tensor is in memory besides those that are filled. What these hold counts
-    only once all is read without an error.
-    """
-
-    def __init__(self, path: str, files: Mapping[str, StoredFile], **storage_options: Any) -> None:
-        super().__init__(path, files, **storage_options)
-        self.fs = cast(Any, _Verifying(cast(Any, self.fs).fs, files))
-
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what a plan says, each file in the order in which it lies there.
 
         Raises:
-            CheckpointDamaged: A file is not what was written.
+            CheckpointDamaged: A file that was read whole is not what was written.
         """
         items = sorted(plan.items, key=lambda item: int(self.storage_data[item.storage_index].offset))
-        return super().read_data(replace(plan, items=items), planner)
+        needed: Counter[str] = Counter()
+        for index in {item.storage_index for item in items}:
+            needed[self.storage_data[index].relative_path] += self.storage_data[index].length
+        whole = {name for name, size in needed.items() if size >= self._least_share * self._files[name].bytes}
+        self.fs = cast(Any, _Verifying(cast(Any, self.fs).fs, {name: self._files[name] for name in whole}))
+        future = super().read_data(replace(plan, items=items), planner)
+        self.verified |= whole
+        return future
 
     def _slice_file(self, file: Any, sinfo: Any) -> IO[bytes]:
-        return io.BytesIO(file.part(sinfo.offset, sinfo.length))
+        if isinstance(file, _SummedParts):
+            return io.BytesIO(file.part(sinfo.offset, sinfo.length))
+        return super()._slice_file(file, sinfo)
 
 
 class _Verifying(FileSystem):
+    """Sums files of these names while they are read, and compares them when they are closed."""
+
     def __init__(self, filesystem: Any, files: Mapping[str, StoredFile]) -> None:
         super().__init__()
         self.fs, self._files = filesystem, files
@@ -132,7 +142,7 @@ class _Verifying(FileSystem):
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         with super().create_stream(path, mode) as stream:
             name = PurePosixPath(os.fspath(path)).name
-            if name == INDEX:
+            if name not in self._files:
                 yield stream
                 return
             summed = _SummedParts(stream)

@@ -1,7 +1,6 @@
 """Saving and loading the tensors of a checkpoint, on any number of ranks."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
@@ -14,9 +13,13 @@ from boost_core.checkpoint.checksums import ChecksummingWriter, StoreRefused
 from boost_core.checkpoint.chunks import Chunk, LoadChunks, SaveChunks
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
-from boost_core.checkpoint.reading import CarefulReader, VerifyingReader
+from boost_core.checkpoint.reading import ShardReader
 
 Result = TypeVar("Result")
+
+# A rank that needs this much of a file reads it whole, and so finds out whether it is what was written. Less, and the
+# ranks together would read the files many times over.
+_WORTH_READING_WHOLE = 0.5
 
 
 class SaveFailed(OSError):
@@ -100,15 +103,35 @@ def _in_words(error: BaseException) -> str:
 
 
 def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[Chunk]) -> None:
-    """Fill every rank's chunks, whatever layout wrote the checkpoint. All ranks call it, for an intact checkpoint.
+    """Fill every rank's chunks, whatever layout wrote the checkpoint. All ranks call it.
+
+    Every file is read whole by some rank and compared with what was written: by one that needs much of it, or else
+    afterwards. What the chunks hold counts only if nothing is raised.
 
     Raises:
+        CheckpointDamaged: On all ranks: a file is not what was written.
         OSError: On all ranks, whichever failed.
     """
-    url = folder.step_url(manifest.step)
-    reader = CarefulReader(url, manifest.files, **folder.storage_options)
-    with _failures_of(url):
+    url, rank, ranks = folder.step_url(manifest.step), dist.get_rank(), dist.get_world_size()
+    reader = ShardReader(url, manifest.files, _WORTH_READING_WHOLE, **folder.storage_options)
+    try:
         load({}, storage_reader=reader, planner=LoadChunks(chunks))
+    except CheckpointException as failure:  # raised on all ranks; no Exception, by torch's choice
+        _refuse(_of_all_ranks(folder.damage(manifest.step, rank, ranks)), failure)
+        raise OSError(f"checkpoint {url} cannot be read: {_first_cause(failure)}") from failure
+    unread = sorted(manifest.files.keys() - set(_of_all_ranks(reader.verified)))
+    _refuse(_of_all_ranks(folder.damage_of(manifest, unread[rank::ranks])))
+
+
+def _of_all_ranks(found: Iterable[str]) -> list[str]:
+    gathered: list[list[str]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(gathered, list(found))
+    return [each for of_rank in gathered for each in of_rank]
+
+
+def _refuse(damage: list[str], cause: BaseException | None = None) -> None:
+    if damage:
+        raise CheckpointDamaged("; ".join(damage)) from cause
 
 
 def save_whole(folder: CheckpointFolder, step: int, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
@@ -128,18 +151,11 @@ def load_whole(folder: CheckpointFolder, manifest: Manifest, tensors: Mapping[st
         OSError: It cannot be read.
     """
     url = folder.step_url(manifest.step)
-    reader = VerifyingReader(url, manifest.files, **folder.storage_options)
+    reader = ShardReader(url, manifest.files, **folder.storage_options)
     reader.index()
     planner = LoadChunks(Chunk.whole(*each) for each in tensors.items())
-    with _failures_of(url):
-        load({}, storage_reader=reader, planner=planner, no_dist=True)
-
-
-@contextmanager
-def _failures_of(url: str) -> Iterator[None]:
-    """Have what torch's reading fails with raised as what it is."""
     try:
-        yield
+        load({}, storage_reader=reader, planner=planner, no_dist=True)
     except CheckpointException as failure:  # no Exception, by torch's choice
         cause, _ = next(iter(failure.failures.values()))
         if isinstance(cause, CheckpointDamaged):

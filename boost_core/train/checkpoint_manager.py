@@ -15,7 +15,7 @@ from boost_core.config.reports import CheckpointReport, Fault, FaultReport, Repo
 from boost_core.plan.snapshots import SnapshotKey
 from boost_core.train.due import DueCopies
 from boost_core.train.membership import Membership
-from boost_core.train.resume import newest_checkpoint
+from boost_core.train.resume import load_newest
 from boost_core.train.state import TrainState
 
 REPORT_SECONDS = 30.0  # that a store may fail before it is reported, and from one report to the next
@@ -170,10 +170,8 @@ class CheckpointManager:
             state.optimizer.round_masters()
             state.step = step
             return "memory"
-        source = newest_checkpoint(self._folder, None)
-        if source is None:
+        if load_newest(state.load, self._folder, None) is None:
             return None
-        state.load(*source)
         state.samples = samples
         return "storage"
 

@@ -32,7 +32,7 @@ from boost_core.train.checkpoint_manager import CheckpointManager
 from boost_core.train.divergence import DivergenceDetector
 from boost_core.train.evaluate import evaluate
 from boost_core.train.membership import Membership, Outcome, StepTimes
-from boost_core.train.resume import newest_checkpoint
+from boost_core.train.resume import load_newest
 from boost_core.train.state import TrainState
 from boost_core.train.step import Requests, StepResult, training_step
 
@@ -136,11 +136,10 @@ class _Keeping:
         if memory is not None:
             state.load_from_memory(memory, self._membership.fetch)
             return "memory", None
-        source = newest_checkpoint(self._folder, state.spec.checkpoint.resume_from)
+        source = load_newest(state.load, self._folder, state.spec.checkpoint.resume_from)
         if source is None:
             return None, 0
         folder, step = source
-        state.load(folder, step)
         url = folder.step_url(step)
         logger.info("resumed from %s", url)
         # One of another job's counts until this one's first is due, or until there is nothing left to train.

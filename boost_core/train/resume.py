@@ -1,11 +1,13 @@
-"""Finding the checkpoint to continue from."""
+"""Continuing from a checkpoint."""
 
 import logging
 import time
+from collections.abc import Callable
 
 import torch.distributed as dist
 
 from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.manifest import CheckpointDamaged
 
 logger = logging.getLogger(__name__)
 
@@ -14,15 +16,18 @@ RETRY_SECONDS = 2.0
 _MOST_NAMED = 3
 
 
-def newest_checkpoint(folder: CheckpointFolder, resume_from: str | None) -> tuple[CheckpointFolder, int] | None:
-    """The newest intact checkpoint of a job, or else of another's; ``None`` if there is none. All ranks call it.
+def load_newest(
+    load: Callable[[CheckpointFolder, int], None], folder: CheckpointFolder, resume_from: str | None
+) -> tuple[CheckpointFolder, int] | None:
+    """Load the newest intact checkpoint of a job, or else of another's, if there is one. All ranks call it.
 
     Args:
+        load: Loads a checkpoint, and raises ``CheckpointDamaged`` on all ranks if one finds that it is damaged.
         folder: The job's checkpoints.
         resume_from: URL of the other's.
 
     Returns:
-        Its folder and step, the same on all ranks.
+        Its folder and step, the same on all ranks; ``None`` if there is none.
 
     Raises:
         ValueError: All that there are are damaged, or there are none in ``resume_from``.
@@ -31,14 +36,15 @@ def newest_checkpoint(folder: CheckpointFolder, resume_from: str | None) -> tupl
     left_out = []
     for url, step in candidates:
         found = CheckpointFolder(url)
-        damage: list[list[str]] = [[]] * dist.get_world_size()
-        dist.all_gather_object(damage, found.damage(step, dist.get_rank(), dist.get_world_size()))
-        if not any(damage):
+        try:
+            _refuse_incomplete(found, step)
+            load(found, step)
+        except CheckpointDamaged as damage:
+            left_out.append(f"step {step}: {damage}")
+            if dist.get_rank() == 0:
+                logger.warning("checkpoint %s is damaged and left out: %s", found.step_url(step), damage)
+        else:
             return found, step
-        problems = [problem for of_rank in damage for problem in of_rank]
-        left_out.append(f"step {step}: {problems[0]}")
-        if dist.get_rank() == 0:
-            logger.warning("checkpoint %s is damaged and left out: %s", found.step_url(step), "; ".join(problems))
     if candidates:
         named = left_out[:_MOST_NAMED] + ["…"] * (len(left_out) > _MOST_NAMED)
         raise ValueError(
@@ -46,6 +52,16 @@ def newest_checkpoint(folder: CheckpointFolder, resume_from: str | None) -> tupl
             f"{'; '.join(named)}"
         )
     return None
+
+
+def _refuse_incomplete(folder: CheckpointFolder, step: int) -> None:
+    """Look at a checkpoint's manifest and its files' sizes on the first rank, which costs little."""
+    damage = [""]
+    if dist.get_rank() == 0:
+        damage = [folder.checkpoint(step).damage]
+    dist.broadcast_object_list(damage, src=0)
+    if damage[0]:
+        raise CheckpointDamaged(damage[0])
 
 
 def _candidates(folder: CheckpointFolder, resume_from: str | None) -> list[tuple[str, int]]:

@@ -114,6 +114,8 @@ class TrainState:
 
         Raises:
             ValueError: The checkpoint is of another model.
+            CheckpointDamaged: A file is not what was written; on all ranks. The state is then of no use.
+            OSError: It cannot be read; on all ranks.
         """
         manifest = folder.manifest(step)
         _refuse_other_model(manifest, self.spec, folder.step_url(step))

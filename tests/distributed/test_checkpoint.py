@@ -6,6 +6,7 @@ import resource
 import shutil
 import time
 import zlib
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from unittest.mock import patch
@@ -18,6 +19,7 @@ from boost_core.checkpoint import saver as saver_module
 from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.host_copies import HostCopies
+from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
 from boost_core.checkpoint.saver import Saver, SaveRequest
 from boost_core.checkpoint.shards import SaveFailed, save_chunks
 from boost_core.checkpoint.snapshot_store import SnapshotStore
@@ -170,6 +172,38 @@ def test_a_damaged_shard_is_named_and_the_checkpoint_before_it_is_used(
     assert losses(resumed) == {step: loss for step, loss in losses(full).items() if step > 6}
     assert warnings == [f"checkpoint {tmp_path}/step-00000008 is damaged and left out: {problem}"]
     assert others == []
+
+
+def files_read_for_their_checksums_alone(spec: JobSpec) -> list[str]:
+    named, original = [], CheckpointFolder.damage_of
+
+    def damage_of(folder: CheckpointFolder, manifest: Manifest, names: Iterable[str]) -> list[str]:
+        named.extend(names)
+        return original(folder, manifest, named)
+
+    state = TrainState.initial(spec, CPU)
+    with patch.object(CheckpointFolder, "damage_of", damage_of):
+        state.load(CheckpointFolder(spec.checkpoint.url), 2)
+    return named
+
+
+def test_no_file_is_read_twice_to_resume_in_the_layout_that_wrote_it(
+    ranks: Ranks, corpus: Path, tmp_path: Path
+) -> None:
+    for layout in ((2, 2, 1, "1f1b", 0), (2, 1, 2, "1f1b", 1)):
+        spec = at_layout(corpus, tmp_path / str(layout), layout, "cola")
+        ranks.run(4, step_and_save, spec)
+        assert ranks.run(4, files_read_for_their_checksums_alone, spec) == [[]] * 4
+
+
+def test_a_file_of_which_no_rank_needs_much_is_verified_as_well(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    alone, four = ((1, 1, 1, "1f1b", 1), (1, 4, 1, "1f1b", 1))
+    ranks.run(1, step_and_save, at_layout(corpus, tmp_path, alone, "cola"))
+    spec, shard = at_layout(corpus, tmp_path, four, "cola"), tmp_path / "step-00000002" / "__0_0.distcp"
+    assert sorted(ranks.run(4, files_read_for_their_checksums_alone, spec)) == [[], [], [], [shard.name]]
+    damaged(shard, "flipped")
+    with pytest.raises(CheckpointDamaged, match=rf"{shard} is not what was written"):
+        ranks.run(4, load, spec)
 
 
 def test_with_no_checkpoint_intact_a_job_does_not_start_anew_by_itself(
