@@ -1,7 +1,8 @@
-"""A LLaMA block whose seven projections are bottlenecks: SVD-style, CoLA and LaX.
+"""A LLaMA block, the same for all families: what its seven projections are is theirs (``architecture.families``).
 
 =====  ========================  =================================================
-svd    z = x A                   an ordinary LLaMA in low-rank form
+dense  y = x W                   the baseline
+svd    y = z B, z = x A          an ordinary LLaMA in low-rank form
 cola   z = silu(x A)             the gate keeps its own SiLU at 60M and 130M only (arXiv 2502.10940)
 lax    z = act(LN(x A + G(z′)))  z′ is the same projection's latent one block before (arXiv 2505.21732)
 =====  ========================  =================================================
@@ -9,60 +10,61 @@ lax    z = act(LN(x A + G(z′)))  z′ is the same projection's latent one bloc
 Shape suffixes: T tokens, d hidden, f MLP.
 """
 
+from collections.abc import Callable
+from typing import Protocol
+
 import torch
 from torch import nn
 
+from boost_core.architecture.block import ProjectionGroup, projection_groups
 from boost_core.config import ModelConfig
 from boost_core.kernels.gated_product import gated_product
 from boost_core.kernels.residual_add import Residual
 from boost_core.nn.attention import Rotation, causal_attention
-from boost_core.nn.bottleneck import Bottleneck, BottleneckConfig
-from boost_core.nn.crossing import Crossing
 from boost_core.nn.overlap import RecomputePolicy, Segments, no_recompute, run_together
-from boost_core.nn.strategy import Latents, LowRankStrategy
+from boost_core.nn.strategy import Latents, Strategy
 
-Whole = list[Latents]  # what the exchanges of one bottleneck take and give
-Crossed = list[torch.Tensor]  # latents of one bottleneck for the next block
+Whole = list[Latents]  # what the exchanges of one group of projections take and give
+Crossed = list[torch.Tensor]  # latents of one group for the next block
 Into = Crossed | None  # those that cross into it
 # The latents that a block hands on: of query-key-value, output, gate-up and down.
 Carried = tuple[Crossed, Crossed, Crossed, Crossed]
 
 
-class LowRankBlock(nn.Module):
+class Projections(Protocol):
+    """A group of projections: local work, an exchange, and local work again."""
+
+    def down_project(self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None) -> Whole:
+        """The input, and its rows' sums of squares if there are any, to what is exchanged."""
+
+    def start(self, partials: Whole) -> Callable[[], Whole]:
+        """Start the exchanges; the result waits for them."""
+
+    def up_project(self, whole: Whole, carried: Into) -> tuple[list[torch.Tensor], Crossed]:
+        """What the exchanges gave to the outputs, and the latents for the next block."""
+
+
+class Block(nn.Module):
     """x ← x + O(attention(Q, K, V of norm(x))); x ← x + D(gate(G(norm(x))) ∘ U(norm(x))).
 
     Args:
         model: The model's shape.
-        strategy: How bottlenecks are split.
-        grouped: Whether projections of one input share a matrix product and an exchange.
-        crosses: Whether latents of the block before cross into this one.
+        project: Makes a group of its projections.
+        strategy: How the residual is split.
         recompute: How to call what lies between two exchanges; may apply activation checkpointing.
     """
 
     def __init__(
         self,
         model: ModelConfig,
-        strategy: LowRankStrategy,
-        grouped: bool,
-        crosses: bool,
+        project: Callable[[ProjectionGroup], Projections],
+        strategy: Strategy,
         recompute: RecomputePolicy = no_recompute,
     ) -> None:
         super().__init__()
         self.recompute, self.strategy = recompute, strategy
-        hidden, mlp, key_value = model.hidden_size, model.intermediate_size, model.key_value_size
         self.head_size, self.gated_by_silu, self.carries = model.head_size, model.gated_by_silu, model.lax is not None
-        config = BottleneckConfig(model.bottleneck_rank, model.latent_activation, grouped, strategy)
-
-        def project(wide_in: int, *wide_outs: int, norm: bool) -> Bottleneck:
-            crossing = None
-            if crosses and model.lax is not None:
-                crossing = Crossing(len(wide_outs), model.bottleneck_rank, model.lax.gate, model.norm_epsilon)
-            return Bottleneck(config, wide_in, wide_outs, model.norm_epsilon if norm else None, crossing)
-
-        self.query_key_value = project(hidden, hidden, key_value, key_value, norm=True)
-        self.output = project(hidden, hidden, norm=False)
-        self.gate_up = project(hidden, mlp, mlp, norm=True)
-        self.down = project(mlp, hidden, norm=False)
+        self.query_key_value, self.output, self.gate_up, self.down = map(project, projection_groups(model))
 
     def forward(
         self, residual: Residual, rotation: Rotation, carried: Carried | None
@@ -76,26 +78,16 @@ class LowRankBlock(nn.Module):
         """``forward`` in segments. Each ``yield`` is an exchange in flight; each ``run`` is local work between two."""
         run = self.recompute
         of_qkv, of_output, of_gate_up, of_down = carried or (None,) * 4
-        wait = self.query_key_value.start(run(self.query_key_value.down_project, residual.inputs, residual.squares))
-        yield
-        partial, of_qkv = run(self._attend, wait(), of_qkv, rotation)
-        wait = self.output.start(partial)
-        yield
-        partial, of_output, residual = run(self._add_attended, wait(), of_output, residual.stream)
-        wait = self.gate_up.start(partial)
-        yield
-        partial, of_gate_up = run(self._gate, wait(), of_gate_up)
-        wait = self.down.start(partial)
-        yield
-        residual, of_down = run(self._add_mlp, wait(), of_down, residual.stream)
+        partial = run(self.query_key_value.down_project, residual.inputs, residual.squares)
+        latents = yield self.query_key_value.start(partial)
+        partial, of_qkv = run(self._attend, latents, of_qkv, rotation)
+        latents = yield self.output.start(partial)
+        partial, of_output, residual = run(self._add_attended, latents, of_output, residual.stream)
+        latents = yield self.gate_up.start(partial)
+        partial, of_gate_up = run(self._gate, latents, of_gate_up)
+        latents = yield self.down.start(partial)
+        residual, of_down = run(self._add_mlp, latents, of_down, residual.stream)
         return residual, (of_qkv, of_output, of_gate_up, of_down) if self.carries else None
-
-    def crossed_shapes(self, tokens: int) -> list[list[tuple[int, int, int]]]:
-        """Shapes of what a block of this kind hands on, as ``Carried`` holds it."""
-        bottlenecks = (self.query_key_value, self.output, self.gate_up, self.down)
-        return [
-            [(piece.count, tokens, bottleneck.config.rank) for piece in bottleneck.pieces] for bottleneck in bottlenecks
-        ]
 
     def _attend(self, latents: Whole, carried: Into, rotation: Rotation) -> tuple[Whole, Crossed]:
         projected, crossed = self.query_key_value.up_project(latents, carried)
