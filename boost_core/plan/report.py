@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import get_args
 
 from pydantic import Field
 
 from boost_core.config.base import Config
 from boost_core.config.elasticity import Shape
 from boost_core.config.job import JobSpec
-from boost_core.config.model import ModelConfig
+from boost_core.config.model import FamilyName, ModelConfig
 from boost_core.config.presets import PRESETS
 from boost_core.hardware import BYTES, DEVICE_BYTES
 from boost_core.plan.communication import block_backward, block_forward
@@ -20,7 +21,6 @@ from boost_core.plan.resize import fastest
 from boost_core.plan.throughput import step_seconds
 
 _PRESET_VOCABULARY = 32_000  # the CoLA paper's, so that counts are comparable with it
-_FAMILIES = ("dense", "svd", "cola", "lax")
 
 
 class Memory(Config):
@@ -173,7 +173,7 @@ def _notes(spec: JobSpec, needed: Mapping[Shape, int]) -> list[str]:
 def _preset(name: str) -> Preset:
     sizes = PRESETS[name]
     counts = {}
-    for family in _FAMILIES:
+    for family in get_args(FamilyName):
         model = ModelConfig.model_validate({"preset": name, "family": family, "vocab_size": _PRESET_VOCABULARY})
         counts[family] = parameter_count(model)
     return Preset(

@@ -1,9 +1,10 @@
 import pytest
 
+from boost_core.architecture.families import balanced_factors
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.plan.communication import block_backward, block_forward, block_forward_bytes
 from boost_core.plan.flops import model_flops_per_token
-from boost_core.plan.parameters import balanced_factors, parameter_count
+from boost_core.plan.parameters import parameter_count
 
 BTP = ParallelismConfig()
 
