@@ -1,19 +1,16 @@
 """The weights of each family.
 
-======  ==============================  ============================================================================
-family  weights of a projection         what its latent passes
-======  ==============================  ============================================================================
-dense   W                               there is none
-svd     A and B                         nothing (``ModelConfig.latent_activation``)
-cola    A and B                         a SiLU (arXiv 2502.10940)
-lax     A and B, and a crossing's       the crossing from the block before, a norm, and its base's activation
-                                        (arXiv 2505.21732)
-======  ==============================  ============================================================================
+======  =================================  =============================================================================
+dense   y = x W                            the baseline
+svd     y = z B, z = x A                   an ordinary LLaMA in low-rank form
+cola    z = silu(x A)                      the gate keeps its own SiLU at 60M and 130M only (arXiv 2502.10940)
+lax     z = act(LN(x A + G(z′)))           z′ is the same projection's latent one block before, which crosses through
+                                           the gate G; act is that of its base (arXiv 2505.21732)
+======  =================================  =============================================================================
 
-Published names are those of Hugging Face's LLaMA, whose matrices are d_out × d_in, for dense models; those of CoLA's
-code, which has ``cola_a`` (d_in × r) and ``cola_b`` (r × d_out) in the place of a projection's ``weight``, for low-rank
-ones. LaX's crossings, which nobody has published, are ``crossing`` beside the ``cola_a`` of the projection that they
-cross into.
+Dense models have the published names of Hugging Face's LLaMA, whose matrices are d_out × d_in; low-rank ones those of
+CoLA's code, which has ``cola_a`` (d_in × r) and ``cola_b`` (r × d_out) in the place of a projection's ``weight``. LaX's
+crossings, which nobody has published, are ``crossing`` beside the ``cola_a`` of the projection that they cross into.
 """
 
 import math
@@ -21,8 +18,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from boost_core.architecture.block import ProjectionGroup, projection_groups
-from boost_core.architecture.weights import FACTORS, Role, WeightSpec
+from boost_core.architecture.projections import ProjectionGroup, projection_groups
+from boost_core.architecture.roles import FACTORS, MATRICES, Role, WeightSpec
 from boost_core.config.model import ModelConfig
 
 Weights = dict[str, WeightSpec]
@@ -81,16 +78,16 @@ def group_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
 
 def is_dense(model: ModelConfig) -> bool:
     """Whether its projections are matrices and nothing else."""
-    return _block_roles(model) == {Role.DENSE_IN, Role.DENSE_OUT, Role.NORM_SCALE}
+    return _block_roles(model) == MATRICES - FACTORS
 
 
 def is_low_rank(model: ModelConfig) -> bool:
     """Whether its projections are low-rank pairs and nothing else."""
-    return _block_roles(model) == {*FACTORS, Role.NORM_SCALE}
+    return _block_roles(model) == FACTORS
 
 
 def _block_roles(model: ModelConfig) -> set[Role]:
-    return {spec.role for spec in block_weights(model, crossed=True).values()}
+    return {spec.role for spec in block_weights(model, crossed=True).values()} - {Role.NORM_SCALE}
 
 
 def crossing_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
@@ -106,8 +103,7 @@ def crossing_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
     gate = {
         name: of_each(name, (side, side), (math.sqrt(1 / (3 * side)),)) for name, side in gate_matrices(model).items()
     }
-    norm = {"norm_scale": of_each("norm_scale", (rank,), 1.0), "norm_shift": of_each("norm_shift", (rank,), 0.0)}
-    return gate | norm
+    return gate | {name: of_each(name, (rank,), start) for name, start in (("norm_scale", 1.0), ("norm_shift", 0.0))}
 
 
 def gate_matrices(model: ModelConfig) -> dict[str, int]:

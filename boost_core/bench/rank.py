@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
-from boost_core.architecture.weights import SplitAxes
+from boost_core.architecture.roles import SplitAxes
 from boost_core.bench.breakdown import PARTS, launches, seconds_by_part
 from boost_core.bench.results import Row
 from boost_core.bench.timing import Spread, wall_seconds

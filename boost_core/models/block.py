@@ -1,27 +1,21 @@
-"""A LLaMA block, the same for all families: what its seven projections are is theirs (``architecture.families``).
-
-=====  ========================  =================================================
-dense  y = x W                   the baseline
-svd    y = z B, z = x A          an ordinary LLaMA in low-rank form
-cola   z = silu(x A)             the gate keeps its own SiLU at 60M and 130M only (arXiv 2502.10940)
-lax    z = act(LN(x A + G(z′)))  z′ is the same projection's latent one block before (arXiv 2505.21732)
-=====  ========================  =================================================
+"""A LLaMA block, the same for all families; what its seven projections are is for each of them to say.
 
 Shape suffixes: T tokens, d hidden, f MLP.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
-from boost_core.architecture.block import ProjectionGroup, projection_groups
-from boost_core.config import ModelConfig
+from boost_core.architecture.projections import ProjectionGroup, projection_groups
+from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels.gated_product import gated_product
 from boost_core.kernels.residual_add import Residual
 from boost_core.nn.attention import Rotation, causal_attention
-from boost_core.nn.overlap import RecomputePolicy, Segments, no_recompute, run_together
+from boost_core.nn.bottleneck import Bottleneck
+from boost_core.nn.dense import Dense
+from boost_core.nn.overlap import Segments, checkpoint_segment, no_recompute, run_together
 from boost_core.nn.strategy import Latents, Strategy
 
 Whole = list[Latents]  # what the exchanges of one group of projections take and give
@@ -31,40 +25,28 @@ Into = Crossed | None  # those that cross into it
 Carried = tuple[Crossed, Crossed, Crossed, Crossed]
 
 
-class Projections(Protocol):
-    """A group of projections: local work, an exchange, and local work again."""
-
-    def down_project(self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None) -> Whole:
-        """The input, and its rows' sums of squares if there are any, to what is exchanged."""
-
-    def start(self, partials: Whole) -> Callable[[], Whole]:
-        """Start the exchanges; the result waits for them."""
-
-    def up_project(self, whole: Whole, carried: Into) -> tuple[list[torch.Tensor], Crossed]:
-        """What the exchanges gave to the outputs, and the latents for the next block."""
-
-
 class Block(nn.Module):
     """x ← x + O(attention(Q, K, V of norm(x))); x ← x + D(gate(G(norm(x))) ∘ U(norm(x))).
 
     Args:
         model: The model's shape.
-        project: Makes a group of its projections.
-        strategy: How the residual is split.
-        recompute: How to call what lies between two exchanges; may apply activation checkpointing.
+        parallelism: How projections are grouped, and what is computed again between two exchanges.
+        strategy: Serves the model's family.
+        crosses: Whether latents of the block before cross into this one.
     """
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        project: Callable[[ProjectionGroup], Projections],
-        strategy: Strategy,
-        recompute: RecomputePolicy = no_recompute,
-    ) -> None:
+    def __init__(self, model: ModelConfig, parallelism: ParallelismConfig, strategy: Any, crosses: bool) -> None:
         super().__init__()
-        self.recompute, self.strategy = recompute, strategy
-        self.head_size, self.gated_by_silu, self.carries = model.head_size, model.gated_by_silu, model.lax is not None
+
+        def project(group: ProjectionGroup) -> Bottleneck | Dense:
+            if model.rank is None:
+                return Dense(model, group, strategy)
+            return Bottleneck(model, group, strategy, parallelism.group_projections, crosses)
+
         self.query_key_value, self.output, self.gate_up, self.down = map(project, projection_groups(model))
+        self.recompute = checkpoint_segment if parallelism.recompute == "latent" else no_recompute
+        self.strategy: Strategy = strategy
+        self.head_size, self.gated_by_silu, self.carries = model.head_size, model.gated_by_silu, model.lax is not None
 
     def forward(
         self, residual: Residual, rotation: Rotation, carried: Carried | None

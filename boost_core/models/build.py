@@ -1,18 +1,11 @@
 """Puts a family and a strategy together."""
 
 from collections.abc import Sequence
-from typing import cast
 
-from boost_core.architecture.block import ProjectionGroup
-from boost_core.architecture.strategies import chosen_sharding
-from boost_core.architecture.weights import SplitAxes
+from boost_core.architecture.roles import SplitAxes
+from boost_core.architecture.sharding import chosen_sharding
 from boost_core.config import ModelConfig, ParallelismConfig
-from boost_core.models.block import Block, Projections
 from boost_core.models.decoder import Decoder
-from boost_core.nn.bottleneck import Bottleneck
-from boost_core.nn.dense import Dense
-from boost_core.nn.overlap import checkpoint_block, checkpoint_segment, no_recompute
-from boost_core.nn.strategy import DenseStrategy, LowRankStrategy
 from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.fullrank_tp import FullRankTensorParallel
@@ -45,18 +38,4 @@ def build(
         ends = (any(stage.first for stage in stages) or (with_head and model.tie_embeddings), with_head)
     sharding = chosen_sharding(model, parallelism)
     (strategy,) = (each(communicator, parallelism.norm) for each in _STRATEGIES if each.SHARDING is sharding)
-    whole_block = checkpoint_block if parallelism.recompute == "full" else no_recompute
-    between_exchanges = checkpoint_segment if parallelism.recompute == "latent" else no_recompute
-
-    def block(layer: int) -> Block:
-        def project(group: ProjectionGroup) -> Projections:
-            if model.rank is None:
-                return Dense(model, group, cast(DenseStrategy, strategy))
-            crosses = model.crosses_into(layer)
-            return Bottleneck(model, group, cast(LowRankStrategy, strategy), parallelism.group_projections, crosses)
-
-        return Block(model, project, strategy, between_exchanges)
-
-    splits = 2 if parallelism.split_micro_batch else 1
-    blocks = {layer: block(layer) for layer in layers}
-    return Decoder(model, strategy, blocks, ends, splits, whole_block), sharding.axes
+    return Decoder(model, parallelism, strategy, layers, ends), sharding.axes

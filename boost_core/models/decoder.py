@@ -3,19 +3,19 @@
 Shape suffixes: T tokens, d hidden; b sequences of s positions.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import cast
 
 import torch
 from torch import nn
 
-from boost_core.config import ModelConfig
+from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels.residual_add import Residual
 from boost_core.models.block import Block, Carried
 from boost_core.nn.attention import Rotation
 from boost_core.nn.embedding import TokenEmbedding
 from boost_core.nn.head import HeadAndLoss
-from boost_core.nn.overlap import RecomputePolicy, Segments, no_recompute, run_together
+from boost_core.nn.overlap import Segments, checkpoint_block, no_recompute, run_together
 from boost_core.nn.strategy import Strategy
 
 
@@ -24,27 +24,28 @@ class Decoder(nn.Module):
 
     Args:
         model: The model's shape.
+        parallelism: What its blocks are computed by.
         strategy: How it is split over the tensor parallel ranks.
-        blocks: The blocks by number.
+        layers: Numbers of the blocks.
         ends: Whether the embedding is there, and whether the head is.
-        splits: In how many parts a micro-batch goes through the blocks, in turns.
-        recompute: How to call a block; may apply activation checkpointing.
     """
 
     def __init__(
         self,
         model: ModelConfig,
+        parallelism: ParallelismConfig,
         strategy: Strategy,
-        blocks: Mapping[int, Block],
-        ends: tuple[bool, bool] = (True, True),
-        splits: int = 1,
-        recompute: RecomputePolicy = no_recompute,
+        layers: Iterable[int],
+        ends: tuple[bool, bool],
     ) -> None:
         super().__init__()
-        self.strategy, self.splits, self.recompute = strategy, splits, recompute
+        self.strategy, self.splits = strategy, 2 if parallelism.split_micro_batch else 1
+        self.recompute = checkpoint_block if parallelism.recompute == "full" else no_recompute
         with_embedding, with_head = ends
         self.embedding = TokenEmbedding(model, strategy) if with_embedding else None
-        self.blocks = nn.ModuleDict({str(number): block for number, block in blocks.items()})
+        self.blocks = nn.ModuleDict(
+            {str(layer): Block(model, parallelism, strategy, model.crosses_into(layer)) for layer in layers}
+        )
         self.head = HeadAndLoss(model, strategy, self.embedding) if with_head else None
 
     def forward(self, token_T: torch.Tensor, target_T: torch.Tensor, rotation: Rotation) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from boost_core.architecture.block import projection_groups
+from boost_core.architecture.projections import projection_groups
 from boost_core.config import ModelConfig
 from boost_core.models.decoder import Decoder
 from boost_core.nn.attention import Rotation

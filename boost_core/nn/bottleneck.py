@@ -4,12 +4,11 @@ Shape suffixes: T tokens, d input width, r rank, g projections of one input, c =
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from boost_core.architecture.block import ProjectionGroup
 from boost_core.architecture.families import crossing_weights, group_weights
+from boost_core.architecture.projections import ProjectionGroup
 from boost_core.config.model import ModelConfig
 from boost_core.kernels.latent_epilogue import latent_epilogue
 from boost_core.nn.crossing import Crossing
@@ -37,10 +36,12 @@ class Bottleneck(WeightedModule):
         self.group, self.strategy, self.grouped = group, strategy, grouped
         self.activation, self.norm_epsilon = model.latent_activation, model.norm_epsilon
         self.crossing = Crossing(crossing_weights(model, group), model.norm_epsilon) if crosses else None
-        self.pieces = [
-            _Piece(f"up_{index}", slice(piece.start - run.start, piece.stop - run.start), piece)
+        self.pieces = group.pieces(grouped)
+        # The weight that holds the B of each piece, and where.
+        self._ups = [
+            (f"up_{index}", slice(piece.start - run.start, piece.stop - run.start))
             for index, run in enumerate(group.runs)
-            for piece in group.pieces(grouped)
+            for piece in self.pieces
             if piece.start in run
         ]
 
@@ -78,8 +79,8 @@ class Bottleneck(WeightedModule):
             for index, (piece, each) in enumerate(zip(self.pieces, self._split(whole), strict=True))
         ]
         outputs = [
-            self.strategy.up(z_gTr, self.get_parameter(piece.up)[piece.members])
-            for piece, z_gTr in zip(self.pieces, latents, strict=True)
+            self.strategy.up(z_gTr, self.get_parameter(name)[members])
+            for (name, members), z_gTr in zip(self._ups, latents, strict=True)
         ]
         return outputs, latents
 
@@ -94,28 +95,13 @@ class Bottleneck(WeightedModule):
             return whole
         ((h_Tc, squares_T),) = whole
         rank = h_Tc.shape[1] // len(self.group.wide_outs)  # a strategy may have left this rank a sliver of it
-        columns = [len(piece.projections) * rank for piece in self.pieces]
+        columns = [len(piece) * rank for piece in self.pieces]
         return [(part_Tc, squares_T) for part_Tc in torch.split(h_Tc, columns, dim=1)]
 
-    def _latents(self, piece: "_Piece", latents: Latents, carried_gTr: torch.Tensor | None) -> torch.Tensor:
+    def _latents(self, piece: range, latents: Latents, carried_gTr: torch.Tensor | None) -> torch.Tensor:
         width, epsilon = self.group.wide_in, self.norm_epsilon
         if self.crossing is None or carried_gTr is None:
-            return latent_epilogue(*latents, len(piece.projections), width, epsilon, self.activation)
-        projections = slice(piece.projections.start, piece.projections.stop)
+            return latent_epilogue(*latents, len(piece), width, epsilon, self.activation)
+        projections = slice(piece.start, piece.stop)
         z_gTr: torch.Tensor = self.crossing(latents, width, epsilon, carried_gTr, projections, self.activation)
         return z_gTr
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Projections of one width whose up-projection is one batched product.
-
-    Attributes:
-        up: Name of the weight that holds their B.
-        members: Which of it.
-        projections: Which of all projections of the group.
-    """
-
-    up: str
-    members: slice
-    projections: range

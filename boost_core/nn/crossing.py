@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from boost_core.architecture.weights import WeightSpec
+from boost_core.architecture.roles import WeightSpec
 from boost_core.kernels.latent_crossing import latent_crossing
 from boost_core.nn.strategy import Latents
 from boost_core.nn.weights import WeightedModule

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from boost_core.architecture.block import ProjectionGroup
 from boost_core.architecture.families import group_weights
+from boost_core.architecture.projections import ProjectionGroup
 from boost_core.config.model import ModelConfig
 from boost_core.nn.strategy import DenseStrategy, Latents, NormWeights
 from boost_core.nn.weights import WeightedModule

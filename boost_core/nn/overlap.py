@@ -12,9 +12,6 @@ Result = TypeVar("Result")
 # Yields what waits for an exchange in flight, and is sent what that gave; returns its result.
 Segments = Generator[Callable[[], Any], Any, Result]
 
-# Calls a function with arguments; may apply activation checkpointing.
-RecomputePolicy = Callable[..., Any]
-
 
 def run_together(computations: Sequence[Segments[Result]]) -> list[Result]:
     """Run computations in turns, a segment each, and return their results; all have equally many segments."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from boost_core.architecture.weights import WeightSpec
+from boost_core.architecture.roles import WeightSpec
 
 
 class WeightedModule(nn.Module):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from boost_core.architecture.weights import ParamKind
+from boost_core.architecture.roles import ParamKind
 from boost_core.config import JobSpec
 from boost_core.nn.weights import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW

@@ -15,7 +15,7 @@ from math import prod
 import torch
 from torch import nn
 
-from boost_core.architecture.weights import ParamKind
+from boost_core.architecture.roles import ParamKind
 from boost_core.optim.flat import BLOCK, FlatLayout, Offsets
 from boost_core.parallel.communicator import Communicator
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import embedding
 
-from boost_core.architecture.strategies import BTP, Sharding
+from boost_core.architecture.sharding import BTP, Sharding
 from boost_core.kernels.residual_add import Residual, residual_add, residual_start
 from boost_core.nn.norm import precise, scale_rows, with_statistic
 from boost_core.nn.strategy import Latents, NormWeights

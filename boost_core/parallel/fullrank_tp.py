@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from boost_core.architecture.strategies import FULLRANK, Sharding
+from boost_core.architecture.sharding import FULLRANK, Sharding
 from boost_core.nn.strategy import NormWeights
 from boost_core.parallel.mappings import copy_to_tp, reduce_from_tp
 from boost_core.parallel.whole_residual import WholeResidual, rms_norm

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from boost_core.architecture.weights import SplitAxes, WeightSpec
+from boost_core.architecture.roles import SplitAxes, WeightSpec
 from boost_core.nn.weights import WeightedModule, weight_specs
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import torch
 
-from boost_core.architecture.strategies import VANILLA, Sharding
+from boost_core.architecture.sharding import VANILLA, Sharding
 from boost_core.nn.strategy import Latents, NormWeights
 from boost_core.parallel.mappings import copy_to_tp, reduce_from_tp
 from boost_core.parallel.whole_residual import WholeResidual, rms_norm

@@ -2,7 +2,7 @@
 
 Widths are this rank's: w of the residual, q of the queries, k of the keys, m of the MLP, r of a latent; h heads. Under
 btp w = d/p, q = d/p, k = d_kv/p, m = f/p, and r is whole; under vanilla all are whole but the latent, r/p; under
-fullrank w is whole and the rest is split (``architecture.strategies``). Without recomputation a block keeps, in
+fullrank w is whole and the rest is split (``architecture.sharding``). Without recomputation a block keeps, in
 the compute type,
 
 ==================  ===================================  =========================================================
@@ -26,13 +26,12 @@ fused one, this is up to one fp32 residual a block too much; and 2r for a block 
 latents by one of an svd into which none cross.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from boost_core.architecture.block import ProjectionGroup, projection_groups
 from boost_core.architecture.families import gate_matrices
-from boost_core.architecture.strategies import Sharding, chosen_sharding
+from boost_core.architecture.projections import projection_groups
+from boost_core.architecture.sharding import Sharding, chosen_sharding
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 
@@ -222,18 +221,14 @@ class Activations:
         return width * self.element_bytes if self.element_bytes < PRECISE else 0
 
     @cached_property
-    def _groups(self) -> Sequence[ProjectionGroup]:
-        return projection_groups(self.model)
-
-    @cached_property
     def _projections(self) -> int:
         """All of a block."""
-        return sum(len(group.wide_outs) for group in self._groups)
+        return sum(len(group.wide_outs) for group in projection_groups(self.model))
 
     @cached_property
     def _normed(self) -> int:
         """Those that a norm precedes."""
-        return sum(len(group.wide_outs) for group in self._groups if group.norm)
+        return sum(len(group.wide_outs) for group in projection_groups(self.model) if group.norm)
 
     @property
     def _grouped(self) -> bool:
@@ -248,12 +243,12 @@ class Activations:
     @property
     def _products(self) -> int:
         """Matrix products that a norm precedes."""
-        return sum(len(group.products(self._grouped)) for group in self._groups if group.norm)
+        return sum(len(group.products(self._grouped)) for group in projection_groups(self.model) if group.norm)
 
     @property
     def _normed_pieces(self) -> int:
         """In how many pieces of one width (``nn.bottleneck``) their latents go on."""
-        return sum(len(group.pieces(self._grouped)) for group in self._groups if group.norm)
+        return sum(len(group.pieces(self._grouped)) for group in projection_groups(self.model) if group.norm)
 
     @property
     def _size(self) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from boost_core.architecture.strategies import chosen_sharding
+from boost_core.architecture.sharding import chosen_sharding
 from boost_core.config.job import JobSpec
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig

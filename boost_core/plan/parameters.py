@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from boost_core.architecture.families import block_weights, embedding_weights, head_weights
-from boost_core.architecture.weights import MATRICES, WeightSpec
+from boost_core.architecture.roles import MATRICES, WeightSpec
 from boost_core.config.model import ModelConfig
 
 

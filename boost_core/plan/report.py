@@ -6,13 +6,13 @@ from typing import get_args
 
 from pydantic import Field
 
+from boost_core.architecture.sharding import micro_batch_payloads
 from boost_core.config.base import Config
 from boost_core.config.elasticity import Shape
 from boost_core.config.job import JobSpec
 from boost_core.config.model import FamilyName, ModelConfig
 from boost_core.config.presets import PRESETS
 from boost_core.hardware import BYTES, DEVICE_BYTES
-from boost_core.plan.communication import block_backward, block_forward
 from boost_core.plan.devices import device_bytes, kind_of_gpu, too_large
 from boost_core.plan.flops import model_flops_per_token
 from boost_core.plan.memory import rank_memory
@@ -139,13 +139,9 @@ def _communication(spec: JobSpec, shape: Shape) -> Communication:
     parallelism = spec.at(shape).parallelism
     if shape.tensor == 1:
         return Communication(all_reduces=0, elements_per_token=0)
-    forward, backward = block_forward(spec.model, parallelism), block_backward(spec.model, parallelism)
-    sent = [forward, backward, *([forward] if parallelism.recompute == "full" else [])]
-    blocks = spec.model.num_hidden_layers
-    return Communication(
-        all_reduces=blocks * sum(part.all_reduces for part in sent),
-        elements_per_token=blocks * sum(part.elements + part.statistic_elements for part in sent),
-    )
+    payloads, blocks = micro_batch_payloads(spec.model, parallelism), spec.model.num_hidden_layers
+    elements = blocks * sum(payload.total for payload in payloads)
+    return Communication(all_reduces=blocks * len(payloads), elements_per_token=elements)
 
 
 def _tokens_per_step(spec: JobSpec) -> int:

@@ -23,8 +23,8 @@ from functools import lru_cache
 from math import prod
 
 from boost_core.architecture.families import block_weights, embedding_weights, head_weights
-from boost_core.architecture.strategies import chosen_sharding
-from boost_core.architecture.weights import ParamKind, WeightSpec
+from boost_core.architecture.roles import ParamKind, WeightSpec
+from boost_core.architecture.sharding import chosen_sharding
 from boost_core.config.job import JobSpec
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
@@ -131,13 +131,12 @@ def _group(spec: JobSpec, kind: ParamKind, sizes: Mapping[int, int], element_byt
 def _weights(spec: JobSpec, stages: Sequence[Stage]) -> Iterator[tuple[ParamKind, int, int]]:
     """Kind and elements of the weights that a rank has, and how many there are of each."""
     model, parallelism, optimizer = spec.model, spec.parallelism, spec.optimizer
-    first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
-    if first or (last and model.tie_embeddings):
+    for crossed, blocks in Counter(model.crosses_into(layer) for stage in stages for layer in stage.layers).items():
+        yield from ((*shard, blocks) for shard in _block_weights(model, parallelism, optimizer, crossed))
+    last = any(stage.last for stage in stages)
+    if any(stage.first for stage in stages) or (last and model.tie_embeddings):
         tied = model.tie_embeddings and parallelism.pipeline_parallel_size > 1
         yield from ((*shard, 1) for shard in _shards(embedding_weights(model), model, parallelism, optimizer, tied))
-    for crossed, blocks in Counter(model.crosses_into(layer) for stage in stages for layer in stage.layers).items():
-        weights = _block_weights(model, parallelism, optimizer, crossed)
-        yield from ((kind, elements, blocks) for kind, elements in weights)
     if last:
         yield from ((*shard, 1) for shard in _shards(head_weights(model), model, parallelism, optimizer))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from boost_core.architecture.weights import Role, WeightSpec
+from boost_core.architecture.roles import Role, WeightSpec
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.models.build import build
 from boost_core.nn.attention import Rotation

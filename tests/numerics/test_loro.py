@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from boost_core.architecture.weights import ParamKind
+from boost_core.architecture.roles import ParamKind
 from boost_core.config import LoroConfig, ModelConfig, OptimizerConfig, ParallelismConfig
 from boost_core.models.build import build
 from boost_core.nn.weights import weight_specs

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
-from boost_core.architecture.block import projection_groups
+from boost_core.architecture.projections import projection_groups
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels.residual_add import residual_start
 from boost_core.models.build import build

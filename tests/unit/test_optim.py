@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from boost_core.architecture.weights import ParamKind
+from boost_core.architecture.roles import ParamKind
 from boost_core.config import ModelConfig, OptimizerConfig, ParallelismConfig
 from boost_core.models.build import build
 from boost_core.nn.weights import weight_specs

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from boost_core.architecture.block import projection_groups
+from boost_core.architecture.projections import projection_groups
 from boost_core.config import ModelConfig
 from boost_core.convert.names import Tensors
 from boost_core.convert.nanotron.modules import modules

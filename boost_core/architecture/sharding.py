@@ -15,9 +15,11 @@ collectives of their own.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
-from boost_core.architecture.block import ProjectionGroup, projection_groups
-from boost_core.architecture.weights import Role, SplitAxes
+from boost_core.architecture.projections import ProjectionGroup, projection_groups
+from boost_core.architecture.roles import Role, SplitAxes
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.strategy import StrategyName, chosen_strategy
@@ -35,9 +37,13 @@ class Payload:
     elements: int
     statistics: int = 0
 
+    @property
+    def total(self) -> int:
+        """All of these."""
+        return self.elements + self.statistics
 
-@dataclass(frozen=True)
-class Exchanges:
+
+class Exchanges(NamedTuple):
     """All-reduces, forward and backward."""
 
     forward: Sequence[Payload]
@@ -82,11 +88,15 @@ def chosen_sharding(model: ModelConfig, parallelism: ParallelismConfig) -> Shard
 def block_exchanges(model: ModelConfig, parallelism: ParallelismConfig) -> Exchanges:
     """What one block exchanges."""
     exchanges, rank = chosen_sharding(model, parallelism).exchanges, model.rank or 0
-    groups = [exchanges(group, rank, parallelism) for group in projection_groups(model)]
-    return Exchanges(
-        [payload for group in groups for payload in group.forward],
-        [payload for group in groups for payload in group.backward],
-    )
+    both = zip(*(exchanges(group, rank, parallelism) for group in projection_groups(model)), strict=True)
+    return Exchanges(*(list(chain.from_iterable(payloads)) for payloads in both))
+
+
+def micro_batch_payloads(model: ModelConfig, parallelism: ParallelismConfig) -> Sequence[Payload]:
+    """What one block sends for a micro-batch: forward, backward, and again where it is computed again as a whole."""
+    exchanges = block_exchanges(model, parallelism)
+    again = exchanges.forward if parallelism.recompute == "full" else ()
+    return [*exchanges.forward, *exchanges.backward, *again]
 
 
 def _btp(group: ProjectionGroup, rank: int, parallelism: ParallelismConfig) -> Exchanges:
@@ -120,15 +130,11 @@ def _fullrank(group: ProjectionGroup, rank: int, parallelism: ParallelismConfig)
 BTP = Sharding(
     "btp",
     {
-        Role.EMBEDDING: 1,
-        Role.DOWN_PROJECTION: 0,
-        Role.UP_PROJECTION: 2,
-        Role.NORM_SCALE: 0,
-        Role.LATENT: None,
+        Role.EMBEDDING: 1, Role.DOWN_PROJECTION: 0, Role.UP_PROJECTION: 2, Role.NORM_SCALE: 0, Role.LATENT: None,
         Role.HEAD: 1,
     },
     _btp,
-)
+)  # fmt: skip
 VANILLA = Sharding(
     "vanilla",
     {Role.EMBEDDING: 0, Role.DOWN_PROJECTION: 2, Role.UP_PROJECTION: 1, Role.NORM_SCALE: None, Role.HEAD: 1},
