@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
+from boost_core.architecture.roles import SplitAxes
 from boost_core.bench.breakdown import PARTS, launches, seconds_by_part
 from boost_core.bench.results import Row
 from boost_core.bench.timing import Spread, wall_seconds
@@ -29,7 +30,7 @@ from boost_core.data.sampler import Sampler
 from boost_core.data.stream import TokenStream
 from boost_core.hardware import LINKS
 from boost_core.kernels.dispatch import always
-from boost_core.nn.weights import SplitAxes, WeightedModule
+from boost_core.nn.weights import WeightedModule
 from boost_core.plan.collectives import collective_seconds
 from boost_core.plan.flops import model_flops_per_token
 from boost_core.train.state import TrainState

@@ -7,8 +7,9 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from boost_core.config.base import Config, FieldProblem, raise_problems
 from boost_core.config.presets import PRESETS
 
-_OF_THE_BOTTLENECK = ("rank", "gate_activation")
+FamilyName = Literal["dense", "svd", "cola", "lax"]
 
+_OF_THE_BOTTLENECK = ("rank", "gate_activation")
 
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
@@ -47,7 +48,7 @@ class ModelConfig(Config):
     preset: str | None = Field(
         None, description="Name of a published shape to start from.", json_schema_extra={"enum": [*PRESETS, None]}
     )
-    family: Literal["dense", "svd", "cola", "lax"] = Field(
+    family: FamilyName = Field(
         "cola",
         description="dense: no bottleneck; svd: a linear one; cola: with a SiLU; lax: latents that cross blocks.",
     )

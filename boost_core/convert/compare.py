@@ -1,5 +1,6 @@
 """Whether a job's model computes what a given one does, weights aside."""
 
+from boost_core.architecture.families import is_dense, is_low_rank
 from boost_core.config import ModelConfig
 from boost_core.convert.published_config import described
 
@@ -15,7 +16,7 @@ _PUBLISHED_NAMES = {
 
 def is_cut(there: ModelConfig, job: ModelConfig) -> bool:
     """Whether a model is cut to low rank for a job."""
-    return there.family == "dense" and job.family in ("svd", "cola")
+    return is_dense(there) and is_low_rank(job)
 
 
 def refuse_another_function(there: ModelConfig, job: ModelConfig) -> None:

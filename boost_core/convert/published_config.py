@@ -15,12 +15,14 @@ ColaForCausalLM is CoLA's published code (https://github.com/alvin-zyl/CoLA, ``c
 from dataclasses import dataclass
 from typing import Any
 
+from boost_core.architecture.families import is_dense, is_low_rank
 from boost_core.config import ModelConfig
 
+LLAMA, COLA = "llama", "cola"
 # Of what no published class computes. Nothing but ``boost_core.convert`` reads it.
 OWN_TYPE = "boost"
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "cola": "ColaForCausalLM", OWN_TYPE: "BoostForCausalLM"}
+_ARCHITECTURES = {LLAMA: "LlamaForCausalLM", COLA: "ColaForCausalLM", OWN_TYPE: "BoostForCausalLM"}
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,11 @@ class TrainedOn:
 
 def model_type(model: ModelConfig) -> str:
     """Which class computes the model: ``llama``, ``cola``, or ``boost`` for none that is published."""
-    if model.family == "dense":
-        return "llama"
+    if is_dense(model):
+        return LLAMA
     grouped_queries = model.key_value_heads != model.num_attention_heads
     gate_differs = model.gated_by_silu and not model.latent_activation
-    return OWN_TYPE if model.lax is not None or grouped_queries or gate_differs else "cola"
+    return COLA if is_low_rank(model) and not grouped_queries and not gate_differs else OWN_TYPE
 
 
 def published_config(model: ModelConfig, trained_on: TrainedOn) -> dict[str, Any]:
@@ -78,7 +80,7 @@ def _published_shape(model: ModelConfig, kind: str) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
     }
-    if kind == "llama":
+    if kind == LLAMA:
         return shape | {"hidden_act": _activation(model.gated_by_silu)}
     return shape | {
         "hidden_act": _activation(model.latent_activation),

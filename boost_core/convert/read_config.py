@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from boost_core.config import ModelConfig
 from boost_core.config.base import in_lines
-from boost_core.convert.published_config import OWN_TYPE
+from boost_core.convert.published_config import COLA, LLAMA, OWN_TYPE
 
 # Those of LlamaConfig, from which CoLA's class inherits.
 _DEFAULTS: dict[str, Any] = {
@@ -59,14 +59,14 @@ def model_of(config: Any, file: str = "config.json") -> ModelConfig:
         ValueError: It is of none of these classes, or the trainer has no model that computes the same.
     """
     kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind not in ("llama", "cola", OWN_TYPE):
-        raise ValueError(f"{file}: model_type is {kind!r}; give a model of type llama, cola or {OWN_TYPE}")
-    known = {"model"} if kind == OWN_TYPE else _READ | _READ_OF_COLA if kind == "cola" else _READ
+    if kind not in (LLAMA, COLA, OWN_TYPE):
+        raise ValueError(f"{file}: model_type is {kind!r}; give a model of type {LLAMA}, {COLA} or {OWN_TYPE}")
+    known = {"model"} if kind == OWN_TYPE else _READ | _READ_OF_COLA if kind == COLA else _READ
     _refuse(file, _unknown(config, known))
     if kind == OWN_TYPE:
         return _validated(file, config.get("model"))
     _refuse(file, (*_rope_problems(config), *_activation_problems(config, kind)))
-    model = _validated(file, _common(config) | (_of_cola(config) if kind == "cola" else _of_llama(config)))
+    model = _validated(file, _common(config) | (_of_cola(config) if kind == COLA else _of_llama(config)))
     _refuse(file, _head_problems(config, model))
     return model
 
@@ -133,7 +133,7 @@ def _activation_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
     activation, of_bottleneck = _activation(config), config.get("lr_act_type")
     if activation not in _ACTIVATIONS:
         yield f"hidden_act is {_short(activation)}, and the trainer's models have silu or linear only"
-    if kind == "cola" and of_bottleneck not in (None, activation):
+    if kind == COLA and of_bottleneck not in (None, activation):
         yield (
             f"lr_act_type is {_short(of_bottleneck)} and hidden_act {_short(activation)}, and ColaForCausalLM goes by "
             "hidden_act alone (export the model again if an earlier version has written this)"

@@ -4,19 +4,15 @@ from collections.abc import Mapping
 
 import torch
 
+from boost_core.architecture.families import model_weights
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.shards import load_whole, save_whole
 from boost_core.config import JobSpec, ModelConfig, ParallelismConfig
-from boost_core.models.build import build
-from boost_core.nn.weights import weight_specs
-from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger
 
 
 def empty_weights(model: ModelConfig) -> dict[str, torch.Tensor]:
     """A model's whole weights, fp32, not yet filled."""
-    declared, _ = build(model, ParallelismConfig(), Communicator(None, "tp", CommunicationLedger()))
-    return {name: torch.empty(spec.shape) for name, spec in weight_specs(declared).items()}
+    return {name: torch.empty(spec.shape) for name, spec in model_weights(model).items()}
 
 
 def read_weights(folder: CheckpointFolder, step: int) -> tuple[ModelConfig, dict[str, torch.Tensor]]:

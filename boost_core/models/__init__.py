@@ -1,1 +1,1 @@
-"""The model families: compositions of ``nn`` parts, a page each."""
+"""The decoder, built from ``nn`` parts by the architecture."""

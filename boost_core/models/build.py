@@ -2,18 +2,17 @@
 
 from collections.abc import Sequence
 
+from boost_core.architecture.roles import SplitAxes
+from boost_core.architecture.sharding import chosen_sharding
 from boost_core.config import ModelConfig, ParallelismConfig
-from boost_core.config.strategy import chosen_strategy
 from boost_core.models.decoder import Decoder
-from boost_core.models.dense import DenseBlock
-from boost_core.models.low_rank import LowRankBlock
-from boost_core.nn.overlap import checkpoint_block, checkpoint_segment, no_recompute
-from boost_core.nn.weights import SplitAxes
 from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.fullrank_tp import FullRankTensorParallel
 from boost_core.parallel.vanilla_tp import VanillaTensorParallel
 from boost_core.plan.stages import Stage
+
+_STRATEGIES = (BottleneckTensorParallel, VanillaTensorParallel, FullRankTensorParallel)
 
 
 def build(
@@ -37,22 +36,6 @@ def build(
         with_head = any(stage.last for stage in stages)
         # A tied head has the embedding beside it wherever it is.
         ends = (any(stage.first for stage in stages) or (with_head and model.tie_embeddings), with_head)
-    whole_block = checkpoint_block if parallelism.recompute == "full" else no_recompute
-    if chosen_strategy(model, parallelism) == "fullrank":
-        fullrank = FullRankTensorParallel(communicator)
-        dense_blocks = {layer: DenseBlock(model, fullrank) for layer in layers}
-        return Decoder(model, fullrank, dense_blocks, ends, recompute=whole_block), fullrank.SHARDED_AXIS
-    strategy: BottleneckTensorParallel | VanillaTensorParallel
-    if chosen_strategy(model, parallelism) == "vanilla":
-        strategy = VanillaTensorParallel(communicator)
-    else:
-        strategy = BottleneckTensorParallel(communicator, parallelism.norm)
-    between_exchanges = checkpoint_segment if parallelism.recompute == "latent" else no_recompute
-    blocks = {
-        layer: LowRankBlock(
-            model, strategy, parallelism.group_projections, model.crosses_into(layer), between_exchanges
-        )
-        for layer in layers
-    }
-    splits = 2 if parallelism.split_micro_batch else 1
-    return Decoder(model, strategy, blocks, ends, splits, whole_block), strategy.SHARDED_AXIS
+    sharding = chosen_sharding(model, parallelism)
+    (strategy,) = (each(communicator, parallelism.norm) for each in _STRATEGIES if each.SHARDING is sharding)
+    return Decoder(model, parallelism, strategy, layers, ends), sharding.axes

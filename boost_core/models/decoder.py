@@ -3,67 +3,50 @@
 Shape suffixes: T tokens, d hidden; b sequences of s positions.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import nn
 
-from boost_core.config import ModelConfig
+from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels.residual_add import Residual
+from boost_core.models.block import Block, Carried
 from boost_core.nn.attention import Rotation
 from boost_core.nn.embedding import TokenEmbedding
 from boost_core.nn.head import HeadAndLoss
-from boost_core.nn.overlap import RecomputePolicy, Segments, no_recompute, run_together
+from boost_core.nn.overlap import Segments, checkpoint_block, no_recompute, run_together
 from boost_core.nn.strategy import Strategy
 
 
-class Block(Protocol):
-    """A decoder block; ``carried`` is what it hands to the next one beside the residual."""
-
-    def __call__(self, residual: Residual, rotation: Rotation, carried: Any) -> tuple[Residual, Any]:
-        """The residual stream after the block, and what the next block is handed."""
-
-
-class SegmentedBlock(Block, Protocol):
-    """A block that can be left at its exchanges."""
-
-    def segments(self, residual: Residual, rotation: Rotation, carried: Any) -> Segments[tuple[Residual, Any]]:
-        """The call in segments; all blocks have equally many."""
-
-
 class Decoder(nn.Module):
-    """Embedding, the blocks of one family, head and loss, or the part of them that a pipeline rank has.
+    """Embedding, blocks, head and loss, or the part of them that a pipeline rank has.
 
     Args:
         model: The model's shape.
+        parallelism: What its blocks are computed by.
         strategy: How it is split over the tensor parallel ranks.
-        blocks: The blocks by number, each a ``Block``; a ``SegmentedBlock`` where there are several splits.
+        layers: Numbers of the blocks.
         ends: Whether the embedding is there, and whether the head is.
-        splits: In how many parts a micro-batch goes through the blocks, in turns.
-        recompute: How to call a block; may apply activation checkpointing.
     """
 
     def __init__(
         self,
         model: ModelConfig,
+        parallelism: ParallelismConfig,
         strategy: Strategy,
-        blocks: Mapping[int, nn.Module],
-        ends: tuple[bool, bool] = (True, True),
-        splits: int = 1,
-        recompute: RecomputePolicy = no_recompute,
+        layers: Iterable[int],
+        ends: tuple[bool, bool],
     ) -> None:
         super().__init__()
-        self.strategy, self.splits, self.recompute = strategy, splits, recompute
+        self.strategy, self.splits = strategy, 2 if parallelism.split_micro_batch else 1
+        self.recompute = checkpoint_block if parallelism.recompute == "full" else no_recompute
         with_embedding, with_head = ends
-        self.embedding = TokenEmbedding(model.vocab_size, model.hidden_size, strategy) if with_embedding else None
-        self.blocks = nn.ModuleDict({str(number): block for number, block in blocks.items()})
-        tied_to = self.embedding if model.tie_embeddings else None
-        self.head = (
-            HeadAndLoss(model.vocab_size, model.hidden_size, model.norm_epsilon, strategy, tied_to)
-            if with_head
-            else None
+        self.embedding = TokenEmbedding(model, strategy) if with_embedding else None
+        self.blocks = nn.ModuleDict(
+            {str(layer): Block(model, parallelism, strategy, model.crosses_into(layer)) for layer in layers}
         )
+        self.head = HeadAndLoss(model, strategy, self.embedding) if with_head else None
 
     def forward(self, token_T: torch.Tensor, target_T: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Loss of each token in nats, ``[T]``; sequences of ``rotation.sequence_length`` one after the other."""
@@ -87,8 +70,8 @@ class Decoder(nn.Module):
         return residual
 
     def through(
-        self, blocks: Iterable[str], residual: Residual, carried: Any, rotation: Rotation
-    ) -> tuple[Residual, Any]:
+        self, blocks: Iterable[str], residual: Residual, carried: Carried | None, rotation: Rotation
+    ) -> tuple[Residual, Carried | None]:
         """The residual stream through blocks of these numbers, and what the last hands on."""
         for number in blocks:
             residual, carried = self.recompute(self.blocks[number], residual, rotation, carried)
@@ -104,7 +87,7 @@ class Decoder(nn.Module):
     def _in_segments(self, token_T: torch.Tensor, rotation: Rotation) -> Segments[Residual]:
         residual, carried = self.embed(token_T), None
         for block in self.blocks.values():
-            residual, carried = yield from cast(SegmentedBlock, block).segments(residual, rotation, carried)
+            residual, carried = yield from cast(Block, block).segments(residual, rotation, carried)
         return residual
 
 

@@ -5,14 +5,14 @@ that cross into the next block. Shape suffixes: T tokens, d hidden.
 """
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
+from boost_core.architecture.projections import projection_groups
 from boost_core.config import ModelConfig
 from boost_core.models.decoder import Decoder
-from boost_core.models.low_rank import LowRankBlock
 from boost_core.nn.attention import Rotation
 from boost_core.plan.stages import Stage
 
@@ -27,15 +27,19 @@ class StageModule(nn.Module):
         model: The model's shape.
         stage: Which of its blocks and ends.
         rotation: The rotary embedding for the length of a sequence.
+        grouped: Whether projections of one input share an exchange.
     """
 
-    def __init__(self, decoder: Decoder, model: ModelConfig, stage: Stage, rotation: Rotation) -> None:
+    def __init__(self, decoder: Decoder, model: ModelConfig, stage: Stage, rotation: Rotation, grouped: bool) -> None:
         super().__init__()
         self._decoder = (decoder,)  # in a tuple, so that the weights keep their one name
         self.stage, self._rotation, self._width = stage, rotation, decoder.strategy.width(model.hidden_size)
         self._blocks = [str(layer) for layer in stage.layers]
         self._takes = model.crosses_into(stage.layers.start)
         self._gives = not stage.last and model.crosses_into(stage.layers.stop)
+        # How many latents of width r each tensor of a ``Carried`` has.
+        self._rank = model.rank or 0
+        self._carried = [[len(piece) for piece in group.pieces(grouped)] for group in projection_groups(model)]
 
     def forward(
         self, *inputs: torch.Tensor, target_T: torch.Tensor | None = None, document_T: torch.Tensor | None = None
@@ -50,7 +54,8 @@ class StageModule(nn.Module):
             self._blocks, residual, carried, self._rotation.with_document_mask(document_T)
         )
         if not self.stage.last:
-            crossing = [each.flatten().view(each.shape) for part in carried for each in part] if self._gives else []
+            given = carried if self._gives and carried is not None else ()
+            crossing = [each.flatten().view(each.shape) for part in given for each in part]
             return (residual.inputs, *crossing)
         if target_T is None:
             raise AssertionError("the last stage needs the targets")
@@ -65,16 +70,12 @@ class StageModule(nn.Module):
         return [(tokens,)] if self.stage.last else [(tokens, self._width), *self._crossing(self._gives, tokens)]
 
     def _crossing(self, crosses: bool, tokens: int) -> Iterator[Shape]:
-        for part in self._crossed_shapes(tokens) if crosses else ():
-            yield from part
-
-    def _crossed_shapes(self, tokens: int) -> list[list[tuple[int, int, int]]]:
-        (decoder,) = self._decoder
-        return cast(LowRankBlock, decoder.blocks[self._blocks[0]]).crossed_shapes(tokens)
+        for counts in self._carried if crosses else ():
+            yield from ((count, tokens, self._rank) for count in counts)
 
     def _unpacked(self, latents: tuple[torch.Tensor, ...]) -> Any:
         """What came in as ``Carried``; ``None`` where nothing crosses."""
         if not self._takes:
             return None
         rest = iter(latents)
-        return tuple([next(rest) for _ in part] for part in self._crossed_shapes(0))
+        return tuple([next(rest) for _ in counts] for counts in self._carried)

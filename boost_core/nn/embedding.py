@@ -2,18 +2,19 @@
 
 import torch
 
+from boost_core.architecture.families import embedding_weights
+from boost_core.config.model import ModelConfig
 from boost_core.kernels.residual_add import Residual
 from boost_core.nn.strategy import Strategy
-from boost_core.nn.weights import Role, WeightedModule
+from boost_core.nn.weights import WeightedModule
 
 
 class TokenEmbedding(WeightedModule):
     """Token ids to the residual stream."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, strategy: Strategy) -> None:
-        super().__init__()
+    def __init__(self, model: ModelConfig, strategy: Strategy) -> None:
+        super().__init__(embedding_weights(model))
         self.strategy = strategy
-        self.declare_normal("weight", (vocab_size, hidden_size), Role.EMBEDDING, 0.02)
 
     def forward(self, token_T: torch.Tensor) -> Residual:
         """``[T]`` ids to a stream of ``[T, d]``."""

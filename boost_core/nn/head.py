@@ -2,33 +2,28 @@
 
 import torch
 
+from boost_core.architecture.families import head_weights
+from boost_core.config.model import ModelConfig
 from boost_core.kernels.residual_add import Residual
 from boost_core.nn.embedding import TokenEmbedding
 from boost_core.nn.strategy import NormWeights, Strategy
-from boost_core.nn.weights import Role, WeightedModule
+from boost_core.nn.weights import WeightedModule
 
 
 class HeadAndLoss(WeightedModule):
     """RMSNorm, the head, and the cross entropy of each token.
 
     Args:
-        vocab_size: V.
-        hidden_size: d.
-        norm_epsilon: ε of the norm.
+        model: The model's shape.
         strategy: Where the hidden vectors are made whole.
-        tied_to: The embedding whose weight is the head's, too; ``None`` for a head of its own.
+        embedding: The embedding, whose weight a tied head uses; ``None`` on ranks that do not have it.
     """
 
-    def __init__(
-        self, vocab_size: int, hidden_size: int, norm_epsilon: float, strategy: Strategy, tied_to: TokenEmbedding | None
-    ) -> None:
-        super().__init__()
-        self.hidden_size, self.norm_epsilon, self.strategy = hidden_size, norm_epsilon, strategy
-        self.declare_constant("scale", (hidden_size,), Role.NORM_SCALE, 1.0)
+    def __init__(self, model: ModelConfig, strategy: Strategy, embedding: TokenEmbedding | None) -> None:
+        super().__init__(head_weights(model))
+        self.hidden_size, self.norm_epsilon, self.strategy = model.hidden_size, model.norm_epsilon, strategy
         # In a tuple, so that the embedding does not become a part of the head, too.
-        self._tied_to = (tied_to,)
-        if tied_to is None:
-            self.declare_normal("weight", (hidden_size, vocab_size), Role.HEAD, 0.02)
+        self._tied_to = (embedding if model.tie_embeddings else None,)
 
     def forward(self, residual: Residual, target_T: torch.Tensor) -> torch.Tensor:
         """Loss of each token in nats, ``[T]``."""

@@ -9,28 +9,20 @@ from torch.utils.checkpoint import checkpoint
 
 Result = TypeVar("Result")
 
-# Pauses where it would wait; returns its result.
-Segments = Generator[None, None, Result]
-
-# Calls a function with arguments; may apply activation checkpointing.
-RecomputePolicy = Callable[..., Any]
+# Yields what waits for an exchange in flight, and is sent what that gave; returns its result.
+Segments = Generator[Callable[[], Any], Any, Result]
 
 
 def run_together(computations: Sequence[Segments[Result]]) -> list[Result]:
     """Run computations in turns, a segment each, and return their results; all have equally many segments."""
-    while True:
-        finished = [_advance(computation) for computation in computations]
-        if all(finished):
-            return [result for ended in finished for result in ended]
-
-
-def _advance(computation: Segments[Result]) -> list[Result]:
-    """Run one segment; the result, if it was the last one."""
-    try:
-        next(computation)
-    except StopIteration as end:
-        return [end.value]
-    return []
+    waits, results = [next(computation) for computation in computations], list[Result]()
+    while not results:
+        for index, computation in enumerate(computations):
+            try:
+                waits[index] = computation.send(waits[index]())
+            except StopIteration as end:
+                results.append(end.value)
+    return results
 
 
 def no_recompute(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from boost_core.architecture.roles import ParamKind
 from boost_core.config import JobSpec
-from boost_core.nn.weights import norm_weights
+from boost_core.nn.weights import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
-from boost_core.optim.group import ParamGroup, ParamKind
+from boost_core.optim.group import ParamGroup
 from boost_core.optim.loro import Loro, factor_pairs
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.shard import latent_weights
 
 COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -32,23 +32,16 @@ def make_optimizer(
         tensor_parallel: The tensor parallel group.
         replicas: The data parallel group.
     """
-    loro, config = spec.optimizer.loro, spec.optimizer
-    pairs = [] if loro is None else factor_pairs(model)
-    factors = {name for pair in pairs for name in (pair.down, pair.up)}
-    undecayed, latent = set(norm_weights(model)), set(latent_weights(model))
+    loro, config, specs = spec.optimizer.loro, spec.optimizer, weight_specs(model)
     tied = "embedding.weight" if spec.model.tie_embeddings and spec.parallelism.pipeline_parallel_size > 1 else None
     members: dict[ParamKind, dict[str, nn.Parameter]] = {}
     for name, weight in model.named_parameters():
-        decay = 0.0 if name in undecayed else config.weight_decay
-        kind = ParamKind(
-            decay, split=axes[name] is not None, latent=name in latent, tied=name == tied, custom_update=name in factors
-        )
+        kind = ParamKind.of(specs[name], axes[name] is not None, config, name == tied)
         members.setdefault(kind, {})[name] = weight
-    # The largest first, so that most of the gradients need not wait for what little there is of the others.
-    kinds = sorted(members, key=lambda kind: (-kind.decay, kind.latent, kind.tied, kind.custom_update))
+    kinds = sorted(members, key=lambda kind: kind.order)
     compute_type, zero_stage = COMPUTE_TYPES[spec.training.precision], spec.parallelism.zero_stage
     groups = [ParamGroup(kind, members[kind], compute_type, replicas, zero_stage) for kind in kinds]
     if loro is None:
         return MasterWeightAdamW(groups, config)
     rank_share = spec.model.bottleneck_rank / spec.model.hidden_size
-    return Loro(groups, config, loro, pairs, rank_share, tensor_parallel)
+    return Loro(groups, config, loro, factor_pairs(model), rank_share, tensor_parallel)

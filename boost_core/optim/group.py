@@ -15,29 +15,11 @@ from math import prod
 import torch
 from torch import nn
 
+from boost_core.architecture.roles import ParamKind
 from boost_core.optim.flat import BLOCK, FlatLayout, Offsets
 from boost_core.parallel.communicator import Communicator
 
 BUCKET_ELEMENTS = 1 << 25  # 128 MiB of fp32 gradients
-
-
-@dataclass(frozen=True)
-class ParamKind:
-    """What the weights of a group have in common.
-
-    Attributes:
-        decay: Weight decay.
-        split: Whether tensor parallel ranks have parts of them; else each has the whole.
-        latent: Whether each tensor parallel rank computes a part of their gradients.
-        tied: Whether the first and the last pipeline rank both have them, and compute a part of their gradients each.
-        custom_update: Whether the optimizer updates them by a rule of its own, for which it needs each of them whole.
-    """
-
-    decay: float
-    split: bool
-    latent: bool
-    tied: bool
-    custom_update: bool
 
 
 @dataclass(frozen=True)

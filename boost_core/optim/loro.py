@@ -18,7 +18,6 @@ from torch import nn
 
 from boost_core.config.training import LoroConfig, OptimizerConfig
 from boost_core.nn.bottleneck import Bottleneck
-from boost_core.nn.weights import places_in_runs
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.group import ParamGroup
 from boost_core.optim.riemannian import riemannian_step
@@ -42,7 +41,8 @@ def factor_pairs(model: nn.Module) -> list[FactorPair]:
         if isinstance(module, Bottleneck):
             pairs += [
                 FactorPair(f"{path}.down", projection, f"{path}.up_{index}", member)
-                for projection, (index, member) in enumerate(places_in_runs(module.widths))
+                for index, run in enumerate(module.group.runs)
+                for member, projection in enumerate(run)
             ]
     return pairs
 

@@ -13,10 +13,10 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import embedding
 
+from boost_core.architecture.sharding import BTP, Sharding
 from boost_core.kernels.residual_add import Residual, residual_add, residual_start
 from boost_core.nn.norm import precise, scale_rows, with_statistic
 from boost_core.nn.strategy import Latents, NormWeights
-from boost_core.nn.weights import Role, SplitAxes
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.deferred_wgrad import DeferredWeightGradients
 from boost_core.parallel.exchange import Exchange
@@ -32,14 +32,7 @@ class BottleneckTensorParallel:
         norm: How the RMSNorm of a sharded residual is taken: ``fused``, ``online_paper`` or ``sync``.
     """
 
-    SHARDED_AXIS: ClassVar[SplitAxes] = {
-        Role.EMBEDDING: 1,
-        Role.DOWN_PROJECTION: 0,
-        Role.UP_PROJECTION: 2,
-        Role.NORM_SCALE: 0,
-        Role.LATENT: None,
-        Role.HEAD: 1,
-    }
+    SHARDING: ClassVar[Sharding] = BTP
 
     def __init__(self, communicator: Communicator, norm: str = "fused") -> None:
         self._communicator, self._norm = communicator, norm

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import torch
 
+from boost_core.architecture.sharding import FULLRANK, Sharding
 from boost_core.nn.strategy import NormWeights
-from boost_core.nn.weights import Role, SplitAxes
 from boost_core.parallel.mappings import copy_to_tp, reduce_from_tp
 from boost_core.parallel.whole_residual import WholeResidual, rms_norm
 
@@ -17,13 +17,7 @@ from boost_core.parallel.whole_residual import WholeResidual, rms_norm
 class FullRankTensorParallel(WholeResidual):
     """The ``DenseStrategy``."""
 
-    SHARDED_AXIS: ClassVar[SplitAxes] = {
-        Role.EMBEDDING: 0,
-        Role.DENSE_IN: 2,
-        Role.DENSE_OUT: 0,
-        Role.NORM_SCALE: None,
-        Role.HEAD: 1,
-    }
+    SHARDING: ClassVar[Sharding] = FULLRANK
 
     def dense_in(
         self, x_Td: torch.Tensor, weights_dgf: Sequence[torch.Tensor], norm: NormWeights

@@ -6,7 +6,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from boost_core.nn.weights import Role, SplitAxes, WeightedModule, WeightSpec, weight_specs
+from boost_core.architecture.roles import SplitAxes, WeightSpec
+from boost_core.nn.weights import WeightedModule, weight_specs
 
 
 class WeightMaker(Protocol):
@@ -53,19 +54,14 @@ def split_axes(model: nn.Module, axes: SplitAxes) -> dict[str, int | None]:
     return {name: axes[spec.role] for name, spec in weight_specs(model).items()}
 
 
-def latent_weights(model: nn.Module) -> list[str]:
-    """Names of the weights that work on whole latents."""
-    return [name for name, spec in weight_specs(model).items() if spec.role is Role.LATENT]
-
-
 def initial_value(name: str, spec: WeightSpec, seed: int) -> torch.Tensor:
     """The full initial value of one weight, fp32 on CPU."""
     if isinstance(spec.start, float):
         return torch.full(spec.shape, spec.start)
     generator = torch.Generator().manual_seed(_seed_of(name, seed))
     values = torch.randn(spec.shape, generator=generator)
-    for group, std in zip(values.chunk(len(spec.start), dim=spec.group_axis), spec.start, strict=True):
-        group.mul_(std)
+    for part, std in zip(values.chunk(len(spec.start), dim=spec.axis or 0), spec.start, strict=True):
+        part.mul_(std)
     return values
 
 

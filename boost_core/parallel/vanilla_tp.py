@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import torch
 
+from boost_core.architecture.sharding import VANILLA, Sharding
 from boost_core.nn.strategy import Latents, NormWeights
-from boost_core.nn.weights import Role, SplitAxes
 from boost_core.parallel.mappings import copy_to_tp, reduce_from_tp
 from boost_core.parallel.whole_residual import WholeResidual, rms_norm
 
@@ -19,13 +19,7 @@ from boost_core.parallel.whole_residual import WholeResidual, rms_norm
 class VanillaTensorParallel(WholeResidual):
     """The ``LowRankStrategy`` that the BOOST paper compares with."""
 
-    SHARDED_AXIS: ClassVar[SplitAxes] = {
-        Role.EMBEDDING: 0,
-        Role.DOWN_PROJECTION: 2,
-        Role.UP_PROJECTION: 1,
-        Role.NORM_SCALE: None,
-        Role.HEAD: 1,
-    }
+    SHARDING: ClassVar[Sharding] = VANILLA
 
     def partial_latents(
         self,

@@ -15,9 +15,10 @@ class WholeResidual:
 
     Args:
         communicator: The tensor parallel group.
+        norm: Only a sharded residual has more than one way to take its norm.
     """
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, norm: str = "fused") -> None:  # noqa: ARG002
         self._communicator = communicator
 
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:

@@ -2,7 +2,7 @@
 
 Widths are this rank's: w of the residual, q of the queries, k of the keys, m of the MLP, r of a latent; h heads. Under
 btp w = d/p, q = d/p, k = d_kv/p, m = f/p, and r is whole; under vanilla all are whole but the latent, r/p; under
-fullrank w is whole and the rest is split (``SHARDED_AXIS`` in ``parallel``). Without recomputation a block keeps, in
+fullrank w is whole and the rest is split (``architecture.sharding``). Without recomputation a block keeps, in
 the compute type,
 
 ==================  ===================================  =========================================================
@@ -29,12 +29,13 @@ latents by one of an svd into which none cross.
 from dataclasses import dataclass
 from functools import cached_property
 
+from boost_core.architecture.families import gate_matrices
+from boost_core.architecture.projections import projection_groups
+from boost_core.architecture.sharding import Sharding, chosen_sharding
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
-from boost_core.config.strategy import StrategyName, chosen_strategy
 
 PRECISE = 4  # bytes of statistics, sums and masters
-_LATENTS, _NORMED = 7, 5  # all, and those of query, key, value, gate and up
 
 
 @dataclass(frozen=True)
@@ -54,28 +55,28 @@ class Activations:
     kernels: bool
 
     @cached_property
-    def strategy(self) -> StrategyName:
-        """The tensor parallel strategy."""
-        return chosen_strategy(self.model, self.parallelism)
+    def sharding(self) -> Sharding:
+        """How the tensor parallel strategy splits it."""
+        return chosen_sharding(self.model, self.parallelism)
 
     @property
     def residual(self) -> int:
         """Width w."""
-        return self.model.hidden_size // (self._size if self.strategy == "btp" else 1)
+        return self.model.hidden_size // (self._size if self.sharding.residual else 1)
 
     @property
     def latent(self) -> int:
         """Width r; 0 without bottlenecks."""
-        return (self.model.rank or 0) // (self._size if self.strategy == "vanilla" else 1)
+        return (self.model.rank or 0) // (self._size if self.sharding.latents else 1)
 
     @property
     def carried(self) -> int:
         """Bytes of the latents that LaX hands from block to block."""
-        return 0 if self.model.lax is None else _LATENTS * self.latent * self.element_bytes
+        return 0 if self.model.lax is None else self._projections * self.latent * self.element_bytes
 
     def embedding(self) -> int:
         """What the embedding keeps of each token: of a split vocabulary the token's place in it, and whether it is."""
-        return 0 if self.strategy == "btp" else 8 + self.element_bytes
+        return 0 if self.sharding.residual else 8 + self.element_bytes
 
     def block(self, crossed: bool, given: bool) -> int:
         """What a block keeps of each token.
@@ -86,10 +87,10 @@ class Activations:
         """
         if self.parallelism.recompute == "none":
             return self._whole_block(crossed)
-        first_squares = PRECISE if self.strategy == "btp" else 0
+        first_squares = PRECISE if self.sharding.residual else 0
         if self.parallelism.recompute == "full":
             return self.residual * self.element_bytes + first_squares + given * self.carried
-        latents = (2 * self.residual + _LATENTS * self.latent) * self.element_bytes + given * self.carried
+        latents = (2 * self.residual + self._projections * self.latent) * self.element_bytes + given * self.carried
         # On one rank nothing is sent: each norm reads the residual's own sums of squares.
         return latents + (first_squares + self._sent_statistics() if self._size > 1 else 2 * PRECISE)
 
@@ -101,7 +102,7 @@ class Activations:
         widths = 3 * self.residual + max(3 * self._mlp, 2 * (self._query + self._key_value))
         if self.model.lax is not None:
             # Of latents handed in and on; and a reference makes those of three at a time step by step.
-            widths += (2 * _LATENTS + (0 if self.kernels else 12)) * self.latent
+            widths += (2 * self._projections + (0 if self.kernels else 12)) * self.latent
         gradients = widths * self.element_bytes if self.kernels else (widths + 2 * self._query) * PRECISE
         if self.parallelism.recompute == "none":
             return gradients
@@ -118,7 +119,7 @@ class Activations:
         hidden, element = self.model.hidden_size, self.element_bytes
         loss = 8 + 2 * PRECISE  # the target's place, the log-sum-exp, and the norm's statistic
         norm = (self.residual + hidden) * element
-        if self.strategy == "btp":
+        if self.sharding.residual:
             norm += 0 if self.kernels else self._fp32_copy(self.residual)
             # The gathered vectors in fp32, as they are scaled; on one rank a view that has the statistic beside it.
             return norm + loss + hidden * PRECISE + (element if self._size == 1 and element == PRECISE else 0)
@@ -127,7 +128,7 @@ class Activations:
     def head_norm_backward(self) -> int:
         """What the backward pass through the final norm takes of each token, all that ``head`` keeps included."""
         hidden = self.model.hidden_size
-        if self.strategy == "btp":
+        if self.sharding.residual:
             # In fp32: of the scaled rows, of the rows, and the summands of their scales'.
             return self.head() + 3 * hidden * PRECISE
         # Torch's kernel has its input and output; in torch's operations each summand is there for itself.
@@ -136,14 +137,13 @@ class Activations:
     def _whole_block(self, crossed: bool) -> int:
         widths = 2 * self.residual + 2 * self._query + 2 * self._key_value + 3 * self._mlp
         kept = widths * self.element_bytes + self._heads * PRECISE + self._norms()
-        if self.strategy != "fullrank":
-            kept += self._crossings() if crossed else self._latents()
+        kept += self._crossings() if crossed else self._latents()
         return kept if self.kernels else kept + self._of_references(crossed)
 
     def _norms(self) -> int:
         """Statistics, and what a norm that is a pass of its own keeps."""
         width, products = self.residual, self._products
-        if self.strategy != "btp":
+        if not self.sharding.residual:
             return products * (width * self.element_bytes + PRECISE)
         if self.parallelism.norm == "fused":
             return self._sent_statistics() if self._size > 1 else 2 * PRECISE
@@ -151,66 +151,61 @@ class Activations:
         if self.parallelism.norm == "sync":
             return normed
         sent = self._sent_statistics() if self._size > 1 else 2 * PRECISE
-        return normed + sent + _NORMED * self.latent * PRECISE
+        return normed + sent + self._normed * self.latent * PRECISE
 
     def _sent_statistics(self) -> int:
         """Beside the latents in their type, or in collectives of their own."""
         return self._products * (self.element_bytes if self.parallelism.norm == "fused" else PRECISE)
 
     def _latents(self) -> int:
-        latents = _NORMED * (2 if self._scaled or self.model.latent_activation else 1)
-        latents += (_LATENTS - _NORMED) * (2 if self.model.latent_activation else 1)
+        latents = self._normed * (2 if self._scaled or self.model.latent_activation else 1)
+        latents += (self._projections - self._normed) * (2 if self.model.latent_activation else 1)
         return latents * self.latent * self.element_bytes
 
     def _crossings(self) -> int:
-        gate = {"identity": 0, "dense": _LATENTS, "tensor": 3 * _LATENTS}[self.model.lax.gate if self.model.lax else ""]
-        return (2 * _LATENTS + gate) * self.latent * self.element_bytes
+        gate = (0, 1, 3)[len(gate_matrices(self.model))]
+        return (2 + gate) * self._projections * self.latent * self.element_bytes
 
     def _of_references(self, crossed: bool) -> int:
         """What the kernels' references keep more than the kernels: each of torch's operations for itself."""
         more = self._mlp * self.element_bytes if self.model.gated_by_silu else 0
-        if self.strategy == "btp":
+        if self.sharding.residual:
             more += 2 * self._fp32_copy(self.residual)
             if self._scaled:  # reciprocal roots, in place of the residual's sums on one rank
                 more += PRECISE * (self._normed_pieces - (2 if self._size == 1 else 0))
         else:
             more += self._products * self._composite_norm(self.residual) - 2 * self._let_go(self.residual)
         more += self._turned() * self.element_bytes
-        if self.strategy == "fullrank":
-            return more
         return more + (self._crossed_by_reference() if crossed else self._latents_by_reference())
 
     def _latents_by_reference(self) -> int:
         copies, activation = self.element_bytes < PRECISE, self.model.latent_activation
         more = 0
         if self._scaled:
-            more += PRECISE * _NORMED if copies else 0
-            more += PRECISE * _NORMED if activation else 0
-            more -= self.element_bytes * _NORMED if copies and self._size == 1 else 0
+            more += PRECISE * self._normed if copies else 0
+            more += PRECISE * self._normed if activation else 0
+            more -= self.element_bytes * self._normed if copies and self._size == 1 else 0
         elif activation and copies:
-            more += (PRECISE - self.element_bytes) * _NORMED
+            more += (PRECISE - self.element_bytes) * self._normed
         if activation and copies:
-            more += (PRECISE - self.element_bytes) * (_LATENTS - _NORMED)
+            more += (PRECISE - self.element_bytes) * (self._projections - self._normed)
         return more * self.latent
 
     def _crossed_by_reference(self) -> int:
-        lax = self.model.lax
-        if lax is None:
-            raise AssertionError("nothing crosses")
         copies = self.element_bytes < PRECISE
-        steps = PRECISE * _LATENTS * (3 if self.model.latent_activation else 2)
-        arrived = PRECISE * _NORMED if self._scaled else 0
-        sent = self.element_bytes * _NORMED if copies and self._scaled and self._size > 1 else 0
-        gate = {"identity": 0, "dense": -_LATENTS, "tensor": -_LATENTS}[lax.gate] * self.element_bytes
+        steps = PRECISE * self._projections * (3 if self.model.latent_activation else 2)
+        arrived = PRECISE * self._normed if self._scaled else 0
+        sent = self.element_bytes * self._normed if copies and self._scaled and self._size > 1 else 0
+        gate = -self._projections * self.element_bytes if gate_matrices(self.model) else 0
         # The kernel's latents as they arrived are counted already.
-        latents = (steps + arrived + sent + gate - self.element_bytes * _LATENTS) * self.latent
-        ones = (_LATENTS - _NORMED) + (0 if self._scaled else self._normed_pieces)
-        return latents + PRECISE * 2 * _LATENTS + self.element_bytes * ones
+        latents = (steps + arrived + sent + gate - self.element_bytes * self._projections) * self.latent
+        ones = self._projections - self._normed + (0 if self._scaled else self._normed_pieces)
+        return latents + PRECISE * 2 * self._projections + self.element_bytes * ones
 
     def _turned(self) -> int:
         """Queries and keys turned out of place, where what they were made from is kept by the values beside them."""
         alike = self._query == self._key_value
-        if self.strategy != "fullrank" and not self.parallelism.group_projections:
+        if not self._grouped:
             return 0
         return 2 * self._query if alike else self._key_value
 
@@ -225,22 +220,35 @@ class Activations:
         """The residual itself, where such norms keep a copy of it in fp32."""
         return width * self.element_bytes if self.element_bytes < PRECISE else 0
 
+    @cached_property
+    def _projections(self) -> int:
+        """All of a block."""
+        return sum(len(group.wide_outs) for group in projection_groups(self.model))
+
+    @cached_property
+    def _normed(self) -> int:
+        """Those that a norm precedes."""
+        return sum(len(group.wide_outs) for group in projection_groups(self.model) if group.norm)
+
+    @property
+    def _grouped(self) -> bool:
+        """Whether projections of one input share a product; dense ones do in any case."""
+        return self.parallelism.group_projections or self.model.rank is None
+
     @property
     def _scaled(self) -> bool:
         """Whether latents are scaled by a norm's statistic after their exchange."""
-        return self.strategy == "btp" and self.parallelism.norm != "sync"
+        return self.sharding.residual and self.parallelism.norm != "sync"
 
     @property
     def _products(self) -> int:
         """Matrix products that a norm precedes."""
-        return 2 if self.strategy == "fullrank" or self.parallelism.group_projections else _NORMED
+        return sum(len(group.products(self._grouped)) for group in projection_groups(self.model) if group.norm)
 
     @property
     def _normed_pieces(self) -> int:
         """In how many pieces of one width (``nn.bottleneck``) their latents go on."""
-        if not self.parallelism.group_projections:
-            return _NORMED
-        return 2 if self._query == self._key_value else 3
+        return sum(len(group.pieces(self._grouped)) for group in projection_groups(self.model) if group.norm)
 
     @property
     def _size(self) -> int:
@@ -249,7 +257,7 @@ class Activations:
     @property
     def _split(self) -> int:
         """In how many parts heads and MLP are."""
-        return 1 if self.strategy == "vanilla" else self._size
+        return self._size if self.sharding.wide else 1
 
     @property
     def _query(self) -> int:

@@ -62,7 +62,7 @@ def _remedies(spec: JobSpec, layout: Layout) -> list[str]:
     if training.micro_batch_size > 1:
         remedies.append(f"lower training.micro_batch_size={training.micro_batch_size}")
     if parallelism.recompute != "full":
-        latent = parallelism.recompute == "none" and spec.model.family != "dense"
+        latent = parallelism.recompute == "none" and spec.model.rank is not None
         remedies.append(f"set parallelism.recompute={'latent or full' if latent else 'full'}")
     if parallelism.zero_stage == 0 and layout.dp > 1:
         remedies.append("set parallelism.zero_stage=1")

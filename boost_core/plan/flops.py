@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from boost_core.architecture.sharding import chosen_sharding
 from boost_core.config.job import JobSpec
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
-from boost_core.config.strategy import chosen_strategy
 from boost_core.hardware import peak_flops_per_second
 from boost_core.plan.parameters import block_matrix_parameters
 
@@ -41,7 +41,7 @@ def computed_block_flops_per_token(model: ModelConfig, parallelism: ParallelismC
     The matrices are divided among the ranks, and so are the heads, except under vanilla: there queries, keys and values
     are whole on every rank, and each computes the attention of all heads.
     """
-    ranks = parallelism.tensor_parallel_size if chosen_strategy(model, parallelism) == "vanilla" else 1
+    ranks = 1 if chosen_sharding(model, parallelism).wide else parallelism.tensor_parallel_size
     return 6 * block_matrix_parameters(model) + ranks * _attention_flops_per_token(model, sequence_length)
 
 

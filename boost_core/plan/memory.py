@@ -224,7 +224,7 @@ class _Rank:
             # Their gradient is not made in their memory, and of bf16 there is a copy.
             logits += chunk * vocabulary * PRECISE * (1 if element == PRECISE else 2)
         hidden = (self._tokens + chunk) * job.model.hidden_size * element
-        tied = element if job.model.tie_embeddings and self._each.strategy == "btp" else 0
+        tied = element if job.model.tie_embeddings and self._each.sharding.residual else 0
         gradients = (PRECISE + max(element + tied, element + self._copied())) * self._table()
         return self._tokens * self._each.head() + logits + hidden + gradients
 

@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import get_args
 
 from pydantic import Field
 
+from boost_core.architecture.sharding import micro_batch_payloads
 from boost_core.config.base import Config
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
-from boost_core.config.model import ModelConfig
+from boost_core.config.model import FamilyName, ModelConfig
 from boost_core.config.presets import PRESETS
 from boost_core.hardware import BYTES, DEVICE_BYTES
-from boost_core.plan.communication import block_backward, block_forward
 from boost_core.plan.devices import device_bytes, kind_of_gpu, too_large
 from boost_core.plan.flops import model_flops_per_token
 from boost_core.plan.memory import rank_memory
@@ -20,7 +21,6 @@ from boost_core.plan.resize import fastest
 from boost_core.plan.throughput import step_seconds
 
 _PRESET_VOCABULARY = 32_000  # the CoLA paper's, so that counts are comparable with it
-_FAMILIES = ("dense", "svd", "cola", "lax")
 
 
 class Memory(Config):
@@ -137,13 +137,9 @@ def _communication(spec: JobSpec, layout: Layout) -> Communication:
     parallelism = spec.at(layout).parallelism
     if layout.tp == 1:
         return Communication(all_reduces=0, elements_per_token=0)
-    forward, backward = block_forward(spec.model, parallelism), block_backward(spec.model, parallelism)
-    sent = [forward, backward, *([forward] if parallelism.recompute == "full" else [])]
-    blocks = spec.model.num_hidden_layers
-    return Communication(
-        all_reduces=blocks * sum(part.all_reduces for part in sent),
-        elements_per_token=blocks * sum(part.elements + part.statistic_elements for part in sent),
-    )
+    payloads, blocks = micro_batch_payloads(spec.model, parallelism), spec.model.num_hidden_layers
+    elements = blocks * sum(payload.total for payload in payloads)
+    return Communication(all_reduces=blocks * len(payloads), elements_per_token=elements)
 
 
 def _tokens_per_step(spec: JobSpec) -> int:
@@ -171,7 +167,7 @@ def _notes(spec: JobSpec, needed: Mapping[Layout, int]) -> list[str]:
 def _preset(name: str) -> Preset:
     sizes = PRESETS[name]
     counts = {}
-    for family in _FAMILIES:
+    for family in get_args(FamilyName):
         model = ModelConfig.model_validate({"preset": name, "family": family, "vocab_size": _PRESET_VOCABULARY})
         counts[family] = parameter_count(model)
     return Preset(

@@ -13,39 +13,27 @@ optimizer  moments 8n/dp; the master 4n/dp, unless it is the weight itself (fp32
            (bf16, shared)
 =========  =============================================================================================================
 
-LORO's factors are whole on each replica (``WeightKind.custom_update``). A checkpoint's copy is in the host's memory.
+LORO's factors are whole on each replica (``ParamKind.custom_update``). A checkpoint's copy is in the host's memory.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from math import prod
 
+from boost_core.architecture.families import block_weights, embedding_weights, head_weights
+from boost_core.architecture.roles import ParamKind, WeightSpec
+from boost_core.architecture.sharding import chosen_sharding
 from boost_core.config.job import JobSpec
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
-from boost_core.config.strategy import chosen_strategy
 from boost_core.config.training import OptimizerConfig
 from boost_core.plan.activations import PRECISE
-from boost_core.plan.parameters import balanced_factors, projections
 from boost_core.plan.stages import Stage
 
 _BLOCK = 64  # elements; ``optim.flat.BLOCK``
 _UNDER_WAY = 3 << 25  # elements of the buckets that ``optim.gradients`` has under way at a time
-_PRODUCTS = (("query", "key", "value"), ("output",), ("gate", "up"), ("down",))
-_NORMED = (True, False, True, False)
-
-
-@dataclass(frozen=True)
-class WeightKind:
-    """What the weights of a group have in common; as ``optim.group.ParamKind``."""
-
-    decay: float
-    split: bool
-    latent: bool = False
-    tied: bool = False
-    custom_update: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,10 +72,10 @@ def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> l
         stages: The rank's.
         element_bytes: Of the compute type.
     """
-    sizes: dict[WeightKind, Counter[int]] = defaultdict(Counter)
+    sizes: dict[ParamKind, Counter[int]] = defaultdict(Counter)
     for kind, elements, count in _weights(spec, stages):
         sizes[kind][elements] += count
-    kinds = sorted(sizes, key=lambda kind: (-kind.decay, kind.latent, kind.tied, kind.custom_update))
+    kinds = sorted(sizes, key=lambda kind: kind.order)
     return [_group(spec, kind, sizes[kind], element_bytes) for kind in kinds]
 
 
@@ -112,7 +100,7 @@ def largest_weight(spec: JobSpec, stages: Sequence[Stage]) -> int:
     )
 
 
-def _group(spec: JobSpec, kind: WeightKind, sizes: Mapping[int, int], element_bytes: int) -> GroupBytes:
+def _group(spec: JobSpec, kind: ParamKind, sizes: Mapping[int, int], element_bytes: int) -> GroupBytes:
     """One group's bytes, by how many weights it has of each number of elements."""
     replicas, zero_stage = spec.parallelism.data_parallel_size, spec.parallelism.zero_stage
     shared = zero_stage > 0 and not kind.custom_update and replicas > 1
@@ -140,61 +128,37 @@ def _group(spec: JobSpec, kind: WeightKind, sizes: Mapping[int, int], element_by
     return GroupBytes(element_bytes * length, gradients, optimizer, temporary, PRECISE * given, under_way, ahead)
 
 
-def _weights(spec: JobSpec, stages: Sequence[Stage]) -> Iterator[tuple[WeightKind, int, int]]:
-    """WeightKind and elements of the weights that a rank has, and how many there are of each."""
-    model, size = spec.model, spec.parallelism.tensor_parallel_size
-    decay, pipelined = spec.optimizer.weight_decay, spec.parallelism.pipeline_parallel_size > 1
-    first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
-    table = model.vocab_size * model.hidden_size // size
-    if first or (last and model.tie_embeddings):
-        yield WeightKind(decay, split=True, tied=model.tie_embeddings and pipelined), table, 1
+def _weights(spec: JobSpec, stages: Sequence[Stage]) -> Iterator[tuple[ParamKind, int, int]]:
+    """Kind and elements of the weights that a rank has, and how many there are of each."""
+    model, parallelism, optimizer = spec.model, spec.parallelism, spec.optimizer
     for crossed, blocks in Counter(model.crosses_into(layer) for stage in stages for layer in stage.layers).items():
-        weights = _block_weights(model, spec.parallelism, spec.optimizer, crossed)
-        yield from ((kind, elements, blocks) for kind, elements in weights)
+        yield from ((*shard, blocks) for shard in _block_weights(model, parallelism, optimizer, crossed))
+    last = any(stage.last for stage in stages)
+    if any(stage.first for stage in stages) or (last and model.tie_embeddings):
+        tied = model.tie_embeddings and parallelism.pipeline_parallel_size > 1
+        yield from ((*shard, 1) for shard in _shards(embedding_weights(model), model, parallelism, optimizer, tied))
     if last:
-        yield *_norm_scale(model, spec.parallelism), 1
-        if not model.tie_embeddings:
-            yield WeightKind(decay, split=True), table, 1
+        yield from ((*shard, 1) for shard in _shards(head_weights(model), model, parallelism, optimizer))
 
 
 @lru_cache(1024)  # the ranks of a pipeline ask for the same
 def _block_weights(
     model: ModelConfig, parallelism: ParallelismConfig, optimizer: OptimizerConfig, crossed: bool
-) -> Sequence[tuple[WeightKind, int]]:
-    """WeightKind and elements of every weight of a block into which latents cross, or do not."""
-    size, widths = parallelism.tensor_parallel_size, projections(model)
-    matrices = WeightKind(optimizer.weight_decay, split=True, custom_update=optimizer.loro is not None)
-    weights: list[tuple[WeightKind, int]] = []
-    for names, normed in zip(_PRODUCTS, _NORMED, strict=True):
-        wide_in, outs = widths[names[0]][0], [widths[name][1] for name in names]
-        runs = [(wide_out, len(list(run))) for wide_out, run in groupby(outs)]
-        if model.family == "dense":
-            weights += ((matrices, wide_in * members * wide_out // size) for wide_out, members in runs)
-        else:
-            rank = model.bottleneck_rank
-            weights.append((matrices, wide_in * len(names) * rank // size))
-            weights += ((matrices, members * rank * wide_out // size) for wide_out, members in runs)
-        if normed:
-            weights.append(_norm_scale(model, parallelism))
-        if crossed:
-            weights += _crossing_weights(model, optimizer, len(names))
-    return weights
+) -> Sequence[tuple[ParamKind, int]]:
+    """Kind and elements of every weight of a block into which latents cross, or do not."""
+    return list(_shards(block_weights(model, crossed), model, parallelism, optimizer))
 
 
-def _norm_scale(model: ModelConfig, parallelism: ParallelismConfig) -> tuple[WeightKind, int]:
-    split = chosen_strategy(model, parallelism) == "btp"
-    size = parallelism.tensor_parallel_size if split else 1
-    return WeightKind(0.0, split=split), model.hidden_size // size
-
-
-def _crossing_weights(model: ModelConfig, optimizer: OptimizerConfig, count: int) -> Iterator[tuple[WeightKind, int]]:
-    rank, lax = model.bottleneck_rank, model.lax
-    gate = lax.gate if lax is not None else "identity"
-    sides = {"identity": (), "dense": (rank,), "tensor": balanced_factors(rank)}[gate]
-    for side in sides:
-        yield WeightKind(optimizer.weight_decay, split=False, latent=True), count * side**2
-    for _ in range(2):  # scale and shift
-        yield WeightKind(0.0, split=False, latent=True), count * rank
+def _shards(
+    weights: Mapping[str, WeightSpec], model: ModelConfig, parallelism: ParallelismConfig, optimizer: OptimizerConfig,
+    tied: bool = False,
+) -> Iterator[tuple[ParamKind, int]]:  # fmt: skip
+    """Kind and elements of a rank's part of each weight."""
+    axes = chosen_sharding(model, parallelism).axes
+    for weight in weights.values():
+        split = axes[weight.role] is not None
+        ranks = parallelism.tensor_parallel_size if split else 1
+        yield ParamKind.of(weight, split, optimizer, tied), prod(weight.shape) // ranks
 
 
 def _rounded_up(count: int, multiple: int) -> int:

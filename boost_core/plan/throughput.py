@@ -4,7 +4,7 @@ A step is (m + idle) micro-batches of the slowest pipeline rank, and then the ex
 
 * arithmetic: what the tensor parallel ranks compute of its stages' blocks, which is the model's FLOPs and, under
   vanilla, the attention of all heads on every rank;
-* tensor parallel exchanges: ``plan.communication``'s elements over the link inside the node;
+* tensor parallel exchanges: what ``architecture.sharding`` says they carry, over the link inside the node;
 * idle, in micro-batches: p − 1 under 1f1b; half of that where a rank has two stages; a third of that half where weight
   gradients fill it (arXiv 2104.04473, 2401.10241);
 * data parallel: gradients in fp32 and, under ZeRO, the gathering of weights, over the fabric between nodes.
@@ -19,6 +19,7 @@ it ahead.
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
+from boost_core.architecture.sharding import micro_batch_payloads
 from boost_core.config.job import JobSpec, ResourcesConfig
 from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
@@ -26,7 +27,6 @@ from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.training import TrainingConfig
 from boost_core.hardware import BYTES, LINKS, LOOPBACK, Link, device_named
 from boost_core.plan.collectives import collective_seconds
-from boost_core.plan.communication import block_backward, block_forward
 from boost_core.plan.flops import RECOMPUTED, computed_block_flops_per_token, head_flops_per_token
 from boost_core.plan.parameters import parameter_count
 from boost_core.plan.stages import Stage, cut
@@ -129,11 +129,9 @@ def _stages_of_ranks(model: ModelConfig, parallelism: ParallelismConfig, sequenc
 
 def _exchange_seconds(model: ModelConfig, parallelism: ParallelismConfig, token_bytes: int, link: Link) -> float:
     """One block's tensor parallel exchanges of a micro-batch; ``token_bytes`` are of one element of each token."""
-    forward, backward = block_forward(model, parallelism), block_backward(model, parallelism)
-    sent = [forward, backward, *([forward] if parallelism.recompute == "full" else [])]
-    calls = sum(part.all_reduces for part in sent)
-    elements = sum(part.elements + part.statistic_elements for part in sent)
-    return collective_seconds(link, "all_reduce", parallelism.tensor_parallel_size, elements * token_bytes, calls)
+    payloads = micro_batch_payloads(model, parallelism)
+    payload_bytes = token_bytes * sum(payload.total for payload in payloads)
+    return collective_seconds(link, "all_reduce", parallelism.tensor_parallel_size, payload_bytes, len(payloads))
 
 
 def _reduction_seconds(job: JobSpec, link: Link) -> float:

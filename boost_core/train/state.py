@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -97,7 +97,8 @@ class TrainState:
         optimizer = make_optimizer(spec, model, axes, tensor, groups.data)
         pipeline = None
         if groups.pipeline.size > 1:
-            parts = [StageModule(model, spec.model, stage, rotation) for stage in stages]
+            grouped = spec.parallelism.group_projections
+            parts = [StageModule(model, spec.model, stage, rotation, grouped) for stage in stages]
             pipeline = _pipeline(spec, parts, model, groups.pipeline, mesh, ledger, clock)
         rounds = training.micro_batches(groups.data.size) if spec.parallelism.zero_stage == 2 else 1
         gradients = Gradients(dict(model.named_parameters()), optimizer.groups, groups.data, rounds)
@@ -157,8 +158,8 @@ def _pipeline(
 
     training, parallelism = spec.training, spec.parallelism
     put_off = None
-    if parallelism.pipeline_schedule == "zero_bubble" and isinstance(model.strategy, BottleneckTensorParallel):
-        put_off = model.strategy.defer_weight_gradients()
+    if parallelism.pipeline_schedule == "zero_bubble":  # legal with no other strategy
+        put_off = cast(BottleneckTensorParallel, model.strategy).defer_weight_gradients()
     return Pipeline(
         parts, parallelism.stages, parallelism.pipeline_schedule,
         training.micro_batches(parallelism.data_parallel_size),

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from boost_core.architecture.roles import Role, WeightSpec
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.models.build import build
 from boost_core.nn.attention import Rotation
-from boost_core.nn.weights import WeightSpec, weight_specs
+from boost_core.nn.weights import weight_specs
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger, Entry, Totals
 from boost_core.parallel.shard import (
     initial_value,
-    latent_weights,
     make_weights,
     shard_of,
     split_axes,
@@ -79,8 +79,9 @@ def run_sharded(
     (loss_T.double() * token_weights(loss_T.numel())).sum().backward()
     backward = ledger.totals()
     own = {name: weight.grad for name, weight in network.named_parameters()}
-    for name in latent_weights(network):
-        collectives.all_reduce_(own[name], "latent weights")
+    for name, spec in weight_specs(network).items():
+        if spec.role is Role.LATENT:
+            collectives.all_reduce_(own[name], "latent weights")
     gradients = {name: _gathered(gradient, axis_of[name], collectives) for name, gradient in own.items()}
     return Outcome(loss_T.detach(), gradients, forward, backward)
 

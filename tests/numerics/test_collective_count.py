@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from boost_core.architecture.sharding import block_exchanges
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.parallel.ledger import Entry, Totals
-from boost_core.plan.communication import BlockCommunication, block_backward, block_forward, block_forward_bytes
 from tests.numerics.sharded import run_sharded
 from tests.ranks import Ranks
 
@@ -80,19 +80,14 @@ def test_the_plan_predicts_the_ledger(ranks: Ranks, shape: dict, choice: dict, s
     gradients = {f"{purpose} gradient" for purpose in of_blocks}
     backward = [line for entry, line in outcome.backward.items() if entry.purpose in gradients]
     tokens = sequences * LENGTH * config.num_hidden_layers
-    for planned, lines in (
-        (block_forward(config, parallelism), forward),
-        (block_backward(config, parallelism), backward),
-    ):
-        assert isinstance(planned, BlockCommunication)
-        assert sum(line.calls for line in lines) == planned.all_reduces * config.num_hidden_layers
-        assert sum(line.elements for line in lines) == (planned.elements + planned.statistic_elements) * tokens
+    planned = block_exchanges(config, parallelism)
+    for payloads, lines in ((planned.forward, forward), (planned.backward, backward)):
+        assert sum(line.calls for line in lines) == len(payloads) * config.num_hidden_layers
+        assert sum(line.elements for line in lines) == sum(payload.total for payload in payloads) * tokens
         assert sum(line.bytes for line in lines) == 4 * sum(line.elements for line in lines)
         assert all(line.seconds > 0 for line in lines)
-    activations = (
-        sum(line.bytes for line in forward) - block_forward(config, parallelism).statistic_elements * tokens * 4
-    )
-    assert activations == config.num_hidden_layers * block_forward_bytes(config, parallelism, sequences * LENGTH, 4)
+    of_their_own = sum(line.elements for entry, line in outcome.forward.items() if entry.purpose == "statistic")
+    assert of_their_own == sum(payload.statistics for payload in planned.forward if not payload.elements) * tokens
 
 
 def test_one_rank_sends_nothing(ranks: Ranks) -> None:

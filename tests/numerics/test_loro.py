@@ -7,10 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from boost_core.architecture.roles import ParamKind
 from boost_core.config import LoroConfig, ModelConfig, OptimizerConfig, ParallelismConfig
 from boost_core.models.build import build
 from boost_core.nn.weights import weight_specs
-from boost_core.optim.group import ParamGroup, ParamKind
+from boost_core.optim.group import ParamGroup
 from boost_core.optim.loro import FactorPair, Loro, factor_pairs
 from boost_core.optim.riemannian import riemannian_step
 from boost_core.parallel.communicator import Communicator

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
+from boost_core.architecture.projections import projection_groups
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels.residual_add import residual_start
 from boost_core.models.build import build
@@ -12,7 +13,6 @@ from boost_core.nn.attention import Rotation
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.shard import make_weights
-from boost_core.plan.parameters import projections
 from tests.numerics.sharded import run_sharded
 from tests.numerics.storages import Made
 from tests.numerics.test_collective_count import LENGTH, SEQUENCES, counted, model
@@ -87,6 +87,6 @@ def flops_of_products(config: ModelConfig, recompute: str) -> int:
 @pytest.mark.parametrize("family", ["svd", "cola", "lax"])
 def test_latent_computes_no_latent_again(family: str) -> None:
     config = model(family=family, **({"lax": {"gate": "identity"}} if family == "lax" else {}))
-    wide = sum(wide_out for _, wide_out in projections(config).values())
+    wide = sum(sum(group.wide_outs) for group in projection_groups(config))
     up_projections = 2 * SEQUENCES * LENGTH * config.bottleneck_rank * wide * config.num_hidden_layers
     assert flops_of_products(config, "latent") - flops_of_products(config, "none") == up_projections

@@ -7,11 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 import boost_core.bench.__main__ as bench
+from boost_core.architecture.sharding import micro_batch_payloads
 from boost_core.bench.results import NO_GPU, Row, table
 from boost_core.config import JobSpec
 from boost_core.hardware import LINKS
 from boost_core.plan.collectives import collective_seconds
-from boost_core.plan.communication import block_backward, block_forward
 from service.cli.main import app
 
 AT_A_TINY_SHAPE = ["--model", "tiny", "--tp", "2", "--micro-batch", "1", "--sequence", "16", "--repeats", "2"]
@@ -64,10 +64,9 @@ def test_the_communication_is_the_plans(rank: Figures) -> None:
                 "training": {"steps": 1},
             }
         )
-        counts = [count(spec.model, spec.parallelism) for count in (block_forward, block_backward)]
-        elements = sum(count.elements + count.statistic_elements for count in counts)
-        calls = sum(count.all_reduces for count in counts)
-        return 2 * collective_seconds(link, "all_reduce", 2, 4 * tokens * elements, calls)
+        payloads = micro_batch_payloads(spec.model, spec.parallelism)
+        elements = sum(payload.total for payload in payloads)
+        return 2 * collective_seconds(link, "all_reduce", 2, 4 * tokens * elements, len(payloads))
 
     seconds = {case.partition(": ")[2]: parts["modelled fabric-200g"] for case, parts in rank.items()}
     difference = seconds["cola, btp, recompute latent"] - blocks()

@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
+from boost_core.architecture.roles import ParamKind
 from boost_core.config import ModelConfig, OptimizerConfig, ParallelismConfig
 from boost_core.models.build import build
-from boost_core.nn.weights import norm_weights
+from boost_core.nn.weights import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.gradients import Gradients
-from boost_core.optim.group import ParamGroup, ParamKind
+from boost_core.optim.group import ParamGroup
 from boost_core.optim.norm import clip_factor, global_norm
 from boost_core.optim.schedule import learning_rate
 from boost_core.parallel.communicator import Communicator
@@ -106,7 +107,8 @@ def test_every_norm_of_a_model_is_left_undecayed() -> None:
     shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "rank": 4}
     model = ModelConfig.model_validate(shape | {"family": "lax"})
     network, _ = build(model, ParallelismConfig(), Communicator(None, "tp", CommunicationLedger()))
-    found = norm_weights(network)
+    kinds = {name: ParamKind.of(spec, True, OptimizerConfig(), False) for name, spec in weight_specs(network).items()}
+    found = [name for name, kind in kinds.items() if not kind.decay]
     assert all(name.endswith(("scale", "shift")) for name in found)
     # Two norms a block and the last one; in the second block a scale and a shift for each of four crossings.
     assert len(found) == 2 * 2 + 1 + 2 * 4

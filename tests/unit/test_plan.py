@@ -1,9 +1,10 @@
 import pytest
 
+from boost_core.architecture.families import balanced_factors
+from boost_core.architecture.sharding import block_exchanges
 from boost_core.config import ModelConfig, ParallelismConfig
-from boost_core.plan.communication import block_backward, block_forward, block_forward_bytes
 from boost_core.plan.flops import model_flops_per_token
-from boost_core.plan.parameters import balanced_factors, parameter_count
+from boost_core.plan.parameters import parameter_count
 
 BTP = ParallelismConfig()
 
@@ -41,14 +42,14 @@ def test_lax_adds_its_gates_and_norms_from_the_second_block_on() -> None:
 def test_a_7b_block_sends_what_the_paper_says(family: str, strategy: str, mebibytes: int) -> None:
     """Table of the BOOST paper: micro-batch 4, sequence 4096, bf16."""
     parallelism = ParallelismConfig.model_validate({"strategy": strategy})
-    sent = block_forward_bytes(preset("7b", family=family), parallelism, tokens=4 * 4096, bytes_per_element=2)
-    assert sent == mebibytes * 2**20
+    sent = block_exchanges(preset("7b", family=family), parallelism).forward
+    assert sum(payload.elements for payload in sent) * 4 * 4096 * 2 == mebibytes * 2**20
 
 
 def test_only_the_fused_norm_needs_no_collective_of_its_own() -> None:
     model = preset("7b")
     calls = {
-        norm: (block_forward(model, choice).all_reduces, block_backward(model, choice).all_reduces)
+        norm: (len(block_exchanges(model, choice).forward), len(block_exchanges(model, choice).backward))
         for norm in ("fused", "online_paper", "sync")
         for choice in [ParallelismConfig.model_validate({"norm": norm})]
     }

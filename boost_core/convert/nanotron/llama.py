@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from boost_core.architecture.projections import projection_groups
 from boost_core.config import ModelConfig
 from boost_core.convert.names import Tensors
 from boost_core.convert.nanotron.modules import modules
@@ -34,12 +35,14 @@ class _Packed:
     Attributes:
         name: Its name.
         published: The published tensors that it packs along its first axis.
+        rows: How many each of them has.
         split: The axis that its tensor parallel ranks split, each packed part by itself; ``None`` for a norm.
         turned: How many of the parts come before a rotary embedding.
     """
 
     name: str
     published: tuple[str, ...]
+    rows: tuple[int, ...]
     split: int | None
     turned: int = 0
 
@@ -61,10 +64,10 @@ def read_nanotron(folder: Path) -> tuple[ModelConfig, Tensors]:
     published: Tensors = {}
     for packed in _packed(model):
         whole = _merged(folder / "model", packed.name).float()
-        sizes = [_rows(model, name) for name in packed.published]
-        if sum(sizes) != len(whole):
-            raise ValueError(f"{packed.name} has {len(whole)} rows and the model {sum(sizes)}; {CONFIG} is another's")
-        for place, (name, part) in enumerate(zip(packed.published, torch.split(whole, sizes), strict=True)):
+        rows = sum(packed.rows)
+        if rows != len(whole):
+            raise ValueError(f"{packed.name} has {len(whole)} rows and the model {rows}; {CONFIG} is another's")
+        for place, (name, part) in enumerate(zip(packed.published, torch.split(whole, [*packed.rows]), strict=True)):
             turned = neighbours and place < packed.turned
             published[name] = _to_halves(part, model.head_size) if turned else part
     return model, {name: tensor.contiguous() for name, tensor in published.items()}
@@ -78,7 +81,7 @@ def write_nanotron(
     Raises:
         ValueError: The family is not dense, or the ranks do not divide the model.
     """
-    if model.family != "dense":
+    if model.rank is not None:
         raise ValueError(f"nanotron's LLaMA is dense, and the model is {model.family}; export it without --nanotron")
     parts = (model.key_value_heads, model.intermediate_size, model.vocab_size)
     if any(part % tensor_parallel_size for part in parts):
@@ -106,30 +109,27 @@ _FIELDS = (
 )  # fmt: skip
 
 
+# What each group of projections is packed into, and how many of them come before a rotary embedding.
+_GROUPS = {
+    "query_key_value": ("attn.qkv_proj", 2), "output": ("attn.o_proj", 0),
+    "gate_up": ("mlp.gate_up_proj", 0), "down": ("mlp.down_proj", 0),
+}  # fmt: skip
+
+
 def _packed(model: ModelConfig) -> Iterator[_Packed]:
-    yield _Packed("model.token_position_embeddings.pp_block.token_embedding.weight", ("model.embed_tokens.weight",), 0)
+    hidden, table = (model.hidden_size,), (model.vocab_size,)
+    embedding = "model.token_position_embeddings.pp_block.token_embedding.weight"
+    yield _Packed(embedding, ("model.embed_tokens.weight",), table, 0)
     for layer in range(model.num_hidden_layers):
         here, there = f"model.decoder.{layer}.pp_block", f"model.layers.{layer}"
-        attention, mlp = f"{there}.self_attn", f"{there}.mlp"
-        heads = tuple(f"{attention}.{each}_proj.weight" for each in "qkv")
-        yield _Packed(f"{here}.input_layernorm.weight", (f"{there}.input_layernorm.weight",), None)
-        yield _Packed(f"{here}.attn.qkv_proj.weight", heads, 0, turned=2)
-        yield _Packed(f"{here}.attn.o_proj.weight", (f"{attention}.o_proj.weight",), 1)
-        yield _Packed(f"{here}.post_attention_layernorm.weight", (f"{there}.post_attention_layernorm.weight",), None)
-        yield _Packed(f"{here}.mlp.gate_up_proj.weight", (f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"), 0)
-        yield _Packed(f"{here}.mlp.down_proj.weight", (f"{mlp}.down_proj.weight",), 1)
-    yield _Packed("model.final_layer_norm.pp_block.weight", ("model.norm.weight",), None)
+        for group in projection_groups(model):
+            if group.norm is not None:
+                yield _Packed(f"{here}.{group.norm}.weight", (f"{there}.{group.norm}.weight",), hidden, None)
+            (name, turned), published = _GROUPS[group.name], tuple(f"{there}.{each}.weight" for each in group.published)
+            yield _Packed(f"{here}.{name}.weight", published, group.wide_outs, 1 if group.norm is None else 0, turned)
+    yield _Packed("model.final_layer_norm.pp_block.weight", ("model.norm.weight",), hidden, None)
     if not model.tie_embeddings:
-        yield _Packed("model.lm_head.pp_block.weight", ("lm_head.weight",), 0)
-
-
-def _rows(model: ModelConfig, name: str) -> int:
-    """Rows of a published tensor."""
-    if name.endswith(("k_proj.weight", "v_proj.weight")):
-        return model.key_value_size
-    if name.endswith(("gate_proj.weight", "up_proj.weight")):
-        return model.intermediate_size
-    return model.vocab_size if name.endswith(("embed_tokens.weight", "lm_head.weight")) else model.hidden_size
+        yield _Packed("model.lm_head.pp_block.weight", ("lm_head.weight",), table, 0)
 
 
 def _to_halves(rows: torch.Tensor, head_size: int) -> torch.Tensor:

@@ -1,0 +1,148 @@
+"""The tensor parallel strategies: the axis that each splits of every role, and what its ranks exchange.
+
+========  ==============================  =================================
+strategy  all-reduced forward             what they are
+========  ==============================  =================================
+fullrank  2d                              attention and MLP output
+vanilla   5d + 2f (4d → GQA's widths)     the wide output of all seven pairs
+btp       7r                              the latents of all seven pairs
+========  ==============================  =================================
+
+These are elements of a block and token; d hidden size, f MLP size, r rank (BOOST, arXiv 2512.12131). Under btp the
+norms' sums of squares come on top: as one more column of a latent's payload (``fused``, this project's) or in
+collectives of their own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+from boost_core.architecture.projections import ProjectionGroup, projection_groups
+from boost_core.architecture.roles import Role, SplitAxes
+from boost_core.config.model import ModelConfig
+from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.strategy import StrategyName, chosen_strategy
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What one all-reduce carries of each token.
+
+    Attributes:
+        elements: Of activations or their gradients: wide vectors or latents.
+        statistics: Sums of squares, of a norm.
+    """
+
+    elements: int
+    statistics: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of these."""
+        return self.elements + self.statistics
+
+
+class Exchanges(NamedTuple):
+    """All-reduces, forward and backward."""
+
+    forward: Sequence[Payload]
+    backward: Sequence[Payload]
+
+
+@dataclass(frozen=True, eq=False)
+class Sharding:
+    """How a strategy splits a model.
+
+    Attributes:
+        name: The strategy's.
+        axes: The axis that each role is split along.
+        exchanges: What a group of projections of some rank exchanges.
+    """
+
+    name: StrategyName
+    axes: SplitAxes
+    exchanges: Callable[[ProjectionGroup, int, ParallelismConfig], Exchanges]
+
+    @property
+    def residual(self) -> bool:
+        """Whether each rank has a part of the residual, as it has of the norms' scales; else it has the whole."""
+        return self.axes[Role.NORM_SCALE] is not None
+
+    @property
+    def latents(self) -> bool:
+        """Whether each rank has a sliver of every latent."""
+        return self.axes.get(Role.DOWN_PROJECTION) == 2
+
+    @property
+    def wide(self) -> bool:
+        """Whether each rank has some of the heads and a part of the MLP."""
+        return 2 in (self.axes.get(Role.UP_PROJECTION), self.axes.get(Role.DENSE_IN))
+
+
+def chosen_sharding(model: ModelConfig, parallelism: ParallelismConfig) -> Sharding:
+    """That of a job."""
+    return _SHARDINGS[chosen_strategy(model, parallelism)]
+
+
+def block_exchanges(model: ModelConfig, parallelism: ParallelismConfig) -> Exchanges:
+    """What one block exchanges."""
+    exchanges, rank = chosen_sharding(model, parallelism).exchanges, model.rank or 0
+    both = zip(*(exchanges(group, rank, parallelism) for group in projection_groups(model)), strict=True)
+    return Exchanges(*(list(chain.from_iterable(payloads)) for payloads in both))
+
+
+def micro_batch_payloads(model: ModelConfig, parallelism: ParallelismConfig) -> Sequence[Payload]:
+    """What one block sends for a micro-batch: forward, backward, and again where it is computed again as a whole."""
+    exchanges = block_exchanges(model, parallelism)
+    again = exchanges.forward if parallelism.recompute == "full" else ()
+    return [*exchanges.forward, *exchanges.backward, *again]
+
+
+def _btp(group: ProjectionGroup, rank: int, parallelism: ParallelismConfig) -> Exchanges:
+    """Latents, with the statistic of the norm in front; backward their gradients. Only ``sync`` has its conjugate."""
+    products = group.products(parallelism.group_projections)
+    latents = [Payload(len(product) * rank) for product in products]
+    if group.norm is None:
+        return Exchanges(latents, latents)
+    if parallelism.norm == "fused":
+        return Exchanges([Payload(latent.elements, 1) for latent in latents], latents)
+    statistics = [Payload(0, 1) for _ in products]
+    return Exchanges(latents + statistics, latents + statistics if parallelism.norm == "sync" else latents)
+
+
+def _vanilla(group: ProjectionGroup, rank: int, parallelism: ParallelismConfig) -> Exchanges:  # noqa: ARG001
+    """Wide outputs, of all that have one width together; backward the gradient of each product's wide input."""
+    pieces = group.pieces(parallelism.group_projections)
+    return Exchanges(
+        [Payload(len(piece) * group.wide_outs[piece.start]) for piece in pieces],
+        [Payload(group.wide_in) for _ in group.products(parallelism.group_projections)],
+    )
+
+
+def _fullrank(group: ProjectionGroup, rank: int, parallelism: ParallelismConfig) -> Exchanges:  # noqa: ARG001
+    """What goes back into the residual; backward the gradient of what came out of it."""
+    if group.norm is None:
+        return Exchanges([Payload(sum(group.wide_outs))], [])
+    return Exchanges([], [Payload(group.wide_in)])
+
+
+BTP = Sharding(
+    "btp",
+    {
+        Role.EMBEDDING: 1, Role.DOWN_PROJECTION: 0, Role.UP_PROJECTION: 2, Role.NORM_SCALE: 0, Role.LATENT: None,
+        Role.HEAD: 1,
+    },
+    _btp,
+)  # fmt: skip
+VANILLA = Sharding(
+    "vanilla",
+    {Role.EMBEDDING: 0, Role.DOWN_PROJECTION: 2, Role.UP_PROJECTION: 1, Role.NORM_SCALE: None, Role.HEAD: 1},
+    _vanilla,
+)
+FULLRANK = Sharding(
+    "fullrank",
+    {Role.EMBEDDING: 0, Role.DENSE_IN: 2, Role.DENSE_OUT: 0, Role.NORM_SCALE: None, Role.HEAD: 1},
+    _fullrank,
+)
+_SHARDINGS = {sharding.name: sharding for sharding in (BTP, VANILLA, FULLRANK)}

@@ -1,0 +1,89 @@
+"""A LLaMA block, the same for all families; what its seven projections are is for each of them to say.
+
+Shape suffixes: T tokens, d hidden, f MLP.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from boost_core.architecture.projections import ProjectionGroup, projection_groups
+from boost_core.config import ModelConfig, ParallelismConfig
+from boost_core.kernels.gated_product import gated_product
+from boost_core.kernels.residual_add import Residual
+from boost_core.nn.attention import Rotation, causal_attention
+from boost_core.nn.bottleneck import Bottleneck
+from boost_core.nn.dense import Dense
+from boost_core.nn.overlap import Segments, checkpoint_segment, no_recompute, run_together
+from boost_core.nn.strategy import Latents, Strategy
+
+Whole = list[Latents]  # what the exchanges of one group of projections take and give
+Crossed = list[torch.Tensor]  # latents of one group for the next block
+Into = Crossed | None  # those that cross into it
+# The latents that a block hands on: of query-key-value, output, gate-up and down.
+Carried = tuple[Crossed, Crossed, Crossed, Crossed]
+
+
+class Block(nn.Module):
+    """x ← x + O(attention(Q, K, V of norm(x))); x ← x + D(gate(G(norm(x))) ∘ U(norm(x))).
+
+    Args:
+        model: The model's shape.
+        parallelism: How projections are grouped, and what is computed again between two exchanges.
+        strategy: Serves the model's family.
+        crosses: Whether latents of the block before cross into this one.
+    """
+
+    def __init__(self, model: ModelConfig, parallelism: ParallelismConfig, strategy: Any, crosses: bool) -> None:
+        super().__init__()
+
+        def project(group: ProjectionGroup) -> Bottleneck | Dense:
+            if model.rank is None:
+                return Dense(model, group, strategy)
+            return Bottleneck(model, group, strategy, parallelism.group_projections, crosses)
+
+        self.query_key_value, self.output, self.gate_up, self.down = map(project, projection_groups(model))
+        self.recompute = checkpoint_segment if parallelism.recompute == "latent" else no_recompute
+        self.strategy: Strategy = strategy
+        self.head_size, self.gated_by_silu, self.carries = model.head_size, model.gated_by_silu, model.lax is not None
+
+    def forward(
+        self, residual: Residual, rotation: Rotation, carried: Carried | None
+    ) -> tuple[Residual, Carried | None]:
+        """The residual stream through the block, and the latents that cross into the next block."""
+        return run_together([self.segments(residual, rotation, carried)])[0]
+
+    def segments(
+        self, residual: Residual, rotation: Rotation, carried: Carried | None
+    ) -> Segments[tuple[Residual, Carried | None]]:
+        """``forward`` in segments. Each ``yield`` is an exchange in flight; each ``run`` is local work between two."""
+        run = self.recompute
+        of_qkv, of_output, of_gate_up, of_down = carried or (None,) * 4
+        partial = run(self.query_key_value.down_project, residual.inputs, residual.squares)
+        latents = yield self.query_key_value.start(partial)
+        partial, of_qkv = run(self._attend, latents, of_qkv, rotation)
+        latents = yield self.output.start(partial)
+        partial, of_output, residual = run(self._add_attended, latents, of_output, residual.stream)
+        latents = yield self.gate_up.start(partial)
+        partial, of_gate_up = run(self._gate, latents, of_gate_up)
+        latents = yield self.down.start(partial)
+        residual, of_down = run(self._add_mlp, latents, of_down, residual.stream)
+        return residual, (of_qkv, of_output, of_gate_up, of_down) if self.carries else None
+
+    def _attend(self, latents: Whole, carried: Into, rotation: Rotation) -> tuple[Whole, Crossed]:
+        projected, crossed = self.query_key_value.up_project(latents, carried)
+        return self.output.down_project(causal_attention(projected, rotation, self.head_size)), crossed
+
+    def _add_attended(self, latents: Whole, carried: Into, stream_Td: torch.Tensor) -> tuple[Whole, Crossed, Residual]:
+        (attended_1Td,), crossed = self.output.up_project(latents, carried)
+        residual = self.strategy.add(stream_Td, attended_1Td.squeeze(0))
+        return self.gate_up.down_project(residual.inputs, residual.squares), crossed, residual
+
+    def _gate(self, latents: Whole, carried: Into) -> tuple[Whole, Crossed]:
+        projected, crossed = self.gate_up.up_project(latents, carried)
+        return self.down.down_project(gated_product(projected, self.gated_by_silu)), crossed
+
+    def _add_mlp(self, latents: Whole, carried: Into, stream_Td: torch.Tensor) -> tuple[Residual, Crossed]:
+        (mlp_1Td,), crossed = self.down.up_project(latents, carried)
+        return self.strategy.add(stream_Td, mlp_1Td.squeeze(0)), crossed
