@@ -14,6 +14,7 @@ from service.accounts.audit import AuditLog
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.audit import Audit
+from service.api.auth import document_security
 from service.api.auth_middleware import Gate
 from service.api.deps import Context
 from service.api.errors import GUARDED, document_media_type, install_error_handlers
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class _Api(FastAPI):
-    """FastAPI whose OpenAPI document has the media type of problems right, and whose answers are all looked after."""
+    """FastAPI whose OpenAPI document is made complete, and whose answers are all looked after."""
 
     def build_middleware_stack(self) -> ASGIApp:
         context: Context = self.state.context
@@ -62,6 +63,7 @@ class _Api(FastAPI):
         if self.openapi_schema is None:
             document = super().openapi()
             document_media_type(document)
+            document_security(document)
             document_examples(document)
         return super().openapi()
 
