@@ -85,7 +85,9 @@ def create_app(
         tracing: Makes spans; ``None`` for none.
     """
     # FastAPI's pages of documentation come from servers of others; /openapi.json is all that they are made of.
-    app = _Api(title="BOOST Service", version=__version__, docs_url=None, redoc_url=None)
+    # Its spans and metrics are left out, too: the service makes its own.
+    unwanted = {"tracing": False, "metrics": False, "logs": False}
+    app = _Api(title="BOOST Service", version=__version__, docs_url=None, redoc_url=None, telemetry=unwanted)
     known_keys, limits, stopping = KeyStore(store.engine), RateLimits(settings), threading.Event()
     app.state.context = Context(
         store,
@@ -104,7 +106,8 @@ def create_app(
     install_error_handlers(app)
     app.router.middleware_stack = Gate(app.router.middleware_stack, known_keys, limits, settings)
     allow_origins(app, settings.cors_origins)
-    for routes in (jobs, changes, events, history, checkpoints, queues, nodes, plans, keys, audit, identity, targets):
+    # Each router is tried in turn, so what is asked for most comes first.
+    for routes in (jobs, queues, changes, events, history, checkpoints, nodes, plans, keys, audit, identity, targets):
         app.include_router(routes.router, responses=GUARDED)
     for open_routes in (session, health, web):
         app.include_router(open_routes.router)
