@@ -14,6 +14,7 @@ from service.accounts.audit import AuditLog
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.audit import Audit
+from service.api.auth import document_security
 from service.api.auth_middleware import Gate
 from service.api.deps import Context
 from service.api.errors import GUARDED, document_media_type, install_error_handlers
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class _Api(FastAPI):
-    """FastAPI whose OpenAPI document has the media type of problems right, and whose answers are all looked after."""
+    """FastAPI whose OpenAPI document is made complete, and whose answers are all looked after."""
 
     def build_middleware_stack(self) -> ASGIApp:
         context: Context = self.state.context
@@ -62,6 +63,7 @@ class _Api(FastAPI):
         if self.openapi_schema is None:
             document = super().openapi()
             document_media_type(document)
+            document_security(document)
             document_examples(document)
         return super().openapi()
 
@@ -83,7 +85,14 @@ def create_app(
         tracing: Makes spans; ``None`` for none.
     """
     # FastAPI's pages of documentation come from servers of others; /openapi.json is all that they are made of.
-    app = _Api(title="BOOST Service", version=__version__, docs_url=None, redoc_url=None)
+    # Its spans and metrics are left out, too: the service makes its own.
+    app = _Api(
+        title="BOOST Service",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
     known_keys, limits, stopping = KeyStore(store.engine), RateLimits(settings), threading.Event()
     app.state.context = Context(
         store,
@@ -102,7 +111,8 @@ def create_app(
     install_error_handlers(app)
     app.router.middleware_stack = Gate(app.router.middleware_stack, known_keys, limits, settings)
     allow_origins(app, settings.cors_origins)
-    for routes in (jobs, changes, events, history, checkpoints, queues, nodes, plans, keys, audit, identity, targets):
+    # Each router is tried in turn, so what is asked for most comes first.
+    for routes in (jobs, queues, changes, events, history, checkpoints, nodes, plans, keys, audit, identity, targets):
         app.include_router(routes.router, responses=GUARDED)
     for open_routes in (session, health, web):
         app.include_router(open_routes.router)

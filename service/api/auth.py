@@ -6,26 +6,44 @@
 Who sends a request has been found out at the gate (``service.api.auth_middleware``) by then.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
-from fastapi.security import APIKeyCookie, HTTPBearer
-from fastapi.security.http import HTTPAuthorizationCredentials
 
 from service.accounts.principal import Principal
 from service.api.refusals import Forbidden, Unauthenticated
 from service.models.identity import Scope
 
-__all__ = ["COOKIE", "HOW_TO_AUTHENTICATE", "Admin", "Principal", "Reader", "Requires", "Submitter", "principal_of"]
+__all__ = [
+    "COOKIE", "HOW_TO_AUTHENTICATE", "Admin", "Principal", "Reader", "Requires", "Submitter", "document_security",
+    "needs_key", "principal_of",
+]  # fmt: skip
 
 COOKIE = "boost_key"
 HOW_TO_AUTHENTICATE = "send an API key as Authorization: Bearer boost_…; whoever operates the service makes them"
 
-# They are declared for OpenAPI; the gate has read them.
-_BEARER = HTTPBearer(scheme_name="bearer", description="An API key.", auto_error=False)
-_COOKIE = APIKeyCookie(
-    name=COOKIE, scheme_name="cookie", description="An API key, set by POST /session for browsers.", auto_error=False
-)
+# How a request may come with a key, for OpenAPI. FastAPI's own classes for it would read the headers once more.
+_SCHEMES: dict[str, dict[str, str]] = {
+    "bearer": {"type": "http", "description": "An API key.", "scheme": "bearer"},
+    "cookie": {
+        "type": "apiKey", "description": "An API key, set by POST /session for browsers.", "in": "cookie",
+        "name": COOKIE,
+    },
+}  # fmt: skip
+
+
+def needs_key(path: str) -> bool:
+    """Whether every request to a path, or to a route, needs a key."""
+    return path == "/metrics" or path == "/v1" or path.startswith("/v1/")
+
+
+def document_security(openapi: dict[str, Any]) -> None:
+    """Say in an OpenAPI document which routes need a key, and how they are given it."""
+    openapi["components"]["securitySchemes"] = _SCHEMES
+    for path, operations in openapi["paths"].items():
+        if needs_key(path):
+            for operation in operations.values():
+                operation["security"] = [{scheme: []} for scheme in _SCHEMES]
 
 
 def principal_of(request: Request) -> Principal | None:
@@ -44,12 +62,7 @@ class Requires:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
 
-    async def __call__(
-        self,
-        request: Request,
-        _bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_BEARER)],
-        _cookie: Annotated[str | None, Depends(_COOKIE)],
-    ) -> Principal:
+    async def __call__(self, request: Request) -> Principal:
         """Who sends the request.
 
         Raises:

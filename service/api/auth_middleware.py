@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.accounts.keys import KeyStore
 from service.accounts.principal import ANONYMOUS, Principal
 from service.api.access_log import holds_key
-from service.api.auth import COOKIE, HOW_TO_AUTHENTICATE
+from service.api.auth import COOKIE, HOW_TO_AUTHENTICATE, needs_key
 from service.api.limits import RateLimits
 from service.api.refusals import Forbidden, Unauthenticated
 from service.api.requests import MOST_HEADER_BYTES, MOST_TARGET_BYTES
@@ -71,7 +71,7 @@ class Gate:
         return ANONYMOUS
 
     async def _admit(self, request: Request) -> Principal | None:
-        if holds_key(request.url.query):
+        if holds_key(request.scope["query_string"].decode("latin-1")):
             raise Unauthenticated(
                 "there is an API key in the query, where logs and histories keep it: revoke it, and send another as "
                 "Authorization: Bearer boost_…"
@@ -79,7 +79,7 @@ class Gate:
         path, address = request.scope["path"], request.client.host if request.client else None
         if path in _PROBES:
             return None
-        if not _needs_key(path):
+        if not needs_key(path):
             self._limits.count_address(address)
             return None
         presented, by_cookie = _presented(request)
@@ -132,10 +132,6 @@ def refuse_oversized(request: Request) -> None:
         raise HTTPException(HTTPStatus.REQUEST_URI_TOO_LONG)
     if sum(len(name) + len(value) for name, value in request.headers.raw) > MOST_HEADER_BYTES:
         raise HTTPException(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-
-
-def _needs_key(path: str) -> bool:
-    return path == "/metrics" or path == "/v1" or path.startswith("/v1/")
 
 
 def _presented(request: Request) -> tuple[str | None, bool]:

@@ -74,8 +74,9 @@ async def _traceparent(request: Request) -> str | None:
 TraceparentDep = Annotated[str | None, Depends(_traceparent)]  # of the request's span, if it has one
 
 
-def _job(job_id: str, context: ContextDep, who: Reader) -> JobRecord:
+def _job(job_id: str, request: Request, who: Reader) -> JobRecord:
     """The job, if it is the tenant's own; else there is none, as far as the tenant is told."""
+    context: Context = request.app.state.context
     job = context.store.get(job_id)
     refuse_others(job, who)
     return job

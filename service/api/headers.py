@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 
 from fastapi import FastAPI
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -17,14 +17,18 @@ from service.settings import Settings
 REQUEST_ID = "X-Request-ID"
 
 _FIT_AS_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_SECURITY = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "same-origin",
-    "Content-Security-Policy": "default-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
-}
-_ALWAYS_TLS = {"Strict-Transport-Security": "max-age=31536000"}
+_SECURITY = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"same-origin"),
+    (
+        b"content-security-policy",
+        b"default-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        b"frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    ),
+]
+_ALWAYS_TLS = (b"strict-transport-security", b"max-age=31536000")
+_NOT_STORED = (b"cache-control", b"no-store")
 _FAILED = 500
 
 _log = logging.getLogger(__name__)
@@ -42,7 +46,8 @@ class AnswerHeaders:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._added = _SECURITY | (_ALWAYS_TLS if is_seen_over_tls(settings) else {})
+        self._added = [*_SECURITY, _ALWAYS_TLS] if is_seen_over_tls(settings) else _SECURITY
+        self._added_to_api = [*self._added, _NOT_STORED]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, and add to the answer."""
@@ -54,12 +59,10 @@ class AnswerHeaders:
 
         async def add_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers[REQUEST_ID] = request_id
-                for name, value in self._added.items():
-                    headers.setdefault(name, value)
+                own, added = message["headers"], self._added
                 if scope["path"].startswith("/v1/"):
-                    headers["Cache-Control"] = "no-store"
+                    own, added = [header for header in own if header[0] != _NOT_STORED[0]], self._added_to_api
+                message = {**message, "headers": [*own, (b"x-request-id", request_id.encode()), *added]}
                 if message["status"] >= _FAILED:
                     _log.error("request %s, %s %r: %d", request_id, scope["method"], scope["path"], message["status"])
             await send(message)

@@ -4,7 +4,6 @@ import re
 import time
 from collections.abc import Iterable
 
-from starlette.datastructures import Headers
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,7 +13,7 @@ UNMATCHED = "unmatched"
 OTHER = "OTHER"
 
 _METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})
-_STREAM = "text/event-stream"
+_STREAM = b"text/event-stream"
 _FAILED = 500  # what the server answers when the app has answered nothing
 
 
@@ -65,7 +64,7 @@ class _Exchange:
         """Pass on a part of the answer; the first tells its status."""
         if message["type"] == "http.response.start":
             self._answered(message["status"])
-            if Headers(scope=message).get("content-type", "").startswith(_STREAM):
+            if any(name == b"content-type" and value.startswith(_STREAM) for name, value in message["headers"]):
                 self._streams = True
                 self._metrics.streams.inc()
         await self._send(message)

@@ -3,7 +3,7 @@
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Response
 
 from service.api.auth import Admin, Reader
 from service.api.deps import ContextDep
@@ -23,10 +23,10 @@ _NOT_FOUND = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_EN
 _BODY_REFUSED = problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
-@router.get("/queues")
-def list_queues(_who: Reader, context: ContextDep) -> QueueList:
+@router.get("/queues", response_model=QueueList)
+def list_queues(_who: Reader, context: ContextDep) -> Response:
     """List the queues, their limits, and what their jobs hold."""
-    return QueueList(queues=context.quotas.queues())
+    return Response(QueueList(queues=context.quotas.queues()).model_dump_json(), media_type="application/json")
 
 
 @router.get("/queues/{name}", responses=_NOT_FOUND)
