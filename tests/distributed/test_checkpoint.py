@@ -6,6 +6,7 @@ import resource
 import shutil
 import time
 import zlib
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from unittest.mock import patch
@@ -65,7 +66,7 @@ def load(spec: JobSpec) -> tuple[Whole, int, int, float]:
 
 
 LAYOUTS = [  # tensor, pipeline and data parallel ranks, schedule, ZeRO stage
-    (2, 2, 1, "1f1b", 0), (1, 1, 2, "1f1b", 1), (4, 1, 1, "1f1b", 0), (1, 2, 2, "zero_bubble", 1), (2, 1, 4, "1f1b", 2),
+    (2, 2, 1, "1f1b", 0), (1, 1, 2, "1f1b", 1), (4, 1, 1, "1f1b", 0), (1, 2, 2, "zero_bubble", 1), (2, 1, 2, "1f1b", 2),
     (1, 1, 3, "1f1b", 1), (1, 1, 1, "1f1b", 0),
 ]  # fmt: skip
 
@@ -84,14 +85,25 @@ def at_layout(corpus: Path, folder: Path, layout: tuple[int, int, int, str, int]
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "written_at"), [("cola", 0), ("cola", 4), ("loro", 0), ("tied", 0)])
+EACH = range(len(LAYOUTS))
+FEW = [1, 3, 6]  # replicas with ZeRO, a pipeline of other stages, one process
+
+
+@pytest.mark.parametrize(
+    ("kind", "written_at", "read_at"),
+    [
+        pytest.param("cola", 0, EACH, marks=pytest.mark.full), ("cola", 4, [1, 2, 5]), ("loro", 0, FEW),
+        ("tied", 0, FEW),
+    ],
+    ids=["cola by stages", "cola by replicas", "loro", "tied"],
+)  # fmt: skip
 def test_loads_bit_equal_at_any_other_layout(
-    ranks: Ranks, corpus: Path, tmp_path: Path, kind: str, written_at: int
+    ranks: Ranks, corpus: Path, tmp_path: Path, kind: str, written_at: int, read_at: Sequence[int]
 ) -> None:
     writer = at_layout(corpus, tmp_path, LAYOUTS[written_at], kind)
     (saved, following), *_ = ranks.run(writer.parallelism.world_size, step_and_save, writer)
     assert any(name.endswith("second_moment") and saved[name].abs().sum() > 0 for name in saved)
-    for layout in LAYOUTS:
+    for layout in (LAYOUTS[number] for number in read_at):
         reader = at_layout(corpus, tmp_path, layout, kind)
         for loaded, step, samples, loss in ranks.run(reader.parallelism.world_size, load, reader):
             assert (step, samples) == (2, 48)

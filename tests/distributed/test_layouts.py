@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,20 @@ def layouts() -> list[tuple[str, int, Layout]]:
     return found
 
 
-def sample(of_each: int) -> list[tuple[str, int, Layout]]:
-    """Some layouts of each family, the same in every run."""
-    chooser, found = random.Random(1), layouts()
-    return [each for family in FAMILIES for each in chooser.sample([one for one in found if one[0] == family], of_each)]
+def world_size(layout: Layout) -> int:
+    axes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    return math.prod(layout[axis] for axis in axes)
 
 
-SAMPLE = sample(of_each=3)
+def sample(seed: int, most_ranks: int) -> list[tuple[str, int, Layout]]:
+    """A layout of each family, the same in every run."""
+    chooser, found = random.Random(seed), [each for each in layouts() if world_size(each[2]) <= most_ranks]
+    return [chooser.choice([each for each in found if each[0] == family]) for family in FAMILIES]
+
+
+# Seeds with which the two together have everything, and all three axes at once.
+SMALL, ANY = sample(seed=1, most_ranks=4), sample(seed=7, most_ranks=8)
+SAMPLE = SMALL + ANY
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +118,9 @@ def test_the_sample_has_everything() -> None:
         assert {layout[name] for layout in chosen} == values, name
 
 
-@pytest.mark.parametrize(("family", "micro", "layout"), SAMPLE)
+@pytest.mark.parametrize(
+    ("family", "micro", "layout"), [*SMALL, *(pytest.param(*each, marks=pytest.mark.full) for each in ANY)]
+)
 def test_training_is_that_of_one_process(
     ranks: Ranks, corpus: Path, alone: dict[str, tuple[list[float], Whole]], family: str, micro: int, layout: Layout
 ) -> None:

@@ -10,7 +10,7 @@ import boost_core.bench.__main__ as bench
 from boost_core.bench.results import NO_GPU, Row, table
 from boost_core.config import JobSpec
 from boost_core.hardware import LINKS
-from boost_core.plan.collectives import collective_seconds
+from boost_core.plan.collectives import collective_seconds, fit
 from boost_core.plan.communication import block_backward, block_forward
 from service.cli.main import app
 
@@ -90,8 +90,13 @@ def test_all_reduces_of_live_ranks(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     assert bench.main(["comm", "--ranks", "2", "--largest", "1", "--repeats", "3", "--results", str(path)]) == 0
     found = figures(path)
-    assert found["all-reduce of 1048576 bytes among 2 ranks (gloo)"]["time"] > 0
-    assert found["all-reduce among 2 ranks (gloo)"]["fitted β"] > 0
+    sizes = [4**power for power in range(5, 11)]
+    medians = [found[f"all-reduce of {size} bytes among 2 ranks (gloo)"]["time"] for size in sizes]
+    assert min(medians) > 0
+    fitted = fit(2, sizes, medians)
+    assert found["all-reduce among 2 ranks (gloo)"] == {
+        "fitted α": pytest.approx(fitted.base_seconds), "fitted β": pytest.approx(fitted.bytes_per_second),
+    }  # fmt: skip
 
 
 def test_nothing_is_timed_when_results_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
