@@ -92,11 +92,12 @@ FEW = [1, 3, 6]  # replicas with ZeRO, a pipeline of other stages, one process
 @pytest.mark.parametrize(
     ("kind", "written_at", "read_at"),
     [
-        pytest.param("cola", 0, EACH, marks=pytest.mark.full), ("cola", 4, [1, 2, 5]), ("loro", 0, FEW),
-        ("tied", 0, FEW),
+        pytest.param("cola", 0, EACH, marks=pytest.mark.full, id="cola by stages"),
+        pytest.param("cola", 4, [1, 2, 5], id="cola by replicas"),
+        pytest.param("loro", 0, FEW, marks=pytest.mark.full, id="loro"),
+        pytest.param("tied", 0, FEW, id="tied"),
     ],
-    ids=["cola by stages", "cola by replicas", "loro", "tied"],
-)  # fmt: skip
+)
 def test_loads_bit_equal_at_any_other_layout(
     ranks: Ranks, corpus: Path, tmp_path: Path, kind: str, written_at: int, read_at: Sequence[int]
 ) -> None:
@@ -166,7 +167,13 @@ DAMAGE = [
 ]
 
 
-@pytest.mark.parametrize(("how", "words"), DAMAGE, ids=[how for how, _ in DAMAGE])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        pytest.param(*damage, marks=() if damage[0] == "flipped" else pytest.mark.full, id=damage[0])
+        for damage in DAMAGE
+    ],
+)
 def test_a_damaged_shard_is_named_and_the_checkpoint_before_it_is_used(
     ranks: Ranks, corpus: Path, tmp_path: Path, how: str, words: str
 ) -> None:
@@ -237,7 +244,13 @@ def test_a_job_whose_only_checkpoint_has_lost_its_manifest_does_not_begin_anew(
 
 
 @pytest.mark.parametrize(
-    ("keep", "left"), [({}, [3, 6, 8]), ({"keep_last": 1}, [8]), ({"keep_last": 1, "keep_every": 6}, [6, 8])], ids=str
+    ("keep", "left"),
+    [
+        pytest.param({}, [3, 6, 8], marks=pytest.mark.full),
+        pytest.param({"keep_last": 1}, [8], marks=pytest.mark.full),
+        ({"keep_last": 1, "keep_every": 6}, [6, 8]),
+    ],
+    ids=str,
 )
 def test_old_checkpoints_go_as_the_job_says(
     ranks: Ranks, corpus: Path, tmp_path: Path, keep: dict, left: list[int]
@@ -331,6 +344,7 @@ def test_a_job_waits_for_the_store_with_its_last_checkpoint(ranks: Ranks, corpus
     assert CheckpointFolder(str(folder)).damage(8) == []
 
 
+@pytest.mark.full
 def test_without_its_last_checkpoint_a_job_fails_in_the_end(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.write_text("a file")
@@ -400,6 +414,7 @@ def train_with_a_store_that_times_out(spec: JobSpec, until_step: int) -> tuple[l
     return recorder.reports, sum(report.held_seconds for report in recorder.reports if report.kind == "progress")
 
 
+@pytest.mark.full
 def test_a_store_that_fails_does_not_hold_the_step(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = tiny_job(corpus, tmp_path, training={"steps": 60}, checkpoint={"every_steps": 2})
     (reports, held), _ = ranks.run(2, train_with_a_store_that_times_out, spec, 50)

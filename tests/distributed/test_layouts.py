@@ -164,7 +164,7 @@ def test_each_stage_of_zero_keeps_less(ranks: Ranks, corpus: Path) -> None:
     "layout",
     [
         {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "pipeline_schedule": "zero_bubble"},
-        {"data_parallel_size": 2, "pipeline_parallel_size": 2},
+        pytest.param({"data_parallel_size": 2, "pipeline_parallel_size": 2}, marks=pytest.mark.full),
         {"tensor_parallel_size": 2, "split_micro_batch": True, "recompute": "latent"},
     ],
 )

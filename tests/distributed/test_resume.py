@@ -50,6 +50,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
+@pytest.mark.full
 def test_interrupted_and_uninterrupted_runs_have_equal_losses(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     whole = start(tiny_job(corpus, tmp_path / "whole", training=STEPS), tmp_path, "whole")

@@ -16,6 +16,8 @@ from tests.elastic.world import Job, Nodes, Service, elastic_job, world
 from tests.jobs import write_corpus
 from tests.ranks import Ranks
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> JobSpec:

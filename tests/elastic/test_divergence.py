@@ -205,7 +205,11 @@ def test_a_job_that_goes_on_diverging_fails_after_all(ranks: Ranks, corpus: Path
     assert [fault.step for fault in first.of(FaultReport)] == [4, 5]
 
 
-@pytest.mark.parametrize(("jump", "step", "faults"), [(1.0, 35, [35]), (None, 35, []), (1.0, 30, [])], ids=str)
+@pytest.mark.parametrize(
+    ("jump", "step", "faults"),
+    [pytest.param(*each, marks=pytest.mark.full) for each in ((1.0, 35, [35]), (None, 35, []), (1.0, 30, []))],
+    ids=str,
+)
 def test_a_loss_that_jumps_is_a_divergence_once_there_are_losses_to_compare_with(
     ranks: Ranks, corpus: Path, tmp_path: Path, jump: float | None, step: int, faults: list[int]
 ) -> None:

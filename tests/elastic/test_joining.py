@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.hosts import Host, hosts
 from tests.jobs import tiny_job, write_corpus
 from tests.outside import BOOST, OutsideService, cluster, first_key
+
+pytestmark = pytest.mark.full
 
 LONG: dict[str, Any] = {"training": {"steps": 300}, "checkpoint": {"url": None, "every_steps": 150}}
 

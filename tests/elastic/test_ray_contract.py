@@ -21,6 +21,8 @@ from service.gang.status import GangPhase, JobTag
 from service.gang.train_tab import Attempt, Run, TrainTabKeeper, train_run
 from tests.elastic.world import Nodes
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:

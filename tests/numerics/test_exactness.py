@@ -103,8 +103,16 @@ def cells_at(size: int, family: str) -> list[ParallelismConfig]:
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("size", [1, 2, pytest.param(4, marks=pytest.mark.full)])
+# For every run those that differ most, on two ranks.
+SOME = ("tied dense", "cola with gate", "lax over cola, tensor gate", "svd")
+SIZES_AND_FAMILIES = [
+    pytest.param(size, family, marks=() if size == 2 and family in SOME else pytest.mark.full)
+    for size in (1, 2, 4)
+    for family in FAMILIES
+]
+
+
+@pytest.mark.parametrize(("size", "family"), SIZES_AND_FAMILIES)
 def test_float64_loss_and_every_gradient_equal_the_reference(ranks: Ranks, size: int, family: str) -> None:
     config, chosen = model(family), cells_at(size, family)
     loss, gradients = reference_outcome(config, torch.float64)

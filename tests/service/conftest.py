@@ -1,3 +1,4 @@
+import asyncio
 import shutil
 import socket
 import threading
@@ -5,9 +6,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import pytest
+import uvicorn.server
 
 from service.accounts.keys import KeyStore
 from service.api.app import create_app
@@ -74,6 +77,23 @@ def store(database_url: str) -> Iterator[JobStore]:
     opened = JobStore(database_url)
     yield opened
     opened.close()
+
+
+class _HurriedAsyncio:
+    """``asyncio`` for uvicorn, which sleeps for a tenth of a second twice before it has stopped."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds / 10)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hurried() -> Iterator[None]:
+    with patch.object(uvicorn.server, "asyncio", _HurriedAsyncio()):
+        yield
 
 
 class RunningApi:

@@ -17,20 +17,36 @@ pytestmark = pytest.mark.timeout(1200)  # two minutes where nothing else runs
 AT_MOST_ONCE = ("launches", "drills")  # what may not have happened yet when its user changed their mind
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+# For every run those that most changes go through; for all others each life on each database.
+SOME = ("succeeds", "is paused as it starts")
+ALL = tuple(LIVES)
+PLAYED = [("sqlite", SOME), ("sqlite", ALL), ("postgresql", ALL)]
+
+
+@pytest.fixture(scope="module")
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("lives")
-    is_sqlite = request.param == "sqlite"
+    database, lives = request.param
+    is_sqlite = database == "sqlite"
     url = f"sqlite:///{folder}/boost.db" if is_sqlite else request.getfixturevalue("postgres").create_database()
     migrate(url)
-    command = [sys.executable, "-m", "tests.service.lives", url, str(folder)]
+    command = [sys.executable, "-m", "tests.service.lives", url, str(folder), *lives]
     done = subprocess.run(command, capture_output=True, text=True)
     log = (folder / "log").read_text()
     assert (done.returncode, log) == (0, ""), done.stderr + log
     return json.loads((folder / "told.json").read_text())
 
 
-@pytest.mark.parametrize("life", LIVES)
+@pytest.mark.parametrize(
+    ("told", "life"),
+    [
+        pytest.param((database, lives), life, id=f"{database}-{life}", marks=pytest.mark.full if lives == ALL else ())
+        for database, lives in PLAYED
+        for life in lives
+    ],
+    indirect=["told"],
+    scope="module",
+)
 def test_killed_at_each_point_all_goes_on_as_if_undisturbed(told: dict[str, Any], life: str) -> None:
     points, killed = told[life]["points"], told[life]["killed"]
     assert killed
@@ -44,6 +60,8 @@ def test_killed_at_each_point_all_goes_on_as_if_undisturbed(told: dict[str, Any]
             assert not job["alive"]
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("told", PLAYED[1:], indirect=True, ids=lambda played: played[0], scope="module")
 def test_every_transition_is_among_the_points(told: dict[str, Any]) -> None:
     made = set()
     for job in (job for life in told.values() for job in life["undisturbed"]["jobs"]):

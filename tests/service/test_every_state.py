@@ -17,6 +17,8 @@ from service.models.identity import Scope
 from tests.jobs import tiny_job, write_corpus
 from tests.service.serving import Server
 
+pytestmark = pytest.mark.full
+
 ENDLESS = {"steps": 1_000_000, "evaluate_every_steps": 1000}
 # What happens to a job that its user does not bring about: losses, defects, a store that is full.
 NOT_THE_USERS = {Reason.GANG_LOST, Reason.RESTARTS_EXHAUSTED, Reason.WAITING_FOR_STORE}

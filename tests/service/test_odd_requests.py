@@ -172,7 +172,7 @@ def test_a_cursor_that_no_page_gave_is_refused(client_with: With, store: JobStor
     for tampered in (last, "zzzz", "job-", foreign.id, "' OR 1=1", ""):
         problem = problem_of(http.get("/v1/jobs", params={"cursor": tampered}), 422)
         assert [error["field"] for error in problem["errors"]] == ["cursor"]
-        assert "take next_cursor as it is" in problem["detail"]
+        assert "use next_cursor as returned" in problem["detail"]
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])

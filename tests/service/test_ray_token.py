@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full
+
 _EMBEDDED = """
 import sys
 from pathlib import Path

@@ -144,6 +144,7 @@ def test_nothing_is_lost_when_postgresql_lets_go(
     assert seen == [[each.id for each in store.events(job.id)]] * 10
 
 
+@pytest.mark.full
 @OnPostgres
 def test_what_a_release_writes_that_tells_nobody_is_found(apis: list[RunningApi], store: JobStore) -> None:
     job = running_job(store)

@@ -21,6 +21,8 @@ from tests.jobs import tiny_job, write_corpus
 from tests.s3 import BUCKET, CREDENTIALS, S3Server, s3_server
 from tests.service.serving import Server
 
+pytestmark = pytest.mark.full
+
 KEY, SECRET = CREDENTIALS["AWS_ACCESS_KEY_ID"], CREDENTIALS["AWS_SECRET_ACCESS_KEY"]
 WRONG = "wrong/secret+of+the+lab"
 PAGES = ("/v1/jobs", "/v1/audit", "/v1/nodes", "/v1/queues", "/metrics", "/openapi.json")

@@ -37,6 +37,7 @@ def rank(tmp_path_factory: pytest.TempPathFactory) -> Figures:
     return figures(path)
 
 
+@pytest.mark.full
 def test_a_ranks_step_falls_into_parts(rank: Figures) -> None:
     assert [case.partition(": ")[2] for case in rank] == [
         "dense, fullrank", "cola, vanilla", "cola, btp as published", "cola, btp", "cola, btp, recompute latent",
@@ -46,11 +47,13 @@ def test_a_ranks_step_falls_into_parts(rank: Figures) -> None:
         assert 0 < parts["MFU"] < parts["HFU"]
 
 
+@pytest.mark.full
 def test_computing_again_is_arithmetic_that_the_model_does_not_need(rank: Figures) -> None:
     surplus = {case.partition(": ")[2]: parts["HFU"] / parts["MFU"] for case, parts in rank.items()}
     assert surplus["cola, btp as published"] > surplus["cola, btp, recompute latent"] > surplus["cola, btp"]
 
 
+@pytest.mark.full
 def test_the_communication_is_the_plans(rank: Figures) -> None:
     """Two blocks of the ledger's counts; what the head and the gradients' norm send comes on top, for all alike."""
     link, tokens = LINKS["fabric-200g"], 16
@@ -86,6 +89,7 @@ def test_kernels_are_timed_against_the_roofline(tmp_path: Path, capsys: pytest.C
     assert NO_GPU in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_all_reduces_of_live_ranks(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     assert bench.main(["comm", "--ranks", "2", "--largest", "1", "--repeats", "3", "--results", str(path)]) == 0
