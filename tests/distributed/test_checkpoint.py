@@ -95,7 +95,7 @@ FEW = [1, 3, 6]  # replicas with ZeRO, a pipeline of other stages, one process
         pytest.param("cola", 0, EACH, marks=pytest.mark.full, id="cola by stages"),
         pytest.param("cola", 4, [1, 2, 5], id="cola by replicas"),
         pytest.param("loro", 0, FEW, marks=pytest.mark.full, id="loro"),
-        pytest.param("tied", 0, FEW, id="tied"),
+        pytest.param("tied", 0, FEW, marks=pytest.mark.full, id="tied"),
     ],
 )
 def test_loads_bit_equal_at_any_other_layout(

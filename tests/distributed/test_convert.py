@@ -109,6 +109,7 @@ def dense_job(corpus: Path, checkpoints: Path, **changes) -> JobSpec:
     return tiny_job(corpus, checkpoints, model={"family": "dense", "rank": None}, **changes)
 
 
+@pytest.mark.full
 def test_a_dense_job_goes_on_as_a_low_rank_one(ranks: Ranks, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     ranks.run(2, train_and_record, dense_job(corpus, tmp_path / "dense", training={"steps": 60}))

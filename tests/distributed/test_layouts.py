@@ -73,6 +73,7 @@ def sample(seed: int, most_ranks: int) -> list[tuple[str, int, Layout]]:
 # Seeds with which the two together have everything, and all three axes at once.
 SMALL, ANY = sample(seed=1, most_ranks=4), sample(seed=7, most_ranks=8)
 SAMPLE = SMALL + ANY
+SOME = ("dense", "svd", "cola", "lax", "loro")  # for every run
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,11 @@ def test_the_sample_has_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "micro", "layout"), [*SMALL, *(pytest.param(*each, marks=pytest.mark.full) for each in ANY)]
+    ("family", "micro", "layout"),
+    [
+        *(pytest.param(*each, marks=() if each[0] in SOME else pytest.mark.full) for each in SMALL),
+        *(pytest.param(*each, marks=pytest.mark.full) for each in ANY),
+    ],
 )
 def test_training_is_that_of_one_process(
     ranks: Ranks, corpus: Path, alone: dict[str, tuple[list[float], Whole]], family: str, micro: int, layout: Layout
@@ -148,6 +153,7 @@ def kept_bytes(spec: JobSpec) -> int:
         return made.alive_bytes()
 
 
+@pytest.mark.full
 def test_each_stage_of_zero_keeps_less(ranks: Ranks, corpus: Path) -> None:
     none, state, gradients = (
         ranks.run(2, kept_bytes, job(corpus, "cola", 2, {"data_parallel_size": 2, "zero_stage": stage}))[0]
@@ -163,7 +169,10 @@ def test_each_stage_of_zero_keeps_less(ranks: Ranks, corpus: Path) -> None:
 @pytest.mark.parametrize(
     "layout",
     [
-        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "pipeline_schedule": "zero_bubble"},
+        pytest.param(
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "pipeline_schedule": "zero_bubble"},
+            marks=pytest.mark.full,
+        ),
         pytest.param({"data_parallel_size": 2, "pipeline_parallel_size": 2}, marks=pytest.mark.full),
         {"tensor_parallel_size": 2, "split_micro_batch": True, "recompute": "latent"},
     ],

@@ -40,6 +40,7 @@ def with_environment(environment: dict[str, str], spec) -> list:
     return train_and_record(spec)
 
 
+@pytest.mark.full
 def test_trains_from_s3_to_s3_and_resumes(s3: S3Server, ranks: Ranks, tmp_path: Path) -> None:
     local = write_corpus(tmp_path / "corpus")
     fsspec.filesystem("s3").put(f"{local}/", f"{BUCKET}/corpus/", recursive=True)

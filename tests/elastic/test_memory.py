@@ -218,8 +218,15 @@ FULL = pytest.mark.full
 
 @pytest.mark.parametrize(
     "layout",
-    [(2, 1, 1, 0), pytest.param((2, 1, 3, 1), marks=FULL), (1, 1, 2, 0), (2, 2, 1, 0), (1, 1, 2, 2)], ids=str,
-)  # fmt: skip
+    [
+        (2, 1, 1, 0),
+        (1, 1, 2, 0),
+        (1, 1, 2, 2),
+        pytest.param((2, 1, 3, 1), marks=FULL),
+        pytest.param((2, 2, 1, 0), marks=FULL),
+    ],
+    ids=str,
+)
 def test_memory_loads_bit_equal_to_the_store_at_any_layout(
     ranks: Ranks, corpus: Path, halted: Halted, layout: Layout
 ) -> None:

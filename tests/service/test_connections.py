@@ -148,6 +148,7 @@ def test_a_trickle_gains_no_time(hurried: None, guarded: RunningApi) -> None:
                 time.sleep(0.1)
 
 
+@pytest.mark.full
 def test_what_is_in_time_is_answered_however_slowly(hurried: None, guarded: RunningApi) -> None:
     with socket.create_connection(("127.0.0.1", guarded.port)) as client:
         for _ in range(3):
@@ -157,6 +158,7 @@ def test_what_is_in_time_is_answered_however_slowly(hurried: None, guarded: Runn
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.full
 def test_a_handshake_has_its_time(hurried: None, store: JobStore, database_url: str, tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path)
     settings = Settings(home=tmp_path, database_url=database_url, tls_cert=certificate, tls_key=key)

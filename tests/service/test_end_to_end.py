@@ -56,23 +56,32 @@ def test_answers_before_ray_is_up(server: Server, client: Client) -> None:
     server.until(lambda: server.answers("/readyz").is_success)
 
 
-def test_a_job_from_post_to_checkpoint(
+def workers_of(server: Server) -> list[psutil.Process]:
+    return [process for process in server.tree() if "RankActor" in " ".join(process.cmdline())]
+
+
+def test_a_job_from_post_to_checkpoint_loses_a_worker_on_the_way(
     server: Server, client: Client, submit: Callable[[int], JobRecord], tmp_path: Path
 ) -> None:
-    job = submit(60)
+    job = submit(100)
     events: list[JobEvent] = []
     metrics = ""
     for event in client.events(job.id):
         events.append(event)
         if event.kind == "progress" and not metrics:
             metrics = server.answers("/metrics").text
+        if event.kind == "progress" and event.data["step"] == 15:
+            workers_of(server)[0].kill()
     job = client.get(job.id)
-    assert (job.state, job.message) == (JobState.SUCCEEDED, "trained 60 steps")
-    assert [event.data["step"] for event in events if event.kind == "progress"] == list(range(1, 61))
+    assert (job.state, job.message) == (JobState.SUCCEEDED, "trained 100 steps")
+    assert {event.data["step"] for event in events if event.kind == "progress"} == set(range(1, 101))
+    (restart,) = [event.data for event in events if event.kind == "restart"]
+    assert restart["cause"] == "WORKER_LOST"
+    assert restart["resumed_step"] >= 10, "from its peer's memory or the last checkpoint"
     states = [event.data["state"] for event in events if event.kind == "state"]
     assert list(dict.fromkeys(states)) == ["QUEUED", "SCHEDULING", "RUNNING", "SUCCEEDED"]
-    assert job.checkpoint.step == 60
-    assert (tmp_path / "checkpoints" / job.id / "step-00000060").is_dir()
+    assert job.checkpoint.step == 100
+    assert (tmp_path / "checkpoints" / job.id / "step-00000100").is_dir()
     assert any(
         line.startswith("boost_job_workers{") and job.id in line and line.endswith(" 2.0")
         for line in metrics.splitlines()
@@ -113,7 +122,7 @@ def test_a_profile_over_http(
 def test_cancel_over_http(server: Server, client: Client, submit: Callable[[int], JobRecord]) -> None:
     job = submit(1_000_000)
     server.until(lambda: progress(client, job) > 5)
-    workers = [process for process in server.tree() if "RankActor" in " ".join(process.cmdline())]
+    workers = workers_of(server)
     assert len(workers) == 2
     client.cancel(job.id)
     _, alive = psutil.wait_procs(workers, timeout=5)
@@ -121,6 +130,7 @@ def test_cancel_over_http(server: Server, client: Client, submit: Callable[[int]
     server.until(lambda: client.get(job.id).state is JobState.CANCELLED)
 
 
+@pytest.mark.full
 def test_a_killed_server_takes_its_jobs_up_again(
     server: Server, client: Client, submit: Callable[[int], JobRecord]
 ) -> None:

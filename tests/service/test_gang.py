@@ -133,6 +133,7 @@ def test_no_other_machine_or_user_can_reach_a_gang_on_the_embedded_ray(
     assert stat.S_IMODE(Path(gangs._folder).stat().st_mode) == 0o700, "Ray's own folder in it is open to everybody"
 
 
+@pytest.mark.full
 def test_reports_arrive_complete_and_in_order(gangs: RayGangs, start: Callable[..., Gang], tmp_path: Path) -> None:
     gang = start(training={"steps": 30})
     gangs.launch(a_tag(gang.job_id), tiny_job(tmp_path, tmp_path), gang.orders)  # again starts nothing

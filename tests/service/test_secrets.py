@@ -129,7 +129,8 @@ def test_ranks_train_with_their_jobs_secret(
     assert (end, resumed[0].resumed_from) == (None, f"{job.checkpoint.url}/step-00000006")
 
 
-@pytest.mark.parametrize("where", ["data", pytest.param("checkpoint", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("where", ["data", "checkpoint"])
 def test_ranks_with_a_wrong_secret_fail_and_do_not_tell_it(
     own_ranks: Ranks, secrets: Path, corpus: str, tmp_path: Path, where: str
 ) -> None:

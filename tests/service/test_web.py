@@ -277,6 +277,7 @@ def test_the_job_leads_to_the_ray_dashboard(
     running.stop()
 
 
+@pytest.mark.full
 def test_goodput_is_told_by_kind(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     legend = page.locator("#goodput .legend li")
@@ -343,6 +344,7 @@ def test_a_refusal_is_told(visitor: Visit, job: SampleJob) -> None:
     expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("has already SUCCEEDED")
 
 
+@pytest.mark.full
 def test_a_job_that_is_not_there(visitor: Visit) -> None:
     visitor.refused = {404}
     page = visitor.open("/jobs/job-00000000000000000000000000")
@@ -351,6 +353,7 @@ def test_a_job_that_is_not_there(visitor: Visit) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("Jobs")
 
 
+@pytest.mark.full
 def test_checkpoints_are_pinned_and_deleted(visitor: Visit, job: SampleJob) -> None:
     job.save(40, 80)
     visitor.refused = {409}
@@ -485,6 +488,7 @@ def test_people_sign_in_with_a_key(browser: Browser, guarded: RunningApi, store:
         expect(page.get_by_label("API key")).to_be_visible()
 
 
+@pytest.mark.full
 def test_files_come_as_what_they_are(api: RunningApi) -> None:
     with httpx.Client(base_url=api.url) as http:
         page = http.get("/")
