@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -27,31 +29,42 @@ EVERYTHING = (
 PLAYED = [("sqlite", SOME), ("sqlite", ALL), ("postgresql", EVERYTHING)]
 
 
+Told = dict[str, Any]
+
+
 @pytest.fixture(scope="module")
-def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("lives")
-    database, lives = request.param
-    is_sqlite = database == "sqlite"
-    url = f"sqlite:///{folder}/boost.db" if is_sqlite else request.getfixturevalue("postgres").create_database()
-    migrate(url)
-    command = [sys.executable, "-m", "tests.service.lives", url, str(folder), *lives]
-    done = subprocess.run(command, capture_output=True, text=True)
-    log = (folder / "log").read_text()
-    assert (done.returncode, log) == (0, ""), done.stderr + log
-    return json.loads((folder / "told.json").read_text())
+def told_of(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, tuple[str, ...]], Told]:
+    """What became of these lives on a database; they are lived once."""
+
+    @cache
+    def told(database: str, lives: tuple[str, ...]) -> Told:
+        folder = tmp_path_factory.mktemp("lives")
+        is_sqlite = database == "sqlite"
+        url = f"sqlite:///{folder}/boost.db" if is_sqlite else request.getfixturevalue("postgres").create_database()
+        migrate(url)
+        command = [sys.executable, "-m", "tests.service.lives", url, str(folder), *lives]
+        done = subprocess.run(command, capture_output=True, text=True)
+        log = (folder / "log").read_text()
+        assert (done.returncode, log) == (0, ""), done.stderr + log
+        return json.loads((folder / "told.json").read_text())
+
+    return told
 
 
 @pytest.mark.parametrize(
-    ("told", "life"),
+    ("database", "lives", "life"),
     [
-        pytest.param((database, lives), life, id=f"{database}-{life}", marks=() if lives == SOME else pytest.mark.full)
+        pytest.param(database, lives, life, id=f"{database}-{life}", marks=() if lives == SOME else pytest.mark.full)
         for database, lives in PLAYED
         for life in lives
     ],
-    indirect=["told"],
-    scope="module",
 )
-def test_killed_at_each_point_all_goes_on_as_if_undisturbed(told: dict[str, Any], life: str) -> None:
+def test_killed_at_each_point_all_goes_on_as_if_undisturbed(
+    told_of: Callable[[str, tuple[str, ...]], Told], database: str, lives: tuple[str, ...], life: str
+) -> None:
+    told = told_of(database, lives)
     points, killed = told[life]["points"], told[life]["killed"]
     assert killed
     for number, run in killed.items():
@@ -65,8 +78,8 @@ def test_killed_at_each_point_all_goes_on_as_if_undisturbed(told: dict[str, Any]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("told", [("sqlite", ALL)], indirect=True, ids=["sqlite"], scope="module")
-def test_every_transition_is_among_the_points(told: dict[str, Any]) -> None:
+def test_every_transition_is_among_the_points(told_of: Callable[[str, tuple[str, ...]], Told]) -> None:
+    told = told_of("sqlite", ALL)
     done, of_all = ({point for life in lives for point in told[life]["points"]} for lives in (EVERYTHING, ALL))
     assert done == of_all
     made = set()
