@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium demo test check format lock clean
+.PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium demo test test-all check format lock clean
 
 setup: $(VENV)/.installed
 
@@ -44,7 +44,11 @@ prometheus:
 		apt-get update --quiet && \
 		apt-get install --quiet --yes --no-install-recommends prometheus prometheus-alertmanager iproute2; } || true
 
+# What a change may break in a way that matters, in minutes; the tests that are marked full are for test-all.
 test: setup postgresql prometheus chromium
+	$(BIN)/python -m pytest -m 'not full' --durations 10 --durations-min 10
+
+test-all: setup postgresql prometheus chromium
 	$(BIN)/python -m pytest
 
 check: setup

@@ -98,5 +98,6 @@ def cluster(head: Host, worker: Host, token: Path) -> Iterator[str]:
         try:
             yield address
         finally:
-            for process in processes:
+            for process in reversed(processes):  # a node that has lost its head takes half a minute to end
                 process.terminate()
+                process.wait(90)

@@ -31,11 +31,15 @@ class PostgresServer:
     def url(self, database: str) -> str:
         return f"postgresql://{_USER}@127.0.0.1:{self._port}/{database}"
 
-    def create_database(self) -> str:
-        """Make an empty database; give its URL."""
-        name = f"boost_{os.getpid()}_{next(self._numbers)}"
+    def create_database(self, like: str = "template1") -> str:
+        """Make a database; give its URL.
+
+        Args:
+            like: Which one to copy, by its name or URL; nobody may be connected to it.
+        """
+        name, template = f"boost_{os.getpid()}_{next(self._numbers)}", like.rpartition("/")[2]
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name} STRATEGY file_copy")
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
         return self.url(name)
 
     def start(self) -> None:

@@ -6,6 +6,7 @@ shares nothing with tensor parallelism: the same job on one rank with another mi
 
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from boost_core.config import JobSpec
@@ -20,13 +21,13 @@ SIZES = (1, 2, 4)
 Curve = list[float]
 
 
-def curves(ranks: Ranks, folder: Path) -> tuple[dict[str, Curve], dict[str, Curve]]:
+def curves(ranks: Ranks, folder: Path, sizes: Sequence[int] = SIZES) -> tuple[dict[str, Curve], dict[str, Curve]]:
     """Losses by step: of every layout and norm, the first on one rank with the default norm; and of the controls."""
     corpus = write_corpus(folder / "corpus")
     layouts = {
         f"tp {size}, {norm}": _curve(ranks, _job(corpus, folder, 8, {"tensor_parallel_size": size, "norm": norm}))
         for norm in NORMS
-        for size in SIZES
+        for size in sizes
     }
     controls = {
         f"tp 1, micro-batch {sequences}": _curve(ranks, _job(corpus, folder, sequences, {"tensor_parallel_size": 1}))

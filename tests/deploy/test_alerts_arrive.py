@@ -14,6 +14,8 @@ import yaml
 from tests.prometheus import PROMETHEUS, alertmanager, prometheus
 from tests.service.conftest import free_port
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def told() -> Iterator[tuple[str, Queue[dict[str, Any]]]]:

@@ -8,8 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.deploy.chart import ROOT, environment, pod, render
 from tests.hosts import need_namespaces
+
+pytestmark = pytest.mark.full
 
 POD = ["unshare", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
 

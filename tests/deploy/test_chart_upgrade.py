@@ -31,6 +31,8 @@ from tests.service.conftest import RunningApi
 from tests.service.file_cluster import FileCluster
 from tests.service.records import a_checkpoint, a_restart, a_spec, a_start, a_step, numbered, run_to_the_end, start
 
+pytestmark = pytest.mark.full
+
 BEFORE = "0003"
 OWNER = Owner("lab", "ann")
 MOST_PASSES = 60

@@ -13,6 +13,8 @@ from tests.deploy.dashboards import Query, need_of, queries
 from tests.deploy.story import Seen, lived_through
 from tests.prometheus import Series, promtool
 
+pytestmark = pytest.mark.full
+
 # What queries ask for that have no data here: there is no GPU, no known peak of a CPU, no alert, and no time.
 MISSING = {
     Need.GPU: "boost_rank_gpu_",

@@ -6,7 +6,7 @@ import resource
 import shutil
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from unittest.mock import patch
@@ -67,7 +67,7 @@ def load(spec: JobSpec) -> tuple[Whole, int, int, float]:
 
 
 LAYOUTS = [  # tensor, pipeline and data parallel ranks, schedule, ZeRO stage
-    (2, 2, 1, "1f1b", 0), (1, 1, 2, "1f1b", 1), (4, 1, 1, "1f1b", 0), (1, 2, 2, "zero_bubble", 1), (2, 1, 4, "1f1b", 2),
+    (2, 2, 1, "1f1b", 0), (1, 1, 2, "1f1b", 1), (4, 1, 1, "1f1b", 0), (1, 2, 2, "zero_bubble", 1), (2, 1, 2, "1f1b", 2),
     (1, 1, 3, "1f1b", 1), (1, 1, 1, "1f1b", 0),
 ]  # fmt: skip
 
@@ -86,14 +86,26 @@ def at_layout(corpus: Path, folder: Path, layout: tuple[int, int, int, str, int]
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "written_at"), [("cola", 0), ("cola", 4), ("loro", 0), ("tied", 0)])
+EACH = range(len(LAYOUTS))
+FEW = [1, 3, 6]  # replicas with ZeRO, a pipeline of other stages, one process
+
+
+@pytest.mark.parametrize(
+    ("kind", "written_at", "read_at"),
+    [
+        pytest.param("cola", 0, EACH, marks=pytest.mark.full, id="cola by stages"),
+        pytest.param("cola", 4, [1, 2, 5], id="cola by replicas"),
+        pytest.param("loro", 0, FEW, marks=pytest.mark.full, id="loro"),
+        pytest.param("tied", 0, FEW, marks=pytest.mark.full, id="tied"),
+    ],
+)
 def test_loads_bit_equal_at_any_other_layout(
-    ranks: Ranks, corpus: Path, tmp_path: Path, kind: str, written_at: int
+    ranks: Ranks, corpus: Path, tmp_path: Path, kind: str, written_at: int, read_at: Sequence[int]
 ) -> None:
     writer = at_layout(corpus, tmp_path, LAYOUTS[written_at], kind)
     (saved, following), *_ = ranks.run(writer.parallelism.world_size, step_and_save, writer)
     assert any(name.endswith("second_moment") and saved[name].abs().sum() > 0 for name in saved)
-    for layout in LAYOUTS:
+    for layout in (LAYOUTS[number] for number in read_at):
         reader = at_layout(corpus, tmp_path, layout, kind)
         for loaded, step, samples, loss in ranks.run(reader.parallelism.world_size, load, reader):
             assert (step, samples) == (2, 48)
@@ -156,7 +168,13 @@ DAMAGE = [
 ]
 
 
-@pytest.mark.parametrize(("how", "words"), DAMAGE, ids=[how for how, _ in DAMAGE])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        pytest.param(*damage, marks=() if damage[0] == "flipped" else pytest.mark.full, id=damage[0])
+        for damage in DAMAGE
+    ],
+)
 def test_a_damaged_shard_is_named_and_the_checkpoint_before_it_is_used(
     ranks: Ranks, corpus: Path, tmp_path: Path, how: str, words: str
 ) -> None:
@@ -259,7 +277,13 @@ def test_a_job_whose_only_checkpoint_has_lost_its_manifest_does_not_begin_anew(
 
 
 @pytest.mark.parametrize(
-    ("keep", "left"), [({}, [3, 6, 8]), ({"keep_last": 1}, [8]), ({"keep_last": 1, "keep_every": 6}, [6, 8])], ids=str
+    ("keep", "left"),
+    [
+        pytest.param({}, [3, 6, 8], marks=pytest.mark.full),
+        pytest.param({"keep_last": 1}, [8], marks=pytest.mark.full),
+        ({"keep_last": 1, "keep_every": 6}, [6, 8]),
+    ],
+    ids=str,
 )
 def test_old_checkpoints_go_as_the_job_says(
     ranks: Ranks, corpus: Path, tmp_path: Path, keep: dict, left: list[int]
@@ -353,6 +377,7 @@ def test_a_job_waits_for_the_store_with_its_last_checkpoint(ranks: Ranks, corpus
     assert CheckpointFolder(str(folder)).damage(8) == []
 
 
+@pytest.mark.full
 def test_without_its_last_checkpoint_a_job_fails_in_the_end(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.write_text("a file")
@@ -422,6 +447,7 @@ def train_with_a_store_that_times_out(spec: JobSpec, until_step: int) -> tuple[l
     return recorder.reports, sum(report.held_seconds for report in recorder.reports if report.kind == "progress")
 
 
+@pytest.mark.full
 def test_a_store_that_fails_does_not_hold_the_step(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = tiny_job(corpus, tmp_path, training={"steps": 60}, checkpoint={"every_steps": 2})
     (reports, held), _ = ranks.run(2, train_with_a_store_that_times_out, spec, 50)

@@ -1,7 +1,6 @@
 """Models out of checkpoints and into them again, and cut to low rank no worse than can be."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec, ModelConfig
 from boost_core.config.data import SourceConfig
-from boost_core.convert.__main__ import export, start
+from boost_core.convert.__main__ import export, main, start
 from boost_core.convert.factor import factored
 from boost_core.convert.model_folder import read_model, write_model
 from boost_core.convert.names import fill_from_published, published_slots, to_published
@@ -110,6 +109,7 @@ def dense_job(corpus: Path, checkpoints: Path, **changes) -> JobSpec:
     return tiny_job(corpus, checkpoints, model={"family": "dense", "rank": None}, **changes)
 
 
+@pytest.mark.full
 def test_a_dense_job_goes_on_as_a_low_rank_one(ranks: Ranks, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     ranks.run(2, train_and_record, dense_job(corpus, tmp_path / "dense", training={"steps": 60}))
@@ -143,16 +143,23 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arguments", "line"), REFUSED, ids=[line for _, line in REFUSED])
-def test_what_cannot_be_converted_is_said_in_a_line(tmp_path: Path, arguments: list[str], line: str) -> None:
+def test_what_cannot_be_converted_is_said_in_a_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    line: str,
+) -> None:
     config = model(family="cola", rank=8)
     write_model(tmp_path / "model", config, to_published(config, full_weights(config, torch.float32)), TrainedOn(32, 0))
     job = {"name": "job", "model": SHAPE | {"hidden_size": 64, "rank": 8}, "training": {"steps": 1}}
     (tmp_path / "job.json").write_text(json.dumps(job))
-    command = [sys.executable, "-m", "boost_core.convert", *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert line in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["boost_core.convert", *arguments])
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert line in said
+    assert len(said.splitlines()) == 1
 
 
 def test_a_model_that_computes_something_else_is_no_start(tmp_path: Path) -> None:

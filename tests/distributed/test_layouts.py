@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,21 @@ def layouts() -> list[tuple[str, int, Layout]]:
     return found
 
 
-def sample(of_each: int) -> list[tuple[str, int, Layout]]:
-    """Some layouts of each family, the same in every run."""
-    chooser, found = random.Random(1), layouts()
-    return [each for family in FAMILIES for each in chooser.sample([one for one in found if one[0] == family], of_each)]
+def world_size(layout: Layout) -> int:
+    axes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    return math.prod(layout[axis] for axis in axes)
 
 
-SAMPLE = sample(of_each=3)
+def sample(seed: int, most_ranks: int) -> list[tuple[str, int, Layout]]:
+    """A layout of each family, the same in every run."""
+    chooser, found = random.Random(seed), [each for each in layouts() if world_size(each[2]) <= most_ranks]
+    return [chooser.choice([each for each in found if each[0] == family]) for family in FAMILIES]
+
+
+# Seeds with which the two together have everything, and all three axes at once.
+SMALL, ANY = sample(seed=1, most_ranks=4), sample(seed=7, most_ranks=8)
+SAMPLE = SMALL + ANY
+SOME = ("dense", "svd", "cola", "lax", "loro")  # for every run
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +119,13 @@ def test_the_sample_has_everything() -> None:
         assert {layout[name] for layout in chosen} == values, name
 
 
-@pytest.mark.parametrize(("family", "micro", "layout"), SAMPLE)
+@pytest.mark.parametrize(
+    ("family", "micro", "layout"),
+    [
+        *(pytest.param(*each, marks=() if each[0] in SOME else pytest.mark.full) for each in SMALL),
+        *(pytest.param(*each, marks=pytest.mark.full) for each in ANY),
+    ],
+)
 def test_training_is_that_of_one_process(
     ranks: Ranks, corpus: Path, alone: dict[str, tuple[list[float], Whole]], family: str, micro: int, layout: Layout
 ) -> None:
@@ -138,6 +153,7 @@ def kept_bytes(spec: JobSpec) -> int:
         return made.alive_bytes()
 
 
+@pytest.mark.full
 def test_each_stage_of_zero_keeps_less(ranks: Ranks, corpus: Path) -> None:
     none, state, gradients = (
         ranks.run(2, kept_bytes, job(corpus, "cola", 2, {"data_parallel_size": 2, "zero_stage": stage}))[0]
@@ -153,8 +169,11 @@ def test_each_stage_of_zero_keeps_less(ranks: Ranks, corpus: Path) -> None:
 @pytest.mark.parametrize(
     "layout",
     [
-        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "pipeline_schedule": "zero_bubble"},
-        {"data_parallel_size": 2, "pipeline_parallel_size": 2},
+        pytest.param(
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "pipeline_schedule": "zero_bubble"},
+            marks=pytest.mark.full,
+        ),
+        pytest.param({"data_parallel_size": 2, "pipeline_parallel_size": 2}, marks=pytest.mark.full),
         {"tensor_parallel_size": 2, "split_micro_batch": True, "recompute": "latent"},
     ],
 )

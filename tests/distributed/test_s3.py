@@ -20,7 +20,7 @@ from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
 from tests.s3 import BUCKET, S3Server, s3_server
 
-AWAY_SECONDS = 20
+AWAY_SECONDS = 8
 SHORT_RETRIES = (1.0, 2.0, 4.0)
 STEP_SECONDS = 0.2
 LONG = {"steps": 60, "evaluate_every_steps": 60}
@@ -40,6 +40,7 @@ def with_environment(environment: dict[str, str], spec) -> list:
     return train_and_record(spec)
 
 
+@pytest.mark.full
 def test_trains_from_s3_to_s3_and_resumes(s3: S3Server, ranks: Ranks, tmp_path: Path) -> None:
     local = write_corpus(tmp_path / "corpus")
     fsspec.filesystem("s3").put(f"{local}/", f"{BUCKET}/corpus/", recursive=True)
@@ -61,6 +62,7 @@ def test_trains_from_s3_to_s3_and_resumes(s3: S3Server, ranks: Ranks, tmp_path: 
     assert losses(resumed) == {step: loss for step, loss in losses(expected).items() if step > 6}
 
 
+@pytest.mark.full
 def test_a_store_that_is_away_for_a_while_costs_time_and_no_step(s3: S3Server, ranks: Ranks, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     expected, _ = ranks.run(2, train_and_record, tiny_job(corpus, tmp_path / "local", training=LONG))
@@ -85,6 +87,7 @@ def test_a_store_that_is_away_for_a_while_costs_time_and_no_step(s3: S3Server, r
     assert any("cannot be written" in line and "the next try is in" in line for line in warnings)
 
 
+@pytest.mark.full
 def test_a_store_that_is_away_when_a_job_starts_is_waited_for(s3: S3Server, ranks: Ranks, tmp_path: Path) -> None:
     job = tiny_job(write_corpus(tmp_path / "corpus"), f"s3://{BUCKET}/runs/late")
     s3.stop()
@@ -96,6 +99,7 @@ def test_a_store_that_is_away_when_a_job_starts_is_waited_for(s3: S3Server, rank
     assert any("cannot be looked at, the next try is in" in line for line in warnings)
 
 
+@pytest.mark.full
 def test_a_store_that_denies_us_costs_checkpoints_and_no_step(s3: S3Server, ranks: Ranks, tmp_path: Path) -> None:
     job = tiny_job(
         write_corpus(tmp_path / "corpus"), f"s3://{BUCKET}/runs/denied", training=LONG, checkpoint={"every_steps": 10}
@@ -133,6 +137,7 @@ def with_short_retries(environment: dict[str, str], job: JobSpec) -> tuple[list[
         return with_environment_and_warnings(environment, job)
 
 
+@pytest.mark.full
 def test_killed_in_mid_upload_the_checkpoint_before_is_there(s3: S3Server, tmp_path: Path) -> None:
     spec = tiny_job(
         write_corpus(tmp_path / "corpus"), f"s3://{BUCKET}/runs/killed", training=LONG,

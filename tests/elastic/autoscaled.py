@@ -86,9 +86,8 @@ def autoscaled_cluster(cpus: int, most: int) -> Iterator[str]:
             time.sleep(0.1)
         yield address
     finally:
-        head.terminate()
-        head.wait(PATIENCE_SECONDS)
-        # Nodes that the provider has started are not the head's to end.
+        # Nodes that the provider has started are not the head's to end, and it takes half a minute for its own.
         for process in psutil.process_iter(["cmdline"]):
             if str(folder) in " ".join(process.info["cmdline"] or ()):
                 process.kill()
+        head.wait(PATIENCE_SECONDS)

@@ -16,6 +16,8 @@ from tests.elastic.test_ray_contract import within
 from tests.jobs import tiny_job, write_corpus
 from tests.service.serving import Server
 
+pytestmark = pytest.mark.full
+
 CPUS = 2  # of a node
 
 

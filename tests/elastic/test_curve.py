@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -15,6 +14,8 @@ from tests.elastic.curve import TENSOR, Story, live_through_it, replayed, traine
 from tests.elastic.world import Job, Nodes, Service, elastic_job, world
 from tests.jobs import write_corpus
 from tests.ranks import Ranks
+
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")
@@ -106,16 +107,16 @@ def test_every_loss_is_within_rounding_of_the_uninterrupted_run(ranks: Ranks, st
     count = len(story.losses)
     steady = {
         data: replayed(ranks, story.spec, dict.fromkeys(story.replicas, data), tmp_path / f"steady-{data}")
-        for data in (1, 2, 3)
+        for data in (1, 3)
     }
     folder = {"url": str(tmp_path / "exact"), "every_steps": 10**6}
     exact_spec = JobSpec.model_validate(story.spec.model_dump() | {"checkpoint": folder})
     exact = ranks.run(TENSOR, in_float64, exact_spec, count)[0]
-    # What fp32 itself is off from float64 by then, at the worst of the three shapes; a mixture of them may be off by
-    # as much on the other side.
+    # What fp32 itself is off from float64 by then, at the worse of the smallest and the largest shape; a mixture may be
+    # off by as much on the other side.
     off = [max(abs(steady[data][step] - exact[step]) for data in steady) for step in range(count)]
     so_far = [max(off[: step + 1]) for step in range(count)]
     for step, (loss, bound) in enumerate(zip(story.losses.values(), so_far, strict=True)):
         assert abs(loss - steady[1][step]) <= 2 * bound + 1e-12, (step + 1, loss, steady[1][step], bound)
     assert so_far[-1] < 0.01
-    assert any(one != other for one, other in pairwise([steady[1], steady[2], steady[3]]))
+    assert steady[1] != steady[3]

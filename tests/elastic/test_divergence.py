@@ -167,12 +167,14 @@ def test_roll_back_takes_the_newest_copy_and_the_next_batch(
     assert restart.recovered_from == "memory"
 
 
+@pytest.mark.full
 def test_what_is_stored_is_not_stored_again_after_a_roll_back(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     ranks.run(2, poisoned, job(corpus, tmp_path, "roll_back"), Poison("weights", (5,)))
     folder = CheckpointFolder(str(tmp_path))
     assert [folder.manifest(step).samples for step in (3, 6, 8)] == [12, 32, 40]
 
 
+@pytest.mark.full
 def test_without_a_copy_of_its_own_a_gang_goes_back_to_the_store(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = job(corpus, tmp_path, "roll_back")
     ranks.run(2, poisoned, spec, None, "", 3)
@@ -205,7 +207,11 @@ def test_a_job_that_goes_on_diverging_fails_after_all(ranks: Ranks, corpus: Path
     assert [fault.step for fault in first.of(FaultReport)] == [4, 5]
 
 
-@pytest.mark.parametrize(("jump", "step", "faults"), [(1.0, 35, [35]), (None, 35, []), (1.0, 30, [])], ids=str)
+@pytest.mark.parametrize(
+    ("jump", "step", "faults"),
+    [pytest.param(*each, marks=pytest.mark.full) for each in ((1.0, 35, [35]), (None, 35, []), (1.0, 30, []))],
+    ids=str,
+)
 def test_a_loss_that_jumps_is_a_divergence_once_there_are_losses_to_compare_with(
     ranks: Ranks, corpus: Path, tmp_path: Path, jump: float | None, step: int, faults: list[int]
 ) -> None:

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.hosts import Host, hosts
 from tests.jobs import tiny_job, write_corpus
 from tests.outside import BOOST, OutsideService, cluster, first_key
 
-LONG: dict[str, Any] = {"training": {"steps": 400}, "checkpoint": {"url": None, "every_steps": 200}}
+pytestmark = pytest.mark.full
+
+LONG: dict[str, Any] = {"training": {"steps": 300}, "checkpoint": {"url": None, "every_steps": 150}}
 
 
 def listening(host: Host) -> list[list[str]]:

@@ -18,7 +18,7 @@ from boost_core.checkpoint.snapshot_store import Region, Snapshot, SnapshotStore
 from boost_core.config import JobSpec
 from boost_core.config.reports import Report
 from boost_core.plan.snapshots import MemoryState, SnapshotIndex, SnapshotKey, copy_owners, newest_whole_state
-from boost_core.train import Membership, Outcome, StepTimes, saving, train
+from boost_core.train import Membership, Outcome, StepTimes, checkpoint_manager, train
 from boost_core.train.state import TrainState
 from tests.distributed.recording import Recorder, losses, train_and_record
 from tests.distributed.whole import Whole, whole_tensors
@@ -128,7 +128,7 @@ def as_member(spec: JobSpec, told: Told) -> tuple[Outcome, int, list[Report], by
             raise OSError("the store is full")
 
     membership.after_step, membership.before_save = after_step, before_save
-    with patch.object(saver, "RETRY_SECONDS", (0.01,)), patch.object(saving, "HALT_SECONDS", 0.1):
+    with patch.object(saver, "RETRY_SECONDS", (0.01,)), patch.object(checkpoint_manager, "HALT_SECONDS", 0.1):
         outcome = train(spec, recorder, membership)
     return outcome, seen[0], recorder.reports, pickle.dumps(taken(membership.snapshots))
 
@@ -213,7 +213,20 @@ def test_shelves_hold_the_state_and_the_last_copies(halted: Halted) -> None:
         assert keys(snapshots) == {SnapshotKey(1, 5, rank), SnapshotKey(1, 4, rank), SnapshotKey(1, 4, of_peer[rank])}
 
 
-@pytest.mark.parametrize("layout", [(2, 1, 1, 0), (2, 1, 3, 1), (1, 1, 2, 0), (2, 2, 1, 0), (1, 1, 2, 2)], ids=str)
+FULL = pytest.mark.full
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        (2, 1, 1, 0),
+        (1, 1, 2, 0),
+        (1, 1, 2, 2),
+        pytest.param((2, 1, 3, 1), marks=FULL),
+        pytest.param((2, 2, 1, 0), marks=FULL),
+    ],
+    ids=str,
+)
 def test_memory_loads_bit_equal_to_the_store_at_any_layout(
     ranks: Ranks, corpus: Path, halted: Halted, layout: Layout
 ) -> None:
@@ -269,7 +282,10 @@ MOVES: dict[str, tuple[str, Layout, str, Layout]] = {  # kind, layout and nodes 
 }
 
 
-@pytest.mark.parametrize(("kind", "first", "nodes", "second"), MOVES.values(), ids=MOVES)
+@pytest.mark.parametrize(
+    ("kind", "first", "nodes", "second"),
+    [pytest.param(*move, marks=() if name == "LORO" else FULL, id=name) for name, move in MOVES.items()],
+)
 def test_other_kinds_of_state_move_bit_equal(
     ranks: Ranks, corpus: Path, tmp_path: Path, kind: str, first: Layout, nodes: str, second: Layout
 ) -> None:
@@ -324,6 +340,7 @@ def snapshots_while_training(
     return kept[after], kept[after + 2], {snapshot.index.key for snapshot in kept[after + 2]}
 
 
+@pytest.mark.full
 def test_copies_stay_as_they_are_while_training_and_saving_go_on(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = job(corpus, tmp_path, (2, 1, 1, 0), checkpoint={"every_steps": 1})
     for rank, (early, late, there) in enumerate(ranks.run(2, snapshots_while_training, spec, "ab", 5)):
@@ -337,7 +354,13 @@ def test_copies_stay_as_they_are_while_training_and_saving_go_on(ranks: Ranks, c
     assert_equal(memory, store)
 
 
-@pytest.mark.parametrize(("nodes", "every"), [("ab", 4), ("ab", None), ("", 4)], ids=["copies", "null", "no peers"])
+@pytest.mark.parametrize(
+    ("nodes", "every"),
+    [
+        pytest.param("ab", 4, id="copies"), pytest.param("ab", None, marks=FULL, id="null"),
+        pytest.param("", 4, marks=FULL, id="no peers"),
+    ],
+)  # fmt: skip
 def test_when_the_store_refuses_the_gang_halts_with_its_state_on_the_shelves(
     ranks: Ranks, corpus: Path, tmp_path: Path, nodes: str, every: int | None
 ) -> None:
@@ -353,6 +376,7 @@ def test_when_the_store_refuses_the_gang_halts_with_its_state_on_the_shelves(
     assert CheckpointFolder(str(tmp_path)).steps() == [2, 4, 6, 7]
 
 
+@pytest.mark.full
 def test_asked_to_halt_during_the_last_step_a_gang_finishes(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     ended = run(ranks, job(corpus, tmp_path, (2, 1, 1, 0)), Told(halt=(0, 7), store=True))
     assert ended.outcomes == {Outcome.FINISHED}
@@ -383,6 +407,7 @@ def test_a_shelf_does_not_grow_from_gang_to_gang(
         assert many == [1, most, most, most, most]
 
 
+@pytest.mark.full
 def test_a_checkpoint_that_was_due_is_written_after_a_recovery(
     ranks: Ranks, corpus: Path, halted: Halted, tmp_path: Path
 ) -> None:

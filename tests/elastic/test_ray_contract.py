@@ -87,6 +87,7 @@ def test_the_head_can_be_asked_for(nodes: Nodes) -> None:
     assert node not in workers()
 
 
+@pytest.mark.full
 def test_killing_a_stopped_process_through_ray_alone_does_not_end_it(nodes: Nodes) -> None:
     actor = ray.remote(Sleeper).options(num_cpus=0).remote()
     pid = ray.get(actor.pid.remote())
@@ -97,6 +98,7 @@ def test_killing_a_stopped_process_through_ray_alone_does_not_end_it(nodes: Node
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.full
 def test_ray_train_shows_runs_that_are_not_its_own(nodes: Nodes) -> None:
     from ray.train.v2._internal.state import state_actor
 
@@ -118,6 +120,7 @@ def test_ray_train_shows_runs_that_are_not_its_own(nodes: Nodes) -> None:
     ray.kill(actor)
 
 
+@pytest.mark.full
 def test_a_notice_is_seen_and_a_lost_node_is_known_before_ray_knows(nodes: Nodes) -> None:
     noticed, lost, _ = workers()
     view = ClusterView()

@@ -8,6 +8,8 @@ import pytest
 from tests.elastic.world import ELASTIC_TRAINING, Job, Nodes, Service, elastic_job, world
 from tests.jobs import write_corpus
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[tuple[Nodes, Service]]:

@@ -246,7 +246,7 @@ def pipelined(spec: JobSpec) -> int:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zero_bubble"])
-@pytest.mark.parametrize("model", [COLA, {"family": "lax"}], ids=str)
+@pytest.mark.parametrize("model", [pytest.param(COLA, marks=pytest.mark.full), {"family": "lax"}], ids=str)
 def test_a_pipeline_takes_no_more_than_planned_and_hardly_less(
     ranks: Ranks, model: dict[str, Any], schedule: str
 ) -> None:
@@ -295,7 +295,10 @@ def allocated_by_rank(spec: JobSpec) -> int:
     return allocated(work)[2]
 
 
-@pytest.mark.parametrize(("model", "parallelism", "changes"), GANGS, ids=map(str, GANGS))
+@pytest.mark.parametrize(
+    ("model", "parallelism", "changes"),
+    [pytest.param(*gang, marks=() if gang is GANGS[0] else pytest.mark.full, id=str(gang)) for gang in GANGS],
+)
 def test_real_ranks_are_given_no_more_than_planned_and_hardly_less(
     ranks: Ranks, model: dict[str, Any], parallelism: dict[str, Any], changes: dict[str, Any]
 ) -> None:

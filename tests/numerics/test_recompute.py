@@ -42,7 +42,7 @@ def kept_a_token(ranks: Ranks, size: int, config: ModelConfig, recompute: str) -
 
 
 @pytest.mark.parametrize("family", ["svd", "cola"])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_latent_keeps_the_latents_and_the_residual_and_nothing_else(ranks: Ranks, size: int, family: str) -> None:
     config = model(family=family)
     # 7r of latents and two residual shards; the norms' two statistics travel in the latents' payload. A block's input

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -54,6 +55,7 @@ def choices(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@pytest.mark.full
 @settings(
     max_examples=40, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.function_scoped_fixture],

@@ -1,12 +1,16 @@
+import asyncio
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
 import httpx
 import pytest
+import uvicorn.server
 
 from service.accounts.keys import KeyStore
 from service.api.app import create_app
@@ -40,10 +44,32 @@ def empty_database_url(database: str, request: pytest.FixtureRequest, tmp_path: 
     return server.create_database()
 
 
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database of SQLite with all tables, to be copied."""
+    file = tmp_path_factory.mktemp("migrated") / "boost.db"
+    migrate(f"sqlite:///{file}")
+    return file
+
+
+@pytest.fixture(scope="session")
+def migrated_database(postgres: PostgresServer) -> str:
+    """The URL of a database of PostgreSQL with all tables, to be copied."""
+    url = postgres.create_database()
+    migrate(url)
+    return url
+
+
 @pytest.fixture
-def database_url(empty_database_url: str) -> str:
-    migrate(empty_database_url)
-    return empty_database_url
+def database_url(database: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database of the test's own, with all tables."""
+    if database == "sqlite":
+        file = tmp_path / "home" / "boost.db"
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        shutil.copyfile(request.getfixturevalue("migrated_file"), file)
+        return f"sqlite:///{file}"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.create_database(request.getfixturevalue("migrated_database"))
 
 
 @pytest.fixture
@@ -51,6 +77,23 @@ def store(database_url: str) -> Iterator[JobStore]:
     opened = JobStore(database_url)
     yield opened
     opened.close()
+
+
+class _HurriedAsyncio:
+    """``asyncio`` for uvicorn, which sleeps for a tenth of a second twice before it has stopped."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds / 10)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hurried() -> Iterator[None]:
+    with patch.object(uvicorn.server, "asyncio", _HurriedAsyncio()):
+        yield
 
 
 class RunningApi:
@@ -94,6 +137,20 @@ def api(store: JobStore, database_url: str, tmp_path: Path) -> Iterator[RunningA
     running = RunningApi(store, Settings(home=tmp_path / "home", database_url=database_url, auth=False))
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="session")
+def looked_at(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApi]:
+    """One server without authentication for all tests whose requests leave nothing behind."""
+    home = tmp_path_factory.mktemp("looked-at")
+    url = f"sqlite:///{shutil.copy(migrated_file, home)}"
+    store = JobStore(url)
+    running = RunningApi(store, Settings(home=home, database_url=url, auth=False, rate_per_second=10_000))
+    yield running
+    running.stop()
+    left = store.list()
+    store.close()
+    assert left == []
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Lives of jobs under a service that is killed at every point where it does something, one after the other.
 
-``python -m tests.service.lives DATABASE_URL FOLDER`` plays each life undisturbed to learn its points, and then once for
-each point: a process is killed there, and another one takes over. What became of it all is in told.json then. It is a
-program of its own because it forks.
+``python -m tests.service.lives DATABASE_URL FOLDER LIFE…`` plays each of these lives undisturbed to learn its points,
+and then once for each point: a process is killed there, and another one takes over. What became of it all is in
+told.json then. It is a program of its own because it forks.
 """
 
 import gc
@@ -285,7 +285,7 @@ def play(store: JobStore, folder: Path, life: str, kill_at: int | None = None) -
     return {"killed": killed, "jobs": become_of(store, folder, life)}
 
 
-def main(database_url: str, name: str) -> None:
+def main(database_url: str, name: str, *lives: str) -> None:
     folder, store = Path(name), JobStore(database_url)
     if store.engine.dialect.name == "sqlite":  # the dead are processes, not machines
         event.listen(store.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))
@@ -294,7 +294,7 @@ def main(database_url: str, name: str) -> None:
     told, been_there = {}, set[tuple[str, ...]]()
     (warm_up := folder / "warm-up").mkdir()
     live(store, warm_up, "is changed")  # so that no process has to compile statements again
-    for life in LIVES:
+    for life in lives:
         (here := folder / life.replace(" ", "-")).mkdir()
         undisturbed = play(store, here / "undisturbed", life)
         points = (here / "undisturbed" / "points").read_text().splitlines()

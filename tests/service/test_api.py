@@ -15,10 +15,8 @@ from httpx_sse import ServerSentEvent, connect_sse
 from boost_core.config import Drill
 from service.api.requests import MOST_BODY_BYTES
 from service.client import ApiError, Client, ServiceUnreachable
-from service.jobs.database import migrate
 from service.jobs.patch import JobPatch
 from service.jobs.store import JobStore
-from service.settings import Settings
 from tests.service.conftest import RunningApi
 from tests.service.records import (
     GOOD,
@@ -39,16 +37,10 @@ def http(api: RunningApi) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A client of one server for all the requests that are refused and so leave nothing behind."""
-    home = tmp_path_factory.mktemp("refusing")
-    url = f"sqlite:///{home}/boost.db"
-    migrate(url)
-    running = RunningApi(JobStore(url), Settings(home=home, database_url=url, auth=False))
-    with httpx.Client(base_url=running.url, timeout=10) as opened:
+def refusing(looked_at: RunningApi) -> Iterator[httpx.Client]:
+    """A client for the requests that are refused and so leave nothing behind."""
+    with httpx.Client(base_url=looked_at.url, timeout=10) as opened:
         yield opened
-        assert opened.get("/v1/jobs").json()["jobs"] == []
-    running.stop()
 
 
 def problem_of(response: httpx.Response, status: int) -> dict:

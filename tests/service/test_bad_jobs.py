@@ -9,9 +9,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.jobs.database import migrate
-from service.jobs.store import JobStore
-from service.settings import Settings
 from tests.service.bad_jobs import GOOD, BadJob, bad_jobs
 from tests.service.conftest import RunningApi
 
@@ -62,14 +59,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    home = tmp_path_factory.mktemp("home")
-    url = f"sqlite:///{home}/boost.db"
-    migrate(url)
-    running = RunningApi(JobStore(url), Settings(home=home, database_url=url, auth=False, rate_per_second=10_000))
-    with httpx.Client(base_url=running.url, timeout=30) as opened:
+def http(looked_at: RunningApi) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=looked_at.url, timeout=30) as opened:
         yield opened
-    running.stop()
 
 
 def test_there_are_many_and_none_twice() -> None:

@@ -337,6 +337,7 @@ def test_durations() -> None:
     assert [duration(seconds) for seconds in (0, 59.6, 61, 3723)] == ["0:00", "1:00", "1:01", "1:02:03"]
 
 
+@pytest.mark.full
 def test_a_demo_whose_service_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
     failing = process("demo", BOOST_HOME=str(tmp_path), BOOST_DATABASE_URL="nonsense://")
     output, _ = failing.communicate(timeout=60)

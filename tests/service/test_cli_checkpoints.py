@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,18 @@ from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
 
 
+@pytest.fixture(scope="module")
+def trained(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoints of a job that has saved at steps 3, 6 and 8."""
+    folder = tmp_path_factory.mktemp("trained")
+    ranks.run(2, train_and_record, tiny_job(write_corpus(folder / "corpus"), folder / "checkpoints"))
+    return folder / "checkpoints"
+
+
 @pytest.fixture
-def checkpoints(ranks: Ranks, tmp_path: Path) -> str:
-    """Of a job that has saved at steps 3, 6 and 8."""
-    ranks.run(2, train_and_record, tiny_job(write_corpus(tmp_path / "corpus"), tmp_path / "checkpoints"))
-    return f"file://{tmp_path}/checkpoints"
+def checkpoints(trained: Path, tmp_path: Path) -> str:
+    """A copy of them, to be changed."""
+    return f"file://{shutil.copytree(trained, tmp_path / 'checkpoints')}"
 
 
 def ckpt(*arguments: object) -> Result:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from boost_core.config import Profile
-from service.client import ApiError, AsyncClient, Client, ServiceUnreachable
+from service.client import ApiError, AsyncClient, Client, ServiceUnreachable, retries
 from service.client.calls import operation, stream
 from service.client.retries import RetryPolicy
 from service.jobs.model import JobEvent
@@ -45,8 +45,9 @@ def ask_awaiting(url: str, what: Callable[[AsyncClient], Any], **options: Any) -
 
 
 @pytest.fixture(params=[ask_blocking, ask_awaiting], ids=["blocking", "awaiting"])
-def ask(request: pytest.FixtureRequest) -> Ask:
-    """Does something with a client of a server; every test is one of both clients."""
+def ask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Does something with a client of a server, and soon again; every test is one of both clients."""
+    monkeypatch.setattr(retries, "_FIRST_PAUSE_SECONDS", 0.02)
     return request.param
 
 

@@ -67,6 +67,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallServer]:
     server.close()
 
 
+@pytest.mark.full
 def test_thousands_of_half_sent_headers_are_closed_and_others_are_answered(small: SmallServer) -> None:
     most = DESCRIPTORS // 2
     with ExitStack() as held:
@@ -92,6 +93,7 @@ def test_thousands_of_half_sent_headers_are_closed_and_others_are_answered(small
     assert len(small.log.read_text()) < 10_000
 
 
+@pytest.mark.full
 def test_without_descriptors_the_server_lives_and_is_quiet(small: SmallServer) -> None:
     process = psutil.Process(small.process.pid)
     assert httpx.get(f"{small.url}/healthz").status_code == 200
@@ -136,6 +138,7 @@ def test_every_part_of_a_request_has_its_time(hurried: None, guarded: RunningApi
             assert said.endswith(b"the request did not arrive in time; send it faster") or sent.startswith(whole)
 
 
+@pytest.mark.full
 def test_a_trickle_gains_no_time(hurried: None, guarded: RunningApi) -> None:
     with socket.create_connection(("127.0.0.1", guarded.port)) as client:
         client.sendall(HALF_A_HEAD)
@@ -145,6 +148,7 @@ def test_a_trickle_gains_no_time(hurried: None, guarded: RunningApi) -> None:
                 time.sleep(0.1)
 
 
+@pytest.mark.full
 def test_what_is_in_time_is_answered_however_slowly(hurried: None, guarded: RunningApi) -> None:
     with socket.create_connection(("127.0.0.1", guarded.port)) as client:
         for _ in range(3):
@@ -154,6 +158,7 @@ def test_what_is_in_time_is_answered_however_slowly(hurried: None, guarded: Runn
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.full
 def test_a_handshake_has_its_time(hurried: None, store: JobStore, database_url: str, tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path)
     settings = Settings(home=tmp_path, database_url=database_url, tls_cert=certificate, tls_key=key)
@@ -168,6 +173,7 @@ def test_a_handshake_has_its_time(hurried: None, store: JobStore, database_url: 
         server.stop()
 
 
+@pytest.mark.full
 def test_streams_stay_open_unless_nobody_reads_them(
     hurried: None, guarded: RunningApi, client_with: With, store: JobStore
 ) -> None:

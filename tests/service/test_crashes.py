@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,21 +19,52 @@ pytestmark = pytest.mark.timeout(1200)  # two minutes where nothing else runs
 AT_MOST_ONCE = ("launches", "drills")  # what may not have happened yet when its user changed their mind
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("lives")
-    is_sqlite = request.param == "sqlite"
-    url = f"sqlite:///{folder}/boost.db" if is_sqlite else request.getfixturevalue("postgres").create_database()
-    migrate(url)
-    command = [sys.executable, "-m", "tests.service.lives", url, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    log = (folder / "log").read_text()
-    assert (done.returncode, log) == (0, ""), done.stderr + log
-    return json.loads((folder / "told.json").read_text())
+ALL = tuple(LIVES)
+SOME = ("succeeds", "is paused as it starts")  # for every run
+# In which everything is done that is done in any.
+EVERYTHING = (
+    "is lost for good", "is retried", "is paused at once", "is cancelled as it starts", "is changed",
+    "is paused as it starts", "is lost as it starts", "makes room",
+)  # fmt: skip
+PLAYED = [("sqlite", SOME), ("sqlite", ALL), ("postgresql", EVERYTHING)]
 
 
-@pytest.mark.parametrize("life", LIVES)
-def test_killed_at_each_point_all_goes_on_as_if_undisturbed(told: dict[str, Any], life: str) -> None:
+Told = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def told_of(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, tuple[str, ...]], Told]:
+    """What became of these lives on a database; they are lived once."""
+
+    @cache
+    def told(database: str, lives: tuple[str, ...]) -> Told:
+        folder = tmp_path_factory.mktemp("lives")
+        is_sqlite = database == "sqlite"
+        url = f"sqlite:///{folder}/boost.db" if is_sqlite else request.getfixturevalue("postgres").create_database()
+        migrate(url)
+        command = [sys.executable, "-m", "tests.service.lives", url, str(folder), *lives]
+        done = subprocess.run(command, capture_output=True, text=True)
+        log = (folder / "log").read_text()
+        assert (done.returncode, log) == (0, ""), done.stderr + log
+        return json.loads((folder / "told.json").read_text())
+
+    return told
+
+
+@pytest.mark.parametrize(
+    ("database", "lives", "life"),
+    [
+        pytest.param(database, lives, life, id=f"{database}-{life}", marks=() if lives == SOME else pytest.mark.full)
+        for database, lives in PLAYED
+        for life in lives
+    ],
+)
+def test_killed_at_each_point_all_goes_on_as_if_undisturbed(
+    told_of: Callable[[str, tuple[str, ...]], Told], database: str, lives: tuple[str, ...], life: str
+) -> None:
+    told = told_of(database, lives)
     points, killed = told[life]["points"], told[life]["killed"]
     assert killed
     for number, run in killed.items():
@@ -44,7 +77,11 @@ def test_killed_at_each_point_all_goes_on_as_if_undisturbed(told: dict[str, Any]
             assert not job["alive"]
 
 
-def test_every_transition_is_among_the_points(told: dict[str, Any]) -> None:
+@pytest.mark.full
+def test_every_transition_is_among_the_points(told_of: Callable[[str, tuple[str, ...]], Told]) -> None:
+    told = told_of("sqlite", ALL)
+    done, of_all = ({point for life in lives for point in told[life]["points"]} for lives in (EVERYTHING, ALL))
+    assert done == of_all
     made = set()
     for job in (job for life in told.values() for job in life["undisturbed"]["jobs"]):
         first, *reasons = (event.split()[-1] for event in job["events"] if event.startswith("state "))

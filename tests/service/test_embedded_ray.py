@@ -11,9 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 from ray.util import get_node_ip_address
 
 from tests.service.conftest import free_port
+
+pytestmark = pytest.mark.full
 
 _PROGRAM = """
 import sys

@@ -17,6 +17,8 @@ from service.models.identity import Scope
 from tests.jobs import tiny_job, write_corpus
 from tests.service.serving import Server
 
+pytestmark = pytest.mark.full
+
 ENDLESS = {"steps": 1_000_000, "evaluate_every_steps": 1000}
 # What happens to a job that its user does not bring about: losses, defects, a store that is full.
 NOT_THE_USERS = {Reason.GANG_LOST, Reason.RESTARTS_EXHAUSTED, Reason.WAITING_FOR_STORE}
@@ -152,24 +154,24 @@ def _on_the_way(journey: Journey) -> None:
 def _to_the_end(journey: Journey) -> None:
     """A job that fails and is retried; one that has succeeded can only be cloned."""
     client = journey.client
-    fragile = journey.submit("fragile", steps=400, fault_tolerance={"max_restarts": 0}, checkpoint={"every_steps": 5})
+    fragile = journey.submit("fragile", steps=150, fault_tolerance={"max_restarts": 0}, checkpoint={"every_steps": 5})
     journey.trained(fragile, 10)
     client.drill(fragile, {"kind": "kill_rank", "rank": 0})
     failed = journey.until(fragile, JobState.FAILED)
     assert "max_restarts = 0" in failed.message
     client.retry(fragile)
     done = journey.until(fragile, JobState.SUCCEEDED)
-    assert (done.progress.step, done.checkpoint.step) == (400, 400)
+    assert (done.progress.step, done.checkpoint.step) == (150, 150)
     with pytest.raises(ApiError, match="another can be cloned") as refused:
         client.retry(fragile)
     assert refused.value.code == "wrong-state"
-    longer = client.clone(fragile, {"training": {"steps": 405}}, from_checkpoint=True)
+    longer = client.clone(fragile, {"training": {"steps": 155}}, from_checkpoint=True)
     journey.jobs.append(longer.id)
     assert (longer.cloned_from, longer.tenant, longer.submitted_by) == (fragile, "lab", "lab's")
     done = journey.until(longer.id, JobState.SUCCEEDED)
-    assert done.progress.step == 405
-    assert client.metrics(longer.id).samples[-1].step == 405
-    assert client.checkpoints(fragile).checkpoints[0].step == 400
+    assert done.progress.step == 155
+    assert client.metrics(longer.id).samples[-1].step == 155
+    assert client.checkpoints(fragile).checkpoints[0].step == 150
 
 
 def test_a_tenant_sees_only_its_own(server: Server) -> None:

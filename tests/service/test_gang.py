@@ -118,6 +118,7 @@ def freed_within(gangs: RayGangs, seconds: float) -> bool:
     return False
 
 
+@pytest.mark.full
 def test_no_other_machine_or_user_can_reach_a_gang_on_the_embedded_ray(
     gangs: RayGangs, start: Callable[..., Gang]
 ) -> None:
@@ -132,6 +133,7 @@ def test_no_other_machine_or_user_can_reach_a_gang_on_the_embedded_ray(
     assert stat.S_IMODE(Path(gangs._folder).stat().st_mode) == 0o700, "Ray's own folder in it is open to everybody"
 
 
+@pytest.mark.full
 def test_reports_arrive_complete_and_in_order(gangs: RayGangs, start: Callable[..., Gang], tmp_path: Path) -> None:
     gang = start(training={"steps": 30})
     gangs.launch(a_tag(gang.job_id), tiny_job(tmp_path, tmp_path), gang.orders)  # again starts nothing
@@ -206,6 +208,7 @@ def test_a_gang_that_is_sick_keeps_no_other_waiting(gangs: RayGangs, tmp_path: P
     until(lambda: not gangs.alive())
 
 
+@pytest.mark.full
 def test_who_waits_for_updates_hears_of_a_step_at_once(gangs: RayGangs, start: Callable[..., Gang]) -> None:
     gang = start(training=ENDLESS)
     gang.until(trained(3))
@@ -265,6 +268,7 @@ def test_the_message_of_a_failure_is_its_root_cause(start: Callable[..., Gang]) 
     assert not gang.of("interruption")
 
 
+@pytest.mark.full
 def test_drills_bring_about_what_they_say(gangs: RayGangs, start: Callable[..., Gang]) -> None:
     gang = start(
         training=ENDLESS, checkpoint={"every_steps": 10},
@@ -296,6 +300,7 @@ def test_drills_bring_about_what_they_say(gangs: RayGangs, start: Callable[..., 
     assert any("training_step" in line.message and line.rank == 1 for line in gang.of("log") if line.level == "ERROR")
 
 
+@pytest.mark.full
 def test_a_job_that_fails_again_and_again_ends_with_the_cause(gangs: RayGangs, start: Callable[..., Gang]) -> None:
     gang = start(training=ENDLESS, fault_tolerance={"max_restarts": 1})
     for steps in (5, 30):
@@ -310,6 +315,7 @@ def test_a_job_that_fails_again_and_again_ends_with_the_cause(gangs: RayGangs, s
     )
 
 
+@pytest.mark.full
 def test_another_layout_goes_through_the_store_and_loses_no_step(start: Callable[..., Gang]) -> None:
     gang = start(training=ENDLESS, elasticity={"data_parallel_size": {"max": 2}, "layouts": [[2, 1], [1, 1]]})
     gang.until(trained(10))
@@ -340,6 +346,7 @@ def saving(gang: Gang) -> bool:
     return gang.status.phase is GangPhase.SAVING
 
 
+@pytest.mark.full
 def test_a_job_waits_for_the_store_with_its_last_checkpoint(full_disk: Path, start: Callable[..., Gang]) -> None:
     gang = start(fault_tolerance={"max_restarts": 1})
     gang.until(saving)
@@ -364,6 +371,7 @@ def test_a_job_waits_for_the_store_with_its_last_checkpoint(full_disk: Path, sta
     assert folder.damage(8) == []
 
 
+@pytest.mark.full
 def test_who_waits_for_the_store_gives_the_workers_back(
     gangs: RayGangs, full_disk: Path, start: Callable[..., Gang], tmp_path: Path
 ) -> None:
@@ -384,6 +392,7 @@ def test_who_waits_for_the_store_gives_the_workers_back(
     assert CheckpointFolder(str(full_disk)).damage(8) == []
 
 
+@pytest.mark.full
 def test_a_job_that_has_waited_for_the_store_too_long_fails(start: Callable[..., Gang], tmp_path: Path) -> None:
     blocked = tmp_path / "checkpoints"
     blocked.write_text("a file")

@@ -78,6 +78,7 @@ def prompt(call: Callable[[], httpx.Response]) -> httpx.Response:
     return answer
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("trickles", [False, True], ids=["silent", "trickling"])
 def test_a_store_that_does_not_answer_holds_up_its_own_tenant_alone(
     begin: Begin, secrets: Path, store: JobStore, trickles: bool

@@ -18,6 +18,8 @@ from tests.jobs import tiny_job, write_corpus
 from tests.service.collector import Collector, collector
 from tests.service.serving import Server
 
+pytestmark = pytest.mark.full
+
 Line = dict[str, Any]
 
 CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"  # a trace, and a span in it

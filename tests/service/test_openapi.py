@@ -29,6 +29,8 @@ from tests.service.records import (
     write_checkpoints,
 )
 
+pytestmark = pytest.mark.full
+
 CASES = 5000
 CONFIG = Path(__file__).with_name("openapi.toml")
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")

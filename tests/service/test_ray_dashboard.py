@@ -18,6 +18,8 @@ from service.models.identity import Scope
 from tests.jobs import tiny_job, write_corpus
 from tests.service.serving import Server
 
+pytestmark = pytest.mark.full
+
 PAGE = "https://boost.example.org"
 NAME = "cola of today"
 

@@ -24,6 +24,8 @@ from tests.service.file_cluster import FileCluster
 from tests.service.lives import LIVES, User
 from tests.service.replica import LEASE_SECONDS
 
+pytestmark = pytest.mark.full
+
 JOBS = 50
 DEADLINE_SECONDS = 240
 ENDS = {  # the states that lives come to in the end, and the attempts that they take

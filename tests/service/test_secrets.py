@@ -102,6 +102,7 @@ def own_ranks(s3: S3Server) -> Iterator[Ranks]:
     pool.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["text", "tokenized"])
 def test_ranks_train_with_their_jobs_secret(
     own_ranks: Ranks, secrets: Path, corpus: str, tmp_path: Path, kind: str
@@ -128,6 +129,7 @@ def test_ranks_train_with_their_jobs_secret(
     assert (end, resumed[0].resumed_from) == (None, f"{job.checkpoint.url}/step-00000006")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("where", ["data", "checkpoint"])
 def test_ranks_with_a_wrong_secret_fail_and_do_not_tell_it(
     own_ranks: Ranks, secrets: Path, corpus: str, tmp_path: Path, where: str

@@ -350,10 +350,10 @@ def test_without_authentication_everybody_is_one_user_with_all_rights(api: Runni
     ],
 )  # fmt: skip
 def test_without_authentication_only_names_of_this_machine_are_answered(
-    api: RunningApi, host: str, taken: bool
+    looked_at: RunningApi, host: str, taken: bool
 ) -> None:
     for path in ("/v1/jobs", "/healthz", "/"):
-        answer = httpx.get(f"{api.url}{path}", headers={"Host": host})
+        answer = httpx.get(f"{looked_at.url}{path}", headers={"Host": host})
         if taken:
             assert answer.status_code == 200
         else:
@@ -401,23 +401,23 @@ def test_streams_are_not_stored_either(api: RunningApi, store: JobStore) -> None
 
 
 @pytest.mark.parametrize("given", ["my-request.7", "x" * 64])
-def test_a_request_keeps_its_name(api: RunningApi, given: str) -> None:
-    assert httpx.get(f"{api.url}/healthz", headers={"X-Request-ID": given}).headers["x-request-id"] == given
+def test_a_request_keeps_its_name(looked_at: RunningApi, given: str) -> None:
+    assert httpx.get(f"{looked_at.url}/healthz", headers={"X-Request-ID": given}).headers["x-request-id"] == given
 
 
 @pytest.mark.parametrize("given", [None, "", "x" * 65, "a b", "a\tb", "<script>"])
-def test_a_request_without_a_fit_name_is_given_one(api: RunningApi, given: str | None) -> None:
+def test_a_request_without_a_fit_name_is_given_one(looked_at: RunningApi, given: str | None) -> None:
     headers = {} if given is None else {"X-Request-ID": given}
-    names = [httpx.get(f"{api.url}/healthz", headers=headers).headers["x-request-id"] for _ in range(2)]
+    names = [httpx.get(f"{looked_at.url}/healthz", headers=headers).headers["x-request-id"] for _ in range(2)]
     assert names[0] != names[1]
     assert all(re.fullmatch("[0-9a-f]{32}", name) for name in names)
 
 
-def test_oversized_headers_are_refused(api: RunningApi) -> None:
+def test_oversized_headers_are_refused(looked_at: RunningApi) -> None:
     more = [(f"X-Long-{number}", "x" * 30_000) for number in range(10)]
     with contextlib.suppress(httpx.TransportError):  # the connection may end before all is sent
-        assert httpx.get(f"{api.url}/healthz", headers=more).status_code == 400
-    assert httpx.get(f"{api.url}/healthz?{'x' * 8_000}").status_code == 200
+        assert httpx.get(f"{looked_at.url}/healthz", headers=more).status_code == 400
+    assert httpx.get(f"{looked_at.url}/healthz?{'x' * 8_000}").status_code == 200
 
 
 # The database

@@ -97,6 +97,7 @@ def test_a_hundred_clients_get_everything_once_and_in_order(deaf: None, api: Run
     assert seen == [[each.id for each in store.events(job.id)]] * CLIENTS
 
 
+@pytest.mark.full
 @OnPostgres
 def test_clients_of_one_process_are_told_what_others_write(deaf: None, apis: list[RunningApi], store: JobStore) -> None:
     job = running_job(store)
@@ -144,6 +145,7 @@ def test_nothing_is_lost_when_postgresql_lets_go(
     assert seen == [[each.id for each in store.events(job.id)]] * 10
 
 
+@pytest.mark.full
 @OnPostgres
 def test_what_a_release_writes_that_tells_nobody_is_found(apis: list[RunningApi], store: JobStore) -> None:
     job = running_job(store)

@@ -82,6 +82,7 @@ def test_the_list_shows_how_jobs_stand_and_keeps_up(visitor: Visit, store: JobSt
     expect(running).to_contain_text("SUCCEEDED")
 
 
+@pytest.mark.full
 def test_jobs_are_found_by_what_is_known_of_them(
     visitor: Visit, api: RunningApi, store: JobStore, job: SampleJob
 ) -> None:
@@ -107,6 +108,7 @@ def test_jobs_are_found_by_what_is_known_of_them(
     assert owl.record.state is JobState.QUEUED
 
 
+@pytest.mark.full
 def test_older_jobs_are_on_further_pages(visitor: Visit, store: JobStore) -> None:
     for number in range(30):
         SampleJob(store, Path("/checkpoints"), name=f"job {number}")
@@ -120,6 +122,7 @@ def test_older_jobs_are_on_further_pages(visitor: Visit, store: JobStore) -> Non
     expect(names).to_have_count(25)
 
 
+@pytest.mark.full
 def test_queues_and_nodes_show_what_is_used(visitor: Visit, api: RunningApi, store: JobStore, job: SampleJob) -> None:
     api.app.state.context.quotas.put_queue("default", QueueSettings(description="for everything", cpus=8))
     show_nodes(store, zone="cellar")
@@ -153,6 +156,7 @@ def test_curves_are_drawn_and_grow(visitor: Visit, job: SampleJob) -> None:
     assert drawn(page, "#loss canvas", "--curve") > 50
 
 
+@pytest.mark.full
 def test_a_stretch_of_the_curves_is_looked_at_closely(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     expect(page.locator("#loss .chart")).to_have_attribute("aria-label", loss_at(DONE))
@@ -176,6 +180,7 @@ def loss_at(step: int) -> re.Pattern[str]:
     return re.compile(rf"^Loss: [\d.]+ at step {step}$")
 
 
+@pytest.mark.full
 def test_a_slow_rank_is_hot(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     expect(page.locator("#ranks .lead")).to_contain_text(f"Rank {SLOW_RANK} on node-b computes 1.89 times")
@@ -189,6 +194,7 @@ def test_a_slow_rank_is_hot(visitor: Visit, job: SampleJob) -> None:
     expect(page.locator("#ranks")).to_contain_text("× the median rank")
 
 
+@pytest.mark.full
 def test_ranks_come_live(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     expect(page.locator("#ranks .lead")).to_contain_text("1.89 times")
@@ -252,6 +258,7 @@ def test_the_timeline_tells_shapes_and_restarts(visitor: Visit, job: SampleJob) 
     expect(page.locator(".job-head .badge")).to_have_text("PAUSED")
 
 
+@pytest.mark.full
 def test_the_job_leads_to_the_ray_dashboard(
     browser: Browser, store: JobStore, database_url: str, tmp_path: Path
 ) -> None:
@@ -270,6 +277,7 @@ def test_the_job_leads_to_the_ray_dashboard(
     running.stop()
 
 
+@pytest.mark.full
 def test_goodput_is_told_by_kind(visitor: Visit, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     legend = page.locator("#goodput .legend li")
@@ -309,6 +317,7 @@ def press(page: Page, label: str) -> None:
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
+@pytest.mark.full
 def test_a_clone_is_made_with_changes(visitor: Visit, job: SampleJob) -> None:
     visitor.refused = {422}
     page = visitor.open(f"/jobs/{job.id}")
@@ -335,6 +344,7 @@ def test_a_refusal_is_told(visitor: Visit, job: SampleJob) -> None:
     expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("has already SUCCEEDED")
 
 
+@pytest.mark.full
 def test_a_job_that_is_not_there(visitor: Visit) -> None:
     visitor.refused = {404}
     page = visitor.open("/jobs/job-00000000000000000000000000")
@@ -343,6 +353,7 @@ def test_a_job_that_is_not_there(visitor: Visit) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("Jobs")
 
 
+@pytest.mark.full
 def test_checkpoints_are_pinned_and_deleted(visitor: Visit, job: SampleJob) -> None:
     job.save(40, 80)
     visitor.refused = {409}
@@ -372,6 +383,7 @@ def test_checkpoints_are_pinned_and_deleted(visitor: Visit, job: SampleJob) -> N
     expect(rows).to_have_count(1)
 
 
+@pytest.mark.full
 def test_the_plan_is_shown_by_shape(visitor: Visit, api: RunningApi, job: SampleJob) -> None:
     plan = httpx.post(f"{api.url}/v1/plans", json=job.record.spec.model_dump(mode="json")).json()
     page = visitor.open(f"/jobs/{job.id}")
@@ -384,6 +396,7 @@ def test_the_plan_is_shown_by_shape(visitor: Visit, api: RunningApi, job: Sample
     expect(page.locator("#spec pre")).to_contain_text('"tensor_parallel_size": 2')
 
 
+@pytest.mark.full
 def test_the_page_finds_the_service_again(visitor: Visit, api: RunningApi, job: SampleJob) -> None:
     page = visitor.open(f"/jobs/{job.id}")
     messages = page.get_by_role("log").locator(".message")
@@ -397,6 +410,7 @@ def test_the_page_finds_the_service_again(visitor: Visit, api: RunningApi, job: 
     expect(page.locator("#loss .chart")).to_have_attribute("aria-label", loss_at(DONE + 1))
 
 
+@pytest.mark.full
 def test_a_tab_that_nobody_sees_does_nothing(visitor: Visit, job: SampleJob) -> None:
     visitor.page.clock.install()
     page = visitor.open(f"/jobs/{job.id}")
@@ -428,6 +442,7 @@ def test_a_tab_that_nobody_sees_does_nothing(visitor: Visit, job: SampleJob) -> 
     expect(page.get_by_role("log").locator(".message")).to_have_count(3)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("path", "scheme"), [("/", "light"), ("/", "dark"), ("job", "light"), ("job", "dark")])
 def test_a_phone_shows_all_without_scrolling_sideways(
     browser: Browser, api: RunningApi, store: JobStore, job: SampleJob, path: str, scheme: str
@@ -473,6 +488,7 @@ def test_people_sign_in_with_a_key(browser: Browser, guarded: RunningApi, store:
         expect(page.get_by_label("API key")).to_be_visible()
 
 
+@pytest.mark.full
 def test_files_come_as_what_they_are(api: RunningApi) -> None:
     with httpx.Client(base_url=api.url) as http:
         page = http.get("/")

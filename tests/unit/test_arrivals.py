@@ -21,7 +21,6 @@ from tests import brute_force
 from tests.jobs import tiny_job
 from tests.simulated_cluster import Cluster, MemoryStore
 
-ARRIVALS = 2500  # for each of four seeds
 MOST_ACTIVE = 30  # no more come while so many are there
 POLICY = ResizePolicy(cooldown_seconds=12, settle_seconds=3, patience_seconds=12)
 PASS_SECONDS = 4
@@ -91,13 +90,13 @@ class Waiting:
 class Simulation:
     """Jobs, nodes and quotas, and what must hold."""
 
-    def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, seed: int, arrivals: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cluster, self.store = Cluster(seed, WORKS), MemoryStore()
         self.random = self.cluster.random
         self.limits = Limits()
         self.reconciler = Reconciler(self.store, self.cluster, POLICY, lambda: self.cluster.now, lambda: self.limits)
         self.waits: dict[str, Waiting] = {}
-        self.arrived = 0
+        self.arrivals, self.arrived = arrivals, 0
         self.seen: Counter[str] = Counter()
         self._decide = reconcile.decide
         monkeypatch.setattr(reconcile, "decide", self.decide_and_check)
@@ -134,7 +133,7 @@ class Simulation:
             self.pause_or_resume(self.random.choice(jobs))
 
     def arrive(self) -> None:
-        if self.arrived < ARRIVALS and len(self.store.jobs) < MOST_ACTIVE:
+        if self.arrived < self.arrivals and len(self.store.jobs) < MOST_ACTIVE:
             self.arrived += 1
             names = self.random.choice(TENANTS), self.random.choice(QUEUES)
             self.store.submit(f"job-{self.arrived:05}", self.random.choice(SPECS), *names)
@@ -364,10 +363,14 @@ class Simulation:
         ]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_ten_thousand_arrivals(seed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    simulation = Simulation(seed, monkeypatch)
-    while simulation.arrived < ARRIVALS:
+@pytest.mark.parametrize(
+    ("seed", "arrivals"), [(0, 750), *(pytest.param(seed, 2500, marks=pytest.mark.full) for seed in (1, 2))]
+)
+def test_thousands_of_arrivals(
+    seed: int, arrivals: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    simulation = Simulation(seed, arrivals, monkeypatch)
+    while simulation.arrived < arrivals:
         for _ in range(simulation.random.choice((0, 1, 2, 4))):
             simulation.event()
         simulation.make_pass()

@@ -11,7 +11,7 @@ from boost_core.architecture.sharding import micro_batch_payloads
 from boost_core.bench.results import NO_GPU, Row, table
 from boost_core.config import JobSpec
 from boost_core.hardware import LINKS
-from boost_core.plan.collectives import collective_seconds
+from boost_core.plan.collectives import collective_seconds, fit
 from service.cli.main import app
 
 AT_A_TINY_SHAPE = ["--model", "tiny", "--tp", "2", "--micro-batch", "1", "--sequence", "16", "--repeats", "2"]
@@ -37,6 +37,7 @@ def rank(tmp_path_factory: pytest.TempPathFactory) -> Figures:
     return figures(path)
 
 
+@pytest.mark.full
 def test_a_ranks_step_falls_into_parts(rank: Figures) -> None:
     assert [case.partition(": ")[2] for case in rank] == [
         "dense, fullrank", "cola, vanilla", "cola, btp as published", "cola, btp", "cola, btp, recompute latent",
@@ -46,11 +47,13 @@ def test_a_ranks_step_falls_into_parts(rank: Figures) -> None:
         assert 0 < parts["MFU"] < parts["HFU"]
 
 
+@pytest.mark.full
 def test_computing_again_is_arithmetic_that_the_model_does_not_need(rank: Figures) -> None:
     surplus = {case.partition(": ")[2]: parts["HFU"] / parts["MFU"] for case, parts in rank.items()}
     assert surplus["cola, btp as published"] > surplus["cola, btp, recompute latent"] > surplus["cola, btp"]
 
 
+@pytest.mark.full
 def test_the_communication_is_the_plans(rank: Figures) -> None:
     """Two blocks of the ledger's counts; what the head and the gradients' norm send comes on top, for all alike."""
     link, tokens = LINKS["fabric-200g"], 16
@@ -85,12 +88,18 @@ def test_kernels_are_timed_against_the_roofline(tmp_path: Path, capsys: pytest.C
     assert NO_GPU in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_all_reduces_of_live_ranks(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     assert bench.main(["comm", "--ranks", "2", "--largest", "1", "--repeats", "3", "--results", str(path)]) == 0
     found = figures(path)
-    assert found["all-reduce of 1048576 bytes among 2 ranks (gloo)"]["time"] > 0
-    assert found["all-reduce among 2 ranks (gloo)"]["fitted β"] > 0
+    sizes = [4**power for power in range(5, 11)]
+    medians = [found[f"all-reduce of {size} bytes among 2 ranks (gloo)"]["time"] for size in sizes]
+    assert min(medians) > 0
+    fitted = fit(2, sizes, medians)
+    assert found["all-reduce among 2 ranks (gloo)"] == {
+        "fitted α": pytest.approx(fitted.base_seconds), "fitted β": pytest.approx(fitted.bytes_per_second),
+    }  # fmt: skip
 
 
 def test_nothing_is_timed_when_results_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

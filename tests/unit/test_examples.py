@@ -1,6 +1,5 @@
 """The examples of the OpenAPI document are legal, and every body that can be sent has one."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +12,12 @@ from service.jobs.store import JobStore
 from service.settings import Settings
 
 
-@pytest.fixture
-def document(tmp_path: Path) -> dict[str, Any]:
-    url = f"sqlite:///{tmp_path}/boost.db"
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    home = tmp_path_factory.mktemp("home")
+    url = f"sqlite:///{home}/boost.db"
     migrate(url)
-    return create_app(JobStore(url), Settings(home=tmp_path), lambda: None).openapi()
+    return create_app(JobStore(url), Settings(home=home), lambda: None).openapi()
 
 
 @pytest.mark.parametrize("example", examples_of_models(), ids=lambda example: type(example).__name__)
