@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
 
-from service.redaction import redact_logs
+from service.security.redaction import redact_logs
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 _about: ContextVar[Mapping[str, object]] = ContextVar("about", default=_NOTHING)

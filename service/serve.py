@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.app import create_app
-from service.api.connections import raise_descriptor_limit
+from service.api.middleware.connections import raise_descriptor_limit
 from service.api.server import ApiServer, listen
 from service.gang.ray_gangs import RayGangs
 from service.jobs.database import migrate
 from service.jobs.leases import Leases
 from service.jobs.store import JobStore
 from service.logs import write_logs
-from service.network_security import UnsafeExposure, check_exposure
 from service.scheduler.actions import ResizePolicy
 from service.scheduler.loop import ReconcileLoop
 from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
+from service.security.network import UnsafeExposure, check_exposure
 from service.settings import Settings
 from service.telemetry.process import ProcessMetrics
 from service.trainer import REMEDY, has_trainer

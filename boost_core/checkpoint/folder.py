@@ -42,8 +42,8 @@ from boost_core.checkpoint.manifest import (
 )
 from boost_core.checkpoint.retention import expendable
 from boost_core.config import JobSpec, Layout, ParallelismConfig
-from boost_core.config.small_files import Unreadable, read_small
-from boost_core.config.urls import StorageOptions, options_at
+from boost_core.config.parsing.small_files import Unreadable, read_small
+from boost_core.config.parsing.urls import StorageOptions, options_at
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from boost_core.config.kinds import Wanted
+from boost_core.config.parsing.kinds import Wanted
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Location = Annotated[str, Field(min_length=1, max_length=4096)]  # a path or URL; no file system takes longer ones

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, field_validator
 
 from boost_core.config.base import Config, Count, Location
-from boost_core.config.urls import refuse_unserved
+from boost_core.config.parsing.urls import refuse_unserved
 
 StorageUrl = Annotated[Location, AfterValidator(refuse_unserved)]
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from boost_core.config.base import Config, Location
-from boost_core.config.urls import refuse_unserved
+from boost_core.config.parsing.urls import refuse_unserved
 
 BYTES = "bytes"
 BYTE_TOKENS = 256

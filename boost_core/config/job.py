@@ -15,8 +15,8 @@ from boost_core.config.layout import Layout
 from boost_core.config.legality import elasticity_problems, job_problems, legal_layouts
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.parsing.yaml_text import read_yaml
 from boost_core.config.training import OptimizerConfig, TrainingConfig
-from boost_core.config.yaml_text import read_yaml
 
 Name = Annotated[
     str,

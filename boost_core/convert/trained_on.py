@@ -4,7 +4,7 @@ import logging
 
 from boost_core.checkpoint.manifest import Manifest
 from boost_core.config.data import DataConfig
-from boost_core.config.tokenized import read_index
+from boost_core.config.sources.tokenized import read_index
 from boost_core.convert.published_config import TrainedOn
 from boost_core.data.tokenizers import open_tokenizer
 

@@ -9,7 +9,7 @@ import fsspec
 
 from boost_core.config.base import in_lines
 from boost_core.config.data import BYTES, SourceConfig
-from boost_core.config.sources import list_files
+from boost_core.config.sources.files import list_files
 from boost_core.data.documents import documents
 from boost_core.data.tokenize import OnError, Progress, TokenizePlan, tokenize
 from boost_core.data.tokenizers import FileTokenizer, open_tokenizer, train_bpe

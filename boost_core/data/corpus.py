@@ -7,8 +7,8 @@ import fsspec
 import numpy as np
 
 from boost_core.config.data import DataConfig, SourceConfig
-from boost_core.config.sources import SourceFile, refuse_too_little, split_source, validation_tail
-from boost_core.config.tokenized import Part, TokenIndex, read_index
+from boost_core.config.sources.files import SourceFile, refuse_too_little, split_source, validation_tail
+from boost_core.config.sources.tokenized import Part, TokenIndex, read_index
 from boost_core.data.documents import documents
 from boost_core.data.encode import batches, encode
 from boost_core.data.stream import TokenStream

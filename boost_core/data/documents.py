@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from boost_core.config.data import SourceConfig
-from boost_core.config.sources import SourceFile, compression
+from boost_core.config.sources.files import SourceFile, compression
 
 _LONGEST = 1 << 30  # bytes of one document, or of the line that it is in
 _READ_AHEAD = 1 << 16  # bytes; what lies in the last of them of a truncated archive is lost with it

@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Iterator, Sequence
 
 from boost_core.config.data import SourceConfig
-from boost_core.config.sources import SourceFile
-from boost_core.config.tokenized import Input
+from boost_core.config.sources.files import SourceFile
+from boost_core.config.sources.tokenized import Input
 from boost_core.data.documents import Document, documents
 
 

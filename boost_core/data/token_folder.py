@@ -6,7 +6,7 @@ from typing import Any
 
 import fsspec
 
-from boost_core.config.tokenized import Part
+from boost_core.config.sources.tokenized import Part
 from boost_core.data.documents import Document
 from boost_core.data.tokenizers import Tokens
 

@@ -15,8 +15,8 @@ from typing import Any, Literal, get_args
 from pydantic import TypeAdapter
 
 from boost_core.config.data import SourceConfig
-from boost_core.config.sources import SourceFile, list_files
-from boost_core.config.tokenized import INDEX, Cursor, Input, Part, Shard, TokenIndex, find_index
+from boost_core.config.sources.files import SourceFile, list_files
+from boost_core.config.sources.tokenized import INDEX, Cursor, Input, Part, Shard, TokenIndex, find_index
 from boost_core.data.documents import Document
 from boost_core.data.encode import batches, encode
 from boost_core.data.inputs import Reading, refuse_changed

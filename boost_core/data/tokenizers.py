@@ -10,8 +10,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from boost_core.config.data import BYTES
-from boost_core.config.small_files import read_small
-from boost_core.config.vocabulary import MOST_BYTES
+from boost_core.config.parsing.small_files import read_small
+from boost_core.config.sources.vocabulary import MOST_BYTES
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 

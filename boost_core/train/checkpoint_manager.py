@@ -11,7 +11,7 @@ from boost_core.checkpoint.host_copies import HostCopies
 from boost_core.checkpoint.saver import SaveOutcome, Saver, SaveRequest
 from boost_core.checkpoint.shards import SaveFailed
 from boost_core.checkpoint.snapshot_store import Snapshot
-from boost_core.config.reports import CheckpointReport, Fault, FaultReport, Reporter
+from boost_core.messages.reports import CheckpointReport, Fault, FaultReport, Reporter
 from boost_core.plan.snapshots import SnapshotKey
 from boost_core.train.due import DueCopies
 from boost_core.train.membership import Membership

@@ -10,7 +10,10 @@ import torch.distributed as dist
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.shards import SaveFailed
 from boost_core.config import JobSpec
-from boost_core.config.reports import (
+from boost_core.config.sources.files import check_data
+from boost_core.data.corpus import Corpus, load_corpus, unigram_entropy
+from boost_core.data.sampler import Sampler
+from boost_core.messages.reports import (
     Cause,
     EvaluationReport,
     Fault,
@@ -22,9 +25,6 @@ from boost_core.config.reports import (
     StartReport,
     StepReport,
 )
-from boost_core.config.sources import check_data
-from boost_core.data.corpus import Corpus, load_corpus, unigram_entropy
-from boost_core.data.sampler import Sampler
 from boost_core.parallel.clock import StepParts
 from boost_core.plan.flops import FlopRates
 from boost_core.plan.parameters import parameter_count

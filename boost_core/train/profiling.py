@@ -14,8 +14,8 @@ import fsspec
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from boost_core.config.reports import Fault, FaultReport, ProfileReport, Report
-from boost_core.config.urls import options_at
+from boost_core.config.parsing.urls import options_at
+from boost_core.messages.reports import Fault, FaultReport, ProfileReport, Report
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from boost_core.config import Layout
-from boost_core.config.reports import (
+from boost_core.messages.reports import (
     CheckpointReport,
     EvaluationReport,
     FaultReport,

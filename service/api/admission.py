@@ -8,16 +8,16 @@ from fastapi.concurrency import run_in_threadpool
 
 from boost_core.config import JobSpec
 from boost_core.config.data import BYTES
-from boost_core.config.sources import UnfitData, check_data
-from boost_core.config.urls import StorageOptions, giving_up_soon
+from boost_core.config.parsing.urls import StorageOptions, giving_up_soon
+from boost_core.config.sources.files import UnfitData, check_data
 from boost_core.plan.devices import nothing_fits
 from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidJob
-from service.problems import FieldError
-from service.redaction import redact
-from service.secrets import SecretReference, SecretUnusable, load
-from service.storage_policy import named_places, prefix_errors
+from service.models.problems import FieldError
+from service.security.redaction import redact
+from service.security.secrets import SecretReference, SecretUnusable, load
+from service.security.storage_policy import named_places, prefix_errors
 
 _MOST_NAMED = 3
 

@@ -15,15 +15,14 @@ from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.audit import Audit
 from service.api.auth import document_security
-from service.api.auth_middleware import Gate
 from service.api.deps import Context
 from service.api.errors import GUARDED, document_media_type, install_error_handlers
 from service.api.examples import document_examples
-from service.api.following import Feeds
-from service.api.headers import AnswerHeaders, allow_origins
-from service.api.heads import Heads
-from service.api.limits import RateLimits
-from service.api.metrics_middleware import Measuring
+from service.api.middleware.auth import Gate
+from service.api.middleware.headers import AnswerHeaders, allow_origins
+from service.api.middleware.heads import Heads
+from service.api.middleware.limits import RateLimits
+from service.api.middleware.metrics import Measuring
 from service.api.routes import (
     audit,
     changes,
@@ -41,6 +40,7 @@ from service.api.routes import (
     targets,
 )
 from service.api.store_access import StoreAccess
+from service.api.streaming.following import Feeds
 from service.jobs.store import JobStore
 from service.settings import Settings
 from service.telemetry.process import ProcessMetrics

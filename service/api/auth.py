@@ -3,7 +3,7 @@
     @router.get("/v1/things")
     def things(principal: Reader) -> ThingList: ...
 
-Who sends a request has been found out at the gate (``service.api.auth_middleware``) by then.
+Who sends a request has been found out at the gate (``service.api.middleware.auth``) by then.
 """
 
 from typing import Annotated, Any

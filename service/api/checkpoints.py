@@ -7,7 +7,7 @@ from boost_core.checkpoint import folder as stored
 from boost_core.checkpoint.folder import CheckpointFolder, StoredCheckpoint
 from boost_core.checkpoint.manifest import Manifest
 from boost_core.config import Layout
-from boost_core.config.urls import giving_up_soon
+from boost_core.config.parsing.urls import giving_up_soon
 from service.api.admission import storage_options
 from service.api.deps import Context
 from service.api.errors import (
@@ -25,8 +25,8 @@ from service.models.checkpoints import (
     CheckpointList,
     DamagedCheckpoint,
 )
-from service.redaction import redact
-from service.secrets import SecretUnusable
+from service.security.redaction import redact
+from service.security.secrets import SecretUnusable
 
 T = TypeVar("T")
 

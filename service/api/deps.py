@@ -11,9 +11,9 @@ from service.accounts.audit import AuditLog
 from service.accounts.keys import KeyStore
 from service.accounts.quotas import QuotaStore
 from service.api.auth import Principal, Reader
-from service.api.following import Feeds
-from service.api.limits import RateLimits
+from service.api.middleware.limits import RateLimits
 from service.api.store_access import StoreAccess
+from service.api.streaming.following import Feeds
 from service.jobs.model import JobRecord
 from service.jobs.queries import JobNotFound
 from service.jobs.store import JobStore

@@ -13,14 +13,14 @@ from starlette.exceptions import HTTPException
 
 from service.accounts.keys import KeyNotFound, KeyRevoked
 from service.accounts.quotas import QueueInUse, QueueNotFound
-from service.api.heads import is_stream
+from service.api.middleware.heads import is_stream
 from service.api.refusals import Forbidden, RateLimited, Unauthenticated
 from service.api.requests import MOST_BODY_BYTES, MOST_HEADER_BYTES, MOST_TARGET_BYTES
 from service.jobs.database import DatabaseGone
 from service.jobs.queries import JobNotFound
 from service.jobs.requests import IdempotencyKeyReused
 from service.jobs.writes import AlreadyFinished, Outdated, WrongState
-from service.problems import FieldError, Problem, field_error, job_errors
+from service.models.problems import FieldError, Problem, field_error, job_errors
 
 MEDIA_TYPE = "application/problem+json"
 

@@ -3,8 +3,9 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from boost_core.config import Drill, JobSpec, Profile
-from boost_core.config.reports import CheckpointReport, ShapeReport, StepReport
+from boost_core.config import JobSpec
+from boost_core.messages.commands import Drill, Profile
+from boost_core.messages.reports import CheckpointReport, ShapeReport, StepReport
 from boost_core.plan.report import plan
 from service.api.routes.session import SessionRequest
 from service.jobs.model import JobPage, JobRecord
@@ -14,11 +15,11 @@ from service.models.checkpoints import Checkpoint, CheckpointList
 from service.models.identity import Identity, Scope
 from service.models.keys import NewKey
 from service.models.nodes import Node, NodeJob, NodeList
+from service.models.problems import FieldError, Problem
 from service.models.queues import Queue, QueueList
 from service.models.requests import CloneRequest, KeyRequest, QueueSettings, TenantSettings
 from service.models.targets import TargetGroup, TargetLabels
 from service.models.tenants import Tenant, TenantList
-from service.problems import FieldError, Problem
 
 _TIME = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 _JOB_ID = "job-1k0skwwex4yq1zy2"

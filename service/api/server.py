@@ -9,9 +9,9 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from service.api.access_log import keep_values_out
-from service.api.connections import Listener, Loop, Notes, Watch, is_out_of_descriptors, most_connections
 from service.api.deps import Context
+from service.api.middleware.access_log import keep_values_out
+from service.api.middleware.connections import Listener, Loop, Notes, Watch, is_out_of_descriptors, most_connections
 from service.settings import Settings
 
 _LOOK_SECONDS = 1.0

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from service.api.errors import StoreUnavailable
-from service.redaction import redact
+from service.security.redaction import redact
 
 THREADS_PER_TENANT = 4
 THREADS = 64

@@ -13,9 +13,9 @@ from typer.core import TyperGroup
 
 from boost_core.config import JobSpec, load_job
 from boost_core.config.nanotron import Imported, import_config
-from service.cli.printing import print_line
+from service.cli.output.printing import print_line
 from service.client import ApiError, ServiceUnreachable
-from service.problems import FieldError, job_errors
+from service.models.problems import FieldError, job_errors
 from service.settings import Settings
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import typer
 
-from service.cli import (
+from service.cli.commands import (
     audit,
     ckpt,
     job_actions,

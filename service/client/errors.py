@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 import httpx
 from pydantic import ValidationError
 
-from service.problems import FieldError, Problem
+from service.models.problems import FieldError, Problem
 
 _CODES = "urn:boost:problem:"
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)

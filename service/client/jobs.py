@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
-from boost_core.config import Drill, JobSpec, Profile
+from boost_core.config import JobSpec
+from boost_core.messages.commands import Drill, Profile
 from service.client.calls import Call, Stream, create, get, operation, path_of, plain, stream
 from service.jobs.model import EventKind, JobPage, JobRecord
 from service.jobs.patch import JobPatch

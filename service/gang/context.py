@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from service.gang.status import JobTag
 from service.logs import GangLogs
-from service.secrets import SecretReference
+from service.security.secrets import SecretReference
 
 
 @dataclass(frozen=True)

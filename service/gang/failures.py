@@ -4,7 +4,7 @@ from torch.distributed import DistError
 
 from boost_core.train import LastSaveFailed, StateLost
 from service.gang.assignment import End, RankEnd
-from service.redaction import redact
+from service.security.redaction import redact
 
 REFUSALS = (ValueError, ArithmeticError)  # the trainer's own words about a job, its data or its numbers
 DEFECTS = (TypeError, AttributeError, LookupError, NameError, AssertionError, ImportError)

@@ -10,8 +10,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from boost_core.config import Drill, JobSpec, Layout, WorkerCommand
-from boost_core.config.reports import Cause, Fault, FaultReport, RankTimesReport
+from boost_core.config import JobSpec, Layout
+from boost_core.messages.commands import Drill, WorkerCommand
+from boost_core.messages.reports import Cause, Fault, FaultReport, RankTimesReport
 from boost_core.plan.snapshots import MemoryState, copy_owners, newest_whole_state
 from service.gang.assignment import FAILURES, Assignment, End, MisplacedRanks, RankEnd, SnapshotOwner
 from service.gang.cluster_view import ClusterView

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # where type checkers find what torch.distributed exports
 from torch.distributed.distributed_c10d import _abort_process_group
 
-from boost_core.config import Drill, WorkerCommand
+from boost_core.messages.commands import Drill, WorkerCommand
 from boost_core.plan.snapshots import MemoryState, SnapshotIndex, SnapshotKey
 from boost_core.train import Membership, Region, SnapshotStore, StepProfiler, StepTimes, train
 from service.gang.assignment import Assignment, End, RankEnd, Rendezvous, SnapshotOwner, WorkerPlace
@@ -35,8 +35,8 @@ from service.gang.rank_metrics import StepCollector, serve_metrics
 from service.gang.ray_private import free_memory
 from service.gang.reporter import LogReports, SupervisorReporter
 from service.gang.watch import Heartbeat
-from service.redaction import redact, redact_logs
-from service.secrets import configure_fsspec, load
+from service.security.redaction import redact, redact_logs
+from service.security.secrets import configure_fsspec, load
 
 RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 FLUSH_TIMEOUT_SECONDS = 10.0

@@ -15,7 +15,8 @@ from ray.autoscaler.sdk import request_resources
 from ray.job_config import JobConfig
 from ray.util import list_named_actors
 
-from boost_core.config import JobSpec, WorkerCommand
+from boost_core.config import JobSpec
+from boost_core.messages.commands import WorkerCommand
 from service.gang.context import GangContext
 from service.gang.handles import SupervisorHandles, name_of
 from service.gang.joined_node import JoinedNode
@@ -39,7 +40,7 @@ from service.gang.resources import ON_THE_HEAD
 from service.gang.status import Bundle, GangKey, JobTag, NodeCapacity, Orders, PollRequest, PollResult
 from service.gang.supervisor import UPDATES, WAITING_CALLS, Supervisor
 from service.logs import GangLogs, LogFormat
-from service.secrets import SecretReference
+from service.security.secrets import SecretReference
 
 NAMESPACE = "boost"
 OBJECT_STORE_BYTES = 128 * 2**20  # gangs pass small messages; no tensor goes through Ray

@@ -10,9 +10,9 @@ from typing import Any
 
 import ray
 
-from boost_core.config.reports import FaultReport, LogLine, Report
+from boost_core.messages.reports import FaultReport, LogLine, Report
 from service.gang.watch import Heartbeat
-from service.redaction import redact
+from service.security.redaction import redact
 
 BACKLOG = 10_000  # reports; more than that wait only when the supervisor is stuck, and then the oldest go first
 BEAT_SECONDS = 0.2  # between messages that carry nothing else

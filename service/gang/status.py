@@ -6,8 +6,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
-from boost_core.config import JobSpec, Layout, WorkerCommand
-from boost_core.config.reports import Cause, Report
+from boost_core.config import JobSpec, Layout
+from boost_core.messages.commands import WorkerCommand
+from boost_core.messages.reports import Cause, Report
 
 
 class GangPhase(StrEnum):

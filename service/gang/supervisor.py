@@ -5,7 +5,8 @@ from typing import Any
 
 import ray
 
-from boost_core.config import JobSpec, WorkerCommand
+from boost_core.config import JobSpec
+from boost_core.messages.commands import WorkerCommand
 from service.gang.context import GangContext
 from service.gang.gang import Gang
 from service.gang.record import GangRecord

@@ -10,8 +10,16 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
-from boost_core.config import JobSpec, Layout, WorkerCommand
-from boost_core.config.reports import Cause, CheckpointReport, EvaluationReport, RestartReport, ShapeReport, StepReport
+from boost_core.config import JobSpec, Layout
+from boost_core.messages.commands import WorkerCommand
+from boost_core.messages.reports import (
+    Cause,
+    CheckpointReport,
+    EvaluationReport,
+    RestartReport,
+    ShapeReport,
+    StepReport,
+)
 from service.jobs.goodput import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
 
@@ -181,5 +189,5 @@ class JobEvent(BaseModel):
     time: datetime
     data: dict[str, Any] = Field(
         description="For kind=state: state, reason, message; for patch: each changed field's from and to; for drill: "
-        "what was asked for. Else the trainer's report, see boost_core.config.reports."
+        "what was asked for. Else the trainer's report, see boost_core.messages.reports."
     )

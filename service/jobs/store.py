@@ -9,7 +9,8 @@ from sqlalchemy import ColumnElement, Connection, CursorResult, Engine, bindpara
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from boost_core.config import JobSpec, WorkerCommand
+from boost_core.config import JobSpec
+from boost_core.messages.commands import WorkerCommand
 from service.jobs import queries, requests, writes
 from service.jobs.database import open_engine
 from service.jobs.goodput import Goodput

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from boost_core.config import Drill, WorkerCommand
 from boost_core.config.base import FieldProblem, raise_problems
-from boost_core.config.reports import FaultReport, Report, RestartReport
+from boost_core.messages.commands import Drill, WorkerCommand
+from boost_core.messages.reports import FaultReport, Report, RestartReport
 from service.jobs.ledger import book
 from service.jobs.model import JobRecord, RestartRecord
 from service.jobs.patch import JobPatch, apply

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 
 from boost_core.config import JobSpec, Layout
-from boost_core.config.reports import Cause
+from boost_core.messages.reports import Cause
 from service.gang.status import Orders
 from service.jobs.model import JobRecord
 from service.scheduler.demand import Demand, demand_of

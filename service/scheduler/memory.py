@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from boost_core.config import ElasticityConfig, Layout
-from boost_core.config.reports import Cause
+from boost_core.messages.reports import Cause
 from boost_core.plan.resize import fastest
 from service.gang.status import GangPhase, GangStatus, Orders
 from service.jobs.model import JobRecord

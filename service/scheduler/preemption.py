@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from boost_core.config import Layout
-from boost_core.config.reports import Cause
+from boost_core.messages.reports import Cause
 from boost_core.plan import resize
 from service.jobs.model import JobRecord
 from service.scheduler.actions import RoomSeen

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from boost_core.config import JobSpec
-from boost_core.config.reports import Cause, RestartReport
+from boost_core.messages.reports import Cause, RestartReport
 from service.gang.status import GangKey, GangPhase, GangReport, Gangs, GangStatus, JobTag, PollRequest
 from service.jobs.leases import LeaseLost
 from service.jobs.model import JobRecord

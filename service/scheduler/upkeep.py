@@ -1,7 +1,7 @@
 """Targets that can no longer be: the job's limits have changed, nodes have gone, or gangs stand in each other's way."""
 
 from boost_core.config import Layout
-from boost_core.config.reports import Cause
+from boost_core.messages.reports import Cause
 from service.jobs.model import JobRecord
 from service.scheduler.actions import Gang
 from service.scheduler.cluster_snapshot import ClusterSnapshot

@@ -23,11 +23,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from boost_core import __version__
-from boost_core.config.reports import RestartReport
+from boost_core.messages.reports import RestartReport
 from service.jobs.model import JobEvent, JobRecord
 from service.jobs.states import JobState, Reason
 from service.logs import about
-from service.redaction import redact
+from service.security.redaction import redact
 
 EXPORT_SECONDS = 3.0  # for a collector to take what it is sent
 CLOSE_SECONDS = 5.0  # for what is left when the service stops

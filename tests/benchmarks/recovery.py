@@ -35,7 +35,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchTrainer
 
 from boost_core.config import JobSpec, Layout
-from boost_core.config.reports import (
+from boost_core.messages.reports import (
     PLANNED_CAUSES,
     Cause,
     LogLine,

@@ -24,9 +24,9 @@ from boost_core.checkpoint.saver import Saver, SaveRequest
 from boost_core.checkpoint.shards import SaveFailed, save_chunks
 from boost_core.checkpoint.snapshot_store import SnapshotStore
 from boost_core.config import JobSpec
-from boost_core.config.reports import Report
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
+from boost_core.messages.reports import Report
 from boost_core.train import LastSaveFailed, Membership, train
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step

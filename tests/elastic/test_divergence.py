@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import FaultToleranceConfig, JobSpec
-from boost_core.config.reports import Cause, FaultReport, InterruptionReport, Report, RestartReport, StepReport
+from boost_core.messages.reports import Cause, FaultReport, InterruptionReport, Report, RestartReport, StepReport
 from boost_core.plan.snapshots import copy_owners
 from boost_core.train import Membership, Outcome, StepTimes, train
 from boost_core.train.divergence import RECENT_STEPS, DivergenceDetector

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from boost_core.config import JobSpec, Layout, WorkerCommand
-from boost_core.config.reports import Cause, Report
+from boost_core.config import JobSpec, Layout
+from boost_core.messages.commands import WorkerCommand
+from boost_core.messages.reports import Cause, Report
 from service.gang.status import GangPhase, GangReport, GangStatus, JobTag, NodeCapacity, Orders, PollRequest
 from tests.service.records import (
     a_checkpoint,

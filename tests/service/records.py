@@ -6,7 +6,7 @@ from typing import Any
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec, ParallelismConfig
-from boost_core.config.reports import (
+from boost_core.messages.reports import (
     Cause,
     CheckpointReport,
     EvaluationReport,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from boost_core.config import Drill
-from boost_core.config.reports import RankTimesReport
-from service.cli.lines import duration
+from boost_core.messages.commands import Drill
+from boost_core.messages.reports import RankTimesReport
+from service.cli.output.event_text import duration
 from service.jobs.patch import JobPatch
 from service.jobs.states import Reason
 from service.jobs.store import JobStore

@@ -15,10 +15,10 @@ import httpx
 import psutil
 import pytest
 
-from boost_core.config.reports import LogLine
+from boost_core.messages.reports import LogLine
 from service.accounts.keys import KeyStore
-from service.api import connections
-from service.api.connections import Listener, Notes, most_connections
+from service.api.middleware import connections
+from service.api.middleware.connections import Listener, Notes, most_connections
 from service.api.server import listen
 from service.jobs.model import Owner
 from service.jobs.store import JobStore

@@ -17,8 +17,9 @@ import ray
 from ray.util.state import list_actors
 
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.config import Drill, JobSpec, Layout
-from boost_core.config.reports import Cause, Report
+from boost_core.config import JobSpec, Layout
+from boost_core.messages.commands import Drill
+from boost_core.messages.reports import Cause, Report
 from service.gang import handles
 from service.gang.ray_gangs import NAMESPACE, RayGangs
 from service.gang.status import GangPhase, GangReport, GangStatus, JobTag, Orders, PollRequest, PollResult

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from boost_core.config.reports import Cause, Fault
+from boost_core.messages.reports import Cause, Fault
 from boost_core.train import StepParts, StepTimes, Totals
 from service.gang.gpu_metrics import gauges
 from service.gang.rank_metrics import StepCollector

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
-from service.api.metrics_middleware import OTHER, UNMATCHED
+from service.api.middleware.metrics import OTHER, UNMATCHED
 from service.jobs.store import JobStore
 from service.models.identity import Scope
 from service.settings import Settings

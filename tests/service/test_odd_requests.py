@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.api.access_log import without_values
+from service.api.middleware.access_log import without_values
 from service.jobs.model import Owner
 from service.jobs.store import JobStore
 from service.models.identity import Scope

@@ -13,16 +13,16 @@ import pytest
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import DataConfig, JobSpec, SourceConfig
-from boost_core.config.reports import LogLine
-from boost_core.config.sources import UnfitData, check_data
-from boost_core.config.urls import giving_up_soon
+from boost_core.config.parsing.urls import giving_up_soon
+from boost_core.config.sources.files import UnfitData, check_data
 from boost_core.data.tokenize import TokenizePlan, tokenize
 from boost_core.data.tokenizers import ByteTokenizer
+from boost_core.messages.reports import LogLine
 from service.gang.assignment import RankEnd
 from service.gang.failures import end_of
 from service.gang.reporter import LogReports
-from service.redaction import redact_logs
-from service.secrets import SecretReference, configure_fsspec, load
+from service.security.redaction import redact_logs
+from service.security.secrets import SecretReference, configure_fsspec, load
 from tests.distributed.recording import losses, train_and_record
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks

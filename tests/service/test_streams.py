@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 
 from service.accounts import keys as keys_module
 from service.accounts.keys import KeyStore
-from service.api import following as following_module
+from service.api.streaming import following as following_module
 from service.jobs.model import JobRecord
 from service.jobs.patch import JobPatch
 from service.jobs.store import JobStore

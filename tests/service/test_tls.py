@@ -11,7 +11,7 @@ import pytest
 
 from service.jobs.store import JobStore
 from service.models.identity import Scope
-from service.network_security import UnsafeExposure, check_exposure
+from service.security.network import UnsafeExposure, check_exposure
 from service.serve import run
 from service.settings import Settings
 from tests.service.certificates import self_signed

@@ -2,7 +2,7 @@
 
 import pytest
 
-from boost_core.config.reports import ShapeReport
+from boost_core.messages.reports import ShapeReport
 from service.gang.status import Bundle
 from service.jobs.model import JobRecord
 from service.scheduler.autoscaling import (

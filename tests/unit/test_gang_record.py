@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from boost_core.config import Layout
-from boost_core.config.reports import Cause, InterruptionReport, Report, RestartReport
+from boost_core.messages.reports import Cause, InterruptionReport, Report, RestartReport
 from service.gang import record as record_module
 from service.gang.assignment import WorkerPlace
 from service.gang.record import REPORTS_A_POLL, GangRecord

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from boost_core.config import DataConfig, SourceConfig
-from boost_core.config.tokenized import find_index, read_index
+from boost_core.config.sources.tokenized import find_index, read_index
 from boost_core.data import __main__ as command
 from boost_core.data import encode
 from boost_core.data.corpus import load_corpus

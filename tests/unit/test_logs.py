@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 
 from service.logs import JsonLines, about
-from service.redaction import REDACTED, redact_logs, register_secrets
+from service.security.redaction import REDACTED, redact_logs, register_secrets
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boost_core.config import Layout
-from boost_core.config.reports import Cause
+from boost_core.messages.reports import Cause
 from service.gang.moves import Form, Halt, Keep, Move, Pause, Population, ReplicaView, View, next_move, population
 from service.gang.status import Orders
 

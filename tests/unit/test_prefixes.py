@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from boost_core.config import JobSpec
-from boost_core.config.sources import list_files
+from boost_core.config.sources.files import list_files
+from service.security.storage_policy import prefix_errors
 from service.settings import Settings
-from service.storage_policy import prefix_errors
 from tests.unit.test_job_spec import changed
 
 TENANT = "blue"

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from boost_core.config import Drill, JobSpec, Layout, Profile, WorkerCommand
-from boost_core.config.reports import Cause, LogLine, ShapeReport
+from boost_core.config import JobSpec, Layout
+from boost_core.messages.commands import Drill, Profile, WorkerCommand
+from boost_core.messages.reports import Cause, LogLine, ShapeReport
 from service.gang.status import (
     Bundle,
     GangKey,

@@ -13,12 +13,12 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from boost_core.config.reports import Fault, FaultReport, LogLine
+from boost_core.messages.reports import Fault, FaultReport, LogLine
 from service.gang.assignment import End, RankEnd
 from service.gang.failures import end_of
 from service.gang.reporter import LogReports, without_secrets
-from service.redaction import redact, redact_logs, register_secrets
-from service.secrets import SecretReference, SecretUnusable, load
+from service.security.redaction import redact, redact_logs, register_secrets
+from service.security.secrets import SecretReference, SecretUnusable, load
 
 FILES = {
     "access_key_id": "AKIA-of-unit-tests",

@@ -8,9 +8,9 @@ import fsspec
 import pytest
 
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.config.small_files import Unreadable, read_small
-from boost_core.config.sources import tokenizer_vocabulary
-from boost_core.config.tokenized import find_index
+from boost_core.config.parsing.small_files import Unreadable, read_small
+from boost_core.config.sources.files import tokenizer_vocabulary
+from boost_core.config.sources.tokenized import find_index
 from boost_core.data.tokenizers import open_tokenizer
 
 LOCAL, MEMORY = fsspec.filesystem("file"), fsspec.filesystem("memory")

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from boost_core.config import DataConfig, SourceConfig
-from boost_core.config.sources import SourceSplit, list_files, split_source
+from boost_core.config.sources.files import SourceSplit, list_files, split_source
 from boost_core.data.corpus import load_corpus
 from tests.jobs import write_corpus
 

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from boost_core.config import DataConfig, SourceConfig
-from boost_core.config.sources import check_data, list_files, tokenizer_vocabulary
-from boost_core.config.tokenized import Shard, find_index, read_index
+from boost_core.config.sources.files import check_data, list_files, tokenizer_vocabulary
+from boost_core.config.sources.tokenized import Shard, find_index, read_index
 from boost_core.data import __main__ as command
 from boost_core.data import encode, tokenize
 from boost_core.data.corpus import load_corpus

@@ -20,7 +20,7 @@ from boost_core.config.nanotron.run import (
     parallelism_section,
     training_section,
 )
-from boost_core.config.yaml_text import read_yaml
+from boost_core.config.parsing.yaml_text import read_yaml
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Response
 from pydantic import BaseModel, ValidationError
 
-from boost_core.config import Drill, JobSpec, Profile
+from boost_core.config import JobSpec
+from boost_core.messages.commands import Drill, Profile
 from service.api.auth import Submitter
 from service.api.deps import ContextDep, JobDep
 from service.api.errors import InvalidJob, problem_responses

@@ -12,8 +12,8 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from service.api.auth import Principal, Reader
 from service.api.deps import Context, ContextDep, JobDep
 from service.api.errors import problem_responses
-from service.api.feed import BATCH
-from service.api.streams import HeldByStream
+from service.api.streaming.feed import BATCH
+from service.api.streaming.streams import HeldByStream
 from service.jobs.model import EventKind, JobRecord
 from service.jobs.queries import EventFilter
 from service.models.moment import Moment

@@ -7,12 +7,12 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.api.auth import COOKIE
-from service.api.auth_middleware import refuse_foreign_page
 from service.api.deps import ContextDep
 from service.api.errors import problem_responses
+from service.api.middleware.auth import refuse_foreign_page
 from service.api.refusals import Unauthenticated
 from service.api.requests import StrictRoute
-from service.network_security import is_seen_over_tls
+from service.security.network import is_seen_over_tls
 
 router = APIRouter(
     prefix="/session",

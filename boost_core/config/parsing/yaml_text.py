@@ -1,0 +1,79 @@
+"""Reading YAML by the core schema of YAML 1.2, in which ``1:30`` and ``yes`` are strings and ``3e-4`` is a number.
+
+PyYAML reads YAML 1.1, in which ``1:30`` is 90, ``yes`` is true, ``010`` is 8, a date is no string and ``3e-4`` is one.
+Merge keys (``<<``), which 1.2 dropped, are still understood: many configurations have them.
+"""
+
+import re
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+from boost_core.config.parsing.depth import is_too_deep
+
+_TAG = "tag:yaml.org,2002:"
+# What each tag looks like, and the characters that it begins with.
+_CORE_SCHEMA = {
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+    "merge": (r"<<", ["<"]),
+}
+
+
+def read_yaml(text: str, allow_duplicates: bool = False) -> Any:
+    """What a YAML or JSON document holds.
+
+    Args:
+        text: The document.
+        allow_duplicates: Whether the last value of a field that is given twice holds, as in most programs.
+
+    Raises:
+        yaml.YAMLError: It is no YAML, gives a field twice, or is nested too deeply.
+    """
+    try:
+        content = yaml.load(text, _Loader if allow_duplicates else _StrictLoader)
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deeply") from error
+    except (ValueError, LookupError) as error:
+        raise yaml.YAMLError(f"a value is none of its kind: {error}") from error
+    if is_too_deep(content):
+        raise yaml.YAMLError("it is nested too deeply")
+    return content
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader with the core schema."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  # as the parent has it
+
+    def construct_core_int(self, node: yaml.ScalarNode) -> int:
+        """A whole number: decimal, whatever it begins with, or after ``0o`` and ``0x``."""
+        digits = str(self.construct_scalar(node))
+        return int(digits, 0 if digits[:2] in ("0o", "0x") else 10)
+
+
+for _name, (_pattern, _first) in _CORE_SCHEMA.items():
+    _Loader.add_implicit_resolver(_TAG + _name, re.compile(f"(?:{_pattern})$"), _first)
+_Loader.add_constructor(f"{_TAG}int", _Loader.construct_core_int)
+
+
+class _StrictLoader(_Loader):
+    """The loader that refuses to read a field twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        """A mapping; a field that is merged in may be given beside it, one that is written may not."""
+        written: set[tuple[str, str]] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in written:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"duplicate field {key.value[:100]!r}; remove one", key.start_mark
+                    )
+                written.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)

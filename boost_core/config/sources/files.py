@@ -1,0 +1,303 @@
+"""Which files a source names, how they are split, and how many tokens there are to learn.
+
+Looked up at the door, before a job is accepted, and again by the trainer: both see the same split.
+"""
+
+import functools
+import hashlib
+import math
+import os
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import fsspec
+
+from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig
+from boost_core.config.parsing.small_files import read_small
+from boost_core.config.parsing.urls import StorageOptions, options_at
+from boost_core.config.sources.tokenized import read_index
+from boost_core.config.sources.vocabulary import MOST_BYTES, count_tokens
+
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+_STANDARD_LIBRARY_SKIPS = ("/site-packages/", "/dist-packages/", "/test/", "/tests/", "/idlelib/")
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of documents.
+
+    Attributes:
+        url: Where it is.
+        size: Its bytes, as they lie there.
+        stamp: What changes when it is written: its ETag, or when that was.
+    """
+
+    url: str
+    size: int
+    stamp: str = ""
+
+
+@dataclass(frozen=True)
+class SourceSplit:
+    """The files to train on and those to validate on. A lone file is in both and is split by position."""
+
+    training: Sequence[SourceFile]
+    validation: Sequence[SourceFile]
+
+    @property
+    def lone_file(self) -> bool:
+        """Whether the source is one file, whose last part is for validation."""
+        return self.training == self.validation
+
+    @functools.cached_property
+    def text_bytes(self) -> tuple[int, int] | None:
+        """Bytes of the files in either part; ``None`` if some are compressed, whose sizes say little of their text."""
+        if any(compression(file.url) for file in (*self.training, *self.validation)):
+            return None
+        return _size(self.training), _size(self.validation)
+
+
+class UnfitData(ValueError):
+    """Data that a job cannot train on.
+
+    Args:
+        field: The job's field at fault.
+        message: What is wrong and what to do.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def check_data(
+    data: DataConfig, vocab_size: int, sequence_length: int, storage_options: StorageOptions | None = None
+) -> None:
+    """Refuse data that a job could not train on.
+
+    Args:
+        data: The data.
+        vocab_size: Tokens that the model has.
+        sequence_length: Tokens of a sequence.
+        storage_options: What ``s3://`` is reached with, by s3fs's names; default: the process's own means.
+
+    Raises:
+        UnfitData: A path names no file, there is too little of it for one sequence in a part, or the model has fewer
+            tokens than the tokenizer.
+    """
+    # Sources that differ in their weight alone are one to look up.
+    first = {(source.kind, source.paths): number for number, (source, _) in reversed([*enumerate(data.sources)])}
+    for number in sorted(first.values()):
+        source, _ = data.sources[number]
+        try:
+            _check_source(source, data.validation_fraction, vocab_size, sequence_length, storage_options)
+        except ValueError as error:
+            field = f"data.mixture[{number}].paths" if data.mixture else "data.source.paths"
+            raise UnfitData(field, str(error)) from error
+    if not data.tokenized:
+        try:
+            vocabulary = tokenizer_vocabulary(data.tokenizer, storage_options)
+            _check_vocabulary(data.tokenizer or BYTES, vocabulary, vocab_size)
+        except ValueError as error:
+            raise UnfitData("data.tokenizer", str(error)) from error
+
+
+def _check_source(
+    source: SourceConfig,
+    validation_fraction: float,
+    vocab_size: int,
+    sequence_length: int,
+    storage_options: StorageOptions | None,
+) -> None:
+    if source.kind != "tokenized":
+        split_source(source, validation_fraction, sequence_length, storage_options)
+        return
+    for path in dict.fromkeys(source.paths):
+        index = read_index(path, storage_options)
+        _check_vocabulary(path, index.vocabulary, vocab_size)
+        refuse_too_little("training", index.tokens("training"), "tokens", sequence_length)
+        refuse_too_little("validation", index.tokens("validation"), "tokens", sequence_length)
+
+
+def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions | None = None) -> int:
+    """How many tokens a tokenizer has.
+
+    Args:
+        tokenizer: ``bytes``, or path or URL of a ``tokenizer.json``; ``None`` for bytes.
+        storage_options: What ``s3://`` is reached with; default: the process's own means.
+
+    Raises:
+        ValueError: There is no ``tokenizer.json``, it is not one, or it is larger than any.
+    """
+    if tokenizer is None or tokenizer == BYTES:
+        return BYTE_TOKENS
+    try:
+        filesystem, path = fsspec.url_to_fs(tokenizer, **options_at(tokenizer, storage_options))
+        content = read_small(filesystem, path, MOST_BYTES)
+    except FileNotFoundError as error:
+        raise ValueError(f"no file is at {tokenizer!r}; check the path, and that every node can read it") from error
+    except OSError as error:
+        raise ValueError(f"cannot read {tokenizer!r}: {error.strerror or error}; check the path") from error
+    try:
+        return count_tokens(content)
+    except ValueError as error:
+        problem = f"{tokenizer!r} is not a tokenizer.json of Hugging Face's tokenizers; save it anew, or use {BYTES}"
+        raise ValueError(problem) from error
+
+
+def _check_vocabulary(name: str, vocabulary: int, vocab_size: int) -> None:
+    if vocabulary > vocab_size:
+        raise ValueError(
+            f"{name} has {vocabulary} tokens and model.vocab_size is {vocab_size}; raise it to {vocabulary} or more"
+        )
+
+
+def split_source(
+    source: SourceConfig,
+    validation_fraction: float,
+    sequence_length: int,
+    storage_options: StorageOptions | None = None,
+) -> SourceSplit:
+    """Look up a source's files and split them whole into training and validation text.
+
+    The split goes by a hash of each file's path below the folder that all have in common, so it is the
+    same on every node and does not move when other files come or go around it.
+
+    Args:
+        source: The source.
+        validation_fraction: Share of the files kept for validation.
+        sequence_length: Tokens of a sequence.
+        storage_options: What ``s3://`` is reached with; default: the process's own means.
+
+    Raises:
+        ValueError: A path names no file, or there is too little text for one sequence in either part.
+    """
+    if source.kind == "standard_library":
+        split = _standard_library_split(validation_fraction)
+    else:
+        split = _split(list_files(source, storage_options), validation_fraction)
+    _refuse_too_little_text(split, validation_fraction, sequence_length)
+    return split
+
+
+@functools.lru_cache(maxsize=16)  # of fractions, of which people give few
+def _standard_library_split(validation_fraction: float) -> SourceSplit:
+    return _split(_standard_library_files(), validation_fraction)
+
+
+def _split(files: Sequence[SourceFile], validation_fraction: float) -> SourceSplit:
+    if len(files) == 1:
+        return SourceSplit(files, files)
+    by_hash = sorted(files, key=_hash_below(os.path.commonpath([file.url for file in files])))
+    validation_count = min(math.ceil(validation_fraction * len(files)), len(files) - 1)
+    validation, training = by_hash[:validation_count], by_hash[validation_count:]
+    return SourceSplit(sorted(training, key=_url), sorted(validation, key=_url))
+
+
+def list_files(source: SourceConfig, storage_options: StorageOptions | None = None) -> list[SourceFile]:
+    """The files a source names, sorted by URL.
+
+    Args:
+        source: The source.
+        storage_options: What ``s3://`` is reached with; default: the process's own means.
+
+    Raises:
+        ValueError: A path, glob or URL names no file.
+    """
+    if source.kind == "standard_library":
+        return list(_standard_library_files())
+    files: dict[str, SourceFile] = {}
+    for pattern in dict.fromkeys(source.paths):
+        found = _expand(pattern, storage_options)
+        if source.kind == "dataset":
+            found = [file for file in found if file.url.endswith(".arrow")]
+        if not found:
+            raise ValueError(f"no file is at {pattern!r}; check the path, and that every node can read it")
+        files.update({file.url: file for file in found})
+    return sorted(files.values(), key=_url)
+
+
+@functools.cache  # it stays what it is, and with the packages beside it there are tens of thousands of files
+def _standard_library_files() -> tuple[SourceFile, ...]:
+    root = sysconfig.get_paths()["stdlib"]
+    found = [file for file in _expand(f"{root}/**/*.py", None) if not _skipped(file.url.removeprefix(root))]
+    if not found:
+        raise ValueError(f"no Python source text is under {root}; use kind=text with paths of your own")
+    return tuple(sorted(found, key=_url))
+
+
+def _skipped(relative_path: str) -> bool:
+    return any(skip in relative_path for skip in _STANDARD_LIBRARY_SKIPS)
+
+
+def _expand(pattern: str, storage_options: StorageOptions | None) -> list[SourceFile]:
+    """Files under a path: itself, all files of a folder, or the matches of a glob."""
+    try:
+        filesystem, path = fsspec.url_to_fs(pattern, **options_at(pattern, storage_options))
+        look_up = filesystem.find if filesystem.isdir(path) else filesystem.glob
+        found = look_up(path, detail=True)
+    except OSError as error:
+        raise ValueError(f"cannot look up {pattern!r}: {error.strerror or error}; check the path") from error
+    except ValueError as error:
+        raise ValueError(f"cannot look up {pattern!r}: {error}; check the path") from error
+    return [
+        SourceFile(filesystem.unstrip_protocol(name) if "://" in pattern else name, int(info["size"]), _stamp(info))
+        for name, info in found.items()
+        if info["type"] == "file"
+    ]
+
+
+def _stamp(info: Mapping[str, Any]) -> str:
+    return str(info.get("ETag") or info.get("mtime", ""))
+
+
+def compression(url: str) -> str | None:
+    """What a file of text or JSON lines is compressed with, by its name; ``None`` if it is not."""
+    return _COMPRESSIONS.get(PurePosixPath(url).suffix)
+
+
+def _hash_below(folder: str) -> Callable[[SourceFile], str]:
+    def key(file: SourceFile) -> str:
+        return hashlib.sha256(file.url.removeprefix(folder).encode()).hexdigest()
+
+    return key
+
+
+def _url(file: SourceFile) -> str:
+    return file.url
+
+
+def _refuse_too_little_text(split: SourceSplit, validation_fraction: float, sequence_length: int) -> None:
+    if split.text_bytes is None:
+        return  # the trainer counts
+    training, validation = split.text_bytes
+    if split.lone_file:
+        validation = validation_tail(training, validation_fraction)
+        training -= validation
+    refuse_too_little("training", training, "bytes", sequence_length)
+    refuse_too_little("validation", validation, "bytes", sequence_length)
+
+
+def refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> None:
+    """Refuse a part that does not hold one sequence.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if size <= sequence_length:
+        raise ValueError(
+            f"the {part} text is {size} {unit}, too little for one sequence of {sequence_length} tokens and "
+            "the token after it; give more text, or shorten training.sequence_length"
+        )
+
+
+def validation_tail(size: int, validation_fraction: float) -> int:
+    """How much at the end of a lone file is for validation."""
+    return math.ceil(size * validation_fraction)
+
+
+def _size(files: Sequence[SourceFile]) -> int:
+    return sum(file.size for file in files)

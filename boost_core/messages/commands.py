@@ -1,0 +1,40 @@
+"""What a gang that trains can be asked to do besides training. Its ``kind`` tells one from another."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from boost_core.config.base import Config
+
+
+class Drill(Config):
+    """One fault, once."""
+
+    kind: Literal["kill_rank", "hang_rank", "drop_node", "delay_rank", "fill_store"] = Field(
+        description="kill_rank: the rank's process is killed. hang_rank: it is stopped and never goes on. drop_node: "
+        "all of the job's processes on the rank's node are killed at once, and the job stays off that node for a "
+        "while. delay_rank: the rank is late at each of some steps, as behind a slow link. fill_store: checkpoints "
+        "cannot be written for a while, as in a full store.",
+    )
+    rank: int = Field(0, ge=0, description="The rank it happens to; of drop_node, any rank on the node.")
+    at_step: int | None = Field(None, ge=0, description="Inject after this step (null: immediately).")
+    steps: int = Field(10, ge=1, le=100_000, description="Of delay_rank: number of steps.")
+    seconds: float = Field(
+        10.0,
+        gt=0,
+        le=3600,
+        description="Of delay_rank: how late a step; of drop_node and fill_store: for how long.",
+    )
+
+
+class Profile(Config):
+    """A trace of some whole steps of some ranks, once."""
+
+    kind: Literal["profile"] = "profile"
+    steps: int = Field(3, ge=1, le=20, description="How many steps, from the next one on.")
+    ranks: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (0,), min_length=1, max_length=64, description="Of which ranks; each writes a trace of its own."
+    )
+
+
+WorkerCommand = Drill | Profile

@@ -1,0 +1,228 @@
+"""Bounds what clients may hold of the server: how many connections, and for how long one on which nothing moves.
+
+Event streams stay open as long as somebody reads them.
+"""
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import resource
+import socket
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from service.api.middleware.limits import network_of
+
+HEAD_SECONDS = 10.0  # from the beginning of a connection, or of a later request on it, to the last header
+BODY_SECONDS = 30.0
+READ_SECONDS, READ_BYTES = 30.0, 16 * 2**10  # how much of an answer that waits a client takes at least, in which time
+TLS_SECONDS = 10.0
+
+_MOST_DESCRIPTORS = 65_536
+_LOG_SECONDS = 60.0
+_OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+
+_log = logging.getLogger(__name__)
+
+
+def _last_words(status: str, why: str) -> bytes:
+    headers = f"Content-Type: text/plain; charset=utf-8\r\nContent-Length: {len(why)}\r\nRetry-After: 5"
+    return f"HTTP/1.1 {status}\r\n{headers}\r\nConnection: close\r\n\r\n{why}".encode("ascii")
+
+
+_TOO_MANY = _last_words("503 Service Unavailable", "the service has too many connections; try again")
+_TOO_SLOW = _last_words("408 Request Timeout", "the request did not arrive in time; send it faster")
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process have as many connections and files open as it may allow itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def most_connections(wanted: int) -> int:
+    """As many connections as wanted, but half of the descriptors are left to the database, Ray, stores and files."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else max(2, min(wanted, soft // 2))
+
+
+class Notes:
+    """What happens to connections, for the log: a line a minute at most, however often it happens."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._written = float("-inf")
+
+    def add(self, what: str) -> None:
+        """Count something that has happened."""
+        self._counts[what] += 1
+
+    def write(self, now: float) -> None:
+        """Write the line, if there is something to say and the last one is a minute old."""
+        if self._counts and now - self._written >= _LOG_SECONDS:
+            _log.warning("connections: %s", "; ".join(f"{count} {what}" for what, count in self._counts.items()))
+            self._counts.clear()
+            self._written = now
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """asyncio's own, on which TLS handshakes end in time."""
+
+    async def create_server(self, *arguments: Any, **named: Any) -> asyncio.Server:
+        """Start a server."""
+        if named.get("ssl"):
+            named["ssl_handshake_timeout"] = TLS_SECONDS
+        return await super().create_server(*arguments, **named)
+
+
+class _Connection(socket.socket):
+    """A connection that says when it is closed."""
+
+    when_closed: Callable[[], object] | None = None
+
+    def close(self) -> None:
+        super().close()
+        if self.when_closed:
+            self.when_closed()
+
+
+class Listener(socket.socket):
+    """A listening socket with so many connections at a time; further ones are answered 503 and closed.
+
+    Args:
+        listening: The socket to listen on; this one takes its place.
+        most: How many.
+        proxies: Their addresses and networks, or ``*``. Any other address has half of the connections at most.
+        encrypted: Whether TLS is spoken, so that nothing can be said to who is turned away.
+        notes: Takes what happens.
+    """
+
+    def __init__(
+        self, listening: socket.socket, most: int, proxies: Iterable[str], encrypted: bool, notes: Notes
+    ) -> None:
+        super().__init__(fileno=listening.detach())
+        self._most, self._most_of_one = most, most // 2
+        self._proxies = list(_networks(proxies))
+        self._encrypted, self._notes = encrypted, notes
+        self._open: Counter[str] = Counter()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection.
+
+        Raises:
+            BlockingIOError: There is none now, or it was turned away.
+            OSError: It cannot be had, for example for want of descriptors.
+        """
+        accepted, address = super().accept()
+        connection, sender = _Connection(fileno=accepted.detach()), network_of(address[0])
+        if self._open.total() >= self._most:
+            self._turn_away(connection, f"refused, because all {self._most} were in use")
+        if self._open[sender] >= self._most_of_one and not self._is_proxy(address[0]):
+            self._turn_away(connection, f"refused, because their address had {self._most_of_one} open")
+        self._open[sender] += 1
+        connection.when_closed = weakref.finalize(connection, self._forget, sender)
+        return connection, address
+
+    def _turn_away(self, connection: socket.socket, why: str) -> None:
+        self._notes.add(why)
+        with connection:
+            connection.setblocking(False)
+            if not self._encrypted:
+                connection.send(_TOO_MANY)
+        raise BlockingIOError
+
+    def _is_proxy(self, address: str) -> bool:
+        return any(ipaddress.ip_address(address) in network for network in self._proxies)
+
+    def _forget(self, sender: str) -> None:
+        self._open[sender] -= 1
+        if not self._open[sender]:
+            del self._open[sender]
+
+
+def _networks(proxies: Iterable[str]) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    for proxy in ("0.0.0.0/0", "::/0") if "*" in proxies else proxies:
+        with suppress(ValueError):  # uvicorn believes other names, too, but nobody comes from these over TCP
+            yield ipaddress.ip_network(proxy, strict=False)
+
+
+@dataclass
+class _Clocks:
+    """What a connection was last seen to wait for, and since when."""
+
+    part: tuple[str, object] | None = None
+    part_since: float = 0.0
+    unread: int = 0
+    unread_since: float = 0.0
+
+
+class Watch:
+    """Ends connections on which a request does not arrive, or an answer is not read.
+
+    Args:
+        notes: Takes what happens.
+    """
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+        self._clocks: dict[H11Protocol, _Clocks] = {}
+
+    def look(self, connections: Iterable[H11Protocol], now: float) -> None:
+        """End those whose time is over; to be called about once a second.
+
+        Args:
+            connections: All that are open.
+            now: Seconds on any clock that runs evenly.
+        """
+        self._clocks = {connection: self._clocks.get(connection) or _Clocks() for connection in connections}
+        for connection, clocks in self._clocks.items():
+            self._look_at_request(connection, clocks, now)
+            self._look_at_answer(connection, clocks, now)
+
+    def _look_at_request(self, connection: H11Protocol, clocks: _Clocks, now: float) -> None:
+        part = _arriving(connection)
+        if part != clocks.part:
+            clocks.part, clocks.part_since = part, now
+        if part is None or connection.transport.is_closing():
+            return
+        seconds = HEAD_SECONDS if part[0] == "head" else BODY_SECONDS
+        if now - clocks.part_since >= seconds:
+            self._notes.add(f"closed, because the {part[0]} of a request took longer than {seconds:g} s")
+            if connection.cycle is None or not connection.cycle.response_started:
+                connection.transport.write(_TOO_SLOW)
+            connection.transport.close()
+
+    def _look_at_answer(self, connection: H11Protocol, clocks: _Clocks, now: float) -> None:
+        unread = connection.transport.get_write_buffer_size()
+        if not clocks.unread or unread <= max(0, clocks.unread - READ_BYTES):
+            clocks.unread, clocks.unread_since = unread, now
+            return
+        clocks.unread = max(unread, clocks.unread)
+        if now - clocks.unread_since >= READ_SECONDS:
+            self._notes.add(f"cut off, because an answer was not read for {READ_SECONDS:g} s")
+            connection.transport.abort()
+
+
+def _arriving(connection: H11Protocol) -> tuple[str, object] | None:
+    """Which part of which request the server waits for; ``None`` between requests, and while it has enough to do."""
+    state = connection.conn.their_state
+    if state is h11.IDLE and connection.timeout_keep_alive_task is None:
+        return "head", connection.cycle
+    if state is h11.SEND_BODY and not connection.flow.read_paused:
+        return "body", connection.cycle
+    return None
+
+
+def is_out_of_descriptors(error: object) -> bool:
+    """Whether this is for want of descriptors."""
+    return isinstance(error, OSError) and error.errno in _OUT_OF_DESCRIPTORS

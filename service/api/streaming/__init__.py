@@ -1,0 +1,1 @@
+"""Event streams: events are read and encoded once for all who follow a job."""

@@ -1,0 +1,197 @@
+"""Following jobs: when each job's ``Feed`` is read on, and which streams may go on.
+
+A feed is read on whenever its job has been written to. This process hears of its own writes directly, PostgreSQL tells
+it of those of others, and a look at the versions of all followed jobs now and then finds what neither has told.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.accounts.keys import KeyStore
+from service.accounts.principal import Principal
+from service.api.streaming.feed import EncodedEvent, Feed, Follower, read_events, read_on
+from service.jobs.notifications import can_listen, listening, send_probe
+from service.jobs.queries import EventFilter
+from service.jobs.store import JobStore
+
+KEPT_BYTES = 16 * 2**20  # of all feeds together, counted as JSON
+WATCH_SECONDS = 0.5  # until streams end whose key was revoked or has expired, or whose server stops
+LOOK_SECONDS = 1.0
+LOOK_SECONDS_WHEN_TOLD = 5.0
+RETRY_SECONDS = 1.0
+
+_THREADS = 4  # that read for streams; other requests have their own
+
+_Answer = TypeVar("_Answer")
+_log = logging.getLogger(__name__)
+
+
+class Feeds:
+    """The feeds of one process. Used from its event loop alone.
+
+    Args:
+        store: The record.
+        keys: API keys.
+        stopping: Set when the server stops.
+    """
+
+    def __init__(self, store: JobStore, keys: KeyStore, stopping: threading.Event) -> None:
+        self._store, self._keys, self._stopping = store, keys, stopping
+        self._feeds: dict[str, Feed] = {}
+        self._readers: dict[str, asyncio.Task[None]] = {}  # by job
+        self._watcher: asyncio.Task[None] | None = None  # while there are feeds
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._threads = anyio.CapacityLimiter(_THREADS)
+        self._is_told = False  # by the database, of what other processes write
+        self._next_look = 0.0
+        store.notifications.subscribe(self._heard)
+
+    @contextmanager
+    def follow(self, job_id: str, who: Principal, wanted: EventFilter, after: int) -> Iterator[Follower]:
+        """Follow a job.
+
+        Args:
+            job_id: The job.
+            who: Whose stream it is; it ends when their key is revoked or expires.
+            wanted: Which events are wanted.
+            after: Only later ones than that with this id are.
+        """
+        feed = self._feeds.get(job_id) or self._open(job_id)
+        follower = Follower(feed, self.read, who, wanted, after)
+        feed.followers.add(follower)
+        feed.stale.set()
+        try:
+            yield follower
+        finally:
+            feed.followers.remove(follower)
+            if not feed.followers:
+                self._close(feed)
+
+    async def read(self, job_id: str, after: int, wanted: EventFilter) -> Sequence[EncodedEvent]:
+        """Read the record in another thread; see ``read_events``."""
+        return await self._in_thread(lambda: read_events(self._store, job_id, after, wanted))
+
+    def _open(self, job_id: str) -> Feed:
+        if not self._feeds:
+            self._loop = asyncio.get_running_loop()
+            self._is_told, self._next_look = False, time.monotonic() + LOOK_SECONDS
+            self._watcher = asyncio.create_task(self._look_after())
+        feed = self._feeds[job_id] = Feed(job_id)
+        self._readers[job_id] = asyncio.create_task(self._keep_reading(feed))
+        return feed
+
+    def _close(self, feed: Feed) -> None:
+        del self._feeds[feed.job_id]
+        self._readers.pop(feed.job_id).cancel()
+        if not self._feeds and self._watcher is not None:
+            self._watcher.cancel()
+
+    def _heard(self, job_id: str, version: int) -> None:
+        """Called by whichever thread of this process has written to a job."""
+        if job_id in self._feeds and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has just ended
+                self._loop.call_soon_threadsafe(self._note, job_id, version)
+
+    def _note(self, job_id: str, version: int) -> None:
+        feed = self._feeds.get(job_id)
+        if feed is not None and version > feed.version:
+            feed.stale.set()
+
+    async def _keep_reading(self, feed: Feed) -> None:
+        """Read a job's new events whenever there may be some."""
+        while True:
+            await feed.stale.wait()
+            feed.stale.clear()
+            try:
+                position, events = await self._in_thread(lambda: read_on(self._store, feed.job_id, feed.newest))
+            except SQLAlchemyError:  # the next look finds that there is something left to read
+                self._look_soon()
+            except Exception:
+                _log.exception("the events of job %s cannot be read; its streams end", feed.job_id)
+                feed.end(lambda _: True)
+            else:
+                feed.take(position, events)
+                feed.trim(KEPT_BYTES // len(self._feeds))
+
+    async def _look_after(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for work in (self._tend(), self._watch(), self._listen()):
+                tasks.create_task(work)
+
+    async def _tend(self) -> None:
+        """Do what must not wait for the database: end all streams with the server, and keep within the memory."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            for feed in self._feeds.values():
+                feed.trim(KEPT_BYTES // len(self._feeds))
+                if self._stopping.is_set():
+                    feed.end(lambda _: True)
+
+    async def _watch(self) -> None:
+        """End streams whose keys were revoked or have expired, and look for writes that no notification told of."""
+        is_away = False
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                await self._check_keys()
+                if time.monotonic() >= self._next_look:
+                    await self._look()
+                is_away = False
+            except Exception as error:
+                if not is_away:
+                    _log.warning("event streams wait for the database: %s", error)
+                is_away = True
+                self._look_soon()
+
+    async def _check_keys(self) -> None:
+        asked = {follower.who for feed in self._feeds.values() for follower in feed.followers}
+        bad = await self._in_thread(lambda: {who for who in asked if not self._keys.is_good(who)})
+        if bad:
+            for feed in self._feeds.values():
+                feed.end(bad.__contains__)
+
+    async def _look(self) -> None:
+        self._next_look = time.monotonic() + (LOOK_SECONDS_WHEN_TOLD if self._is_told else LOOK_SECONDS)
+        followed = list(self._feeds)
+        for job_id, version in (await self._in_thread(lambda: self._store.versions(followed))).items():
+            self._note(job_id, version)
+
+    def _look_soon(self) -> None:
+        self._next_look = min(self._next_look, time.monotonic() + LOOK_SECONDS)
+
+    async def _listen(self) -> None:
+        """Hear of the writes of other processes, if the database can tell of them."""
+        is_said = False
+        while can_listen(self._store.engine):
+            try:
+                await self._listen_once()
+            except Exception as error:
+                if self._is_told or not is_said:
+                    _log.warning("PostgreSQL does not tell what other processes write until it is back: %s", error)
+                is_said = True
+            self._is_told = False
+            self._look_soon()
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _listen_once(self) -> None:
+        probe = uuid.uuid4().hex
+        async with listening(self._store.engine) as writes:
+            await self._in_thread(lambda: send_probe(self._store.engine, probe))
+            async for job_id, version in writes:
+                if job_id == probe:
+                    self._is_told = True
+                    self._next_look = 0.0  # for what was written before
+                self._note(job_id, version)
+
+    async def _in_thread(self, work: Callable[[], _Answer]) -> _Answer:
+        return await anyio.to_thread.run_sync(work, limiter=self._threads)

@@ -1,0 +1,112 @@
+"""``boost ckpt``: look at the checkpoints of a job or a folder, keep them, remove them."""
+
+import re
+from typing import Annotated
+
+import typer
+
+from boost_core.config import Layout
+from service.cli.commands import ckpt_folders
+from service.cli.commands.ckpt_folders import checkpoints_in, manifest_in
+from service.cli.completion import complete_job_ids
+from service.cli.connection import open_client
+from service.cli.failures import BadInput
+from service.cli.options import AsJson, JobId, Url
+from service.cli.output.printing import print_json, print_table, say
+from service.client import Client
+from service.models.checkpoints import Checkpoint, CheckpointDetail, CheckpointList
+
+app = typer.Typer(no_args_is_help=True, help="Look at checkpoints, check them, keep them, remove them, export a model.")
+
+_JOB_ID = re.compile(r"job-[0-9a-z]+")
+
+JobOrFolder = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID|URL", help="A job, or a folder: a path, file:// or s3://.", autocompletion=complete_job_ids
+    ),
+]
+Step = Annotated[int, typer.Argument(min=0, metavar="STEP", help="The checkpoint of this step.")]
+
+
+@app.command("ls")
+def list_checkpoints(where: JobOrFolder, as_json: AsJson = False, url: Url = None) -> None:
+    """List the committed checkpoints of a job or a folder, the newest first; then those that are damaged, and how."""
+    if _JOB_ID.fullmatch(where):
+        with open_client(url) as client:
+            found = client.checkpoints(where)
+    else:
+        found = checkpoints_in(where)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+
+
+@app.command()
+def show(
+    where: JobOrFolder,
+    step: Annotated[int | None, typer.Option(min=0, help="The checkpoint of this step; else the newest.")] = None,
+    url: Url = None,
+) -> None:
+    """Print what is known of a checkpoint, as JSON."""
+    if not _JOB_ID.fullmatch(where):
+        print_json(manifest_in(where, step))
+        return
+    with open_client(url) as client:
+        print_json(_of_job(client, where, step))
+
+
+@app.command()
+def pin(job_id: JobId, step: Step, url: Url = None) -> None:
+    """Keep a checkpoint until it is unpinned."""
+    with open_client(url) as client:
+        say(f"{client.pin(job_id, step).url} is kept until it is unpinned")
+
+
+@app.command()
+def unpin(job_id: JobId, step: Step, url: Url = None) -> None:
+    """Leave a checkpoint to the job's own rules again."""
+    with open_client(url) as client:
+        say(f"{client.unpin(job_id, step).url} is kept as long as the job's own rules say")
+
+
+@app.command("rm")
+def remove(job_id: JobId, step: Step, url: Url = None) -> None:
+    """Delete a checkpoint of a job."""
+    with open_client(url) as client:
+        client.delete_checkpoint(job_id, step)
+    say(f"deleted the checkpoint of step {step} of {job_id}")
+
+
+for of_folders in (ckpt_folders.verify, ckpt_folders.prune, ckpt_folders.export):
+    app.command()(of_folders)
+
+
+def _of_job(client: Client, job_id: str, step: int | None) -> CheckpointDetail:
+    if step is None:
+        found = client.checkpoints(job_id)
+        if not found.checkpoints:
+            damaged = [f"; that of step {one.step} is damaged: {one.damage}" for one in found.damaged[:1]]
+            raise BadInput(
+                f"{job_id} has no {'intact checkpoint' if damaged else 'committed checkpoint yet'}{''.join(damaged)}"
+            )
+        step = found.checkpoints[0].step
+    return client.checkpoint(job_id, step)
+
+
+def _print(found: CheckpointList) -> None:
+    print_table(("STEP", "SAVED", "SIZE", "LAYOUT", "PINNED", "URL"), map(_row, found.checkpoints))
+    for one in found.damaged:
+        say(f"the checkpoint of step {one.step} is damaged{' and pinned' if one.pinned else ''}: {one.damage}")
+
+
+def _row(checkpoint: Checkpoint) -> tuple[str, ...]:
+    return (
+        str(checkpoint.step),
+        f"{checkpoint.saved_at.astimezone():%Y-%m-%d %H:%M:%S}",
+        f"{checkpoint.bytes / 2**20:,.1f} MiB",
+        str(Layout.of(checkpoint)),
+        "pinned" if checkpoint.pinned else "-",
+        checkpoint.url,
+    )

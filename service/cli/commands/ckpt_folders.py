@@ -1,0 +1,108 @@
+"""``boost ckpt`` on a folder: check, thin out, take a model out of one. Needs no service."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
+from boost_core.config import Layout
+from service.cli.failures import BadInput, ExitStatus
+from service.cli.output.printing import say
+from service.cli.trainer_process import run_trainer
+from service.models.checkpoints import Checkpoint, CheckpointList, DamagedCheckpoint
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="Folder of a job's checkpoints: a path, file:// or s3://.")]
+Step = Annotated[int | None, typer.Option(min=0, help="The checkpoint of this step; else the newest.")]
+
+
+def checkpoints_in(url: str) -> CheckpointList:
+    """The committed checkpoints of a folder, the newest first.
+
+    Raises:
+        BadInput: There is none.
+    """
+    folder = CheckpointFolder(url)
+    _steps(folder)
+    pinned = folder.pinned()
+    checkpoints, damaged = [], []
+    for found in folder.checkpoints():
+        step, manifest = found.step, found.manifest
+        about = {"step": step, "url": folder.step_url(step), "pinned": step in pinned}
+        if manifest is None or found.damage:
+            damaged.append(DamagedCheckpoint(**about, damage=found.damage))
+            continue
+        checkpoints.append(
+            Checkpoint(
+                **about,
+                bytes=manifest.bytes,
+                saved_at=manifest.saved_at,
+                **Layout.of(manifest.parallelism).sizes,
+                samples=manifest.samples,
+            )
+        )
+    return CheckpointList(checkpoints=checkpoints, damaged=damaged)
+
+
+def manifest_in(url: str, step: int | None) -> Manifest:
+    """The manifest of a folder's checkpoint of a step, or of its newest.
+
+    Raises:
+        BadInput: There is no such checkpoint, or its manifest cannot be read.
+    """
+    folder = CheckpointFolder(url)
+    chosen = _chosen(folder, step)
+    try:
+        return folder.manifest(chosen)
+    except CheckpointDamaged as damage:
+        raise BadInput(f"the checkpoint of step {chosen} is damaged: {damage}; choose another with --step") from damage
+
+
+def verify(url: Url, step: Annotated[int | None, typer.Option(min=0, help="Only this step; else all.")] = None) -> None:
+    """Read every file and compare it with what was written."""
+    folder = CheckpointFolder(url)
+    damaged = False
+    for each in _steps(folder) if step is None else [_chosen(folder, step)]:
+        problems = folder.damage(each)
+        damaged = damaged or bool(problems)
+        for line in problems or ["intact"]:
+            say(f"step {each}: {line}")
+    if damaged:
+        raise typer.Exit(ExitStatus.FAILED)
+
+
+def prune(
+    url: Url,
+    keep_last: Annotated[int, typer.Option(min=1, help="Keep this many of the newest.")],
+    keep_every: Annotated[int | None, typer.Option(min=1, help="Keep multiples of this many steps, too.")] = None,
+) -> None:
+    """Remove old checkpoints. Those that stay are read first: one that is damaged does not count."""
+    folder = CheckpointFolder(url)
+    _steps(folder)
+    removed = folder.prune(keep_last, keep_every, read_files=True)
+    say(f"removed {len(removed)}; left: {', '.join(map(str, folder.steps()))}")
+
+
+def export(
+    url: Url, model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder to write to.")], step: Step = None
+) -> None:
+    """Write a checkpoint's model as safetensors; `python -m boost_core.convert` can do more."""
+    chosen = [] if step is None else ["--step", str(step)]
+    raise typer.Exit(run_trainer("boost_core.convert", ["export", url, str(model), *chosen]))
+
+
+def _steps(folder: CheckpointFolder) -> list[int]:
+    steps = folder.steps()
+    if not steps:
+        raise BadInput(f"{folder.url} holds no committed checkpoint; check the URL")
+    return steps
+
+
+def _chosen(folder: CheckpointFolder, step: int | None) -> int:
+    steps = _steps(folder)
+    if step is None:
+        return steps[-1]
+    if step not in steps:
+        raise BadInput(f"{folder.url} holds no checkpoint of step {step}; there are: {', '.join(map(str, steps))}")
+    return step

@@ -1,0 +1,82 @@
+"""``boost pause``, ``resume``, ``cancel``, ``retry``, ``patch`` and ``drill``: what a job's user may do to it."""
+
+from typing import Annotated
+
+import typer
+
+from boost_core.messages.commands import Drill
+from service.cli.connection import open_client
+from service.cli.failures import BadInput
+from service.cli.options import JobId, Url
+from service.cli.output.printing import say
+from service.jobs.states import JobState
+
+
+def pause(job_id: JobId, url: Url = None) -> None:
+    """Pause a job: it saves its state and gives back what it holds."""
+    with open_client(url) as client:
+        job = client.pause(job_id)
+    say(f"{job.id} is PAUSED" if job.state is JobState.PAUSED else f"{job.id} will be paused after its step")
+
+
+def resume(job_id: JobId, url: Url = None) -> None:
+    """Resume a paused job where it was."""
+    with open_client(url) as client:
+        job = client.resume(job_id)
+    say(f"{job.id} is {job.state}: {job.message}")
+
+
+def cancel(job_id: JobId, url: Url = None) -> None:
+    """Cancel a job."""
+    with open_client(url) as client:
+        job = client.cancel(job_id)
+    say(f"{job.id} is {job.state}" if job.finished else f"{job.id} will be cancelled within seconds")
+
+
+def retry(job_id: JobId, url: Url = None) -> None:
+    """Queue a job again that has failed or was cancelled; it goes on from its newest checkpoint."""
+    with open_client(url) as client:
+        job = client.retry(job_id)
+    say(f"{job.id} is {job.state} again, and goes on from step {job.checkpoint.step if job.checkpoint else 0}")
+
+
+def patch(
+    job_id: JobId,
+    name: Annotated[str | None, typer.Option(help="Another name.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Another priority; higher goes first.")] = None,
+    min_replicas: Annotated[int | None, typer.Option(help="The fewest data parallel replicas.")] = None,
+    max_replicas: Annotated[int | None, typer.Option(help="The most data parallel replicas.")] = None,
+    url: Url = None,
+) -> None:
+    """Change a job while it lives."""
+    limits = _given(min=min_replicas, max=max_replicas)
+    changes = _given(name=name, priority=priority, data_parallel_size=limits or None)
+    if not changes:
+        raise BadInput("nothing to change; give --name, --priority, --min-replicas or --max-replicas")
+    with open_client(url) as client:
+        job = client.patch(job_id, changes)
+    elasticity = job.spec.elasticity
+    replicas = elasticity.data_parallel_size if elasticity else None
+    between = f"{replicas.min} to {replicas.max}" if replicas else job.spec.parallelism.data_parallel_size
+    say(f"{job.id} is {job.name}, of priority {job.spec.priority}, with {between} replica(s)")
+
+
+def drill(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=Drill.model_fields["kind"].description)],
+    job_id: JobId,
+    rank: Annotated[int | None, typer.Option(help="The rank it happens to; else 0.")] = None,
+    at_step: Annotated[int | None, typer.Option(help="Inject after this step (default: immediately).")] = None,
+    steps: Annotated[int | None, typer.Option(help="Of delay_rank: number of steps (default: 10).")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Of delay_rank: how late; of drop_node and fill_store: for how long; else 10.")
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Bring a fault about in a job of yours, to see that it gets over it."""
+    with open_client(url) as client:
+        job = client.drill(job_id, _given(kind=kind, rank=rank, at_step=at_step, steps=steps, seconds=seconds))
+    say(f"{job.id} will have its {kind}; see what comes of it: boost events {job.id} -f")
+
+
+def _given(**options: object) -> dict[str, object]:
+    return {name: value for name, value in options.items() if value is not None}

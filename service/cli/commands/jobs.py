@@ -1,0 +1,102 @@
+"""``boost ls``, ``show``, ``events`` and ``logs``: look at jobs."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from service.cli.connection import open_client
+from service.cli.options import AsJson, Follow, JobId, Url
+from service.cli.output.event_text import line_of
+from service.cli.output.job_text import age, facts, loss, news, step
+from service.cli.output.printing import print_json, print_table, say
+from service.cli.output.progress import exit_as, follow_until_interrupted
+from service.cli.times import moment_before_now
+from service.client import Client
+from service.jobs.model import JobPage, JobRecord
+from service.jobs.states import JobState
+
+_PAGE = 500  # the most that the API gives at once
+
+
+def list_jobs(
+    state: Annotated[
+        list[JobState] | None, typer.Option(case_sensitive=False, help="Only jobs in this state; may be given again.")
+    ] = None,
+    queue: Annotated[str | None, typer.Option(help="Only jobs in this queue.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only jobs with this in their name.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's jobs; for operators.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of results.")] = 100,
+    cursor: Annotated[str | None, typer.Option(help="Go on where an earlier list ended; it says how.")] = None,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """List jobs, the newest first."""
+    filters = {"queue": queue, "name": name, "tenant": tenant}
+    with open_client(url) as client:
+        page = _pages(client, state or [], limit, cursor, filters)
+    if as_json:
+        print_json(page)
+        return
+    print_table(("ID", "NAME", "QUEUE", "STATE", "STEP", "LOSS", "AGE", "MESSAGE"), map(_row, page.jobs))
+    if page.next_cursor:
+        say(f"(these are {len(page.jobs)}; older ones: the same with --cursor {page.next_cursor})")
+
+
+def _pages(
+    client: Client, states: list[JobState], limit: int, cursor: str | None, filters: dict[str, str | None]
+) -> JobPage:
+    """As many pages as it takes, as one."""
+    jobs: list[JobRecord] = []
+    while True:
+        page = client.list(states, min(limit - len(jobs), _PAGE), cursor, **filters)
+        jobs += page.jobs
+        cursor = page.next_cursor
+        if cursor is None or len(jobs) >= limit:
+            return JobPage(jobs=jobs, next_cursor=cursor)
+
+
+def _row(job: JobRecord) -> tuple[str, ...]:
+    return job.id, job.name, job.queue, job.state, step(job), loss(job), age(job), news(job)
+
+
+def show(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
+    """Show one job."""
+    with open_client(url) as client:
+        job = client.get(job_id)
+    if as_json:
+        print_json(job)
+        return
+    for name, value in facts(job):
+        say(f"{name:<12}{value}")
+
+
+def events(job_id: JobId, follow_it: Follow = False, as_json: AsJson = False, url: Url = None) -> None:
+    """Print what happened to a job: states, steps, checkpoints, restarts. What its ranks say: `boost logs`."""
+    with open_client(url) as client:
+        if follow_it and not as_json:
+            exit_as(follow_until_interrupted(client, job_id, Console(highlight=False)))
+            return
+        for event in client.events(job_id, follow=follow_it):
+            say(event.model_dump_json() if as_json else line_of(event))
+
+
+def logs(
+    job_id: JobId,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank's lines.")] = None,
+    level: Annotated[
+        list[str] | None, typer.Option(help="Only lines of this level, for example ERROR; may be given again.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only newer lines: 10m, 2h, 7d, or 2026-03-01T12:00:00Z.")
+    ] = None,
+    follow_it: Follow = False,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """Print what a job's ranks have logged. What happened to the job as a whole: `boost events`."""
+    begin = moment_before_now(since) if since else None
+    levels = [each.upper() for each in level or ()]
+    with open_client(url) as client:
+        for event in client.logs(job_id, rank=rank, level=levels, since=begin, follow=follow_it):
+            say(event.model_dump_json() if as_json else line_of(event))

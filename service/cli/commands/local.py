@@ -1,0 +1,77 @@
+"""What runs on this machine, not in a service: ``boost serve``, ``bench``, ``data``, ``import-config``, ``demo``."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+
+from service.cli.commands.demo import run_demo
+from service.cli.failures import read_foreign_config, read_settings
+from service.cli.output.printing import say
+from service.cli.trainer_process import run_trainer
+
+HANDED_ON: dict[str, Any] = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+    "add_help_option": False,
+}
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on; else BOOST_HOST, else 127.0.0.1.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65_535, help="Port to listen on; else BOOST_PORT, else 8900.")
+    ] = None,
+    auth: Annotated[
+        bool | None,
+        typer.Option("--auth/--no-auth", help="Whether requests need an API key; else BOOST_AUTH, else they do."),
+    ] = None,
+    tls: Annotated[
+        bool | None,
+        typer.Option("--tls/--no-tls", help="--no-tls: a proxy in front of the service does TLS; else BOOST_TLS."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM file with the certificate and its chain; else BOOST_TLS_CERT.")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="PEM file with the certificate's private key; else BOOST_TLS_KEY.")
+    ] = None,
+) -> None:
+    """Run the service until it is interrupted. Each option has a variable, such as BOOST_HOST, that says the same."""
+    from service.serve import run  # the engine takes seconds to import, which no other command needs
+
+    given = {"host": host, "port": port, "auth": auth, "tls": tls, "tls_cert": tls_cert, "tls_key": tls_key}
+    run(read_settings(**{name: value for name, value in given.items() if value is not None}))
+
+
+def bench(context: typer.Context) -> None:
+    """Measure what the trainer's work costs on this machine; `boost bench --help` says what there is."""
+    raise typer.Exit(run_trainer("boost_core.bench", context.args))
+
+
+def data(context: typer.Context) -> None:
+    """Make tokens of documents; `boost data tokenize --help` says how."""
+    raise typer.Exit(run_trainer("boost_core.data", context.args))
+
+
+def import_configuration(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.YAML", help="Of nanotron, or of BOOST's fork of it.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write the job; else to standard output.")] = None,
+) -> None:
+    """Make a job file of another trainer's configuration, and say what could not be carried over, and what to set."""
+    imported = read_foreign_config(config)
+    for note in imported.notes:
+        say(f"not carried over as it was: {note}", err=True)
+    for field, remedy in imported.unset.items():
+        say(f"to be set before the job runs: {field}: {remedy}", err=True)
+    text = yaml.safe_dump(imported.job, sort_keys=False)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        out.write_text(text, encoding="utf-8")
+
+
+def demo() -> None:
+    """Start a service, train the example job on it, and show what came of it."""
+    raise typer.Exit(run_demo(read_settings(), Console(highlight=False)))

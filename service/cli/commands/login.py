@@ -1,0 +1,64 @@
+"""``boost login``, ``logout`` and ``whoami``."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+from pydantic import SecretStr
+
+from service.cli.connection import client_of, open_client
+from service.cli.failures import BadInput, read_settings
+from service.cli.login_file import Login, write_login
+from service.cli.options import AsJson, Url
+from service.cli.output.printing import print_json, say
+from service.models.identity import Identity
+
+_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def login(
+    url: Annotated[str | None, typer.Option(help="Where the service is; else BOOST_URL, else this machine.")] = None,
+    key_stdin: Annotated[bool, typer.Option("--key-stdin", help="Read the key from standard input.")] = False,
+    ca_file: Annotated[
+        Path | None, typer.Option(help="File of the authorities that may have signed the service's certificate.")
+    ] = None,
+) -> None:
+    """Sign in: ask for an API key, try it, and keep it in a file that only you can read."""
+    settings = read_settings()
+    address = url or settings.url
+    if urlsplit(address).scheme == "http" and urlsplit(address).hostname not in _THIS_MACHINE:
+        say(f"careful: what goes to {address}, the key included, can be read on the way; use https", err=True)
+    key = sys.stdin.readline().strip() if key_stdin else typer.prompt("API key", hide_input=True).strip()
+    if not key:
+        raise BadInput("no key was given; an operator makes one with: boost keys create NAME --tenant TENANT")
+    with client_of(address, api_key=key, verify=ca_file or True, retry_seconds=settings.retry_seconds) as client:
+        who = client.whoami()
+    write_login(settings.config, Login(url=address, api_key=SecretStr(key), ca_file=ca_file and ca_file.absolute()))
+    say(f"signed in to {address} as {_in_words(who)}; kept in {settings.config}")
+
+
+def logout() -> None:
+    """Forget the key of `boost login`. It stays good until it is revoked."""
+    path = read_settings().config
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        say("not signed in")
+    else:
+        say(f"removed {path}")
+
+
+def whoami(as_json: AsJson = False, url: Url = None) -> None:
+    """Say who the service takes you for."""
+    with open_client(url) as client:
+        who = client.whoami()
+    if as_json:
+        print_json(who)
+    else:
+        say(_in_words(who))
+
+
+def _in_words(who: Identity) -> str:
+    return f"{who.name} of tenant {who.tenant}, who may {', '.join(who.scopes)}"

@@ -1,0 +1,23 @@
+"""``boost migrate``: the database brought up to date before a service starts."""
+
+from service.cli.failures import BadInput, Failed, read_settings
+from service.cli.output.printing import say
+
+
+def migrate() -> None:
+    """Bring the database of BOOST_DATABASE_URL to this version, and end. `boost serve` does it when it starts, too."""
+    # Imported here, because no other command needs SQL.
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+    from service.jobs.database import migrate as bring_up_to_date
+
+    settings = read_settings()
+    try:
+        place = make_url(settings.database_url).render_as_string(hide_password=True)
+        bring_up_to_date(settings.database_url)
+    except ArgumentError as error:
+        raise BadInput(f"BOOST_DATABASE_URL: {error}") from error
+    except (OSError, SQLAlchemyError) as error:
+        raise Failed(f"the database {place} could not be brought up to date: {error}") from error
+    say(f"the database {place} is up to date")

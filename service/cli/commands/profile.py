@@ -1,0 +1,59 @@
+"""``boost profile``: what torch's profiler sees of some steps of a job."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from boost_core.messages.commands import Profile
+from service.cli.connection import open_client
+from service.cli.failures import Failed
+from service.cli.options import JobId, Url
+from service.cli.output.event_text import line_of
+from service.cli.output.printing import say
+from service.client import Client
+from service.jobs.model import EventKind, JobEvent
+
+_TELLING: tuple[EventKind, ...] = ("profile", "fault", "interruption")  # what can become of a profile
+_READERS = "a trace opens at https://ui.perfetto.dev, or in TensorBoard"
+
+
+def profile(
+    job_id: JobId,
+    steps: Annotated[int, typer.Option(help="How many steps, 1 to 20.")] = Profile().steps,
+    rank: Annotated[list[int] | None, typer.Option(help="Of this rank, else of rank 0; may be given again.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the traces, and print where they are.")] = False,
+    url: Url = None,
+) -> None:
+    """Trace some steps of a running job with torch's profiler. The traces go beside its checkpoints."""
+    ranks = rank or [0]
+    with open_client(url) as client:
+        seen = max((event.id for event in client.events(job_id, follow=False, kinds=_TELLING)), default=0)
+        job = client.profile(job_id, {"steps": steps, "ranks": ranks})
+        if wait:
+            for trace in _traces(client, job_id, seen, set(ranks)):
+                say(trace)
+        else:
+            say(f"{job.id} will have {steps} step(s) traced; where the traces are: boost events {job.id} -f")
+            say(_READERS)
+
+
+def _traces(client: Client, job_id: str, seen: int, ranks: set[int]) -> Iterator[str]:
+    """The URL of each rank's trace, as they come.
+
+    Raises:
+        Failed: One will not come.
+    """
+    for event in client.events(job_id, after=seen, kinds=_TELLING):
+        if event.kind == "interruption" or _is_failure(event, ranks):
+            raise Failed(f"{line_of(event)}; profiles that were not complete are lost, ask again")
+        if event.kind == "profile" and event.data["rank"] in ranks:
+            ranks.remove(event.data["rank"])
+            yield event.data["url"]
+        if not ranks:
+            return
+    raise Failed(f"the job came to its end before the steps of rank {min(ranks)} were traced")
+
+
+def _is_failure(event: JobEvent, ranks: set[int]) -> bool:
+    return event.kind == "fault" and event.data["what"] == "profile" and event.data["rank"] in ranks

@@ -1,0 +1,125 @@
+"""``boost submit``, ``clone`` and ``plan``: new jobs, and what would come of them."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+
+from boost_core.config import JobSpec
+from boost_core.config.parsing.yaml_text import read_yaml
+from boost_core.plan.report import plan as plan_of
+from service.cli.connection import open_client
+from service.cli.failures import BadInput, read_job
+from service.cli.options import AsJson, Follow, IdempotencyKey, JobId, Url
+from service.cli.output.plan_table import print_plan
+from service.cli.output.printing import print_json, say
+from service.cli.output.progress import exit_as, follow_until_interrupted
+from service.client import Client
+from service.jobs.model import JobRecord
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job spec, as YAML or JSON.")]
+
+
+def submit(
+    job: JobFile,
+    name: Annotated[str | None, typer.Option(help="Instead of the file's name.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Instead of the file's queue.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Instead of the file's priority.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Have it checked and planned, and submit nothing.")
+    ] = False,
+    idempotency_key: IdempotencyKey = None,
+    follow_it: Follow = False,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """Submit a job."""
+    spec = read_job(job, {"name": name, "queue": queue, "priority": priority})
+    with open_client(url) as client:
+        if dry_run:
+            _try_out(client, spec, as_json)
+            return
+        _go_on(client, client.submit(spec, idempotency_key=idempotency_key), follow_it, as_json)
+
+
+def clone(
+    job_id: JobId,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="What is different, such as training.steps=500; repeatable."),
+    ] = None,
+    from_checkpoint: Annotated[
+        bool, typer.Option("--from-checkpoint", help="Begin with the weights of the job's newest checkpoint.")
+    ] = False,
+    idempotency_key: IdempotencyKey = None,
+    follow_it: Follow = False,
+    as_json: AsJson = False,
+    url: Url = None,
+) -> None:
+    """Submit a job like another one."""
+    patch = merge_patch(changes or [])
+    with open_client(url) as client:
+        record = client.clone(job_id, patch, from_checkpoint=from_checkpoint, idempotency_key=idempotency_key)
+        _go_on(client, record, follow_it, as_json)
+
+
+def plan(job: JobFile, as_json: AsJson = False) -> None:
+    """Say what a job takes in each of its layouts: memory, exchange, throughput, time. No service is asked."""
+    spec = read_job(job)
+    found = plan_of(spec)
+    if as_json:
+        print_json(found)
+    else:
+        print_plan(found, spec)
+
+
+def merge_patch(changes: list[str]) -> dict[str, Any]:
+    """A JSON merge patch of ``field.of.section=value``; values are read as YAML.
+
+    Raises:
+        BadInput: One is not of this form, or goes into what another one sets.
+    """
+    patch: dict[str, Any] = {}
+    for change in changes:
+        path, equals, text = change.partition("=")
+        *sections, field = path.split(".")
+        if not equals or not all([*sections, field]):
+            raise BadInput(f"--set {change}: give a field and its value, such as training.steps=500")
+        section = patch
+        for name in sections:
+            section = section.setdefault(name, {})
+            if not isinstance(section, dict):
+                raise BadInput(f"--set {change}: {name} has been set to a value itself; set one or the other")
+        section[field] = _value(change, text)
+    return patch
+
+
+def _value(change: str, text: str) -> Any:
+    try:
+        return read_yaml(text)
+    except yaml.YAMLError as error:
+        raise BadInput(f"--set {change}: {text!r} is not YAML: {error}") from error
+
+
+def _try_out(client: Client, spec: JobSpec, as_json: bool) -> None:
+    found = client.dry_run(spec)
+    if as_json:
+        print_json(found)
+        return
+    say(f"{found.spec.name} could be submitted to the queue {found.spec.queue}")
+    print_plan(found.plan, found.spec)
+
+
+def _go_on(client: Client, record: JobRecord, follow_it: bool, as_json: bool) -> None:
+    """Print a job that has just been submitted, or follow it."""
+    if not as_json:
+        say(f"submitted {record.id}")
+    if follow_it:
+        record = follow_until_interrupted(client, record.id, Console(stderr=as_json, highlight=False))
+    elif not as_json:
+        say(f"watch it with: boost watch {record.id}")
+    if as_json:
+        print_json(record)
+    exit_as(record)

@@ -1,0 +1,51 @@
+"""``boost tenants``: for operators."""
+
+from typing import Annotated
+
+import typer
+
+from service.cli.commands.limits import Cpus, Gpus, by_state, held, limit
+from service.cli.connection import open_client
+from service.cli.options import AsJson, Url
+from service.cli.output.printing import print_json, print_table, say
+from service.client import Client
+from service.models.requests import TenantSettings
+from service.models.tenants import Tenant
+
+app = typer.Typer(no_args_is_help=True, help="Look at tenants and set their quotas; for operators.")
+
+
+@app.command("ls")
+def list_tenants(as_json: AsJson = False, url: Url = None) -> None:
+    """List the tenants, what their jobs hold, and of how much."""
+    with open_client(url) as client:
+        found = client.tenants()
+    if as_json:
+        print_json(found)
+        return
+    print_table(("NAME", "GPUS", "CPUS", "JOBS"), map(_row, found.tenants))
+
+
+@app.command("set")
+def set_tenant(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The tenant.")],
+    gpus: Gpus = None,
+    cpus: Cpus = None,
+    url: Url = None,
+) -> None:
+    """Make a tenant, or change what is given of one's quota."""
+    with open_client(url) as client:
+        present = _present(client, name)
+        tenant = client.put_tenant(name, {"gpus": limit(gpus, present.gpus), "cpus": limit(cpus, present.cpus)})
+    say(f"tenant {tenant.name}: GPUs {held(tenant.used_gpus, tenant.gpus)}, CPUs {held(tenant.used_cpus, tenant.cpus)}")
+
+
+def _present(client: Client, name: str) -> Tenant | TenantSettings:
+    """The tenant as it is; as a new one if there is none."""
+    found = (tenant for tenant in client.tenants().tenants if tenant.name == name)
+    return next(found, TenantSettings())
+
+
+def _row(tenant: Tenant) -> tuple[str, ...]:
+    gpus, cpus = held(tenant.used_gpus, tenant.gpus), held(tenant.used_cpus, tenant.cpus)
+    return tenant.name, gpus, cpus, by_state(tenant.jobs)

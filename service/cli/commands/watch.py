@@ -1,0 +1,147 @@
+"""``boost watch``: many jobs at once, live."""
+
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Annotated, Protocol, Self
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from service.cli.commands.watched_jobs import Watched
+from service.cli.completion import complete_job_ids
+from service.cli.connection import open_client
+from service.cli.failures import ExitStatus
+from service.cli.options import Url
+from service.cli.output.event_text import duration, numbers_of
+from service.cli.output.job_text import loss, news, productive_share, step
+from service.cli.output.printing import print_line, table_of
+from service.cli.output.sparkline import sparkline
+from service.jobs.model import JobRecord
+from service.jobs.states import JobState
+
+_LOOK_SECONDS = 2.0
+_PLAIN_SECONDS = 30.0  # between two lines about a job in the same state
+_RETRY_SECONDS = 60.0  # who watches for hours is not to be thrown out by a restart of the service
+
+_COLUMNS = ("JOB", "STATE", "STEP", "ETA", "LOSS", "TOKENS/S", "EXPOSED", "LAYOUT", "GOODPUT", "MESSAGE")
+
+
+def watch(
+    job_ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ID]...", help="The jobs; else all that go on.", autocompletion=complete_job_ids),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Watch jobs until all those named have ended, or until Ctrl-C: live, or as lines where there is no terminal."""
+    console = Console(highlight=False)
+    view: _View = _Screen(console) if console.is_terminal else _Lines(console)
+    with open_client(url) as client:
+        client.list(limit=1)  # what was never reached has not gone away: fail at once
+    with open_client(url, retry_seconds=_RETRY_SECONDS) as client:
+        watched = Watched(client, job_ids or [])
+        try:
+            with view:
+                for _ in _rounds(watched):
+                    view.show(watched)
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitStatus.INTERRUPTED) from None
+    if any(job.state is not JobState.SUCCEEDED for job in watched.jobs):
+        raise typer.Exit(ExitStatus.FAILED)
+
+
+def _rounds(watched: Watched) -> Iterator[None]:
+    """Look at the jobs again and again, until they are over."""
+    while True:
+        watched.look()
+        yield
+        if watched.is_over:
+            return
+        time.sleep(_LOOK_SECONDS)
+
+
+class _View(Protocol):
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def show(self, watched: Watched) -> None:
+        """Show how the jobs are."""
+
+
+class _Screen:
+    """A table that is drawn anew; its last state stays when it ends."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, auto_refresh=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, watched: Watched) -> None:
+        self._live.update(_table(watched), refresh=True)
+
+
+class _Lines:
+    """A line for a job when its state is another, and now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._said: dict[str, tuple[JobState, str | None, float]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def show(self, watched: Watched) -> None:
+        for job in watched.jobs:
+            state, waiting_for, until = self._said.get(job.id, (None, None, 0.0))
+            if (job.state, job.waiting_for) != (state, waiting_for) or (
+                job.state is JobState.RUNNING and time.monotonic() >= until
+            ):
+                self._said[job.id] = job.state, job.waiting_for, time.monotonic() + _PLAIN_SECONDS
+                print_line(self._console, _line(job))
+
+
+def _line(job: JobRecord) -> str:
+    text = f"{time.strftime('%H:%M:%S')}  {job.id} {job.name}  {job.state}"
+    if job.state is JobState.RUNNING and job.progress:
+        eta = duration(job.progress.eta_seconds)
+        return f"{text}  step {step(job)}  {numbers_of(job.progress)}  goodput {productive_share(job)}  ETA {eta}"
+    return f"{text}: {news(job)}"
+
+
+def _table(watched: Watched) -> Table:
+    return table_of(_COLUMNS, (_row(watched, job) for job in watched.jobs))
+
+
+def _row(watched: Watched, job: JobRecord) -> tuple[str, ...]:
+    curve, newest = watched.curve(job), job.progress
+    trains = job.state is JobState.RUNNING and newest is not None
+    return (
+        f"{job.name}\n{job.id}",
+        job.state,
+        step(job),
+        duration(newest.eta_seconds) if newest and trains else "-",
+        f"{loss(job)}\n{sparkline(curve.losses)}",
+        f"{newest.tokens_per_second:,.0f}\n{sparkline(curve.throughputs)}" if newest else "-",
+        f"{newest.exposed_communication_share:.0%}" if newest else "-",
+        str(job.present_layout) if job.shape else "-",
+        productive_share(job),
+        "" if trains else news(job),
+    )

@@ -1,0 +1,92 @@
+"""A job in words: what ``boost show`` and ``boost ls`` print."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from boost_core.messages.reports import ShapeReport
+from service.cli.output.event_text import duration, layout_in_words, numbers_of, restart_in_words
+from service.jobs.goodput import Goodput
+from service.jobs.ledger import as_of
+from service.jobs.model import JobRecord
+
+_SHOWN_RESTARTS = 5
+
+
+def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
+    """What there is to say about a job, each with its name; a name is empty where the fact goes on."""
+    yield "id", job.id
+    yield "name", job.name
+    yield "state", f"{job.state} ({job.reason}){_asked_for(job)}"
+    yield "message", job.message
+    if job.waiting_for:
+        yield "waits for", job.waiting_for
+    yield "submitted", f"{job.submitted_at.astimezone():%Y-%m-%d %H:%M:%S} ({age(job)} ago) by {job.submitted_by}"
+    yield "tenant", job.tenant
+    yield "queue", f"{job.queue}, priority {job.spec.priority}"
+    if job.cloned_from:
+        yield "clone of", job.cloned_from
+    yield "attempts", str(job.attempt)
+    yield "layout", _layout(job.shape) if job.shape else f"{job.present_layout}; not formed yet"
+    yield from _restarts(job)
+    yield "goodput", _goodput(as_of(job.goodput, datetime.now(UTC)))
+    yield "step", step(job)
+    if job.progress:
+        yield "newest step", numbers_of(job.progress)
+    if job.evaluation:
+        entropy = job.evaluation.unigram_entropy
+        yield "validation", f"loss {job.evaluation.loss:.4f} at step {job.evaluation.step}, unigram {entropy:.4f}"
+    yield "checkpoint", job.checkpoint.url if job.checkpoint else f"none yet; goes to {job.checkpoint_url}"
+
+
+def step(job: JobRecord) -> str:
+    """Steps done, of how many."""
+    return f"{job.progress.step if job.progress else 0}/{job.spec.training.steps}"
+
+
+def loss(job: JobRecord) -> str:
+    """The newest step's loss."""
+    return f"{job.progress.loss:.4f}" if job.progress else "-"
+
+
+def age(job: JobRecord) -> str:
+    """How long ago the job was submitted."""
+    return duration((datetime.now(UTC) - job.submitted_at).total_seconds())
+
+
+def news(job: JobRecord) -> str:
+    """What the job waits for, or else what happened to it last."""
+    return job.waiting_for or job.message
+
+
+def productive_share(job: JobRecord) -> str:
+    """The part of the job's time that went into new steps."""
+    goodput = as_of(job.goodput, datetime.now(UTC))
+    seconds = goodput.total.total_seconds()
+    return f"{goodput.productive / seconds:.0%}" if seconds else "-"
+
+
+def _asked_for(job: JobRecord) -> str:
+    if job.cancel_requested and not job.finished:
+        return ", to be cancelled"
+    return ", to be paused" if job.pause_requested and job.has_gang else ""
+
+
+def _layout(shape: ShapeReport) -> str:
+    return f"{layout_in_words(shape)}: {', '.join(dict.fromkeys(shape.nodes))}"
+
+
+def _restarts(job: JobRecord) -> Iterator[tuple[str, str]]:
+    counts = [f"{count} {cause}" for cause, count in job.restart_counts.items()]
+    yield "restarts", f"{sum(job.restart_counts.values())}" + (f" ({', '.join(counts)})" if counts else "")
+    for restart in job.restarts[-_SHOWN_RESTARTS:]:
+        yield "", f"{restart.time.astimezone():%H:%M:%S}  {restart_in_words(restart)}"
+
+
+def _goodput(goodput: Goodput) -> str:
+    """The kinds of time by their share, the largest first."""
+    seconds = goodput.total.total_seconds()
+    kinds = sorted(goodput.seconds.items(), key=lambda kind: -kind[1])
+    shares = [
+        f"{spent / seconds:.0%} {kind.replace('_', ' ')}" for kind, spent in kinds if spent >= 0.005 * seconds > 0
+    ]
+    return f"{', '.join(shares) or 'none booked'}, of {duration(seconds)}"

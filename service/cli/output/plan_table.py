@@ -1,0 +1,67 @@
+"""A plan as a table for people."""
+
+from collections.abc import Iterator
+
+from boost_core.config import JobSpec, Layout
+from boost_core.hardware import BYTES
+from boost_core.plan.report import Plan, PlannedShape
+from service.cli.output.event_text import duration
+from service.cli.output.printing import print_table, say
+
+_COLUMNS = ("LAYOUT", "RANKS", "MEMORY A RANK", "FITS", "EXCHANGE", "STEP", "TOKENS/S", "DURATION", "")
+_MEMORY = ("weights", "gradients", "optimizer", "activations", "logits")
+
+
+def print_plan(plan: Plan, spec: JobSpec) -> None:
+    """Print what a job takes in each of its layouts."""
+    for name, value in _facts(plan):
+        say(f"{name:<17}{value}")
+    print_table(_COLUMNS, (_row(one, spec, index == plan.fastest) for index, one in enumerate(plan.shapes)))
+    largest = max((one.memory for one in plan.shapes), key=lambda memory: memory.total)
+    say(f"the most that a rank needs: {', '.join(f'{part} {_size(getattr(largest, part))}' for part in _MEMORY)}")
+    say("exchange: what a rank hands to tensor parallel all-reduces for a micro-batch, and in how many of them")
+    for note in plan.notes:
+        say(f"note: {note}")
+
+
+def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    yield "parameters", f"{plan.parameters:,}"
+    yield "FLOPs a token", f"{plan.flops_per_token:,}"
+    yield "tokens a step", f"{plan.tokens_per_step:,}"
+
+
+def _row(planned: PlannedShape, spec: JobSpec, is_fastest: bool) -> tuple[str, ...]:
+    return (
+        str(Layout.of(planned)),
+        str(planned.world_size),
+        _size(planned.memory.total),
+        _fits(planned),
+        _exchange(planned, spec),
+        f"{planned.step_seconds:.3g} s",
+        f"{planned.tokens_per_second:,.0f}",
+        duration(planned.total_seconds),
+        "fastest" if is_fastest else "",
+    )
+
+
+def _fits(planned: PlannedShape) -> str:
+    if planned.fits_device is None or planned.device_memory_bytes is None:
+        return "unknown"
+    return f"{'yes' if planned.fits_device else 'no'}, of {_size(planned.device_memory_bytes)}"
+
+
+def _exchange(planned: PlannedShape, spec: JobSpec) -> str:
+    sent, training = planned.communication, spec.training
+    if not sent.all_reduces:
+        return "none"
+    tokens = training.micro_batch_size * training.sequence_length
+    return f"{_size(sent.elements_per_token * tokens * BYTES[training.precision])} in {sent.all_reduces:,}"
+
+
+def _size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:,.1f} GiB"

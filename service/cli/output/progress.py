@@ -1,0 +1,127 @@
+"""Following a job: a live progress bar on a terminal, plain lines elsewhere."""
+
+import time
+from types import TracebackType
+from typing import Protocol, Self
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from boost_core.messages.reports import StepReport
+from service.cli.failures import ExitStatus
+from service.cli.output.event_text import duration, line_of, numbers_of, report_of
+from service.cli.output.printing import print_line
+from service.client import Client
+from service.jobs.model import JobEvent, JobRecord
+from service.jobs.states import JobState
+
+_PLAIN_SECONDS = 5.0  # between two lines about steps
+
+
+class _View(Protocol):
+    """Shows the events of one job."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def show(self, event: JobEvent) -> None:
+        """Show an event."""
+
+
+def follow(client: Client, job_id: str, console: Console) -> JobRecord:
+    """Show what happens to a job, from its first event until it has come to its end; return the record then.
+
+    Raises:
+        ApiError: There is no such job.
+        ServiceUnreachable: The service has gone away.
+    """
+    view: _View = _LiveView(console) if console.is_terminal else _PlainView(console)
+    with view:
+        for event in client.events(job_id):
+            if event.kind != "ranks":  # they come all the time, and are there for curves
+                view.show(event)
+    return client.get(job_id)
+
+
+def follow_until_interrupted(client: Client, job_id: str, console: Console) -> JobRecord:
+    """As ``follow``; Ctrl-C ends the following and this program, and leaves the job.
+
+    Raises:
+        typer.Exit: It was Ctrl-C.
+    """
+    try:
+        return follow(client, job_id, console)
+    except KeyboardInterrupt:
+        print_line(console, f"stopped following; the job goes on. Look again: boost events {job_id} -f")
+        print_line(console, f"cancel it: boost cancel {job_id}")
+        raise typer.Exit(ExitStatus.INTERRUPTED) from None
+
+
+def exit_as(job: JobRecord) -> None:
+    """End with the status of a job that has come to its end; do nothing if it has not.
+
+    Raises:
+        typer.Exit: The job did not succeed.
+    """
+    if job.finished and job.state is not JobState.SUCCEEDED:
+        raise typer.Exit(ExitStatus.FAILED)
+
+
+class _LiveView:
+    """A bar for steps; everything else goes by above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=console,
+        )
+        self._bar = self._progress.add_task("", total=1, visible=False)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, event: JobEvent) -> None:
+        report = report_of(event)
+        if not isinstance(report, StepReport):
+            print_line(self._progress.console, line_of(event))
+            return
+        description = f"{numbers_of(report)}  ETA {duration(report.eta_seconds)}"
+        self._progress.update(
+            self._bar, completed=report.step, total=report.steps, description=description, visible=True
+        )
+
+
+class _PlainView:
+    """Lines; of the steps only one now and then, and the last."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._quiet_until = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def show(self, event: JobEvent) -> None:
+        report = report_of(event)
+        if isinstance(report, StepReport) and report.step < report.steps:
+            if time.monotonic() < self._quiet_until:
+                return
+            self._quiet_until = time.monotonic() + _PLAIN_SECONDS
+        print_line(self._console, line_of(event))

@@ -1,0 +1,118 @@
+"""Problem details (RFC 9457), and what pydantic found wrong with a job said field by field, for people."""
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, Field
+
+from boost_core.config import JobSpec
+from boost_core.config.parsing.urls import UNSHOWN, may_hold_credentials
+from service.models.validation_messages import in_words
+
+_NAMELESS = '""'
+_LONGEST_VALUE = 200  # characters of a refused value that are shown
+# What people put where nothing or a mere name belongs may be the secret itself.
+_UNSHOWN_ERRORS = frozenset({"missing", "extra_forbidden", UNSHOWN})
+_UNSHOWN_FIELDS = frozenset({"credentials"})
+
+
+class FieldError(BaseModel):
+    """One thing wrong with one field."""
+
+    field: str = Field(description="Path of the field, for example parallelism.tensor_parallel_size.")
+    message: str = Field(description="What is wrong and what to do about it.")
+    value: str | int | float | bool | None = Field(None, description="What was given, if it is short enough to show.")
+
+
+class Problem(BaseModel):
+    """Why a request was refused: the body of every answer that is an error."""
+
+    type: str = Field(description="Name of the kind of problem; does not change from version to version.")
+    code: str = Field("", description="The last part of type, for programs: job-not-found, for example.")
+    title: str = Field(description="The kind of problem, for people.")
+    status: int = Field(description="The HTTP status.")
+    detail: str = Field(description="What went wrong this time, and what to do.")
+    instance: str = Field(description="The path that was asked for.")
+    errors: list[FieldError] = Field([], description="The fields at fault, when there are any.")
+
+
+def job_errors(errors: Iterable[Mapping[str, Any]], model: type[BaseModel] = JobSpec) -> list[FieldError]:
+    """What pydantic's ``ValidationError.errors()`` lists, with a remedy for each field.
+
+    Args:
+        errors: The list.
+        model: What was to be read.
+    """
+    return [_model_error(tuple(error["loc"]), error, model) for error in errors]
+
+
+def field_error(path: tuple[str | int, ...], error: Mapping[str, Any]) -> FieldError:
+    """One entry of ``ValidationError.errors()`` for the field at ``path``."""
+    hidden = error["type"] in _UNSHOWN_ERRORS or bool(_UNSHOWN_FIELDS.intersection(path))
+    value = None if hidden else _shown(error.get("input"))
+    shown = not hidden and not (isinstance(error.get("input"), str) and value is None)
+    return FieldError(field=_dotted(path), message=in_words(error, shown=shown), value=value)
+
+
+def _model_error(path: tuple[str | int, ...], error: Mapping[str, Any], model: type[BaseModel]) -> FieldError:
+    if not path:
+        return FieldError(
+            field="body", message=f"must be a JSON object{_at_least(model)} (Content-Type: application/json)"
+        )
+    problem = field_error(path, error)
+    if error["type"] != "extra_forbidden":
+        return problem
+    return problem.model_copy(update={"message": _unknown_field(path, model)})
+
+
+def _at_least(model: type[BaseModel]) -> str:
+    required = [name for name, field in model.model_fields.items() if field.is_required()]
+    return f" with at least {', '.join(required)}" if required else ""
+
+
+def _unknown_field(path: tuple[str | int, ...], model: type[BaseModel]) -> str:
+    name, known = str(path[-1])[:_LONGEST_VALUE], list(_section_at(path[:-1], model).model_fields)
+    likely = [place for place in _places(model) if place.split(".")[-1] == name]
+    likely += difflib.get_close_matches(name, known, n=1)
+    return f"there is no such field; {f'did you mean {likely[0]}?' if likely else 'known here: ' + ', '.join(known)}"
+
+
+def _places(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """The paths of all of a model's fields."""
+    for name, field in model.model_fields.items():
+        yield above + name
+        if section := _section_in(field.annotation):
+            yield from _places(section, f"{above}{name}.")
+
+
+def _section_at(path: tuple[str | int, ...], model: type[BaseModel]) -> type[BaseModel]:
+    for name in path:
+        field = model.model_fields.get(str(name))  # there is none for an index
+        model = (field and _section_in(field.annotation)) or model
+    return model
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """The model in a type such as ``Model``, ``Model | None`` or ``tuple[Model, ...]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_section_in, get_args(annotation))), None)
+
+
+def _dotted(path: tuple[str | int, ...]) -> str:
+    # pydantic marks a mapping's key, as opposed to the value there, with a part of its own.
+    named = path[:-1] if path[-1] == "[key]" else path
+    dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part or _NAMELESS}" for part in named)
+    return dotted.removeprefix(".")[:_LONGEST_VALUE]
+
+
+def _shown(value: object) -> str | int | float | bool | None:
+    # A not-a-number cannot stand in JSON as it is; everything but plain values is too long to show.
+    if isinstance(value, float) and abs(value) < float("inf"):
+        return value
+    if isinstance(value, bool | int) and len(str(value)) <= _LONGEST_VALUE:
+        return value
+    if isinstance(value, str | float) and not may_hold_credentials(str(value)):
+        return str(value)[:_LONGEST_VALUE]
+    return None

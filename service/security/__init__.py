@@ -1,0 +1,1 @@
+"""What the service must not let through: addresses, storage, secrets."""

@@ -1,0 +1,131 @@
+"""Named secrets: what a job says is a name, and what is behind it stays in files that the operator keeps.
+
+::
+
+    <secrets>/<tenant>/<name>/access_key_id
+    <secrets>/<tenant>/<name>/secret_access_key
+    <secrets>/<tenant>/<name>/session_token …   and what else ``OPTIONAL`` has, as a Kubernetes secret is mounted
+
+Only references travel. A process that needs the values reads them itself, and takes them out of all that it says.
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import fsspec
+
+from service.security.redaction import SHORTEST, register_secrets
+
+REQUIRED = ("access_key_id", "secret_access_key")
+OPTIONAL = ("session_token", "endpoint_url", "region")
+
+_CONFIDENTIAL = (*REQUIRED, "session_token")
+_TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_REMEDY = "ask the operator of the service to correct it"
+
+# What the node itself says of s3://, as far as it is no matter of who one is.
+_OF_THE_NODE = {
+    name: value
+    for name, value in fsspec.config.conf.get("s3", {}).items()
+    if name not in ("key", "secret", "token", "username", "password", "profile", "anon")
+}
+
+
+class SecretUnusable(ValueError):
+    """A secret is not there, or not as it should be. The message is for the job's user and tells nothing of it."""
+
+
+@dataclass(frozen=True)
+class SecretReference:
+    """Which secret: all that other processes are told.
+
+    Attributes:
+        folder: The folder of all secrets, the same on all nodes.
+        tenant: Whose it is.
+        name: Its name.
+
+    Raises:
+        SecretUnusable: A name could lead out of the folder.
+    """
+
+    folder: str
+    tenant: str
+    name: str
+
+    def __post_init__(self) -> None:
+        for what, name, pattern in (("a tenant", self.tenant, _TENANT), ("credentials", self.name, _NAME)):
+            if not pattern.fullmatch(name):
+                raise SecretUnusable(f"the name of {what} is not of the form {pattern.pattern}; correct it")
+
+    def __str__(self) -> str:
+        return f"the secret {self.name!r} of tenant {self.tenant!r}"
+
+
+@dataclass(frozen=True)
+class Secret:
+    """Credentials for ``s3://``. They show in no text, and stay in their process."""
+
+    access_key_id: str = field(repr=False)
+    secret_access_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    endpoint_url: str | None = None
+    region: str | None = None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret stays in its process; pass the SecretReference on")
+
+    def storage_options(self) -> dict[str, Any]:
+        """The same by s3fs's names. What may be set for the whole process and would mix with it is set, too."""
+        options: dict[str, Any] = {
+            "anon": False,
+            "key": self.access_key_id,
+            "secret": self.secret_access_key,
+            "token": self.session_token,
+        }
+        if self.endpoint_url:
+            options["endpoint_url"] = self.endpoint_url
+        if self.region:
+            options["client_kwargs"] = {"region_name": self.region}
+        return options
+
+
+def load(reference: SecretReference) -> Secret:
+    """Read a secret as it is now; ``service.security.redaction.redact`` takes it out of text from then on.
+
+    Raises:
+        SecretUnusable: A file is missing, cannot be read, or does not hold one value.
+    """
+    folder = Path(reference.folder) / reference.tenant / reference.name
+    if not folder.is_dir():
+        raise SecretUnusable(
+            f"tenant {reference.tenant!r} has no secret of that name; correct credentials, or ask the operator "
+            "of the service to add it"  # what was given is not shown, because it may be the secret itself
+        )
+    present = [name for name in OPTIONAL if (folder / name).exists()]
+    values = {name: _value(folder / name, reference) for name in (*REQUIRED, *present)}
+    register_secrets(value for name, value in values.items() if name in _CONFIDENTIAL)
+    return Secret(**values)
+
+
+def configure_fsspec(secret: Secret) -> None:
+    """Have all of this process reach ``s3://`` with a secret; for processes that work for one job only."""
+    fsspec.config.conf["s3"] = {**_OF_THE_NODE, **secret.storage_options()}
+
+
+def _value(path: Path, reference: SecretReference) -> str:
+    try:
+        value = path.read_bytes().decode("ascii").strip()
+    except FileNotFoundError:
+        raise SecretUnusable(f"{reference} has no file {path.name}; {_REMEDY}") from None
+    except OSError as error:
+        raise SecretUnusable(f"{path.name} of {reference} cannot be read: {error.strerror}; {_REMEDY}") from None
+    except UnicodeDecodeError:  # from None, because it has what was read
+        raise SecretUnusable(f"{path.name} of {reference} holds more than ASCII text; {_REMEDY}") from None
+    if not value.isprintable() or " " in value:
+        raise SecretUnusable(f"{path.name} of {reference} holds more than one word; {_REMEDY}")
+    if len(value) < (SHORTEST if path.name in _CONFIDENTIAL else 1):
+        raise SecretUnusable(f"{path.name} of {reference} is too short to be one; {_REMEDY}")
+    return value

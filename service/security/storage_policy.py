@@ -1,0 +1,101 @@
+"""Which places a job may name: those under the prefixes that the operator allows its tenant."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from boost_core.config import JobSpec
+from boost_core.config.data import BYTES, SourceConfig
+from service.models.problems import FieldError
+
+_LONGEST_VALUE = 200  # characters of a refused place that are shown
+_MAGIC = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file or folder, said in one way only.
+
+    Attributes:
+        scheme: ``file`` or ``s3``.
+        parts: The names on the way to it: folders, or the bucket and what is between the slashes of a key.
+    """
+
+    scheme: str
+    parts: tuple[str, ...]
+
+    def is_under(self, folder: "Place") -> bool:
+        """Whether it is the folder, or somewhere in it."""
+        return self.scheme == folder.scheme and self.parts[: len(folder.parts)] == folder.parts
+
+
+def prefix_errors(spec: JobSpec, prefixes: Sequence[str] | None, tenant: str) -> list[FieldError]:
+    """The fields of a job that name places outside of the prefixes, each with its value and what is allowed.
+
+    Local paths are looked up, so that no symbolic link leads out.
+
+    Args:
+        spec: The job.
+        prefixes: Absolute paths or URLs in which ``{tenant}`` stands for the tenant; ``None`` if all is allowed.
+        tenant: Whose job it is.
+    """
+    if prefixes is None:
+        return []
+    allowed = [prefix.replace("{tenant}", tenant) for prefix in prefixes]
+    folders = [_place(prefix) for prefix in allowed]
+    listed = f"use a place under {' or '.join(allowed)}" if allowed else "the service allows none"
+    return [
+        FieldError(field=field, message=f"{problem}; {listed}", value=named[:_LONGEST_VALUE])
+        for field, named in named_places(spec)
+        if (problem := _problem(named, folders)) is not None
+    ]
+
+
+def named_places(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """The fields of a job that name places, and these."""
+    data, checkpoint = spec.data, spec.checkpoint
+    sources: dict[str, SourceConfig] = {f"data.mixture[{number}]": each for number, each in enumerate(data.mixture)}
+    if data.source is not None:
+        sources["data.source"] = data.source
+    for field, source in sources.items():
+        yield from ((f"{field}.paths[{number}]", path) for number, path in enumerate(source.paths))
+    tokenizer = None if data.tokenizer == BYTES else data.tokenizer
+    named = {
+        "data.tokenizer": tokenizer,
+        "checkpoint.url": checkpoint.url,
+        "checkpoint.resume_from": checkpoint.resume_from,
+    }
+    yield from ((field, place) for field, place in named.items() if place is not None)
+
+
+def _problem(named: str, folders: Sequence[Place]) -> str | None:
+    path = named.removeprefix("file://")
+    if named.startswith("s3://"):
+        if {".", ".."}.intersection(named.split("/")):
+            return "a key on s3:// has no . or .. between its slashes here"
+    elif not path.startswith("/"):
+        return "the path is not absolute, so it would mean another place on each node"
+    # Matches of a pattern are in the folder before its first wildcard; but where there is a file of that very name, it
+    # is taken for it, and may be a link.
+    try:
+        places = [_place(named), _place(_literal_folder(named))]
+    except OSError as error:  # a link that may not be read
+        return f"cannot be looked up ({error.strerror})"
+    if all(any(place.is_under(folder) for folder in folders) for place in places):
+        return None
+    return "is outside of what this tenant may use"
+
+
+def _literal_folder(named: str) -> str:
+    """The folder in which all matches of a pattern are; what is no pattern, as it is."""
+    magic = _MAGIC.search(named)
+    return named if magic is None else named[: named.rindex("/", 0, magic.start()) + 1]
+
+
+def _place(named: str) -> Place:
+    if named.startswith("s3://"):
+        key = named.removeprefix("s3://").strip("/")
+        return Place("s3", tuple(key.split("/")) if key else ())
+    real = os.path.realpath(named.removeprefix("file://"))
+    return Place("file", tuple(filter(None, real.split("/"))))
