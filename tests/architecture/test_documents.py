@@ -133,3 +133,15 @@ def test_every_command_and_every_method_of_the_client_is_in_the_api() -> None:
     assert [command for command in commands_of(app) if not re.search(rf"\b{command}\b", commands)] == []
     (sentence,) = re.findall(r"There is a method for each endpoint:(.*?)\. What is safe", API, re.DOTALL)
     assert in_backticks(sentence) == {name for calls in Api.__mro__ for name in vars(calls) if not name.startswith("_")}
+
+
+def test_the_folders_to_open_first_are_there() -> None:
+    rows = re.findall(r"^\| .+ \| `([\w./]+)` \|$", (ROOT / "docs/contributing/README.md").read_text(), re.MULTILINE)
+    assert len(rows) >= 20
+    assert [path for path in rows if not (ROOT / path).exists()] == []
+
+
+def test_every_file_that_a_recipe_names_is_there() -> None:
+    for recipe in ROOT.glob("docs/contributing/*.md"):
+        paths = re.findall(r"`((?:boost_core|service|tests|deploy|docs|helm)/[\w./]+)`", recipe.read_text())
+        assert [path for path in paths if not (ROOT / path).exists()] == [], recipe.name
