@@ -86,8 +86,13 @@ def create_app(
     """
     # FastAPI's pages of documentation come from servers of others; /openapi.json is all that they are made of.
     # Its spans and metrics are left out, too: the service makes its own.
-    unwanted = {"tracing": False, "metrics": False, "logs": False}
-    app = _Api(title="BOOST Service", version=__version__, docs_url=None, redoc_url=None, telemetry=unwanted)
+    app = _Api(
+        title="BOOST Service",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
     known_keys, limits, stopping = KeyStore(store.engine), RateLimits(settings), threading.Event()
     app.state.context = Context(
         store,
