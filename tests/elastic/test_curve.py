@@ -104,10 +104,12 @@ def test_every_loss_is_bit_equal_to_that_without_a_fault_at_the_same_shapes(
 
 
 def test_every_loss_is_within_rounding_of_the_uninterrupted_run(ranks: Ranks, story: Story, tmp_path: Path) -> None:
-    count = len(story.losses)
+    # As far as the first hundred steps at another shape: the test above replays all of them.
+    first = story.replicas[1]
+    count = next(step for step, data in story.replicas.items() if data != first) + 99
+    steps = range(1, count + 1)
     steady = {
-        data: replayed(ranks, story.spec, dict.fromkeys(story.replicas, data), tmp_path / f"steady-{data}")
-        for data in (1, 3)
+        data: replayed(ranks, story.spec, dict.fromkeys(steps, data), tmp_path / f"steady-{data}") for data in (1, 3)
     }
     folder = {"url": str(tmp_path / "exact"), "every_steps": 10**6}
     exact_spec = JobSpec.model_validate(story.spec.model_dump() | {"checkpoint": folder})
@@ -116,7 +118,7 @@ def test_every_loss_is_within_rounding_of_the_uninterrupted_run(ranks: Ranks, st
     # off by as much on the other side.
     off = [max(abs(steady[data][step] - exact[step]) for data in steady) for step in range(count)]
     so_far = [max(off[: step + 1]) for step in range(count)]
-    for step, (loss, bound) in enumerate(zip(story.losses.values(), so_far, strict=True)):
-        assert abs(loss - steady[1][step]) <= 2 * bound + 1e-12, (step + 1, loss, steady[1][step], bound)
+    for step, loss, bound in zip(steps, steady[1], so_far, strict=True):
+        assert abs(story.losses[step] - loss) <= 2 * bound + 1e-12, (step, story.losses[step], loss, bound)
     assert so_far[-1] < 0.01
     assert steady[1] != steady[3]
