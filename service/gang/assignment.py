@@ -1,11 +1,33 @@
-"""What a rank's process is told when a gang is formed, and what it says at the end. Plain data, free of torch."""
+"""What supervisor and workers tell each other. Plain data, free of torch and of Ray."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
 from boost_core.config import JobSpec
+from boost_core.messages.reports import Report
+from service.gang.status import JobTag
+from service.gang.watch import Heartbeat
+from service.logs import GangLogs
+from service.security.secrets import SecretReference
+
+
+@dataclass(frozen=True)
+class GangContext:
+    """What all workers of a gang are told of their surroundings, because they cannot see the service's settings.
+
+    Attributes:
+        tag: The job, for people who look at Ray.
+        secret: What the ranks reach data and checkpoints with; ``None`` for their nodes' own means.
+        metrics_ports: Each rank serves its metrics on the first of these that is free; none: not at all.
+        logs: How the processes write their logs.
+    """
+
+    tag: JobTag
+    secret: SecretReference | None
+    metrics_ports: range
+    logs: GangLogs
 
 
 @dataclass(frozen=True)
@@ -44,14 +66,6 @@ class Rendezvous:
     address: str
     port: int
     prefix: str
-
-
-@dataclass(frozen=True)
-class SnapshotOwner:
-    """A process that has snapshots: its number, and its actor's handle."""
-
-    member: int
-    actor: Any
 
 
 @dataclass(frozen=True)
@@ -103,6 +117,30 @@ class RankEnd:
     how: End
     message: str = ""
     reusable: bool = True
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a worker says to its supervisor.
+
+    Attributes:
+        worker: Its number.
+        rank: Its rank; ``None`` before its first gang.
+        generation: Number of its gang.
+        reports: Reports with their times, in order.
+        beat: Its newest step, if it is new.
+        kept_step: The newest step that is in memory twice for every rank, if it is new.
+        saving: After the last step, what the store has said to its checkpoint; empty as long as it has not failed;
+            ``None`` if there are steps to do, or nothing new.
+    """
+
+    worker: int
+    rank: int | None
+    generation: int
+    reports: list[tuple[datetime, Report]]
+    beat: Heartbeat | None
+    kept_step: int | None
+    saving: str | None = None
 
 
 class MisplacedRanks(RuntimeError):

@@ -17,10 +17,9 @@ from ray.util import list_named_actors
 
 from boost_core.config import JobSpec
 from boost_core.messages.commands import WorkerCommand
-from service.gang.context import GangContext
+from service.gang.assignment import GangContext
 from service.gang.handles import SupervisorHandles, name_of
-from service.gang.joined_node import JoinedNode
-from service.gang.processes import end_processes_of
+from service.gang.ray_node import JoinedNode, end_processes_of
 from service.gang.ray_private import (
     ANSWER_SECONDS,
     autoscaler_refuses,

@@ -1,10 +1,8 @@
-"""What a gang's supervisor knows of the job's life: its reports until they are read, and the restart under way."""
+"""What a supervisor knows of its job's life: reports until they are read, and the restart under way. Pure."""
 
-import threading
-import time
 from collections import deque
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from itertools import count, islice
 from typing import Literal
 
@@ -22,6 +20,7 @@ from boost_core.messages.reports import (
     StepReport,
 )
 from service.gang.assignment import WorkerPlace
+from service.gang.port import Moment
 from service.gang.status import GangPhase, GangReport, GangStatus
 
 REPORTS_A_POLL = 1000
@@ -79,35 +78,39 @@ class GangRecord:
     """Keeps reports in order until they are read, and adds to the ranks' what only the supervisor knows.
 
     Args:
+        now: The time.
         supervisor: Ray's id of the supervisor's actor.
+        changed: Called when there is more to tell.
+
+    Attributes:
+        now: The time, which goes on when it is told to.
+        step: Steps done.
+        stored_step: That of the newest checkpoint; -1 without one.
+        last_sign: When the gang was heard to do something last.
     """
 
-    def __init__(self, supervisor: str | None = None) -> None:
-        self._supervisor = supervisor
+    def __init__(self, now: Moment, supervisor: str | None = None, changed: Callable[[], None] = lambda: None) -> None:
+        self.now, self._supervisor, self._changed = now, supervisor, changed
         self._phase, self._message = GangPhase.STARTING, "starts"
         self._layout: Layout | None = None
         self._reports: deque[GangReport] = deque(maxlen=UNREAD_REPORTS)
         self._sequence = count(1)
-        self._lock = threading.Condition()  # between the actor's methods and the thread of the loop
         self._told: tuple[GangPhase, str] | None = None  # at the last poll
         self._interruption: Interruption | None = None
         self._start: StartReport | None = None
         self._copy_is_due = False
-        self.step = 0
-        self.stored_step = -1  # of the newest checkpoint
-        self.last_sign = time.monotonic()
+        self.step, self.stored_step, self.last_sign = 0, -1, now.seconds
         self._store_failed_at: float | None = None  # of the last checkpoint, for the first time
 
     @property
     def waited_seconds(self) -> float:
         """How long the store has been waited for with the last checkpoint."""
-        return 0.0 if self._store_failed_at is None else time.monotonic() - self._store_failed_at
+        return 0.0 if self._store_failed_at is None else self.now.seconds - self._store_failed_at
 
     @property
     def said(self) -> tuple[GangPhase, str]:
         """The phase, and the same for people."""
-        with self._lock:
-            return self._phase, self._message
+        return self._phase, self._message
 
     @property
     def started(self) -> bool:
@@ -126,14 +129,13 @@ class GangRecord:
             reports: With their times.
             kept_step: The newest step whose state is in the memory of two processes for each rank.
         """
-        with self._lock:
-            if kept_step is not None:
-                self._copy_is_due = False
-            if any(not isinstance(report, LogLine) for _, report in reports):
-                self.last_sign = time.monotonic()
-            for moment, report in reports:
-                self._heard(moment, report)
-                self._keep(moment, report)
+        if kept_step is not None:
+            self._copy_is_due = False
+        if any(not isinstance(report, LogLine) for _, report in reports):
+            self.last_sign = self.now.seconds
+        for moment, report in reports:
+            self._heard(moment, report)
+            self._keep(moment, report)
 
     def _heard(self, moment: datetime, report: Report) -> None:
         match report:
@@ -142,13 +144,13 @@ class GangRecord:
                 self._copy_is_due &= report.step > 0  # before the first step there is nothing to lose
                 self.step = report.step
                 if self._interruption:
-                    self._interruption.reached("start", time.monotonic() - report.load_seconds)
-                    self._interruption.reached("load", time.monotonic())
+                    self._interruption.reached("start", self.now.seconds - report.load_seconds)
+                    self._interruption.reached("load", self.now.seconds)
                 self.say(GangPhase.TRAINING, f"{self._layout}: {report.world_size} workers are training")
             case StepReport():
                 self.step = report.step
                 if self._interruption and self._start:
-                    restart = self._interruption.report(self._start, time.monotonic())
+                    restart = self._interruption.report(self._start, self.now.seconds)
                     self._interruption = None
                     self._keep(moment, restart)
             case CheckpointReport():
@@ -163,20 +165,19 @@ class GangRecord:
             makes_copies: Whether its ranks keep copies for each other.
             keeps: Whether they have neither CPUs nor GPUs, and only keep the state.
         """
-        with self._lock:
-            self._layout, self._start, self._copy_is_due = layout, None, makes_copies
-            self._keep(
-                datetime.now(UTC),
-                ShapeReport(
-                    **layout.sizes,
-                    nodes=[place.node for place in places],
-                    metrics_endpoints=[place.metrics for place in places],
-                    supervisor=self._supervisor,
-                    keeps=keeps,
-                ),
-            )
-            if self._phase is GangPhase.STARTING:
-                self._message = f"{layout}: {layout.world_size} workers are loading the data and the model"
+        self._layout, self._start, self._copy_is_due = layout, None, makes_copies
+        self._keep(
+            self.now.utc,
+            ShapeReport(
+                **layout.sizes,
+                nodes=[place.node for place in places],
+                metrics_endpoints=[place.metrics for place in places],
+                supervisor=self._supervisor,
+                keeps=keeps,
+            ),
+        )
+        if self._phase is GangPhase.STARTING:
+            self._message = f"{layout}: {layout.world_size} workers are loading the data and the model"
 
     def interrupted(self, cause: Cause, message: str, detected: float) -> None:
         """The gang stops. Of several causes before the next step the first fault counts, or else the first.
@@ -186,15 +187,14 @@ class GangRecord:
             message: The same for people.
             detected: When that was known, on the monotonic clock.
         """
-        with self._lock:
-            if self._interruption is None and self._start is not None:
-                self._interruption = Interruption(cause, message, self.step, min(self.last_sign, detected))
-                self._interruption.reached("detect", detected)
-                self._start = None  # a step that is heard of only now is none of the next gang's
-                self._keep(datetime.now(UTC), InterruptionReport(cause=cause, message=message, step=self.step))
-            elif self._interruption and self._interruption.is_overtaken_by(cause):
-                self._interruption.cause, self._interruption.message = cause, message
-            self.say(GangPhase.RECOVERING, message)
+        if self._interruption is None and self._start is not None:
+            self._interruption = Interruption(cause, message, self.step, min(self.last_sign, detected))
+            self._interruption.reached("detect", detected)
+            self._start = None  # a step that is heard of only now is none of the next gang's
+            self._keep(self.now.utc, InterruptionReport(cause=cause, message=message, step=self.step))
+        elif self._interruption and self._interruption.is_overtaken_by(cause):
+            self._interruption.cause, self._interruption.message = cause, message
+        self.say(GangPhase.RECOVERING, message)
 
     def saving(self, failure: str) -> None:
         """The store does not take the last checkpoint.
@@ -202,29 +202,25 @@ class GangRecord:
         Args:
             failure: What it says.
         """
-        with self._lock:
-            if self._start is None:  # it is heard only now that the gang stops
-                return
-            self._store_failed_at = self._store_failed_at or time.monotonic()
-            self.say(GangPhase.SAVING, f"all steps are done; waits for the store: {failure}")
+        if self._start is None:  # it is heard only now that the gang stops
+            return
+        self._store_failed_at = self._store_failed_at or self.now.seconds
+        self.say(GangPhase.SAVING, f"all steps are done; waits for the store: {failure}")
 
     def reached(self, part: str) -> None:
         """A part of the interruption, if there is one, has come to its end."""
-        with self._lock:
-            if self._interruption:
-                self._interruption.reached(part, time.monotonic())
+        if self._interruption:
+            self._interruption.reached(part, self.now.seconds)
 
     def waited(self, seconds: float) -> None:
         """The gang cannot be formed for want of resources, for so much longer."""
-        with self._lock:
-            if self._interruption:
-                self._interruption.waited(seconds)
+        if self._interruption:
+            self._interruption.waited(seconds)
 
     def say(self, phase: GangPhase, message: str) -> None:
         """Set the status."""
-        with self._lock:
-            self._phase, self._message = phase, message
-            self._lock.notify_all()
+        self._phase, self._message = phase, message
+        self._changed()
 
     def log(self, level: str, message: str, rank: int = 0) -> None:
         """Add a line to the job's log."""
@@ -232,36 +228,26 @@ class GangRecord:
 
     def add(self, report: Report) -> None:
         """Add a report of the supervisor's own."""
-        with self._lock:
-            self._keep(datetime.now(UTC), report)
+        self._keep(self.now.utc, report)
 
     def status(self, after_sequence: int) -> GangStatus:
         """The status with reports after ``after_sequence``; those up to it are forgotten."""
-        with self._lock:
-            while self._reports and self._reports[0].sequence <= after_sequence:
-                self._reports.popleft()
-            more = len(self._reports) > REPORTS_A_POLL
-            phase = GangPhase.TRAINING if more else self._phase
-            self._told = phase, self._message
-            return GangStatus(phase, self._message, list(islice(self._reports, REPORTS_A_POLL)), self._layout)
+        while self._reports and self._reports[0].sequence <= after_sequence:
+            self._reports.popleft()
+        more = len(self._reports) > REPORTS_A_POLL
+        phase = GangPhase.TRAINING if more else self._phase
+        self._told = phase, self._message
+        return GangStatus(phase, self._message, list(islice(self._reports, REPORTS_A_POLL)), self._layout)
 
-    def wait_for_update(self, after_sequence: int, seconds: float) -> bool:
-        """Wait until there is more to tell than was told last.
+    def has_more(self, after_sequence: int) -> bool:
+        """Whether there is more to tell than was told last.
 
         Args:
             after_sequence: The newest report that was told.
-            seconds: To wait at most.
-
-        Returns:
-            Whether there is.
         """
-        with self._lock:
-            return self._lock.wait_for(lambda: self._has_more(after_sequence), seconds)
-
-    def _has_more(self, after_sequence: int) -> bool:
         unread = bool(self._reports) and self._reports[-1].sequence > after_sequence
         return unread or self._told != (self._phase, self._message)
 
     def _keep(self, moment: datetime, report: Report) -> None:
         self._reports.append(GangReport(next(self._sequence), moment, report))
-        self._lock.notify_all()
+        self._changed()

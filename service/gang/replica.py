@@ -1,156 +1,124 @@
-"""Replicas on Ray: a process a rank, in a placement group with a bundle a tensor parallel group.
+"""Replicas on Ray: an actor a worker, in a placement group with a bundle a tensor parallel group.
 
-Processes that do no more than keep a job's state are in no placement group, and take neither CPUs nor GPUs.
+Workers that do no more than keep a job's state are in no placement group, and take neither CPUs nor GPUs.
 """
 
 import os
 import signal
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
+from ray.actor import ActorHandle, ActorProxy
 from ray.exceptions import RayActorError, RayError
-from ray.util.placement_group import (
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from boost_core.config import JobSpec, Layout
-from boost_core.hardware import ACCELERATOR_LABEL
-from service.gang.assignment import SnapshotOwner, WorkerPlace, ordered
-from service.gang.context import GangContext
+from boost_core.messages.commands import WorkerCommand
+from boost_core.plan.snapshots import MemoryState, SnapshotIndex, SnapshotKey
+from service.gang.assignment import Assignment, GangContext, RankEnd, Rendezvous, WorkerPlace
+from service.gang.port import StartReplica, WorkerStatus
+from service.gang.ray_private import free_memory
 from service.gang.resources import worker_resources
 
-CALLS_AT_ONCE = 8  # of a process: training, and what is asked of it meanwhile
-MOST_FAILED_STARTS = 5  # of a process, in a row
+if TYPE_CHECKING:
+    import numpy as np
 
-_numbers = count(1)  # of replicas and processes, over all of a gang's life
+    from boost_core.train import Region
+    from service.gang.supervisor import Supervisor
 
+CALLS_AT_ONCE = 8  # of a worker: training, and what is asked of it meanwhile
 
-class CannotStart(RuntimeError):
-    """The processes of a replica end again and again before they are up."""
+_numbers = count(1)  # of workers, over all of a gang's life
 
 
 class RankActor:
-    """Loads what a rank needs in a process of its own, so that its supervisor need not import torch.
+    """The actor of a worker. It loads what that needs in its own process, so that its supervisor need not import torch.
 
     Args:
         title: What Ray's dashboard shows of it.
-        arguments: Those of ``service.gang.rank.RankProcess``.
+        number: The worker's number.
+        supervisor: Handle of the gang's ``Supervisor`` actor.
+        context: What it is told of its surroundings.
     """
 
-    def __init__(self, title: str, *arguments: Any) -> None:
-        from service.gang.rank import RankProcess
+    def __init__(self, title: str, number: int, supervisor: ActorProxy["Supervisor"], context: GangContext) -> None:
+        from service.gang.worker import Worker
 
+        runtime = ray.get_runtime_context()
         self._title = title
-        self._process = RankProcess(*arguments)
+        self._owners: dict[int, ActorProxy[RankActor]] = {}
+        self._worker = Worker(
+            number, context,
+            node=runtime.get_node_id(),
+            actor=str(runtime.get_actor_id()),
+            address=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
+            gpus=tuple(map(str, runtime.get_accelerator_ids().get("GPU", ()))),
+            push=lambda message: ray.get(supervisor.push.remote(message)),
+            read=lambda owner, key, regions: ray.get(self._owners[owner].read.remote(key, regions)),
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return self._title
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of it."""
-        return getattr(self._process, method)(*arguments)
+    @ray.method
+    def place(self) -> WorkerPlace:
+        """Where it is; answers when it is up."""
+        return self._worker.place
+
+    @ray.method
+    def rendezvous(self) -> Rendezvous:
+        """Open the place where the ranks of the next gang meet."""
+        return self._worker.rendezvous()
+
+    @ray.method
+    def train(
+        self, assignment: Assignment, recovery: MemoryState[int] | None, owners: dict[int, "ActorProxy[RankActor]"]
+    ) -> RankEnd:
+        """Train as a rank; ``owners`` are the workers that have parts of the state to continue from."""
+        self._owners = owners
+        return self._worker.train(assignment, recovery)
+
+    @ray.method
+    def halt(self, store: bool) -> None:
+        """Have the gang stop after a step; ``store``: once it has written a checkpoint."""
+        self._worker.halt(store)
+
+    @ray.method
+    def abort(self) -> None:
+        """Have collectives fail that wait for a rank that is gone."""
+        self._worker.abort()
+
+    @ray.method
+    def indexes(self) -> list[SnapshotIndex]:
+        """What of the state is in its memory."""
+        return self._worker.indexes()
+
+    @ray.method
+    def read(self, key: SnapshotKey, regions: Sequence["Region"]) -> "list[np.ndarray[Any, Any]]":
+        """Parts of a snapshot that is in its memory."""
+        return self._worker.read(key, regions)
+
+    @ray.method
+    def free_memory(self) -> int:
+        """Bytes of its node's memory, or of its container's, that nobody uses."""
+        return free_memory()
+
+    @ray.method
+    def stacks(self) -> str:
+        """What each of its threads is doing."""
+        return self._worker.stacks()
+
+    @ray.method
+    def command(self, command: WorkerCommand) -> None:
+        """Bring a fault about in its process, or trace its next steps."""
+        self._worker.command(command)
 
 
-class Places(Protocol):
-    """Where the processes of a replica may be."""
-
-    def reserved(self) -> bool:
-        """Whether what they need is reserved."""
-
-    def options(self, place: int) -> dict[str, Any]:
-        """What to tell Ray of the process at a place: what it takes, and where."""
-
-    def in_order(self, places: Sequence[WorkerPlace]) -> list[int]:
-        """Numbers of the processes in the order of their ranks, by where they are."""
-
-    def free(self) -> None:
-        """Give it back."""
-
-
-class Reservation:
-    """A placement group with a bundle a tensor parallel group.
-
-    Args:
-        spec: The job; its parallelism has the replica's layout.
-        selector: What its nodes must have, or must not be; as ``node_selector`` says it.
-        name: What Ray's dashboard shows of it.
-    """
-
-    def __init__(self, spec: JobSpec, selector: Mapping[str, str], name: str) -> None:
-        self._tensor, pipeline = spec.parallelism.tensor_parallel_size, spec.parallelism.pipeline_parallel_size
-        self._each = worker_resources(spec)
-        bundle = {resource: amount * self._tensor for resource, amount in self._each.items()}
-        self._group = placement_group(
-            [bundle] * pipeline,
-            strategy=spec.resources.placement,
-            name=name,
-            bundle_label_selector=[dict(selector)] * pipeline if selector else None,
-        )
-
-    def reserved(self) -> bool:
-        """Whether the group is there."""
-        # Ray's own ready() would start a process on the nodes to find out, which takes seconds where they are busy.
-        return bool(placement_group_table(self._group).get("state") == "CREATED")
-
-    def options(self, place: int) -> dict[str, Any]:
-        """A rank's part of its bundle."""
-        bundle = place // self._tensor
-        return {
-            "num_cpus": self._each["CPU"],
-            "num_gpus": self._each.get("GPU", 0),
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
-        }
-
-    def in_order(self, places: Sequence[WorkerPlace]) -> list[int]:
-        """Tensor parallel groups in turn, each on one node.
-
-        Raises:
-            MisplacedRanks: One is not.
-        """
-        return ordered(places, self._tensor)
-
-    def free(self) -> None:
-        """Remove the group."""
-        with suppress(RayError):  # a cluster that is going down frees it by itself
-            remove_placement_group(self._group)
-
-
-class Unreserved:
-    """Places for processes that take neither CPUs nor GPUs.
-
-    Args:
-        nodes: Where each should be, as long as that node is there.
-    """
-
-    def __init__(self, nodes: Sequence[str]) -> None:
-        self._nodes = nodes
-
-    def reserved(self) -> bool:
-        """They need nothing."""
-        return True
-
-    def options(self, place: int) -> dict[str, Any]:
-        """Nothing, on its node."""
-        there = NodeAffinitySchedulingStrategy(self._nodes[place], soft=True)
-        return {"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": there}
-
-    def in_order(self, places: Sequence[WorkerPlace]) -> list[int]:
-        """As they are: they exchange little."""
-        return list(range(len(places)))
-
-    def free(self) -> None:
-        """Nothing is reserved."""
-
-
-class Member:
-    """One process of a replica.
+class WorkerHandle:
+    """One worker of a replica.
 
     Args:
         options: What it takes, and where it is to be, in Ray's words.
@@ -158,68 +126,35 @@ class Member:
         context: What it is told of its surroundings.
 
     Attributes:
-        number: Its number among all processes of the gang.
-        where: Where it is; ``None`` until it is up.
+        number: Its number among all workers of the gang.
+        actor: Its handle.
     """
 
-    def __init__(self, options: Mapping[str, Any], supervisor: Any, context: GangContext) -> None:
+    def __init__(self, options: Mapping[str, Any], supervisor: ActorProxy["Supervisor"], context: GangContext) -> None:
         self.number = next(_numbers)
-        self._actor: Any = (
+        self.actor: ActorProxy[RankActor] = (
             ray.remote(RankActor)
             .options(max_concurrency=CALLS_AT_ONCE, **options)
             .remote(f"{context.tag}: worker {self.number}", self.number, supervisor, context)
         )
-        self._placing = self.call("place")
-        self.where: WorkerPlace | None = None
+        self._placing = self.actor.place.remote()
+        self._place: WorkerPlace | None = None
 
-    @property
-    def owner(self) -> SnapshotOwner:
-        """The process as one that has snapshots."""
-        return SnapshotOwner(self.number, self._actor)
+    def status(self) -> WorkerStatus:
+        """Where it is, if it is up."""
+        if self._place is None and ray.wait([self._placing], timeout=0)[0]:
+            try:
+                self._place = ray.get(self._placing)
+            except RayActorError as error:
+                return WorkerStatus(self.number, failure=str(error))
+        return WorkerStatus(self.number, self._place)
 
-    def call(self, method: str, *arguments: Any) -> ray.ObjectRef[Any]:
-        """Call a method of the process's ``RankProcess``; its result comes later."""
-        result: ray.ObjectRef[Any] = self._actor.call.remote(method, *arguments)
-        return result
-
-    def is_up(self) -> bool:
-        """Whether the process answers.
-
-        Raises:
-            RayActorError: It has ended.
-        """
-        if self.where is None and ray.wait([self._placing], timeout=0)[0]:
-            self.where = ray.get(self._placing)
-        return self.where is not None
-
-    def kill(self) -> None:
-        """End the process at once."""
-        ray.kill(self._actor)
-
-    def kill_from_outside(self) -> None:
-        """The same for a process that may not hear: Ray asks the process itself, and one that is stopped never does."""
-        self.kill()
-        if self.where is not None:
-            there = NodeAffinitySchedulingStrategy(self.where.node, soft=False)
-            _kill_process.options(scheduling_strategy=there).remote(self.where.pid)
-
-
-def node_selector(spec: JobSpec, avoid: Collection[str], avoid_kinds: Collection[str] = ()) -> dict[str, str]:
-    """What a node must have, or must not be, as Ray's labels say it.
-
-    Args:
-        spec: The job.
-        avoid: Nodes.
-        avoid_kinds: Kinds of GPU; none if the job names the one that it takes.
-    """
-    selector = dict(spec.resources.node_labels)
-    if spec.resources.accelerator_type:
-        selector[ACCELERATOR_LABEL] = spec.resources.accelerator_type
-    if avoid_kinds:
-        selector[ACCELERATOR_LABEL] = f"!in({','.join(sorted(avoid_kinds))})"
-    if avoid:
-        selector["ray.io/node-id"] = f"!in({','.join(sorted(avoid))})"
-    return selector
+    def kill(self, stopped: bool = False) -> None:
+        """End its process at once; ``stopped``: from outside, too, since Ray asks the process itself to end."""
+        ray.kill(cast(ActorHandle[RankActor], self.actor))
+        if stopped and self._place is not None:
+            there = NodeAffinitySchedulingStrategy(self._place.node, soft=False)
+            _kill_process.options(scheduling_strategy=there).remote(self._place.pid)
 
 
 @ray.remote(num_cpus=0, max_retries=0)
@@ -228,96 +163,67 @@ def _kill_process(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-class Replica:
-    """The processes of one data parallel rank, tensor parallel group after group.
+class RayReplica:
+    """The workers of one data parallel rank, tensor parallel group after group.
 
     Args:
-        spec: The job; its parallelism has the replica's layout.
-        selector: What its nodes must have, or must not be; as ``node_selector`` says it.
+        wanted: What it is to be.
         supervisor: Handle of the ``Supervisor`` actor.
-        context: What its processes are told of their surroundings.
-        keep_on: For processes that are to keep the state alone: the node of each.
+        context: What its workers are told of their surroundings.
 
     Attributes:
-        number: Its number.
-        layout: Its own: dp is 1.
-        selector: As given.
-        keeps: Whether its processes only keep the state.
+        workers: None before it has its resources.
     """
 
-    def __init__(
-        self, spec: JobSpec, selector: Mapping[str, str], supervisor: Any, context: GangContext,
-        keep_on: Sequence[str] = (),
-    ) -> None:  # fmt: skip
-        self._supervisor, self._context = supervisor, context
-        self.selector, self.keeps = dict(selector), bool(keep_on)
-        self.number = next(_numbers)
-        self.layout = Layout.of(spec.parallelism).per_replica
-        tag = context.tag
-        name = f"{tag.name} ({tag.job_id}-{tag.attempt}-{self.number})"  # no two have one name
-        self._places: Places = Unreserved(keep_on) if keep_on else Reservation(spec, selector, name)
-        self._placed = False
-        self._members: list[Member] = []
-        self._failed_starts: Counter[int] = Counter()
+    def __init__(self, wanted: StartReplica, supervisor: ActorProxy["Supervisor"], context: GangContext) -> None:
+        self._supervisor, self._context, self._keep_on = supervisor, context, wanted.keep_on
+        spec, tag = wanted.spec, context.tag
+        self._tensor, self._stages = spec.parallelism.tensor_parallel_size, spec.parallelism.pipeline_parallel_size
+        self._each = worker_resources(spec)
+        bundle = {resource: amount * self._tensor for resource, amount in self._each.items()}
+        self._group = (
+            None
+            if wanted.keep_on
+            else placement_group(
+                [bundle] * self._stages,
+                strategy=spec.resources.placement,
+                name=f"{tag.name} ({tag.job_id}-{tag.attempt}-{wanted.number})",  # no two have one name
+                bundle_label_selector=[dict(wanted.selector)] * self._stages if wanted.selector else None,
+            )
+        )
+        self.workers: list[WorkerHandle] = []
 
-    @property
-    def placed(self) -> bool:
-        """Whether its resources are reserved; its processes are started then."""
-        if not self._placed and self._places.reserved():
-            self._placed = True
-            self._members = [self._started(place) for place in range(self.layout.world_size)]
-        return self._placed
+    def status(self) -> tuple[WorkerStatus, ...]:
+        """Its workers, which are started once its resources are reserved."""
+        if not self.workers and self._reserved():
+            self.workers = [self._started(place) for place in range(self._tensor * self._stages)]
+        return tuple(worker.status() for worker in self.workers)
 
-    @property
-    def members(self) -> Sequence[Member]:
-        """Its processes, tensor parallel group after group; empty until it is placed."""
-        return self._members
+    def replace(self, worker: WorkerHandle) -> None:
+        """End a worker, and put another into its place, on the same resources."""
+        worker.kill()
+        place = self.workers.index(worker)
+        self.workers[place] = self._started(place)
 
-    def ready(self) -> bool:
-        """Whether all its processes are up. One that has ended while it started is started again.
+    def remove(self) -> None:
+        """End its workers and free its resources."""
+        for worker in self.workers:
+            worker.kill()
+        if self._group is not None:
+            with suppress(RayError):  # a cluster that is going down frees it by itself
+                remove_placement_group(self._group)
 
-        Raises:
-            CannotStart: That happens again and again.
-        """
-        up = [self._is_up(place) for place in range(len(self._members))] if self.placed else [False]
-        return all(up)
+    def _reserved(self) -> bool:
+        # Ray's own ready() would start a process on the nodes to find out, which takes seconds where they are busy.
+        return self._group is None or placement_group_table(self._group).get("state") == "CREATED"
 
-    def _is_up(self, place: int) -> bool:
-        try:
-            up = self._members[place].is_up()
-        except RayActorError as error:
-            self._failed_starts[place] += 1
-            if self._failed_starts[place] >= MOST_FAILED_STARTS:
-                raise CannotStart(f"a worker ended {MOST_FAILED_STARTS} times while it started: {error}") from error
-            self.start_again(self._members[place])
-            return False
-        if up:
-            self._failed_starts[place] = 0
-        return up
-
-    def start_again(self, member: Member) -> None:
-        """Put a new process into the place of one that has ended, on the same resources."""
-        place = self._members.index(member)
-        self._members[place] = self._started(place)
-
-    def in_order(self) -> list[Member]:
-        """Its processes in the order of their ranks.
-
-        Raises:
-            MisplacedRanks: A tensor parallel group is not on one node.
-        """
-        places = [member.where for member in self._members if member.where is not None]
-        return [self._members[number] for number in self._places.in_order(places)]
-
-    def nodes(self) -> set[str]:
-        """The nodes on which its processes are, as far as they are up."""
-        return {member.where.node for member in self._members if member.where is not None}
-
-    def give_up(self) -> None:
-        """End its processes and free its resources."""
-        for member in self._members:
-            member.kill()
-        self._places.free()
-
-    def _started(self, place: int) -> Member:
-        return Member(self._places.options(place), self._supervisor, self._context)
+    def _started(self, place: int) -> WorkerHandle:
+        options: dict[str, Any]
+        if self._group is None:
+            there = NodeAffinitySchedulingStrategy(self._keep_on[place], soft=True)
+            options = {"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": there}
+        else:
+            bundle = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place // self._tensor)
+            gpus = self._each.get("GPU", 0)
+            options = {"num_cpus": self._each["CPU"], "num_gpus": gpus, "scheduling_strategy": bundle}
+        return WorkerHandle(options, self._supervisor, self._context)

@@ -4,13 +4,11 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
-
-import ray
 
 from boost_core.messages.reports import FaultReport, LogLine, Report
+from service.gang.assignment import Message
 from service.gang.watch import Heartbeat
 from service.security.redaction import redact
 
@@ -19,40 +17,16 @@ BEAT_SECONDS = 0.2  # between messages that carry nothing else
 ALIVE_SECONDS = 1.0  # after which a message goes out even if nothing has happened
 
 
-@dataclass(frozen=True)
-class Message:
-    """What a process says to its supervisor.
-
-    Attributes:
-        member: Number of the process.
-        rank: Its rank; ``None`` before its first gang.
-        generation: Number of its gang.
-        reports: Reports with their times, in order.
-        beat: Its newest step, if it is new.
-        kept_step: The newest step that is in memory twice for every rank, if it is new.
-        saving: After the last step, what the store has said to its checkpoint; empty as long as it has not failed;
-            ``None`` if there are steps to do, or nothing new.
-    """
-
-    member: int
-    rank: int | None
-    generation: int
-    reports: list[tuple[datetime, Report]]
-    beat: Heartbeat | None
-    kept_step: int | None
-    saving: str | None = None
-
-
 class SupervisorReporter:
     """Sends reports in order from a thread of its own, so that the step loop never waits.
 
     Args:
-        supervisor: Handle of the gang's ``Supervisor`` actor.
-        member: Number of this process.
+        push: Hands a message to the supervisor, and returns once it is there.
+        worker: Number of this process.
     """
 
-    def __init__(self, supervisor: Any, member: int) -> None:
-        self._supervisor, self._member = supervisor, member
+    def __init__(self, push: Callable[[Message], None], worker: int) -> None:
+        self._push, self._worker = push, worker
         self._rank: int | None = None
         self._generation = 0
         self._waiting: deque[tuple[datetime, Report]] = deque(maxlen=BACKLOG)
@@ -102,14 +76,14 @@ class SupervisorReporter:
             with self._changed:
                 self._changed.wait_for(self._due, ALIVE_SECONDS)
                 message = Message(
-                    self._member, self._rank, self._generation, list(self._waiting), self._beat, self._kept_step,
+                    self._worker, self._rank, self._generation, list(self._waiting), self._beat, self._kept_step,
                     self._saving,
                 )  # fmt: skip
                 self._waiting.clear()
                 self._beat = self._kept_step = self._saving = None
                 self._sending = True
             try:
-                ray.get(self._supervisor.push.remote(message))
+                self._push(message)
             finally:  # a supervisor that is gone takes its workers with it; this thread need not outlive it
                 with self._changed:
                     self._sending, self._sent = False, time.monotonic()

@@ -1,6 +1,9 @@
 """What a worker needs of its node, by Ray's names. Torch-free, and does not import Ray."""
 
+from collections.abc import Collection
+
 from boost_core.config import JobSpec, Layout
+from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.plan.memory import rank_memory
 
 ON_THE_HEAD = {"node:__internal_head__": 0.001}  # for what should not go with a node of a gang
@@ -12,6 +15,24 @@ def worker_resources(spec: JobSpec) -> dict[str, float]:
     if spec.resources.gpus_per_worker:
         resources["GPU"] = spec.resources.gpus_per_worker
     return resources
+
+
+def node_selector(spec: JobSpec, avoid: Collection[str], avoid_kinds: Collection[str] = ()) -> dict[str, str]:
+    """What a node must have, or must not be, as Ray's labels say it.
+
+    Args:
+        spec: The job.
+        avoid: Nodes.
+        avoid_kinds: Kinds of GPU; none if the job names the one that it takes.
+    """
+    selector = dict(spec.resources.node_labels)
+    if spec.resources.accelerator_type:
+        selector[ACCELERATOR_LABEL] = spec.resources.accelerator_type
+    if avoid_kinds:
+        selector[ACCELERATOR_LABEL] = f"!in({','.join(sorted(avoid_kinds))})"
+    if avoid:
+        selector["ray.io/node-id"] = f"!in({','.join(sorted(avoid))})"
+    return selector
 
 
 def without_resources(spec: JobSpec) -> JobSpec:

@@ -1,61 +1,120 @@
-"""The actor that stands for a gang: it runs the gang's loop, and answers the scheduler and the ranks meanwhile."""
+"""The actor that stands for a gang: it hands the controller what happens, and the executor what that decides."""
 
+import logging
 import threading
+import time
+from collections import deque
+from datetime import UTC, datetime
 from typing import Any
 
 import ray
 
 from boost_core.config import JobSpec
 from boost_core.messages.commands import WorkerCommand
-from service.gang.context import GangContext
-from service.gang.gang import Gang
+from service.gang.assignment import GangContext, Message
+from service.gang.controller import GangController
+from service.gang.executor import RayExecutor
+from service.gang.port import Decision, Event, Executor, Finish, Moment
 from service.gang.record import GangRecord
-from service.gang.reporter import Message
-from service.gang.status import GangStatus, Orders
+from service.gang.status import GangPhase, GangStatus, Orders
 
 UPDATES = "updates"  # the concurrency group of calls that wait, so that all others are answered meanwhile
 WAITING_CALLS = 4  # those of services that have died come to their end after a while
 WAIT_SECONDS = 10.0
+TICK_SECONDS = 0.05
+
+logger = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Drives one attempt of a job. Its methods return at once but for one; the loop has a thread of its own.
+    """Drives one attempt of a job. Its methods return at once but for one; decisions are executed in a thread.
 
     Args:
         spec: The job.
         orders: The first orders.
-        context: What the gang's processes are told of their surroundings.
+        context: What the gang's workers are told of their surroundings.
     """
 
     def __init__(self, spec: JobSpec, orders: Orders, context: GangContext) -> None:
         context.logs.write()
         runtime: Any = ray.get_runtime_context()
         self._tag = context.tag
-        self._record = GangRecord(runtime.get_actor_id())
-        self._gang = Gang(spec, orders, self._record, runtime.current_actor, context)
-        threading.Thread(target=self._gang.run, name="gang", daemon=True).start()
+        self._changed = threading.Condition()  # around the controller and the record
+        self._record = GangRecord(_now(), runtime.get_actor_id(), self._changed.notify_all)
+        self._controller = GangController(spec, orders, self._record)
+        self._executor: Executor = RayExecutor(spec, runtime.current_actor, context)
+        threading.Thread(target=self._run, name="gang", daemon=True).start()
 
     def __repr__(self) -> str:
         """What Ray's dashboard shows of it."""
         return f"{self._tag}: supervisor"
 
+    @ray.method
     def push(self, message: Message) -> None:
-        """Take a rank's message."""
-        self._gang.hear(message)
+        """Take a worker's message."""
+        self._handle(message)
 
+    @ray.method
     def ask(self, command: WorkerCommand) -> None:
         """Take what the gang is to do besides training."""
-        self._gang.ask(command)
+        self._handle(command)
 
+    @ray.method
     def poll(self, after_sequence: int, orders: Orders) -> GangStatus:
         """Take orders; the status with reports after ``after_sequence``, and those up to it are forgotten.
 
         A final phase is told together with the last report and never before.
         """
-        self._gang.order(orders)
-        return self._record.status(after_sequence)
+        self._handle(orders)
+        with self._changed:
+            return self._record.status(after_sequence)
 
     @ray.method(concurrency_group=UPDATES)
     def wait_for_update(self, after_sequence: int) -> bool:
         """Wait until there are reports after ``after_sequence`` or the status is not the one told last; whether so."""
-        return self._record.wait_for_update(after_sequence, WAIT_SECONDS)
+        with self._changed:
+            return self._changed.wait_for(lambda: self._record.has_more(after_sequence), WAIT_SECONDS)
+
+    def _handle(self, event: Event) -> list[Decision]:
+        with self._changed:
+            return self._controller.handle(event, _now())
+
+    def _run(self) -> None:
+        """Train the job to its end, or until it is paused or fails; gives the record its final status."""
+        try:
+            while not self._tick():
+                time.sleep(TICK_SECONDS)
+        except Exception as error:
+            logger.exception("the gang's loop has failed")
+            self._finish(Finish(GangPhase.FAILED, f"the gang's supervisor failed: {type(error).__name__}: {error}"))
+
+    def _tick(self) -> bool:
+        """One round; whether it was the last."""
+        if any(self._act_on(end) for end in self._executor.ended()) or self._act_on(self._executor.observe()):
+            return True
+        with self._changed:
+            said, formation = self._record.said, self._controller.formation
+        if self._controller.has_formed:  # what shows it takes seconds of a CPU to start, which its workers need first
+            self._executor.show(*said, *((formation.generation, formation.places) if formation else (0, ())))
+        return False
+
+    def _act_on(self, event: Event) -> bool:
+        """Have executed what is decided about an event and the answers to it; whether the gang has ended."""
+        decisions = deque(self._handle(event))
+        while decisions:
+            decision = decisions.popleft()
+            if isinstance(decision, Finish):
+                self._finish(decision)
+                return True
+            if answer := self._executor.execute(decision):
+                decisions.extend(self._handle(answer))
+        return False
+
+    def _finish(self, end: Finish) -> None:
+        self._executor.execute(end)
+        with self._changed:
+            self._record.say(end.phase, end.message)
+
+
+def _now() -> Moment:
+    return Moment(time.monotonic(), datetime.now(UTC))

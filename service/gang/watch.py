@@ -1,13 +1,16 @@
-"""Telling from the beats of ranks that a gang hangs, that a rank is slow, or that it restarts too often. Pure."""
+"""Telling that a gang hangs, a rank is slow, a node goes away or is gone, and faults come too often. Pure."""
 
 import statistics
 from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from boost_core.config import FaultToleranceConfig
 
 _WINDOW = 10  # steps
 _RANKS_SECONDS = 2.0  # between two reports of all ranks' times
+_URGENT_SECONDS = 20.0  # before a node goes away
+_NOTICE_SECONDS = 60.0  # that a node is taken to have left if its notice does not say
 _FIRST_STEP = 5  # so many times as long as a later step may take: kernels are compiled, the state is loaded
 
 
@@ -131,3 +134,50 @@ class RestartLimit:
         while self._times[0] < now - self._config.restart_window_seconds:
             self._times.popleft()
         return len(self._times) > self._config.max_restarts
+
+
+class NodeWatch:
+    """Remembers which nodes will go away or are gone, some of which the cluster does not know yet."""
+
+    def __init__(self) -> None:
+        self._last_moments: dict[str, float] = {}  # by when each node that goes away is to be left
+        self._silent: set[str] = set()  # dead, but the cluster does not know it yet
+        self._quarantined: dict[str, float] = {}  # until when
+
+    def see(self, alive: Collection[str], leaving: Mapping[str, float | None], now: float) -> None:
+        """Take what the cluster says.
+
+        Args:
+            alive: Nodes that it takes for alive.
+            leaving: Nodes that will go away, and when; ``None`` where nobody has said.
+            now: The time.
+        """
+        self._silent &= set(alive)
+        self._last_moments = {
+            node: self._last_moments.get(node, now + _NOTICE_SECONDS if at is None else at - _URGENT_SECONDS)
+            for node, at in leaving.items()
+        }
+
+    def probed(self, silent: Collection[str], dead: Collection[str], now: float) -> set[str]:
+        """Take what a probe has found; all nodes that are to be taken for gone."""
+        self._silent |= set(silent)
+        return {*silent, *dead, *self._quarantined_now(now)}
+
+    def leaving(self, nodes: Iterable[str]) -> bool:
+        """Whether any of some nodes will go away."""
+        return any(node in self._last_moments for node in nodes)
+
+    def urgent(self, nodes: Iterable[str], now: float) -> bool:
+        """Whether that is soon."""
+        return any(self._last_moments.get(node, now + 1) <= now for node in nodes)
+
+    def quarantine(self, node: str, until: float) -> None:
+        """Treat a node as gone for a while."""
+        self._quarantined[node] = until
+
+    def unusable(self, now: float) -> set[str]:
+        """Nodes on which nothing should be placed."""
+        return self._silent | self._quarantined_now(now) | self._last_moments.keys()
+
+    def _quarantined_now(self, now: float) -> set[str]:
+        return {node for node, until in self._quarantined.items() if until > now}

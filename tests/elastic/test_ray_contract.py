@@ -15,10 +15,19 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from service.gang.assignment import WorkerPlace
-from service.gang.cluster_view import ClusterView
-from service.gang.ray_private import draining_nodes, free_memory, free_resources, node_table
+from service.gang.executor import cluster_nodes, lost_nodes
+from service.gang.ray_private import (
+    TrainAttempt,
+    TrainRun,
+    draining_nodes,
+    free_memory,
+    free_resources,
+    node_table,
+    train_run,
+)
 from service.gang.status import GangPhase, JobTag
-from service.gang.train_tab import Attempt, Run, TrainTabKeeper, train_run
+from service.gang.train_tab import TrainTabKeeper
+from service.gang.watch import NodeWatch
 from tests.elastic.world import Nodes
 
 
@@ -105,8 +114,8 @@ def test_ray_train_shows_runs_that_are_not_its_own(nodes: Nodes) -> None:
     tag = JobTag("job-1", 2, "cola", "lab", "alice", "https://boost.example.org/jobs/job-1")
     places = tuple(WorkerPlace(node, "10.0.0.1", ("0",), 7, "host", "ac") for node in ("one", "one", "two"))
     keeper = TrainTabKeeper()
-    keeper.show_run(Run(tag, "01", "ab", GangPhase.TRAINING, "they train", 3, {"CPU": 1.0}, 5, None))
-    keeper.show_attempt(Attempt(tag, 4, "RUNNING", places, {"CPU": 1.0}, 6, None))
+    keeper.show_run(TrainRun(tag, "01", "ab", GangPhase.TRAINING, "they train", 3, {"CPU": 1.0}, 5, None))
+    keeper.show_attempt(TrainAttempt(tag, 4, "RUNNING", places, {"CPU": 1.0}, 6, None))
     actor = state_actor.get_state_actor()
     assert actor is not None, "it is made where there was none"
     run = ray.get(actor.get_train_runs.remote())["job-1"]
@@ -116,14 +125,13 @@ def test_ray_train_shows_runs_that_are_not_its_own(nodes: Nodes) -> None:
     ranks = [(worker.world_rank, worker.node_rank, worker.local_rank, worker.gpu_ids) for worker in attempt.workers]
     assert ranks == [(0, 0, 0, [0]), (1, 0, 1, [0]), (2, 1, 0, [0])]
     for phase in GangPhase:
-        train_run(Run(tag, "01", "ab", phase, "", 3, {"GPU": 1.0}, 5, 6))  # each has a status of Ray's
+        train_run(TrainRun(tag, "01", "ab", phase, "", 3, {"GPU": 1.0}, 5, 6))  # each has a status of Ray's
     ray.kill(actor)
 
 
 @pytest.mark.full
 def test_a_notice_is_seen_and_a_lost_node_is_known_before_ray_knows(nodes: Nodes) -> None:
     noticed, lost, _ = workers()
-    view = ClusterView()
     # A node on which nothing runs goes away at once.
     there = NodeAffinitySchedulingStrategy(noticed, soft=False)
     resident = ray.remote(Sleeper).options(num_cpus=1, scheduling_strategy=there).remote()
@@ -131,12 +139,17 @@ def test_a_notice_is_seen_and_a_lost_node_is_known_before_ray_knows(nodes: Nodes
     nodes.drain(noticed, seconds=300)
     assert within(5, lambda: noticed in draining_nodes())
     assert draining_nodes()[noticed] == pytest.approx(time.time() + 300, abs=10)
-    view.look()
-    assert view.leaving([noticed])
-    assert not view.urgent([noticed])
-    assert not view.leaving([lost])
-    assert view.gone([noticed, lost]) == set()
+    watch, now = NodeWatch(), time.monotonic()
+    alive, leaving = cluster_nodes()
+    assert {noticed, lost} <= alive
+    watch.see(alive, leaving, now)
+    assert watch.leaving([noticed])
+    assert not watch.urgent([noticed], now + 270)
+    assert watch.urgent([noticed], now + 290), "it says when"
+    assert not watch.leaving([lost])
+    assert lost_nodes([noticed, lost]) == (set(), set())
     nodes.remove(lost)
-    assert view.gone([noticed, lost]) == {lost}
+    assert lost_nodes([noticed, lost]) == ({lost}, set())
+    assert watch.probed(*lost_nodes([noticed, lost]), now) == {lost}
     assert lost in workers()
-    assert view.unusable() == {noticed, lost}
+    assert watch.unusable(now) == {noticed, lost}

@@ -13,12 +13,13 @@ from typing import Any
 
 import psutil
 import ray
+from ray._private import worker
 from ray.cluster_utils import Cluster
+from ray.core.generated import autoscaler_pb2
 from ray.util.state import list_actors
 
 from boost_core.config import JobSpec
 from service.client import Client, ServiceUnreachable
-from service.gang.ray_private import drain
 from service.jobs.model import JobEvent, JobRecord
 from tests.jobs import tiny_job
 from tests.service.conftest import free_port
@@ -75,7 +76,10 @@ class Nodes:
 
     def drain(self, node_id: str, seconds: float) -> None:
         """Give notice that a node goes away in so many seconds."""
-        assert drain(node_id, "a test", seconds)
+        preemption = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        deadline = int((time.time() + seconds) * 1000)
+        accepted, _ = worker.global_worker.gcs_client.drain_node(node_id, preemption, "a test", deadline)
+        assert accepted
 
     def taken(self) -> list[str]:
         """What of the cluster is not free: placement groups, actors and CPUs."""

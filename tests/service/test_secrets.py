@@ -19,7 +19,7 @@ from boost_core.data.tokenize import TokenizePlan, tokenize
 from boost_core.data.tokenizers import ByteTokenizer
 from boost_core.messages.reports import LogLine
 from service.gang.assignment import RankEnd
-from service.gang.failures import end_of
+from service.gang.errors import end_of
 from service.gang.reporter import LogReports
 from service.security.redaction import redact_logs
 from service.security.secrets import SecretReference, configure_fsspec, load

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan.devices import needed_bytes, nothing_fits
-from service.gang.replica import node_selector
+from service.gang.resources import node_selector
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.patch import JobPatch, apply

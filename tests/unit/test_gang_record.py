@@ -1,48 +1,50 @@
 """From an interruption to the first step after it: one report, whose parts add up."""
 
-import threading
+from dataclasses import replace
 from datetime import UTC, datetime
-from types import SimpleNamespace
 
 import pytest
 
 from boost_core.config import Layout
 from boost_core.messages.reports import Cause, InterruptionReport, Report, RestartReport
-from service.gang import record as record_module
 from service.gang.assignment import WorkerPlace
+from service.gang.port import Moment
 from service.gang.record import REPORTS_A_POLL, GangRecord
 from service.gang.status import GangPhase
 from tests.service.records import a_checkpoint, a_log_line, a_start, a_step
 
 LAYOUT = Layout(2, 1, 1)
-PATIENCE_SECONDS = 60
+BEGIN = Moment(1000.0, datetime(2026, 1, 1, tzinfo=UTC))
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """Seconds that pass when it is told to, for a record that looks at it."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    def __init__(self, record: GangRecord) -> None:
+        self._record = record
 
-    def monotonic(self) -> float:
-        return self.now
+    @property
+    def now(self) -> float:
+        return self._record.now.seconds
 
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(record_module, "time", SimpleNamespace(monotonic=clock.monotonic))
-    return clock
+    @now.setter
+    def now(self, seconds: float) -> None:
+        self._record.now = replace(self._record.now, seconds=seconds)
 
 
 @pytest.fixture
-def record(clock: Clock) -> GangRecord:
+def record() -> GangRecord:
     """Of a gang that has done a step."""
-    record = GangRecord()
+    record = GangRecord(BEGIN)
     form(record)
     hear(record, a_start(), a_step(1))
     record.status(10)
     return record
+
+
+@pytest.fixture
+def clock(record: GangRecord) -> Clock:
+    return Clock(record)
 
 
 def form(record: GangRecord, makes_copies: bool = False) -> None:
@@ -157,10 +159,10 @@ def test_each_interruption_has_its_restart(clock: Clock, record: GangRecord) -> 
     assert [restart.resumed_step for restart in restarts(record)] == [1, 2, 3]
 
 
-def test_a_gang_that_never_had_its_state_was_not_interrupted(clock: Clock) -> None:
-    record = GangRecord()
+def test_a_gang_that_never_had_its_state_was_not_interrupted() -> None:
+    record = GangRecord(BEGIN)
     form(record)
-    record.interrupted(Cause.WORKER_LOST, "rank 1 was lost", clock.now)
+    record.interrupted(Cause.WORKER_LOST, "rank 1 was lost", BEGIN.seconds)
     form(record)
     hear(record, a_start(), a_step(1))
     assert kinds(record) == ["shape", "shape", "started", "progress"]
@@ -224,13 +226,13 @@ def test_the_final_phase_is_told_with_the_last_report(record: GangRecord) -> Non
     assert record.status(read).phase is GangPhase.SUCCEEDED
 
 
-def test_the_status_says_what_the_gang_is_at(clock: Clock) -> None:
-    record = GangRecord()
+def test_the_status_says_what_the_gang_is_at() -> None:
+    record = GangRecord(BEGIN)
     assert record.status(0).phase is GangPhase.STARTING
     form(record)
     hear(record, a_start())
     assert (record.status(0).phase, record.status(0).layout) == (GangPhase.TRAINING, LAYOUT)
-    record.interrupted(Cause.NODE_DRAINED, "a node will go away", clock.now)
+    record.interrupted(Cause.NODE_DRAINED, "a node will go away", BEGIN.seconds)
     assert (record.status(0).phase, record.status(0).message) == (GangPhase.RECOVERING, "a node will go away")
 
 
@@ -251,22 +253,22 @@ def test_it_says_that_it_waits_for_the_store_and_for_how_long(clock: Clock, reco
 
 
 def test_an_update_is_what_was_not_told_yet(record: GangRecord) -> None:
-    assert not record.wait_for_update(10, 0)
+    assert not record.has_more(10)
     hear(record, a_step(2))
     newest = record.status(0).reports[-1].sequence
-    assert record.wait_for_update(newest - 1, 0)
-    assert not record.wait_for_update(newest, 0)
+    assert record.has_more(newest - 1)
+    assert not record.has_more(newest)
     record.say(GangPhase.SUCCEEDED, "trained 2 steps")
-    assert record.wait_for_update(newest, 0)
+    assert record.has_more(newest)
     record.status(newest)
     record.say(GangPhase.SUCCEEDED, "trained 2 steps")
-    assert not record.wait_for_update(newest, 0), "that was told"
+    assert not record.has_more(newest), "that was told"
 
 
-def test_who_waits_for_an_update_hears_at_once(record: GangRecord) -> None:
-    heard: list[bool] = []
-    waiting = threading.Thread(target=lambda: heard.append(record.wait_for_update(3, PATIENCE_SECONDS)))
-    waiting.start()
-    hear(record, a_step(2))
-    waiting.join(PATIENCE_SECONDS / 2)
-    assert heard == [True]
+def test_who_waits_for_an_update_is_told_of_each(record: GangRecord) -> None:
+    told: list[bool] = []
+    record = GangRecord(BEGIN, changed=lambda: told.append(record.has_more(0)))
+    form(record)
+    assert told == [True]
+    record.say(GangPhase.TRAINING, "trains")
+    assert told == [True, True]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from boost_core.config import Layout
 from boost_core.messages.reports import Cause
-from service.gang.moves import Form, Halt, Keep, Move, Pause, Population, ReplicaView, View, next_move, population
+from service.gang.policy import Action, Form, Halt, Keep, Pause, ReplicaSet, ReplicaView, View, next_action, replica_set
 from service.gang.status import Orders
 
 STATES = {  # of a replica, in a letter
@@ -61,7 +61,7 @@ def trains(states: str, target: int | None, data: int, **others) -> View:
     return view(states, target, layout(data), members=tuple(range(1, data + 1)), **others)
 
 
-MOVES: dict[str, tuple[View, Move]] = {
+ACTIONS: dict[str, tuple[View, Action]] = {
     "the first gang waits for a place": (view("----", 4), Keep(waiting=True)),
     "and for processes": (view("p---", 4), Keep()),
     "it is formed when all are ready": (view("rrrr", 4), Form((1, 2, 3, 4), layout(4))),
@@ -119,48 +119,48 @@ MOVES: dict[str, tuple[View, Move]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("seen", "move"), MOVES.values(), ids=MOVES)
-def test_next_move(seen: View, move: Move) -> None:
-    assert next_move(seen) == move
+@pytest.mark.parametrize(("seen", "action"), ACTIONS.values(), ids=ACTIONS)
+def test_next_action(seen: View, action: Action) -> None:
+    assert next_action(seen) == action
 
 
-POPULATIONS: dict[str, tuple[View, Population]] = {
-    "as many are started as are ordered": (view("", 4), Population(4, ())),
-    "those that there are count": (view("rp--", 4), Population(0, ())),
-    "what is lost is replaced": (trains("rr", 4, 2), Population(2, ())),
-    "and what will go away": (trains("rd", 2, 2), Population(1, ())),
-    "nothing more is for a last checkpoint": (trains("rr", 4, 2, finishing=True), Population(0, ())),
-    "but a place for what will go away": (trains("rd", 4, 2, finishing=True), Population(1, ())),
-    "what is left over goes": (trains("rrrr", 2, 2), Population(0, (3, 4))),
-    "what is not up goes first": (trains("rr-p", 3, 2), Population(0, (4,))),
-    "then the youngest": (trains("rrprr", 4, 2), Population(0, (3,))),
-    "but none that trains": (view("rrrr", 2, layout(2), members=(3, 4)), Population(0, (1, 2))),
-    "even if it will go away": (trains("dr", 1, 1), Population(0, ())),
-    "once it trains no more it goes": (view("dr", 1, layout(1), members=(2,)), Population(0, (1,))),
+REPLICA_SETS: dict[str, tuple[View, ReplicaSet]] = {
+    "as many are started as are ordered": (view("", 4), ReplicaSet(4, ())),
+    "those that there are count": (view("rp--", 4), ReplicaSet(0, ())),
+    "what is lost is replaced": (trains("rr", 4, 2), ReplicaSet(2, ())),
+    "and what will go away": (trains("rd", 2, 2), ReplicaSet(1, ())),
+    "nothing more is for a last checkpoint": (trains("rr", 4, 2, finishing=True), ReplicaSet(0, ())),
+    "but a place for what will go away": (trains("rd", 4, 2, finishing=True), ReplicaSet(1, ())),
+    "what is left over goes": (trains("rrrr", 2, 2), ReplicaSet(0, (3, 4))),
+    "what is not up goes first": (trains("rr-p", 3, 2), ReplicaSet(0, (4,))),
+    "then the youngest": (trains("rrprr", 4, 2), ReplicaSet(0, (3,))),
+    "but none that trains": (view("rrrr", 2, layout(2), members=(3, 4)), ReplicaSet(0, (1, 2))),
+    "even if it will go away": (trains("dr", 1, 1), ReplicaSet(0, ())),
+    "once it trains no more it goes": (view("dr", 1, layout(1), members=(2,)), ReplicaSet(0, (1,))),
     "none that may have state goes before a gang has it": (
-        view("rrrr", 2, layout(2), members=(3, 4), settled=False), Population(0, ()),
+        view("rrrr", 2, layout(2), members=(3, 4), settled=False), ReplicaSet(0, ()),
     ),
-    "nor between gangs": (view("drro-", 1, layout(2)), Population(0, (5,))),
-    "what is not up has none": (trains("rr-p", 2, 2, settled=False), Population(0, (3, 4))),
-    "what is in the store may go": (view("oorr-", 2, Layout(1, 1, 2), stored=True), Population(0, (1, 2, 5))),
-    "another layout takes the place of the old": (view("oo", 2, Layout(1, 1, 2), stored=True), Population(2, (1, 2))),
-    "before the first gang there is nothing to keep": (view("oqd", 2), Population(2, (1, 2, 3))),
+    "nor between gangs": (view("drro-", 1, layout(2)), ReplicaSet(0, (5,))),
+    "what is not up has none": (trains("rr-p", 2, 2, settled=False), ReplicaSet(0, (3, 4))),
+    "what is in the store may go": (view("oorr-", 2, Layout(1, 1, 2), stored=True), ReplicaSet(0, (1, 2, 5))),
+    "another layout takes the place of the old": (view("oo", 2, Layout(1, 1, 2), stored=True), ReplicaSet(2, (1, 2))),
+    "before the first gang there is nothing to keep": (view("oqd", 2), ReplicaSet(2, (1, 2, 3))),
     "those that are to keep the state are started beside the gang": (
-        trains("rr", 2, 2, finishing=True, keeping=True), Population(2, ()),
+        trains("rr", 2, 2, finishing=True, keeping=True), ReplicaSet(2, ()),
     ),
     "the gang goes when they have it": (
-        view("rrkk", 2, layout(2), members=(3, 4), finishing=True, keeping=True), Population(0, (1, 2)),
+        view("rrkk", 2, layout(2), members=(3, 4), finishing=True, keeping=True), ReplicaSet(0, (1, 2)),
     ),
     "and not before": (
-        view("rrkk", 2, layout(2), members=(3, 4), settled=False, finishing=True, keeping=True), Population(0, ()),
+        view("rrkk", 2, layout(2), members=(3, 4), settled=False, finishing=True, keeping=True), ReplicaSet(0, ()),
     ),
-    "nothing is started or given up to pause": (trains("rrp", None, 2), Population(0, ())),
+    "nothing is started or given up to pause": (trains("rrp", None, 2), ReplicaSet(0, ())),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("seen", "wanted"), POPULATIONS.values(), ids=POPULATIONS)
-def test_population(seen: View, wanted: Population) -> None:
-    assert population(seen) == wanted
+@pytest.mark.parametrize(("seen", "wanted"), REPLICA_SETS.values(), ids=REPLICA_SETS)
+def test_replica_set(seen: View, wanted: ReplicaSet) -> None:
+    assert replica_set(seen) == wanted
 
 
 @st.composite
@@ -177,19 +177,19 @@ def views(draw: st.DrawFn) -> View:
 
 @given(views())
 def test_a_gang_is_formed_of_ready_replicas_in_a_shape_that_is_allowed(seen: View) -> None:
-    move = next_move(seen)
-    if isinstance(move, Form):
-        chosen = [replica for replica in seen.replicas if replica.number in move.members]
+    action = next_action(seen)
+    if isinstance(action, Form):
+        chosen = [replica for replica in seen.replicas if replica.number in action.members]
         assert not seen.members
-        assert len(chosen) == len(move.members) == move.layout.dp
+        assert len(chosen) == len(action.members) == action.layout.dp
         assert all(replica.ready and not replica.leaving for replica in chosen)
-        assert {replica.layout for replica in chosen} == {move.layout.per_replica}
-        assert move.layout in {*seen.orders.allowed, seen.orders.target}
+        assert {replica.layout for replica in chosen} == {action.layout.per_replica}
+        assert action.layout in {*seen.orders.allowed, seen.orders.target}
 
 
 @given(views())
 def test_what_is_started_and_given_up_leads_to_as_many_as_ordered(seen: View) -> None:
-    wanted, target = population(seen), seen.orders.target
+    wanted, target = replica_set(seen), seen.orders.target
     assert set(wanted.give_up) <= {replica.number for replica in seen.replicas} - set(seen.members)
     if target is None:
         return

@@ -9,8 +9,9 @@ import ray
 
 from service.gang import train_tab
 from service.gang.assignment import WorkerPlace
+from service.gang.ray_private import TrainAttempt, TrainRun
 from service.gang.status import GangPhase, JobTag
-from service.gang.train_tab import Attempt, Run, TrainTab, TrainTabKeeper
+from service.gang.train_tab import TrainTab, TrainTabKeeper
 from tests.service.records import a_spec
 
 TAG = JobTag("job-1", 2, "cola", "lab", "alice")
@@ -20,13 +21,13 @@ class Recorder:
     """Stands for the keeper's actor."""
 
     def __init__(self) -> None:
-        self.told: list[Run | Attempt] = []
+        self.told: list[TrainRun | TrainAttempt] = []
         method = SimpleNamespace(remote=self.told.append)
         self.show_run = self.show_attempt = method
 
     def statuses(self) -> list[tuple[str, int] | GangPhase]:
         told, self.told[:] = list(self.told), []
-        return [each.phase if isinstance(each, Run) else (each.status, each.generation) for each in told]
+        return [each.phase if isinstance(each, TrainRun) else (each.status, each.generation) for each in told]
 
 
 @pytest.fixture
@@ -38,8 +39,8 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return recorder
 
 
-def members(count: int) -> Any:
-    return [SimpleNamespace(where=WorkerPlace("n", "10.0.0.1", (), pid, "h", f"actor {pid}")) for pid in range(count)]
+def places(count: int) -> list[WorkerPlace]:
+    return [WorkerPlace("n", "10.0.0.1", (), pid, "h", f"actor {pid}") for pid in range(count)]
 
 
 def test_a_life_is_told_once_each_change(keeper: Recorder) -> None:
@@ -48,23 +49,23 @@ def test_a_life_is_told_once_each_change(keeper: Recorder) -> None:
         tab.show(GangPhase.STARTING, "starting 2 x CPU")
     assert keeper.statuses() == [GangPhase.STARTING]
     for _ in range(3):
-        tab.show(GangPhase.TRAINING, "they train", 1, members(2))
+        tab.show(GangPhase.TRAINING, "they train", 1, places(2))
     run = keeper.told[-1]
-    assert isinstance(run, Run) and (run.workers, run.supervisor, run.ended) == (2, "ab", None)
+    assert isinstance(run, TrainRun) and (run.workers, run.supervisor, run.ended) == (2, "ab", None)
     assert keeper.statuses() == [("RUNNING", 1), GangPhase.TRAINING]
     tab.show(GangPhase.RECOVERING, "rank 1 was lost")
-    tab.show(GangPhase.TRAINING, "they train", 2, members(1))
+    tab.show(GangPhase.TRAINING, "they train", 2, places(1))
     assert keeper.statuses() == [("ABORTED", 1), GangPhase.RECOVERING, ("RUNNING", 2), GangPhase.TRAINING]
     tab.show_last(GangPhase.SUCCEEDED, "trained 8 steps")
     run = keeper.told[-1]
-    assert isinstance(run, Run) and run.ended is not None and run.began <= run.ended
+    assert isinstance(run, TrainRun) and run.ended is not None and run.began <= run.ended
     assert keeper.statuses() == [("FINISHED", 2), GangPhase.SUCCEEDED]
 
 
 def test_a_gang_formed_anew_between_two_looks_has_two_attempts(keeper: Recorder) -> None:
     tab = TrainTab(TAG, a_spec())
-    tab.show(GangPhase.TRAINING, "they train", 1, members(2))
-    tab.show(GangPhase.TRAINING, "they train", 2, members(2))
+    tab.show(GangPhase.TRAINING, "they train", 1, places(2))
+    tab.show(GangPhase.TRAINING, "they train", 2, places(2))
     assert keeper.statuses()[2:] == [("ABORTED", 1), ("RUNNING", 2), GangPhase.TRAINING]
 
 
@@ -77,7 +78,7 @@ def test_a_ray_that_makes_no_keeper_is_told_of_once(
     monkeypatch.setattr(train_tab, "_keeper", refuse)
     tab = TrainTab(TAG, a_spec())
     for generation in range(5):
-        tab.show(GangPhase.TRAINING, "they train", generation, members(2))
+        tab.show(GangPhase.TRAINING, "they train", generation, places(2))
     tab.show_last(GangPhase.FAILED, "it failed")
     assert [record.getMessage() for record in caplog.records] == [
         "the job is not to be seen among Ray's training runs: the head is away"
@@ -96,9 +97,9 @@ def test_a_ray_without_the_state_actor_is_told_of_once(
 
     monkeypatch.setattr(builtins, "__import__", without)
     keeper = TrainTabKeeper()
-    run = Run(TAG, "01", "ab", GangPhase.TRAINING, "", 2, {"CPU": 1.0}, 1, None)
+    run = TrainRun(TAG, "01", "ab", GangPhase.TRAINING, "", 2, {"CPU": 1.0}, 1, None)
     for _ in range(3):
         keeper.show_run(run)
-        keeper.show_attempt(Attempt(TAG, 1, "RUNNING", (), {"CPU": 1.0}, 1, None))
+        keeper.show_attempt(TrainAttempt(TAG, 1, "RUNNING", (), {"CPU": 1.0}, 1, None))
     (record,) = caplog.records
     assert "jobs are not to be seen among Ray's training runs: No module named" in record.getMessage()

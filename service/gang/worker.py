@@ -1,6 +1,6 @@
-"""The process in which a rank lives. It outlives its gang: torch, the GPU's context and compiled kernels stay warm.
+"""What a worker does as a rank. It outlives its gang: torch, the GPU's context and compiled kernels stay warm.
 
-Imports torch; the API's process never imports this.
+Imports torch, and not Ray; the API's process and the supervisor never import this.
 """
 
 import gc
@@ -11,14 +11,13 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import psutil
-import ray
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # where type checkers find what torch.distributed exports
@@ -27,12 +26,10 @@ from torch.distributed.distributed_c10d import _abort_process_group
 from boost_core.messages.commands import Drill, WorkerCommand
 from boost_core.plan.snapshots import MemoryState, SnapshotIndex, SnapshotKey
 from boost_core.train import Membership, Region, SnapshotStore, StepProfiler, StepTimes, train
-from service.gang.assignment import Assignment, End, RankEnd, Rendezvous, SnapshotOwner, WorkerPlace
-from service.gang.context import GangContext
+from service.gang.assignment import Assignment, End, GangContext, Message, RankEnd, Rendezvous, WorkerPlace
 from service.gang.drills import Drills
-from service.gang.failures import end_of
+from service.gang.errors import end_of
 from service.gang.rank_metrics import StepCollector, serve_metrics
-from service.gang.ray_private import free_memory
 from service.gang.reporter import LogReports, SupervisorReporter
 from service.gang.watch import Heartbeat
 from service.security.redaction import redact, redact_logs
@@ -44,39 +41,47 @@ SAVER_GRACE_SECONDS = 2.0
 TRACE_SECONDS = 10.0  # for a trace to be written before the process goes
 FETCH_BYTES = 32 * 2**20  # at a time; a node's object store may be small
 
+Array = np.ndarray[Any, Any]
+
 logger = logging.getLogger("boost_core")
 
 
-class RankProcess:
-    """One process of a replica. Its methods other than ``train`` return at once, and are called while that runs.
+class Worker:
+    """A worker. Its methods other than ``train`` return at once, and are called while that runs.
 
     Args:
-        member: The process's number among all of the gang's, by which the supervisor knows it.
-        supervisor: Handle of the gang's ``Supervisor`` actor.
+        number: Its number among all workers of the gang.
         context: What it is told of its surroundings.
+        node: Ray's id of its node.
+        actor: Ray's id of its actor.
+        address: The address of its node, on which it listens.
+        gpus: The GPUs that it may use.
+        push: Hands a message to the supervisor, and returns once it is there.
+        read: Gets parts of a snapshot from another worker, by number.
+
+    Attributes:
+        place: Where it is.
     """
 
-    def __init__(self, member: int, supervisor: Any, context: GangContext) -> None:
-        self._reporter = SupervisorReporter(supervisor, member)
+    def __init__(
+        self, number: int, context: GangContext, node: str, actor: str, address: str, gpus: tuple[str, ...],
+        push: Callable[[Message], None], read: Callable[[int, SnapshotKey, Sequence[Region]], list[Array]],
+    ) -> None:  # fmt: skip
+        self._number, self._context, self._read = number, context, read
+        self._reporter = SupervisorReporter(push, number)
         self._snapshots = SnapshotStore()
         self._drills = Drills()
         self._profiler = StepProfiler(self._reporter.report)
         self._membership: Membership | None = None
         self._store: TCPStore | None = None
-        self._member = member
-        self._context, self._steps = context, StepCollector()
-        self._metrics = serve_metrics(self._steps, _gpus(), _address(), context.metrics_ports)
+        self._steps = StepCollector()
+        metrics = serve_metrics(self._steps, gpus, address, context.metrics_ports)
+        self.place = WorkerPlace(node, address, gpus, os.getpid(), socket.gethostname(), actor, metrics)
         redact_logs()
-
-    def place(self) -> WorkerPlace:
-        """Where this process is; answers when it is up."""
-        context = ray.get_runtime_context()
-        node, actor = context.get_node_id(), str(context.get_actor_id())
-        return WorkerPlace(node, _address(), _gpus(), os.getpid(), socket.gethostname(), actor, self._metrics)
 
     def rendezvous(self) -> Rendezvous:
         """Open the place where the ranks of the next gang meet, of which this process is rank 0."""
-        address = _address()
+        address = self.place.address
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family)  # by itself the store listens on all interfaces
         port = listener.getsockname()[1]
@@ -86,7 +91,7 @@ class RankProcess:
         )  # fmt: skip
         return Rendezvous(address, port, secrets.token_hex(16))
 
-    def train(self, assignment: Assignment, recovery: MemoryState[SnapshotOwner] | None) -> RankEnd:
+    def train(self, assignment: Assignment, recovery: MemoryState[int] | None) -> RankEnd:
         """Train as a rank of a gang until the job's last step, or until the gang halts or breaks.
 
         Args:
@@ -120,7 +125,7 @@ class RankProcess:
                 "rank %d of %d is up (host %s, pid %d)", rank, dist.get_world_size(), socket.gethostname(), os.getpid()
             )
             ports = self._context.metrics_ports
-            if self._metrics is None and ports:
+            if self.place.metrics is None and ports:
                 logger.warning(
                     "rank %d serves no metrics: no port from %d to %d is free; widen BOOST_RANK_METRICS_PORTS",
                     rank, ports[0], ports[-1],
@@ -147,7 +152,7 @@ class RankProcess:
         store = self._store if assignment.rank == 0 else None
         if store is None:
             store = TCPStore(rendezvous.address, rendezvous.port, timeout=RENDEZVOUS_TIMEOUT)
-        if interface := _interface(_address()):
+        if interface := _interface(self.place.address):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         on_gpu = spec.resources.gpus_per_worker > 0
         if on_gpu:  # else torch ends the process with its collectives; telling a hang is the supervisor's part
@@ -160,7 +165,7 @@ class RankProcess:
             device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
         )
 
-    def _joined(self, assignment: Assignment, recovery: MemoryState[SnapshotOwner] | None) -> Membership:
+    def _joined(self, assignment: Assignment, recovery: MemoryState[int] | None) -> Membership:
         membership = Membership(
             generation=assignment.generation,
             snapshots=self._snapshots,
@@ -200,21 +205,16 @@ class RankProcess:
         """What of the state is in this process's memory."""
         return self._snapshots.indexes()
 
-    def free_memory(self) -> int:
-        """Bytes of this node's memory, or of this container's, that nobody uses."""
-        return free_memory()
-
-    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[np.ndarray[Any, Any]]:
+    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[Array]:
         """Parts of a snapshot that is in this process's memory."""
         return [np.ascontiguousarray(part.numpy()) for part in self._snapshots.read(key, regions)]
 
-    def _fetch(self, owner: SnapshotOwner, key: SnapshotKey, regions: Sequence[Region]) -> list[torch.Tensor]:
-        if owner.member == self._member:
+    def _fetch(self, owner: int, key: SnapshotKey, regions: Sequence[Region]) -> list[torch.Tensor]:
+        if owner == self._number:
             return self._snapshots.read(key, regions)
-        parts: list[torch.Tensor] = []
-        for some in _in_portions(regions):
-            parts += [torch.from_numpy(part.copy()) for part in ray.get(owner.actor.call.remote("read", key, some))]
-        return parts
+        return [
+            torch.from_numpy(part.copy()) for some in _in_portions(regions) for part in self._read(owner, key, some)
+        ]
 
     def stacks(self) -> str:
         """What each thread of this process is doing."""
@@ -225,21 +225,12 @@ class RankProcess:
         )
         return redact(stacks)
 
-    def ask(self, command: WorkerCommand) -> None:
+    def command(self, command: WorkerCommand) -> None:
         """Bring a fault about in this process, or trace its next steps."""
         if isinstance(command, Drill):
             self._drills.add(command)
         else:
             self._profiler.ask(command.steps)
-
-
-def _gpus() -> tuple[str, ...]:
-    return tuple(str(each) for each in ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
-
-
-def _address() -> str:
-    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    return address
 
 
 def _interface(address: str) -> str | None:

@@ -1,22 +1,27 @@
-"""This machine as a node of a Ray cluster that offers nothing.
+"""Ray's processes on this machine: a node that offers nothing, and what an embedded Ray has left behind.
 
 Ray lets a process speak to a cluster only through a node of the cluster on the process's own machine. A service beside
 the cluster, in a container of its own for example, has none, and so it brings one along.
 """
 
 import ctypes
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from service.gang.ray_private import nodes_here
 
 START_SECONDS = 120.0
 STOP_SECONDS = 15.0
+END_SECONDS = 5.0
 OBJECT_STORE_BYTES = 80 * 2**20  # about the least that Ray takes; nothing big passes through here
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _libc = ctypes.CDLL(None)
@@ -84,3 +89,19 @@ class JoinedNode:
 
 def _end_with_parent() -> None:
     _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def end_processes_of(folder: str) -> None:
+    """End all other processes that write to files in a folder, as all of Ray's do, and wait for their end."""
+    found = [process for process in psutil.process_iter() if process.pid != os.getpid() and _writes_to(process, folder)]
+    for process in found:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(found, timeout=END_SECONDS)
+
+
+def _writes_to(process: psutil.Process, folder: str) -> bool:
+    """Whether a process has a file in a folder open for writing; false where we may not look."""
+    with suppress(psutil.Error):
+        return any(file.mode != "r" and Path(file.path).is_relative_to(folder) for file in process.open_files())
+    return False

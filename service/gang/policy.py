@@ -1,4 +1,4 @@
-"""What a gang does next. Pure: what there is in, one move out; the supervisor's loop executes it.
+"""What a gang does next, and which replicas it needs. Pure: what there is in, one action out.
 
 A gang consists of replicas, each a placement group with a process a rank. Processes are kept while gangs come and go:
 to change its layout a gang *halts* between two steps, which leaves its state in their memory, and *forms* again from
@@ -15,7 +15,7 @@ from service.gang.status import Orders
 
 @dataclass(frozen=True)
 class ReplicaView:
-    """A replica as the moves see it.
+    """A replica as far as it matters here.
 
     Attributes:
         number: Its number; later ones have higher.
@@ -91,23 +91,23 @@ class Pause:
     """All ends, as ordered."""
 
 
-Move = Keep | Halt | Form | Pause
+Action = Keep | Halt | Form | Pause
 
 
 @dataclass(frozen=True)
-class Population:
+class ReplicaSet:
     """Replicas to start, and numbers of those to give up."""
 
     start: int
     give_up: tuple[int, ...]
 
 
-def next_move(view: View) -> Move:
+def next_action(view: View) -> Action:
     """What to do now."""
-    return _of_gang(view, view.layout) if view.members and view.layout else _between(view)
+    return _while_it_trains(view, view.layout) if view.members and view.layout else _between_gangs(view)
 
 
-def _of_gang(view: View, layout: Layout) -> Move:
+def _while_it_trains(view: View, layout: Layout) -> Action:
     target, cause = view.orders.target, view.orders.cause
     if view.finishing and (target is None or target.per_replica != layout.per_replica):
         return Keep()  # what it would store before that is the last checkpoint, with which all ends
@@ -132,7 +132,7 @@ def _of_gang(view: View, layout: Layout) -> Move:
     return Halt(Cause.WORKER_BACK if reachable.dp <= view.most else cause)
 
 
-def _between(view: View) -> Move:
+def _between_gangs(view: View) -> Action:
     if view.orders.target is None:
         return Pause()
     reachable = _reachable(view)
@@ -170,11 +170,11 @@ def _reachable(view: View) -> Layout | None:
     return max(layouts, default=None)
 
 
-def population(view: View) -> Population:
+def replica_set(view: View) -> ReplicaSet:
     """Which replicas to start and to give up, so that there are as many as ordered."""
     target = view.orders.target
     if target is None:
-        return Population(0, ())
+        return ReplicaSet(0, ())
     usable = _usable(view)
     # The gang's own come first, then what is up already, then the older ones.
     ranked = sorted(usable, key=lambda each: (each.number not in view.members, not each.ready, each.number))
@@ -186,4 +186,4 @@ def population(view: View) -> Population:
     else:
         given_up = {replica.number for replica in view.replicas if replica.number in surplus and not replica.ready}
     wanted = min(target.dp, len(view.members)) if view.finishing else target.dp
-    return Population(max(0, wanted - len(usable)), tuple(sorted(given_up - set(view.members))))
+    return ReplicaSet(max(0, wanted - len(usable)), tuple(sorted(given_up - set(view.members))))

@@ -1,4 +1,7 @@
-"""What made a rank stop: whether it would happen again, and how to say it. Imports torch; for ranks' processes."""
+"""What made a rank stop: whether it would happen again, and how to say it.
+
+The one place that tells errors by the words of others. Imports torch; for workers.
+"""
 
 from torch.distributed import DistError
 

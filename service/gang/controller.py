@@ -1,0 +1,556 @@
+"""A gang's life, from its first replica to its last step. Pure: an event and its time in, decisions out.
+
+    between gangs ──▶ preparing ──▶ training ──▶ between gangs, halted with its state in memory
+        ▲                 │          │    ▲
+        │                 │          ▼    │ all answer
+        │                 │      suspecting: it hangs, or a worker is silent
+        │                 ▼          ▼
+        └─────────── checking ◀── stopping: a rank has failed or is gone
+
+``policy`` decides between gangs and while one trains; the other states wait for an answer, or for ranks to stop.
+"""
+
+from collections.abc import Iterator, Set
+from dataclasses import replace
+from itertools import count
+from typing import assert_never
+
+from boost_core.config import JobSpec, Layout
+from boost_core.messages.commands import Drill, Profile, WorkerCommand
+from boost_core.messages.reports import Cause, Fault, FaultReport, RankTimesReport
+from boost_core.plan.snapshots import copy_owners, newest_whole_state
+from service.gang import port
+from service.gang.assignment import FAILURES, Assignment, End, Message, MisplacedRanks, WorkerPlace
+from service.gang.policy import Form, Halt, Keep, Pause, ReplicaView, View, next_action, replica_set
+from service.gang.record import GangRecord
+from service.gang.resources import bytes_to_keep, gang_in_words, node_selector, without_resources, worker_resources
+from service.gang.state import (
+    Break,
+    Checking,
+    Finished,
+    Formation,
+    Idle,
+    Preparing,
+    Replica,
+    State,
+    Stopping,
+    Suspecting,
+)
+from service.gang.status import GangPhase, Orders
+from service.gang.watch import GangWatch, NodeWatch, RestartLimit
+
+STOP_SECONDS = 5.0  # for ranks to stop by themselves once others have been killed
+FAILED_STOP_SECONDS = 10.0  # the same once one of them has failed
+SILENT_SECONDS = 15.0  # without a word, after which a worker is asked whether it is there
+MOST_FAILED_STARTS = 5  # of a worker, in a row
+SECONDS_TO_HOLD = 5.0, 60.0  # at least and at most, that workers are held for a store without the last checkpoint
+SHARE_TO_HOLD = 0.1  # of the time for which it is waited for, between these
+SAVE_AGAIN_SECONDS = 30.0  # after a pause or a change of layout that failed because the store was away
+
+
+class GangFailed(Exception):
+    """The job cannot go on."""
+
+
+class GangController:
+    """Decides for one attempt of a job. It keeps no time: each event comes with its own.
+
+    Args:
+        spec: The job.
+        orders: The first orders.
+        record: Takes what happens.
+    """
+
+    def __init__(self, spec: JobSpec, orders: Orders, record: GangRecord) -> None:
+        self._spec, self._record = spec, record
+        self._orders = self._layout_orders = orders  # the newest; those that ask for the layout that the gang has
+        self._state: State = Idle()
+        self._nodes, self._limit = NodeWatch(), RestartLimit(spec.fault_tolerance)
+        self._replicas: dict[int, Replica] = {}
+        self._replica_numbers = count(1)
+        self._generation = 0
+        self._layout: Layout | None = None
+        self._most = 0  # replicas that a gang has had under these orders
+        self._stored = False
+        self._no_store_before = 0.0
+        self._waits_since: float | None = None
+        self._memory_is_lost = False
+        self._keep_on: list[list[str]] = []  # by replica, the nodes on which the state is kept without CPUs and GPUs
+        self._no_room_before = 0.0  # in the nodes' memory, for that
+        self._heard: dict[int, float] = {}  # when each worker was heard last
+        self._commands: list[WorkerCommand] = []
+
+    @property
+    def formation(self) -> Formation | None:
+        """The gang that trains or stops."""
+        match self._state:
+            case Formation() as formation:
+                return formation
+            case Suspecting() | Stopping() | Checking() as state:
+                return state.formation
+        return None
+
+    @property
+    def has_formed(self) -> bool:
+        """Whether there has been a gang."""
+        return self._layout is not None
+
+    @property
+    def _now(self) -> float:
+        return self._record.now.seconds
+
+    def handle(self, event: port.Event, moment: port.Moment) -> list[port.Decision]:
+        """What to do about an event, in this order.
+
+        Args:
+            event: What has happened.
+            moment: When; no earlier than the event before.
+        """
+        self._record.now = moment
+        if isinstance(self._state, Finished):
+            return []
+        try:
+            return list(self._decide(event))
+        except (GangFailed, MisplacedRanks) as failure:
+            return [self._finish(GangPhase.FAILED, str(failure))]
+
+    def _decide(self, event: port.Event) -> Iterator[port.Decision]:
+        match event:
+            case Orders():
+                self._most = self._most if event.target == self._orders.target else 0
+                self._orders = event
+            case Drill() | Profile():
+                self._commands.append(event)
+            case Message():
+                self._hear(event)
+            case port.Observed():
+                yield from self._observed(event)
+            case port.RankEnded():
+                yield from self._rank_ended(event)
+            case port.Prepared():
+                yield from self._prepared(event)
+            case port.Probed():
+                yield from self._probed(event)
+            case port.StacksDumped():
+                yield from self._stacks_dumped(event)
+            case port.MemoryMeasured():
+                self._memory_measured(event)
+            case _:
+                assert_never(event)
+
+    def _hear(self, message: Message) -> None:
+        self._heard[message.worker] = self._now
+        formation = self.formation
+        if formation is None or message.generation != formation.generation or message.rank is None:
+            return
+        if message.beat:
+            formation.watch.beat(message.rank, message.beat, self._now)
+        elif message.reports or message.saving is not None:
+            formation.watch.progress(self._now)
+        self._record.take(message.reports, message.kept_step)
+        if message.saving and message.rank == 0:  # all ranks hear the same, one a moment after the other
+            self._record.saving(message.saving)
+
+    # Many times a second
+
+    def _observed(self, event: port.Observed) -> Iterator[port.Decision]:
+        self._nodes.see(event.alive, event.leaving, self._now)
+        for number, workers in event.replicas.items():
+            if number in self._replicas:
+                self._replicas[number].workers = workers
+        match self._state:
+            case Stopping() as stopping:
+                yield from self._check_if_stopped(stopping)
+            case Idle():
+                yield from self._tend_replicas()
+                yield from self._act()
+            case Formation() as formation:
+                yield from self._tend_replicas()
+                yield from self._hand_out_commands(formation)
+                yield from self._look_after(formation)
+                if self._state is formation and formation.halting is None:
+                    yield from self._act()
+
+    def _act(self) -> Iterator[port.Decision]:
+        action = next_action(self._view())
+        match action:
+            case Form():
+                yield from self._form(action)
+            case Halt() if (formation := self.formation) is not None:
+                formation.halting = action
+                yield port.HaltTraining(formation.workers, action.store)
+            case Pause():
+                yield self._finish(GangPhase.PAUSED, f"paused after step {self._record.step}")
+            case Keep(waiting=waiting) if self.formation is None:
+                self._wait(waiting)
+
+    def _view(self) -> View:
+        formation = self.formation
+        return View(
+            orders=self._orders_to_follow(),
+            replicas=[
+                ReplicaView(
+                    each.number, each.layout, each.placed, each.ready, self._nodes.leaving(each.nodes),
+                    self._nodes.urgent(each.nodes, self._now), each.keeps,
+                )
+                for each in self._replicas.values()
+            ],
+            members=formation.replicas if formation else (),
+            settled=formation is not None and self._record.settled,
+            layout=self._layout,
+            stored=formation is None and self._stored,
+            most=self._most,
+            finishing=formation is not None and self._record.step >= self._spec.training.steps,
+            keeping=bool(self._keep_on),
+        )  # fmt: skip
+
+    def _orders_to_follow(self) -> Orders:
+        """The scheduler's; or those before, as long as what is asked for has to go through the store and cannot."""
+        target, layout = self._orders.target, self._layout
+        if layout is None or (target is not None and target.per_replica == layout.per_replica):
+            self._layout_orders = self._orders
+            return self._orders
+        # What is in memory alone comes to the store by a gang that writes it, if there are workers for one.
+        only_in_memory = self.formation is None and not self._stored and self._record.step > 0
+        can_form = any(each.layout == layout.per_replica and each.placed for each in self._replicas.values())
+        refused = self._now < self._no_store_before
+        return self._layout_orders if refused or (only_in_memory and can_form) else self._orders
+
+    def _tend_replicas(self) -> Iterator[port.Decision]:
+        """Start and remove replicas, and replace workers that have ended before they were up."""
+        for replica in self._replicas.values():
+            for place, worker in enumerate(replica.workers):
+                if worker.failure is not None:
+                    replica.failed_starts[place] += 1
+                    if replica.failed_starts[place] >= MOST_FAILED_STARTS:
+                        raise GangFailed(
+                            f"a worker ended {MOST_FAILED_STARTS} times while it started: {worker.failure}"
+                        )
+                    yield port.ReplaceWorker(worker.number)
+                elif worker.place is not None:
+                    replica.failed_starts[place] = 0
+        view = self._view()
+        wanted = replica_set(view)
+        selector = node_selector(self._spec, self._nodes.unusable(self._now), view.orders.avoid)
+        # What avoids other nodes than are to be avoided by now might wait for ever.
+        stale = {each.number for each in self._replicas.values() if not each.placed and each.selector != selector}
+        for number in {*wanted.give_up, *stale}:
+            yield self._remove(number)
+        for _ in range(wanted.start):
+            assert view.orders.target is not None
+            keepers = sum(replica.keeps for replica in self._replicas.values())
+            keep_on = self._keep_on[keepers % len(self._keep_on)] if self._keep_on else []
+            number, target = next(self._replica_numbers), view.orders.target
+            self._replicas[number] = Replica(number, target.per_replica, selector, bool(keep_on))
+            yield port.StartReplica(number, self._spec.at(target), selector, keep_on)
+
+    def _up(self) -> dict[int, WorkerPlace]:
+        return {worker: place for replica in self._replicas.values() for worker, place in replica.up.items()}
+
+    def _remove(self, number: int) -> port.RemoveReplica:
+        del self._replicas[number]
+        return port.RemoveReplica(number)
+
+    def _wait(self, waiting: bool) -> None:
+        if waiting:
+            self._record.waited(self._now - (self._waits_since or self._now))
+        self._waits_since = self._now if waiting else None
+        smallest = min((*self._orders.allowed, *filter(None, [self._orders.target])), default=self._layout)
+        if smallest is not None:
+            gang = gang_in_words(smallest.world_size, worker_resources(self._spec))
+            message = f"waits for {gang}" if waiting else f"starting {gang}"
+            started = GangPhase.STARTING if self._layout is None else GangPhase.RECOVERING
+            self._record.say(GangPhase.WAITING if waiting else started, message)
+
+    # Forming
+
+    def _form(self, form: Form) -> Iterator[port.Decision]:
+        self._record.reached("place")
+        self._waits_since = None
+        up = self._up()
+        workers = {worker: up[worker] for number in form.members for worker in self._replicas[number].in_order()}
+        self._state = Preparing(form, workers)
+        yield port.Prepare(next(iter(workers)), () if self._memory_is_lost else tuple(up))
+
+    def _prepared(self, event: port.Prepared) -> Iterator[port.Decision]:
+        """Have the workers train, if they can."""
+        if not isinstance(self._state, Preparing):
+            return
+        form, workers = self._state.form, self._state.workers
+        if event.rendezvous is None:
+            reason = Break(Cause.WORKER_LOST, f"a worker was lost while the gang was formed: {event.failure}")
+            self._interrupt(reason, self._now)
+            yield self._check(None, self._now, reason, frozenset())
+            return
+        spec, recovery = self._spec.at(form.layout), newest_whole_state(event.snapshots.items())
+        if recovery is not None and recovery.step < self._record.stored_step:
+            recovery = None
+        if self._keep_on:
+            if recovery is None or recovery.step < spec.training.steps:
+                self._record.log("WARNING", "the state that was kept for the store is lost; steps are done again")
+                self._keep_on, self._state = [], Idle()
+                return
+            spec = without_resources(spec)
+        self._generation += 1
+        places = tuple(workers.values())
+        copies = spec.fault_tolerance.memory_copy_every_steps and len(places) > 1
+        owners = copy_owners([place.node for place in places]) if copies else []
+        watch = GangWatch(spec.fault_tolerance, self._now)
+        self._state = Formation(self._generation, form.members, tuple(workers), places, watch)
+        self._layout, self._stored, self._memory_is_lost = form.layout, False, False
+        self._most = max(self._most, form.layout.dp)
+        self._record.formed(form.layout, places, makes_copies=bool(owners), keeps=bool(self._keep_on))
+        waited = self._record.waited_seconds
+        assignments = (
+            Assignment(self._generation, spec, rank, event.rendezvous, tuple(owners), waited)
+            for rank in range(len(workers))
+        )
+        yield port.StartTraining(tuple(workers), tuple(assignments), recovery)
+
+    # While it trains
+
+    def _look_after(self, formation: Formation) -> Iterator[port.Decision]:
+        """Report what ranks take; suspect a gang that hangs, or of which a worker is silent."""
+        now = self._now
+        times = formation.watch.rank_times(len(formation.workers), now)
+        if times is not None:
+            self._record.add(RankTimesReport(step=self._record.step, busy_seconds=times))
+        for rank in formation.watch.newly_slow():
+            message = (
+                f"rank {rank.rank} computes {rank.times:.1f} times as long as the median rank, "
+                f"{rank.share:.0%} of the step; the others wait for it"
+            )
+            self._report(Fault.SLOW_RANK, message, rank=rank.rank, share=rank.share)
+        hanging = formation.watch.hangs(now)
+        silent = tuple(each for each in formation.workers if now - self._heard.get(each, now) > SILENT_SECONDS)
+        if hanging is not None:
+            message = f"no step for {hanging:.0f} s; the stacks of all ranks are in the log"
+            self._report(Fault.HANG, message)
+            self._state = Suspecting(formation, formation.workers, now, Break(Cause.HANG, message))
+            yield port.DumpStacks(formation.workers)
+        elif silent:
+            self._state = Suspecting(formation, silent, now, None)
+            yield port.Probe(silent, self._nodes_of(formation, silent))
+        elif self._may_give_back_resources(formation):
+            self._no_room_before = now + SECONDS_TO_HOLD[1]
+            yield port.MeasureMemory(formation.workers)
+
+    def _report(self, what: Fault, message: str, rank: int | None = None, share: float | None = None) -> None:
+        self._record.add(FaultReport(what=what, step=self._record.step, rank=rank, share=share, message=message))
+
+    def _nodes_of(self, formation: Formation, workers: tuple[int, ...]) -> frozenset[str]:
+        return frozenset(
+            place.node for worker, place in zip(formation.workers, formation.places, strict=True) if worker in workers
+        )
+
+    def _may_give_back_resources(self, formation: Formation) -> bool:
+        """Whether the store has not taken the last checkpoint for a while, so that others may keep the state.
+
+        These take no CPUs and no GPUs, but memory of the same nodes, which must have it.
+        """
+        waits, waited = self._spec.checkpoint.final_save_timeout_seconds, self._record.waited_seconds
+        least, most = SECONDS_TO_HOLD
+        hold = min(most, max(least, SHARE_TO_HOLD * waits))
+        if self._keep_on or waited < hold or waits - waited < hold:  # what is about to end is left alone
+            return False
+        return self._record.settled and formation.halting is None and self._now >= self._no_room_before
+
+    def _memory_measured(self, event: port.MemoryMeasured) -> None:
+        """Have others keep the state if there is room for it."""
+        if not isinstance(formation := self._state, Formation) or self._layout is None:
+            return
+        each = bytes_to_keep(self._spec, self._layout)
+        nodes = [place.node for place in formation.places]
+        free = [event.free.get(worker, 0) for worker in formation.workers]
+        if all(found >= each * nodes.count(node) for found, node in zip(free, nodes, strict=True)):
+            ranks = self._layout.per_replica.world_size
+            self._keep_on = [nodes[first : first + ranks] for first in range(0, len(nodes), ranks)]
+
+    def _hand_out_commands(self, formation: Formation) -> Iterator[port.Decision]:
+        """Hand drills and profiles out to the workers that they are for."""
+        if not self._record.started:
+            return
+        commands, self._commands = self._commands, []
+        for command in commands:
+            for rank in {command.rank} if isinstance(command, Drill) else set(command.ranks):
+                if rank >= len(formation.workers):  # the gang has shrunk since it was asked for
+                    message = f"no {command.kind}: there is no rank {rank} of {len(formation.workers)}"
+                    self._record.log("WARNING", message)
+                elif command.kind == "drop_node":
+                    yield from self._drop_node(formation, command)
+                else:  # the store is written to by all, and asked first by rank 0
+                    yield port.SendCommand(formation.workers[0 if command.kind == "fill_store" else rank], command)
+
+    def _drop_node(self, formation: Formation, drill: Drill) -> Iterator[port.Decision]:
+        if drill.at_step is not None and self._record.step < drill.at_step:
+            self._commands.append(drill)
+            return
+        node = formation.places[drill.rank].node
+        self._nodes.quarantine(node, self._now + drill.seconds)
+        yield port.KillWorkers(tuple(worker for worker, place in self._up().items() if place.node == node))
+
+    # Ends
+
+    def _rank_ended(self, event: port.RankEnded) -> Iterator[port.Decision]:
+        formation = self.formation
+        if formation is None or event.generation != formation.generation:
+            return
+        formation.ends[event.rank] = event.end
+        match self._state:
+            case Formation():
+                yield from self._check_ends(formation)
+            case Stopping() as stopping:
+                yield from self._check_if_stopped(stopping)
+
+    def _check_ends(self, formation: Formation) -> Iterator[port.Decision]:
+        ends = list(formation.ends.values())
+        if any(end is None or end.how in FAILURES for end in ends):
+            yield from self._stop(formation, self._now, None, FAILED_STOP_SECONDS)
+        elif len(ends) == len(formation.workers):
+            if all(end is not None and end.how is End.FINISHED for end in ends):
+                yield self._finish(GangPhase.SUCCEEDED, f"trained {self._spec.training.steps} steps")
+            else:
+                self._halted(formation, stored=all(end is not None and end.how is End.STORED for end in ends))
+
+    def _halted(self, formation: Formation, stored: bool) -> None:
+        halting = formation.halting
+        assert halting is not None
+        message = _IN_WORDS.get(halting.cause, "there is room for fewer workers")
+        self._record.interrupted(halting.cause, message, self._record.last_sign)
+        self._record.reached("stop")
+        self._state, self._stored = Idle(), stored
+        if halting.store and not stored:
+            self._no_store_before = self._now + SAVE_AGAIN_SECONDS
+
+    def _finish(self, phase: GangPhase, message: str) -> port.Finish:
+        self._state = Finished()
+        self._replicas.clear()
+        return port.Finish(phase, message)
+
+    # Faults
+
+    def _stacks_dumped(self, event: port.StacksDumped) -> Iterator[port.Decision]:
+        if not isinstance(self._state, Suspecting):
+            return
+        for rank, worker in enumerate(self._state.workers):
+            self._record.log("ERROR", event.stacks.get(worker) or "the process does not answer", rank)
+        yield from self._convict(self._state, frozenset(self._state.workers) - event.stacks.keys())
+
+    def _probed(self, event: port.Probed) -> Iterator[port.Decision]:
+        gone = self._nodes.probed(event.silent, event.dead, self._now)
+        self._heard.update(dict.fromkeys(event.answering, self._now))
+        match self._state:
+            case Checking() as checking:
+                yield from self._recover(checking, gone, checking.asked - event.answering)
+            case Suspecting(formation=formation, workers=workers) as suspecting:
+                if unresponsive := frozenset(workers) - event.answering:
+                    lost = gone & self._nodes_of(formation, tuple(unresponsive))
+                    message = (
+                        f"{len(unresponsive)} workers have been silent for {SILENT_SECONDS:.0f} s and do not answer"
+                    )
+                    reason = Break(Cause.NODE_LOST if lost else Cause.WORKER_LOST, message)
+                    yield from self._convict(replace(suspecting, reason=reason), unresponsive)
+                else:
+                    self._state = formation
+                    yield from self._check_ends(formation)
+
+    def _convict(self, suspecting: Suspecting, unresponsive: Set[int]) -> Iterator[port.Decision]:
+        """Break up a gang that hangs, or of which workers do not answer."""
+        assert suspecting.reason is not None
+        self._interrupt(suspecting.reason, suspecting.detected)
+        if unresponsive:
+            yield port.KillWorkers(tuple(unresponsive), stopped=True)  # which the others then notice, and stop
+        yield from self._stop(suspecting.formation, suspecting.detected, suspecting.reason, STOP_SECONDS, unresponsive)
+
+    def _interrupt(self, reason: Break, detected: float) -> None:
+        self._record.interrupted(reason.cause, reason.message, detected)
+        self._record.log("WARNING", f"{reason.message}; the gang is formed anew")
+
+    def _stop(
+        self, formation: Formation, detected: float, reason: Break | None, seconds: float,
+        unresponsive: Set[int] = frozenset(),
+    ) -> Iterator[port.Decision]:  # fmt: skip
+        """Wait for all ranks to stop."""
+        running = [worker for rank, worker in enumerate(formation.workers) if rank not in formation.ends]
+        if running:
+            yield port.AbortTraining(tuple(running))
+        stopping = Stopping(formation, detected, self._now + seconds, reason, unresponsive)
+        self._state = stopping
+        yield from self._check_if_stopped(stopping)
+
+    def _check_if_stopped(self, stopping: Stopping) -> Iterator[port.Decision]:
+        """Once all ranks have stopped, or do not do so by themselves, find out what is left."""
+        formation = stopping.formation
+        if len(formation.ends) < len(formation.workers) and self._now < stopping.deadline:
+            return
+        ends = formation.ends
+        if stopping.reason is None:
+            lasting = [end for _, end in sorted(ends.items()) if end is not None and end.how is End.LASTING]
+            if lasting and None not in ends.values():  # what a lost peer sets off may look like a defect
+                raise GangFailed(lasting[0].message)
+            self._memory_is_lost = any(end is not None and end.how is End.STATE_LOST for end in ends.values())
+        unusable = {
+            worker
+            for rank, worker in enumerate(formation.workers)
+            if (end := ends.get(rank)) is None or not end.reusable
+        }
+        yield self._check(formation, stopping.detected, stopping.reason, stopping.unresponsive | unusable)
+
+    def _check(
+        self, formation: Formation | None, detected: float, reason: Break | None, unhealthy: Set[int]
+    ) -> port.Decision:
+        up = self._up()
+        asked = up.keys() - unhealthy
+        self._state = Checking(formation, detected, reason, unhealthy, asked)
+        return port.Probe(tuple(asked), frozenset(place.node for place in up.values()))
+
+    def _recover(self, checking: Checking, gone: Set[str], unresponsive: Set[int]) -> Iterator[port.Decision]:
+        """Give up the replicas on nodes that are gone, and replace the workers that are unhealthy or do not answer."""
+        reason = checking.reason
+        if reason is None:
+            assert checking.formation is not None
+            reason = _reason(checking.formation, gone)
+            self._interrupt(reason, checking.detected)
+        for number, replica in list(self._replicas.items()):
+            if replica.nodes & gone:
+                yield self._remove(number)
+                continue
+            for worker in replica.workers:
+                if worker.number in checking.unhealthy | unresponsive:
+                    yield port.ReplaceWorker(worker.number)
+        self._state = Idle()
+        self._record.reached("stop")
+        if self._limit.exceeded(self._now):
+            policy = self._spec.fault_tolerance
+            raise GangFailed(
+                f"{policy.max_restarts + 1} faults within {policy.restart_window_seconds:g} s are more than "
+                f"fault_tolerance.max_restarts = {policy.max_restarts} allows; the last one: {reason.message}"
+            )
+
+
+def _reason(formation: Formation, gone: Set[str]) -> Break:
+    """What a gang has broken up for, by the ends of its ranks and the nodes that are gone."""
+    ends = formation.ends
+    lost = sorted(rank for rank, end in ends.items() if end is None)
+    ranks = ", ".join(map(str, lost))
+    if nodes := {formation.places[rank].node for rank in lost} & gone:
+        names = ", ".join(sorted(node[:12] for node in nodes))
+        return Break(Cause.NODE_LOST, f"node {names} was lost, and with it rank {ranks}")
+    if lost:
+        message = f"rank {ranks} was lost: its process was killed, crashed, or ran out of memory"
+        return Break(Cause.WORKER_LOST, message)
+    # A rank that has lost its connection is not to blame, if another says something else.
+    by_rank = [(rank, ends.get(rank)) for rank in range(len(formation.workers))]
+    rank, blamed = min(by_rank, key=lambda item: item[1] is None or item[1].how is End.CONNECTION)
+    return Break(Cause.ERROR, f"rank {rank}: {blamed.message if blamed else 'does not stop'}")
+
+
+_IN_WORDS = {
+    Cause.NODE_DRAINED: "a node will go away",
+    Cause.NODE_JOINED: "there is room for more workers",
+    Cause.PREEMPTED: "a job of higher priority needs room",
+    Cause.LIMITS_CHANGED: "the job's limits were changed",
+    Cause.WORKER_BACK: "lost workers have been replaced",
+    Cause.PAUSED: "the job is to be paused",
+    Cause.WAITING_FOR_STORE: "its resources are given back while the store is waited for",
+}

@@ -1,0 +1,178 @@
+"""Executes a gang's decisions on Ray: actors, placement groups and object refs."""
+
+import socket
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar, assert_never
+
+import ray
+from ray import ObjectRef
+from ray.actor import ActorProxy
+from ray.exceptions import RayError
+
+from boost_core.config import JobSpec
+from service.gang import port
+from service.gang.assignment import GangContext, RankEnd, WorkerPlace
+from service.gang.ray_private import draining_nodes, node_table
+from service.gang.replica import RayReplica, WorkerHandle
+from service.gang.status import GangPhase
+from service.gang.train_tab import TrainTab
+
+if TYPE_CHECKING:
+    from service.gang.supervisor import Supervisor
+
+ANSWER_SECONDS = 5.0  # for a worker to say what it has
+NODES_SECONDS = 1.0  # between two looks at the cluster's nodes
+PROBE_SECONDS = 1.0  # for a node to take a connection
+
+T = TypeVar("T")
+
+
+class RayExecutor:
+    """The executor of one gang.
+
+    Args:
+        spec: The job.
+        supervisor: Handle of the ``Supervisor`` actor, for the workers.
+        context: What its workers are told of their surroundings.
+    """
+
+    def __init__(self, spec: JobSpec, supervisor: ActorProxy["Supervisor"], context: GangContext) -> None:
+        self._supervisor, self._context = supervisor, context
+        self._train_tab = TrainTab(context.tag, spec)
+        self._replicas: dict[int, RayReplica] = {}
+        self._ends: dict[ObjectRef[RankEnd], tuple[int, int]] = {}  # of each generation and rank
+        self._nodes, self._looked = cluster_nodes(), time.monotonic()
+
+    def ended(self) -> list[port.RankEnded]:
+        """The ranks whose training has ended since the last call."""
+        over = _there(self._ends, 0)
+        return [port.RankEnded(*self._ends.pop(end), _result(end)) for end in over]
+
+    def observe(self) -> port.Observed:
+        """What there is now; the nodes as of a second ago at most."""
+        if time.monotonic() >= self._looked + NODES_SECONDS:
+            self._nodes, self._looked = cluster_nodes(), time.monotonic()
+        return port.Observed({number: replica.status() for number, replica in self._replicas.items()}, *self._nodes)
+
+    def execute(self, decision: port.Decision) -> port.Answer | None:
+        """Execute a decision; returns the answer if it is a question, within seconds."""
+        match decision:
+            case port.StartReplica(number=number):
+                self._replicas[number] = RayReplica(decision, self._supervisor, self._context)
+            case port.RemoveReplica(number=number):
+                self._replicas.pop(number).remove()
+            case port.ReplaceWorker(worker=number):
+                replica = next(each for each in self._replicas.values() if self._worker(number) in each.workers)
+                replica.replace(self._worker(number))
+            case port.KillWorkers(workers=numbers, stopped=stopped):
+                for worker in self._some(numbers):
+                    worker.kill(stopped)
+            case port.StartTraining():
+                self._train(decision)
+            case port.HaltTraining(workers=numbers, store=store):
+                for worker in self._some(numbers):
+                    worker.actor.halt.remote(store)
+            case port.AbortTraining(workers=numbers):
+                for worker in self._some(numbers):
+                    worker.actor.abort.remote()
+            case port.SendCommand(worker=number, command=command):
+                self._worker(number).actor.command.remote(command)
+            case port.Finish(phase=phase, message=message):
+                for replica in self._replicas.values():
+                    replica.remove()
+                self._replicas.clear()
+                self._train_tab.show_last(phase, message)
+            case port.Prepare():
+                return self._prepare(decision)
+            case port.Probe():
+                return self._probe(decision)
+            case port.DumpStacks(workers=numbers):
+                return port.StacksDumped(
+                    _answers({worker.number: worker.actor.stacks.remote() for worker in self._some(numbers)})
+                )
+            case port.MeasureMemory(workers=numbers):
+                return port.MemoryMeasured(
+                    _answers({worker.number: worker.actor.free_memory.remote() for worker in self._some(numbers)})
+                )
+            case _:
+                assert_never(decision)
+        return None
+
+    def show(self, phase: GangPhase, message: str, generation: int, places: Sequence[WorkerPlace]) -> None:
+        """Show the gang among Ray's training runs."""
+        self._train_tab.show(phase, message, generation, places)
+
+    def _some(self, numbers: Collection[int]) -> list[WorkerHandle]:
+        return [worker for replica in self._replicas.values() for worker in replica.workers if worker.number in numbers]
+
+    def _worker(self, number: int) -> WorkerHandle:
+        (worker,) = self._some([number])
+        return worker
+
+    def _prepare(self, question: port.Prepare) -> port.Prepared:
+        try:
+            rendezvous = ray.get(self._worker(question.first).actor.rendezvous.remote(), timeout=ANSWER_SECONDS)
+        except RayError as error:
+            return port.Prepared(None, type(error).__name__, {})
+        asked = {worker.number: worker.actor.indexes.remote() for worker in self._some(question.owners)}
+        return port.Prepared(rendezvous, "", _answers(asked))
+
+    def _probe(self, question: port.Probe) -> port.Probed:
+        asked = {worker.number: worker.actor.place.remote() for worker in self._some(question.workers)}
+        silent, dead = lost_nodes(question.nodes)
+        places = {worker.number: worker.status().place for worker in self._some(question.workers)}
+        unreachable = {number for number, place in places.items() if place and place.node in silent | dead}
+        _there([answer for number, answer in asked.items() if number not in unreachable], ANSWER_SECONDS)
+        return port.Probed(frozenset(_answers(asked, 0)), frozenset(silent), frozenset(dead))
+
+    def _train(self, start: port.StartTraining) -> None:
+        handles = {worker.number: worker.actor for replica in self._replicas.values() for worker in replica.workers}
+        needed = set(start.recovery.owners.values()) if start.recovery else set()
+        recovery, owners = ray.put(start.recovery), ray.put({number: handles[number] for number in needed})
+        for number, assignment in zip(start.workers, start.assignments, strict=True):
+            end = handles[number].train.remote(assignment, recovery, owners)
+            self._ends[end] = assignment.generation, assignment.rank
+
+
+def cluster_nodes() -> tuple[frozenset[str], dict[str, float | None]]:
+    """The cluster's alive nodes, and when nodes will go away, on the monotonic clock; ``None`` if nobody has said."""
+    since_1970 = time.time() - time.monotonic()
+    leaving = {node: None if at is None else at - since_1970 for node, at in draining_nodes().items()}
+    return frozenset(node["NodeID"] for node in node_table() if node["Alive"]), leaving
+
+
+def lost_nodes(nodes: Collection[str]) -> tuple[set[str], set[str]]:
+    """Those of some nodes that are lost: whose raylets take no connection, before Ray has noticed; and dead ones."""
+    entries = [entry for entry in node_table() if entry["NodeID"] in nodes]
+    silent = {entry["NodeID"] for entry in entries if entry["Alive"] and not _takes_connections(entry)}
+    return silent, {entry["NodeID"] for entry in entries if not entry["Alive"]}
+
+
+def _takes_connections(node: Mapping[str, object]) -> bool:
+    address = str(node["NodeManagerAddress"]), int(str(node["NodeManagerPort"]))
+    try:
+        with socket.create_connection(address, PROBE_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def _answers(asked: Mapping[int, ObjectRef[T]], seconds: float = ANSWER_SECONDS) -> dict[int, T]:
+    """By worker; without those that have not answered in time, or are gone."""
+    there = set(_there(asked.values(), seconds))
+    results = {number: _result(answer) for number, answer in asked.items() if answer in there}
+    return {number: result for number, result in results.items() if result is not None}
+
+
+def _there(answers: Iterable[ObjectRef[T]], seconds: float) -> list[ObjectRef[T]]:
+    waited_for = list(answers)
+    return ray.wait(waited_for, num_returns=len(waited_for), timeout=seconds)[0] if waited_for else []
+
+
+def _result(answer: ObjectRef[T]) -> T | None:
+    """What a call that is over came to; ``None``: the worker is gone."""
+    try:
+        return ray.get(answer)
+    except RayError:
+        return None

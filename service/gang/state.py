@@ -1,0 +1,148 @@
+"""What a gang's controller remembers: replicas, the gang that trains, and where it is in between. Plain data."""
+
+from collections import Counter
+from collections.abc import Set
+from dataclasses import dataclass, field
+
+from boost_core.config import Layout
+from boost_core.messages.reports import Cause
+from service.gang.assignment import RankEnd, WorkerPlace, ordered
+from service.gang.policy import Form, Halt
+from service.gang.port import WorkerStatus
+from service.gang.watch import GangWatch
+
+
+@dataclass
+class Replica:
+    """One data parallel rank's workers.
+
+    Attributes:
+        number: Its number.
+        layout: Its own: dp is 1.
+        selector: What its nodes must have, or must not be.
+        keeps: Whether its workers only keep the state.
+        workers: As they were observed last; none before it has its resources.
+        failed_starts: Of workers that have ended before they were up, by place, in a row.
+    """
+
+    number: int
+    layout: Layout
+    selector: dict[str, str]
+    keeps: bool
+    workers: tuple[WorkerStatus, ...] = ()
+    failed_starts: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def placed(self) -> bool:
+        """Whether it has its resources."""
+        return bool(self.workers)
+
+    @property
+    def ready(self) -> bool:
+        """Whether all its workers are up."""
+        return self.placed and all(worker.place is not None for worker in self.workers)
+
+    @property
+    def up(self) -> dict[int, WorkerPlace]:
+        """Where those of its workers are that are up."""
+        return {worker.number: worker.place for worker in self.workers if worker.place is not None}
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes of those."""
+        return {place.node for place in self.up.values()}
+
+    def in_order(self) -> list[int]:
+        """Its workers in the order of their ranks.
+
+        Raises:
+            MisplacedRanks: A tensor parallel group is not on one node.
+        """
+        workers = list(self.up)
+        if self.keeps:  # they exchange little, wherever they are
+            return workers
+        return [workers[place] for place in ordered(list(self.up.values()), self.layout.tp)]
+
+
+@dataclass
+class Formation:
+    """A gang that trains, or halts.
+
+    Attributes:
+        generation: Its number.
+        replicas: Those that it consists of.
+        workers: Its workers by rank.
+        places: Where each is.
+        watch: Watches its steps.
+        ends: What the training of ranks has come to, of those that have ended; ``None``: the process is gone.
+        halting: What it has been told to halt for.
+    """
+
+    generation: int
+    replicas: tuple[int, ...]
+    workers: tuple[int, ...]
+    places: tuple[WorkerPlace, ...]
+    watch: GangWatch
+    ends: dict[int, RankEnd | None] = field(default_factory=dict)
+    halting: Halt | None = None
+
+
+@dataclass(frozen=True)
+class Break:
+    """Why a gang has broken up, and the same for people."""
+
+    cause: Cause
+    message: str
+
+
+@dataclass(frozen=True)
+class Idle:
+    """No gang trains."""
+
+
+@dataclass(frozen=True)
+class Preparing:
+    """A gang is about to be formed."""
+
+    form: Form
+    workers: dict[int, WorkerPlace]
+
+
+@dataclass(frozen=True)
+class Suspecting:
+    """A gang hangs, for which there is a ``reason``, or workers are silent; these are asked whether they are there."""
+
+    formation: Formation
+    workers: tuple[int, ...]
+    detected: float
+    reason: Break | None
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """A gang has broken up; those of its ranks that are left stop. Without a ``reason`` it is found out afterwards."""
+
+    formation: Formation
+    detected: float
+    deadline: float
+    reason: Break | None
+    unresponsive: Set[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Checking:
+    """A gang has stopped, or could not be formed; its nodes and workers are asked whether they are there."""
+
+    formation: Formation | None
+    detected: float
+    reason: Break | None
+    unhealthy: Set[int] = frozenset()
+    asked: Set[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The job has ended, or is paused."""
+
+
+State = Idle | Preparing | Formation | Suspecting | Stopping | Checking | Finished

@@ -1,0 +1,368 @@
+"""A gang's life on plain values: what its controller decides about what happens to it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from boost_core.config import JobSpec, Layout
+from boost_core.messages.commands import Drill, Profile
+from boost_core.messages.reports import Cause, LogLine
+from service.gang import port
+from service.gang.assignment import End, RankEnd
+from service.gang.controller import (
+    FAILED_STOP_SECONDS,
+    MOST_FAILED_STARTS,
+    SAVE_AGAIN_SECONDS,
+    SILENT_SECONDS,
+    GangController,
+)
+from service.gang.record import GangRecord
+from service.gang.status import GangPhase, Orders
+from tests.jobs import tiny_job
+from tests.unit.fake_gang import LOST_CONNECTION, START_SECONDS, FakeGang
+
+HALTED, STORED, FINISHED = RankEnd(End.HALTED), RankEnd(End.STORED), RankEnd(End.FINISHED)
+PAUSE = Orders(None, (), Cause.PAUSED)
+
+
+def job(**changes: Any) -> JobSpec:
+    sections: dict[str, Any] = {
+        "training": {"steps": 100, "global_batch_size": 12, "evaluate_every_steps": 100},
+        "elasticity": {"data_parallel_size": {"min": 1, "max": 3}},
+        "fault_tolerance": {"memory_copy_every_steps": 1, "hang_seconds": 10, "hang_factor": 10, "max_restarts": 2},
+    }
+    return tiny_job("corpus", "checkpoints", **sections | changes)  # type: ignore[arg-type]
+
+
+def layout(data: int) -> Layout:
+    return Layout(2, 1, data)
+
+
+def orders(data: int) -> Orders:
+    return Orders(layout(data), tuple(layout(each) for each in range(1, data + 1)), Cause.LIMITS_CHANGED)
+
+
+def a_gang(data: int = 2, nodes: str = "ab", **changes: Any) -> FakeGang:
+    """One that has done three steps."""
+    gang = FakeGang(job(**changes), orders(data), nodes)
+    gang.wait(START_SECONDS + 1)
+    gang.train(3)
+    return gang
+
+
+def formed(gang: FakeGang) -> list[tuple[str, int | None]]:
+    """The nodes of each generation's ranks, and the step that it went on from in memory."""
+    nodes = [each.nodes for each in (report.report for report in gang.record.status(0).reports) if each.kind == "shape"]
+    starts = [start.recovery and start.recovery.step for start in gang.of(port.StartTraining)]
+    return [("".join(each), step) for each, step in zip(nodes, starts, strict=True)]
+
+
+def finish(gang: FakeGang) -> port.Finish:
+    (end,) = gang.of(port.Finish)
+    return end
+
+
+def test_a_job_is_trained_to_its_last_step() -> None:
+    gang = a_gang()
+    assert [type(decision).__name__ for decision in gang.decisions] == [
+        "StartReplica", "StartReplica", "Prepare", "StartTraining",
+    ]  # fmt: skip
+    assert formed(gang) == [("aabb", None)]
+    assert gang.training is not None and gang.training.assignments[0].owner_of == (2, 3, 0, 1), (
+        "copies are on the other node"
+    )
+    gang.end(FINISHED)
+    assert finish(gang) == port.Finish(GangPhase.SUCCEEDED, "trained 100 steps")
+    assert gang.controller.handle(gang.observed(), gang.events[-1][1]) == [], "it has ended"
+
+
+def test_survivors_of_a_killed_worker_go_on_at_once_and_grow_back() -> None:
+    gang = a_gang()
+    killed = gang.members[1].number
+    gang.lose(1)
+    assert gang.of(port.ReplaceWorker) == [port.ReplaceWorker(killed)]
+    gang.wait(0.5)
+    assert formed(gang)[1:] == [("bb", 3)]
+    assert gang.causes == [Cause.WORKER_LOST]
+    gang.train(3)
+    assert gang.of(port.HaltTraining) == [port.HaltTraining(gang.training.workers, store=False)]
+    gang.end(HALTED)
+    gang.wait(0.5)
+    assert formed(gang)[2:] == [("aabb", 6)]
+    assert gang.causes == [Cause.WORKER_LOST, Cause.WORKER_BACK]
+    assert len(gang.of(port.StartReplica)) == 2, "its resources stay reserved"
+
+
+def test_a_lost_node_is_left_for_another_one() -> None:
+    gang = a_gang()
+    gang.lose_node("a")
+    gang.wait(0.5)
+    assert gang.causes == [Cause.NODE_LOST]
+    assert gang.record.status(0).reports[-2].report.kind == "shape"
+    assert gang.of(port.RemoveReplica) == [port.RemoveReplica(1)]
+    assert formed(gang)[1:] == [("bb", 3)]
+    assert gang.of(port.StartReplica)[-1].selector == {"ray.io/node-id": "!in(a)"}
+    gang.nodes.add("c")
+    gang.train(4)
+    gang.end(HALTED)
+    gang.wait(0.5)
+    assert formed(gang)[2] == ("bbcc", 7)
+
+
+def test_with_all_copies_lost_it_starts_from_the_store() -> None:
+    gang = a_gang(data=1, nodes="a")
+    gang.lose_node("a")
+    gang.nodes.add("b")
+    gang.wait(START_SECONDS + 1)
+    assert formed(gang) == [("aa", None), ("bb", None)]
+
+
+def test_a_hang_leaves_the_stacks_of_all_and_kills_who_does_not_answer() -> None:
+    gang = a_gang()
+    stuck = gang.members[2]
+    stuck.stuck = True
+    gang.wait(9)
+    assert gang.of(port.DumpStacks) == []
+    gang.wait(0.5)
+    assert gang.of(port.KillWorkers) == [port.KillWorkers((stuck.number,), stopped=True)]
+    logs = [each.report for each in gang.record.status(0).reports if isinstance(each.report, LogLine)]
+    assert [log.message for log in logs if log.level == "ERROR"] == [
+        "in a step", "in a step", "the process does not answer", "in a step",
+    ]  # fmt: skip
+    gang.end(None, 2)
+    gang.end(LOST_CONNECTION, 0, 1, 3)
+    assert gang.of(port.ReplaceWorker) == [port.ReplaceWorker(stuck.number)]
+    gang.wait(0.5)
+    assert gang.causes == [Cause.HANG]
+    assert formed(gang)[1:] == [("aa", 3)]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_silent_worker_is_asked_before_it_is_given_up(answers: bool) -> None:
+    gang = a_gang(fault_tolerance={"hang_seconds": 600, "max_restarts": 2})
+    silent = gang.members[3]
+    silent.stuck = True  # it says nothing
+    for _ in range(int(SILENT_SECONDS) - 1):
+        gang.say()
+        gang.wait(1)
+    assert gang.of(port.Probe) == []
+    silent.stuck = not answers
+    gang.wait(2)
+    assert len(gang.of(port.Probe)) == 1
+    assert gang.of(port.KillWorkers) == ([] if answers else [port.KillWorkers((silent.number,), stopped=True)])
+    assert gang.causes == ([] if answers else [Cause.WORKER_LOST])
+
+
+def test_a_rank_that_does_not_stop_is_replaced() -> None:
+    gang = a_gang()
+    straggler = gang.members[3].number
+    gang.end(RankEnd(End.FAILED, "disk"), 0)
+    gang.end(LOST_CONNECTION, 1, 2)
+    assert gang.of(port.AbortTraining) == [port.AbortTraining(gang.training.workers[1:])]
+    gang.wait(FAILED_STOP_SECONDS - 0.5)
+    assert gang.of(port.ReplaceWorker) == []
+    gang.wait(0.5)
+    assert gang.of(port.ReplaceWorker) == [port.ReplaceWorker(straggler)]
+    assert gang.causes == [Cause.ERROR]
+    assert gang.record.said[1] == "rank 0: disk"
+
+
+def test_an_order_to_shrink_and_to_grow_loses_no_step() -> None:
+    gang = a_gang()
+    gang.tell(orders(1))
+    gang.wait(0.5)
+    assert gang.of(port.HaltTraining) == [port.HaltTraining(gang.training.workers, store=False)]
+    gang.wait(2)
+    assert len(gang.of(port.HaltTraining)) == 1, "it is told once"
+    gang.end(HALTED)
+    gang.wait(1)
+    assert formed(gang)[1:] == [("aa", 3)]
+    assert gang.of(port.RemoveReplica) == [port.RemoveReplica(2)], "once the gang has its state"
+    gang.tell(orders(2))
+    gang.train(4)
+    gang.end(HALTED)
+    gang.wait(0.5)
+    assert formed(gang)[2:] == [("aabb", 7)]
+    assert gang.causes == [Cause.LIMITS_CHANGED, Cause.LIMITS_CHANGED]
+
+
+def test_a_pause_goes_through_the_store() -> None:
+    gang = a_gang()
+    gang.tell(PAUSE)
+    gang.wait(0.5)
+    assert gang.of(port.HaltTraining) == [port.HaltTraining(gang.training.workers, store=True)]
+    gang.end(STORED)
+    gang.wait(0.5)
+    assert finish(gang) == port.Finish(GangPhase.PAUSED, "paused after step 3")
+
+
+def test_a_pause_that_the_store_refuses_is_tried_again_later() -> None:
+    gang = a_gang()
+    gang.tell(PAUSE)
+    gang.wait(0.5)
+    gang.end(HALTED)
+    gang.wait(0.5)
+    assert formed(gang)[1:] == [("aabb", 3)]
+    for _ in range(int(SAVE_AGAIN_SECONDS) - 1):
+        gang.train()
+    assert len(gang.of(port.HaltTraining)) == 1
+    gang.train(2)
+    assert len(gang.of(port.HaltTraining)) == 2
+    gang.end(STORED)
+    gang.wait(0.5)
+    assert finish(gang).phase is GangPhase.PAUSED
+
+
+def test_a_node_that_goes_away_is_left_when_another_is_ready() -> None:
+    gang = a_gang(data=1)
+    gang.leaving["a"] = None
+    gang.wait(START_SECONDS)
+    assert gang.of(port.HaltTraining) == []
+    gang.train(2)
+    assert gang.of(port.HaltTraining) == [port.HaltTraining(gang.training.workers, store=False)]
+    gang.end(HALTED)
+    gang.wait(0.5)
+    assert formed(gang)[1:] == [("bb", 5)]
+    assert gang.causes == [Cause.NODE_DRAINED]
+
+
+def test_a_mistake_of_the_job_ends_it_unless_a_worker_was_lost() -> None:
+    gang = a_gang()
+    gang.end(RankEnd(End.LASTING, "ValueError: no such file"))
+    assert finish(gang) == port.Finish(GangPhase.FAILED, "ValueError: no such file")
+    gang = a_gang()
+    gang.end(None, 1)
+    gang.end(RankEnd(End.LASTING, "KeyError: 1"), 0, 2, 3)
+    assert gang.causes == [Cause.WORKER_LOST]
+
+
+def test_too_many_faults_end_the_job() -> None:
+    gang = a_gang()
+    for fault in range(3):
+        gang.lose(0)
+        gang.wait(START_SECONDS + 1)
+        if fault < 2:
+            gang.end(HALTED)
+            gang.train(2)
+    assert finish(gang).message == (
+        "3 faults within 3600 s are more than fault_tolerance.max_restarts = 2 allows; the last one: rank 0 was lost: "
+        "its process was killed, crashed, or ran out of memory"
+    )
+
+
+def test_a_worker_lost_while_the_gang_is_formed_is_replaced() -> None:
+    gang = a_gang(data=1)
+    gang.tell(orders(2))
+    gang.train(4)
+    first = gang.members[0]
+    gang.end(HALTED)
+    first.alive = False
+    gang.wait(0.5)
+    assert gang.of(port.ReplaceWorker) == [port.ReplaceWorker(first.number)]
+    assert gang.record.said[1] == "a worker was lost while the gang was formed: ActorDiedError"
+    gang.wait(0.5)
+    assert formed(gang)[-1] == ("bb", 7)
+
+
+def test_a_worker_that_ends_again_and_again_as_it_starts_ends_the_job() -> None:
+    gang = FakeGang(job(), orders(1), "a")
+    gang.fail_starts = True
+    gang.wait(MOST_FAILED_STARTS * (START_SECONDS + 1))
+    assert len(gang.of(port.ReplaceWorker)) == 2 * (MOST_FAILED_STARTS - 1)
+    assert finish(gang).message == f"a worker ended {MOST_FAILED_STARTS} times while it started: out of memory"
+
+
+def waiting_for_the_store() -> FakeGang:
+    gang = a_gang(training={"steps": 3, "global_batch_size": 12}, checkpoint={"final_save_timeout_seconds": 200})
+    for _ in range(19):
+        gang.say(saving="disk full")
+        gang.wait(1)
+    assert gang.record.said[0] is GangPhase.SAVING
+    assert gang.of(port.MeasureMemory) == []
+    return gang
+
+
+def test_who_waits_for_the_store_gives_the_workers_back() -> None:
+    gang = waiting_for_the_store()
+    gang.say(saving="disk full")
+    gang.wait(3)
+    assert [(each.keep_on, each.spec.resources) for each in gang.of(port.StartReplica)[2:]] == [
+        (["a", "a"], job().resources), (["b", "b"], job().resources),
+    ]  # fmt: skip
+    gang.say(saving="disk full")
+    gang.wait(START_SECONDS)
+    gang.end(HALTED)
+    gang.wait(1)
+    assert formed(gang)[1:] == [("aabb", 3)]
+    assert gang.of(port.RemoveReplica) == [port.RemoveReplica(1), port.RemoveReplica(2)]
+    assert gang.causes == [Cause.WAITING_FOR_STORE]
+    assert gang.training.assignments[0].waited_seconds > 20
+
+
+def test_it_keeps_its_workers_if_their_nodes_have_no_memory_for_others() -> None:
+    gang = waiting_for_the_store()
+    gang.free_memory = 1
+    for _ in range(30):
+        gang.say(saving="disk full")
+        gang.wait(1)
+    assert len(gang.of(port.MeasureMemory)) == 1, "and asks for it now and then"
+    assert len(gang.of(port.StartReplica)) == 2
+
+
+def test_drills_and_profiles_reach_their_ranks() -> None:
+    gang = a_gang()
+    full, slow = Drill(kind="fill_store", rank=3, seconds=1), Drill(kind="delay_rank", rank=1, steps=1, seconds=1)
+    profile, absent = Profile(ranks=(2, 0), steps=3), Drill(kind="kill_rank", rank=9)
+    for command in (full, slow, profile, absent):
+        gang.tell(command)
+    gang.wait(0.5)
+    sent = {(command.worker, command.command.kind) for command in gang.of(port.SendCommand)}
+    zero, one, two, _ = gang.training.workers
+    assert sent == {(zero, "fill_store"), (one, "delay_rank"), (two, "profile"), (zero, "profile")}
+    assert gang.record.status(0).reports[-1].report.message == "no kill_rank: there is no rank 9 of 4"
+
+
+def test_a_node_dropped_by_a_drill_is_gone_for_a_while() -> None:
+    gang = a_gang()
+    gang.tell(Drill(kind="drop_node", rank=0, at_step=5, seconds=20))
+    gang.train(1)
+    assert gang.of(port.KillWorkers) == []
+    gang.train(1)
+    assert gang.of(port.KillWorkers) == [port.KillWorkers(gang.training.workers[:2])]
+    gang.lose(0, 1)
+    gang.wait(0.5)
+    assert gang.causes == [Cause.NODE_LOST]
+    assert gang.of(port.RemoveReplica) == [port.RemoveReplica(1)]
+    assert gang.of(port.StartReplica)[-1].selector == {"ray.io/node-id": "!in(a)"}
+
+
+def test_nothing_is_decided_before_a_question_is_answered() -> None:
+    gang = FakeGang(job(), orders(2), "ab")
+    gang.wait(START_SECONDS)
+    _, moment = gang.events[-1]
+    gang.now += 1
+    (asked,) = gang.controller.handle(gang.observed(), replace(moment, seconds=gang.now))
+    assert isinstance(asked, port.Prepare)
+    for _ in range(3):
+        gang.now += 1
+        assert gang.controller.handle(gang.observed(), replace(moment, seconds=gang.now)) == []
+
+
+def test_what_a_gang_decides_follows_from_its_events_alone() -> None:
+    gang = a_gang()
+    gang.lose_node("b")
+    gang.nodes.add("c")
+    gang.wait(0.5)
+    gang.train(4)
+    gang.end(HALTED)
+    gang.wait(1)
+    gang.train(3)
+    gang.lose(2)
+    gang.tell(PAUSE)
+    gang.wait(2)
+    gang.end(STORED)
+    gang.wait(1)
+    again = GangController(job(), orders(2), GangRecord(gang.events[0][1]))
+    assert [decision for event, moment in gang.events for decision in again.handle(event, moment)] == gang.decisions
+    assert finish(gang).phase is GangPhase.PAUSED
