@@ -87,7 +87,8 @@ def is_low_rank(model: ModelConfig) -> bool:
 
 
 def _block_roles(model: ModelConfig) -> set[Role]:
-    return {spec.role for spec in block_weights(model, crossed=True).values()} - {Role.NORM_SCALE}
+    """Those of its weights, the norms' scales apart."""
+    return {spec.role for name, spec in block_weights(model, crossed=True).items() if not name.endswith(".scale")}
 
 
 def crossing_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
@@ -155,7 +156,7 @@ def _cola_std(rank: int, wide_in: int, wide_out: int) -> float:
 
 
 def _norm_scale(width: int, published: str) -> WeightSpec:
-    return WeightSpec((width,), Role.NORM_SCALE, 1.0, (f"{published}.weight",))
+    return WeightSpec((width,), Role.CHANNELS, 1.0, (f"{published}.weight",))
 
 
 def _each(group: ProjectionGroup, projections: Iterable[int], name: str) -> tuple[str, ...]:

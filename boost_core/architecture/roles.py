@@ -15,7 +15,7 @@ class Role(Enum):
     UP_PROJECTION = "up"  # B: [g, r, d_out]
     DENSE_IN = "dense in"  # out of the residual: [d_in, g, d_out]
     DENSE_OUT = "dense out"  # back into the residual: [d_in, d_out]
-    NORM_SCALE = "norm"  # γ: [d]
+    CHANNELS = "channels"  # a factor for each channel of the residual, as γ: [d]
     LATENT = "latent"  # works on a whole latent: LaX's gates and norms
     HEAD = "head"  # [d, V]
 

@@ -67,7 +67,7 @@ class Sharding:
     @property
     def residual(self) -> bool:
         """Whether each rank has a part of the residual, as it has of the norms' scales; else it has the whole."""
-        return self.axes[Role.NORM_SCALE] is not None
+        return self.axes[Role.CHANNELS] is not None
 
     @property
     def latents(self) -> bool:
@@ -130,19 +130,19 @@ def _fullrank(group: ProjectionGroup, rank: int, parallelism: ParallelismConfig)
 BTP = Sharding(
     "btp",
     {
-        Role.EMBEDDING: 1, Role.DOWN_PROJECTION: 0, Role.UP_PROJECTION: 2, Role.NORM_SCALE: 0, Role.LATENT: None,
+        Role.EMBEDDING: 1, Role.DOWN_PROJECTION: 0, Role.UP_PROJECTION: 2, Role.CHANNELS: 0, Role.LATENT: None,
         Role.HEAD: 1,
     },
     _btp,
 )  # fmt: skip
 VANILLA = Sharding(
     "vanilla",
-    {Role.EMBEDDING: 0, Role.DOWN_PROJECTION: 2, Role.UP_PROJECTION: 1, Role.NORM_SCALE: None, Role.HEAD: 1},
+    {Role.EMBEDDING: 0, Role.DOWN_PROJECTION: 2, Role.UP_PROJECTION: 1, Role.CHANNELS: None, Role.HEAD: 1},
     _vanilla,
 )
 FULLRANK = Sharding(
     "fullrank",
-    {Role.EMBEDDING: 0, Role.DENSE_IN: 2, Role.DENSE_OUT: 0, Role.NORM_SCALE: None, Role.HEAD: 1},
+    {Role.EMBEDDING: 0, Role.DENSE_IN: 2, Role.DENSE_OUT: 0, Role.CHANNELS: None, Role.HEAD: 1},
     _fullrank,
 )
 _SHARDINGS = {sharding.name: sharding for sharding in (BTP, VANILLA, FULLRANK)}
