@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from boost_core.messages.report_text import duration, numbers_of
 from service.cli.commands.watched_jobs import Watched
 from service.cli.completion import complete_job_ids
 from service.cli.connection import open_client
 from service.cli.failures import ExitStatus
 from service.cli.options import Url
-from service.cli.output.event_text import duration, numbers_of
 from service.cli.output.job_text import loss, news, productive_share, step
 from service.cli.output.printing import print_line, table_of
 from service.cli.output.sparkline import sparkline

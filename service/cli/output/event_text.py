@@ -4,22 +4,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from boost_core.config import Layout
-from boost_core.messages.reports import (
-    CheckpointReport,
-    EvaluationReport,
-    FaultReport,
-    InterruptionReport,
-    LogLine,
-    ProfileReport,
-    RankTimesReport,
-    Report,
-    RestartReport,
-    ShapeReport,
-    StartReport,
-    StepReport,
-    report_adapter,
-)
+from boost_core.messages import report_text
+from boost_core.messages.reports import Report, report_adapter
 from service.jobs.model import JobEvent
 
 _OF_THE_SERVICE = frozenset({"state", "patch", "drill"})  # kinds of events that are no report of the trainer
@@ -38,35 +24,8 @@ def report_of(event: JobEvent) -> Report | None:
 def line_of(event: JobEvent) -> str:
     """One line that says what happened, with the local time."""
     report = report_of(event)
-    text = _line_as_it_is(event) if report is None else _line(report)
+    text = _line_as_it_is(event) if report is None else report_text.line_of(report)
     return f"{event.time.astimezone():%H:%M:%S}  {text}"
-
-
-def numbers_of(step: StepReport) -> str:
-    """A step's numbers: loss, throughput and the share of its time spent waiting for collectives."""
-    share = f"{step.exposed_communication_share:.0%}"
-    return f"loss {step.loss:.4f}  {step.tokens_per_second:,.0f} tokens/s  communication {share}"
-
-
-def duration(seconds: float) -> str:
-    """A duration as hours, minutes and seconds: ``1:02:03``, ``2:03``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def layout_in_words(shape: ShapeReport) -> str:
-    """The sizes of a gang and how many nodes it is on."""
-    return f"{Layout.of(shape)}, {len(shape.nodes)} worker(s) on {len(set(shape.nodes))} node(s)"
-
-
-def restart_in_words(restart: RestartReport) -> str:
-    """Why training was interrupted, whence it went on, and what that cost."""
-    again = restart.step - restart.resumed_step
-    return (
-        f"{restart.cause} at step {restart.step}: back from {restart.recovered_from} at step {restart.resumed_step}; "
-        f"cost {again} step(s) and {restart.seconds:.1f} s, {restart.waiting_seconds:.1f} s of it waiting for resources"
-    )
 
 
 def _line_as_it_is(event: JobEvent) -> str:
@@ -89,42 +48,3 @@ def _value(value: Any) -> str:
     if value is None:
         return "none"
     return f"{value['min']}–{value['max']}" if isinstance(value, dict) else str(value)
-
-
-def _line(report: Report) -> str:
-    match report:
-        case StepReport():
-            return f"step {report.step}/{report.steps}  {numbers_of(report)}  ETA {duration(report.eta_seconds)}"
-        case EvaluationReport():
-            return (
-                f"step {report.step}  validation loss {report.loss:.4f} "
-                f"(unigram entropy of that text {report.unigram_entropy:.4f})"
-            )
-        case CheckpointReport():
-            size = report.bytes / 2**20
-            return f"step {report.step}  checkpoint {report.url} ({size:.1f} MiB, {report.seconds:.2f} s)"
-        case StartReport():
-            origin = f"from {report.resumed_from}" if report.resumed_from else "from scratch"
-            return (
-                f"training starts {origin} at step {report.step}: "
-                f"{report.parameters:,} parameters on {report.world_size} worker(s)"
-            )
-        case ShapeReport():
-            return f"the gang is {layout_in_words(report)}"
-        case InterruptionReport():
-            return f"step {report.step}  interrupted by {report.cause}: {report.message}"
-        case RestartReport():
-            return f"step {report.resumed_step}  goes on after {restart_in_words(report)}"
-        case FaultReport():
-            return f"step {report.step}  {report.what.replace('_', ' ')}: {report.message}"
-        case RankTimesReport():
-            return (
-                f"step {report.step}  busy seconds by rank: {', '.join(f'{each:.3g}' for each in report.busy_seconds)}"
-            )
-        case ProfileReport():
-            return (
-                f"step {report.step}  profile of {report.steps} step(s) of rank {report.rank}: {report.url} "
-                f"({report.bytes / 2**20:.1f} MiB)"
-            )
-        case LogLine():
-            return f"rank {report.rank} {report.level}: {report.message}"

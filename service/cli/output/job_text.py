@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+from boost_core.messages.report_text import duration, layout_in_words, numbers_of, restart_in_words
 from boost_core.messages.reports import ShapeReport
-from service.cli.output.event_text import duration, layout_in_words, numbers_of, restart_in_words
 from service.jobs.goodput import Goodput
 from service.jobs.ledger import as_of
 from service.jobs.model import JobRecord

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import BYTES
+from boost_core.messages.report_text import duration
 from boost_core.plan.report import Plan, PlannedShape
-from service.cli.output.event_text import duration
 from service.cli.output.printing import print_table, say
 
 _COLUMNS = ("LAYOUT", "RANKS", "MEMORY A RANK", "FITS", "EXCHANGE", "STEP", "TOKENS/S", "DURATION", "")

@@ -8,9 +8,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from boost_core.messages.report_text import duration, numbers_of
 from boost_core.messages.reports import StepReport
 from service.cli.failures import ExitStatus
-from service.cli.output.event_text import duration, line_of, numbers_of, report_of
+from service.cli.output.event_text import line_of, report_of
 from service.cli.output.printing import print_line
 from service.client import Client
 from service.jobs.model import JobEvent, JobRecord
