@@ -40,7 +40,7 @@ from boost_core.checkpoint.manifest import (
     encode,
     model_facts,
 )
-from boost_core.checkpoint.retention import expendable
+from boost_core.checkpoint.retention import prunable
 from boost_core.config import JobSpec, Layout, ParallelismConfig
 from boost_core.config.parsing.small_files import Unreadable, read_small
 from boost_core.config.parsing.urls import StorageOptions, options_at
@@ -302,7 +302,7 @@ class CheckpointFolder:
             raise FileNotFoundError(f"{self.url} holds no committed checkpoint of step {step}")
 
     def prune(self, keep_last: int | None, keep_every: int | None, read_files: bool = False) -> list[int]:
-        """Remove the checkpoints that ``expendable`` names and that nobody has pinned, and say which.
+        """Remove the checkpoints that ``prunable`` names and that nobody has pinned, and say which.
 
         Damaged ones do not count among the newest.
 
@@ -317,7 +317,7 @@ class CheckpointFolder:
             return []
         removed = []
         damaged = self._damaged(keep_last, read_files)
-        for step in expendable(steps, keep_last, keep_every, self.pinned(), damaged):
+        for step in prunable(steps, keep_last, keep_every, self.pinned(), damaged):
             with suppress(CheckpointPinned, FileNotFoundError):  # pinned or removed by somebody else meanwhile
                 self.remove(step)
                 removed.append(step)

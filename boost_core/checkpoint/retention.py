@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 
-def expendable(
+def prunable(
     steps: Sequence[int],
     keep_last: int | None,
     keep_every: int | None,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from service.accounts.principal import Principal
-from service.api.refusals import Forbidden, Unauthenticated
+from service.api.exceptions import Forbidden, Unauthenticated
 from service.models.identity import Scope
 
 __all__ = [

@@ -13,8 +13,8 @@ from starlette.exceptions import HTTPException
 
 from service.accounts.keys import KeyNotFound, KeyRevoked
 from service.accounts.quotas import QueueInUse, QueueNotFound
+from service.api.exceptions import Forbidden, RateLimited, Unauthenticated
 from service.api.middleware.heads import is_stream
-from service.api.refusals import Forbidden, RateLimited, Unauthenticated
 from service.api.requests import MOST_BODY_BYTES, MOST_HEADER_BYTES, MOST_TARGET_BYTES
 from service.jobs.database import DatabaseGone
 from service.jobs.queries import JobNotFound

@@ -15,7 +15,7 @@ from service.jobs import queries, requests, writes
 from service.jobs.database import open_engine
 from service.jobs.goodput import Goodput
 from service.jobs.ids import new_job_id
-from service.jobs.known import KnownJobs
+from service.jobs.job_cache import JobCache
 from service.jobs.leases import Lease, LeaseLost
 from service.jobs.model import JobEvent, JobFilter, JobRecord, Owner
 from service.jobs.notifications import Notifications, notify
@@ -58,7 +58,7 @@ class JobStore:
         self.engine = open_engine(database) if isinstance(database, str) else database
         self.notifications = notifications or Notifications()
         self._lease = lease
-        self._known = KnownJobs()
+        self._known = JobCache()
 
     def close(self) -> None:
         """Close all connections."""

@@ -143,10 +143,10 @@ class Pause:
 
 
 @dataclass(frozen=True)
-class RoomSeen:
+class CapacityObserved:
     """There is room for the job to start or to grow, by the sums; it counts when it is there for a while."""
 
     job: JobRecord
 
 
-Action = Admit | Launch | Wait | Explain | Resize | Pause | RoomSeen
+Action = Admit | Launch | Wait | Explain | Resize | Pause | CapacityObserved

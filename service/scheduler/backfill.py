@@ -102,7 +102,7 @@ class Head:
 
     def _heed(self, job: JobRecord, gang: Gang) -> None:
         demand, shown = self._cluster.demand(job), gang.layout.world_size if gang.layout else 0
-        self._scarcity.heed(demand, gang.claimed, unseen=gang.claimed - shown)
+        self._scarcity.account_for(demand, gang.claimed, unseen=gang.claimed - shown)
         layouts = {layout for layout in (gang.layout, gang.target) if layout}
         if gang.layout != gang.target or job.spec.priority < self.job.spec.priority:  # it may have to do with less
             layouts |= {layout for layout in demand.layouts if layout.world_size <= gang.claimed}

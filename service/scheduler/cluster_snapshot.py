@@ -22,7 +22,7 @@ class ClusterSnapshot:
         jobs: All active jobs.
         nodes: The alive nodes.
         gangs: The gangs by job.
-        room_seconds: For how long there has been room for a job, as ``RoomSeen`` said each time.
+        room_seconds: For how long there has been room for a job, as ``CapacityObserved`` said each time.
         policy: When gangs may grow.
         limits: What tenants and queues may hold.
 

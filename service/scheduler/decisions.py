@@ -38,7 +38,7 @@ def decide(
         jobs: All active jobs.
         nodes: What the alive nodes have, and have free.
         gangs: The gangs by job; one that is not there is taken to be starting.
-        room_seconds: By job, for how long each round has said ``RoomSeen`` of it.
+        room_seconds: By job, for how long each round has said ``CapacityObserved`` of it.
         policy: When gangs may grow.
         limits: What tenants and queues may hold.
     """

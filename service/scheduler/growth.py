@@ -8,7 +8,7 @@ from boost_core.config import Layout
 from boost_core.messages.reports import Cause
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
-from service.scheduler.actions import Gang, ResizePolicy, RoomSeen
+from service.scheduler.actions import CapacityObserved, Gang, ResizePolicy
 from service.scheduler.cluster_snapshot import ClusterSnapshot
 from service.scheduler.demand import Demand
 from service.scheduler.placement import Nodes
@@ -55,7 +55,7 @@ def _grow(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, layout: Layout) 
     ripe = gang.unchanged_seconds >= policy.cooldown_seconds and seen >= policy.settle_seconds
     if not (ripe or gang.limits_changed):
         cluster.keep(job, choice.world_size - gang.held)
-        cluster.actions.append(RoomSeen(job))
+        cluster.actions.append(CapacityObserved(job))
         return
     cause = Cause.LIMITS_CHANGED if gang.limits_changed else Cause.NODE_JOINED
     cluster.resize(job, choice, cause, f"grows from {layout} to {choice}")

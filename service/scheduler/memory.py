@@ -125,7 +125,7 @@ class GangMemory:
         now = self._clock()
         return {job_id: now - since for job_id, since in self._room_since.items()}
 
-    def saw_room(self, job_ids: Collection[str]) -> None:
+    def observed_capacity(self, job_ids: Collection[str]) -> None:
         """Take note of all jobs that there is room for now."""
         now = self._clock()
         self._room_since = {job_id: self._room_since.get(job_id, now) for job_id in job_ids}

@@ -7,7 +7,7 @@ from boost_core.config import Layout
 from boost_core.messages.reports import Cause
 from boost_core.plan import resize
 from service.jobs.model import JobRecord
-from service.scheduler.actions import RoomSeen
+from service.scheduler.actions import CapacityObserved
 from service.scheduler.cluster_snapshot import ClusterSnapshot
 from service.scheduler.placement import ROUNDING
 from service.scheduler.quotas import Account
@@ -32,7 +32,7 @@ def make_room(cluster: ClusterSnapshot, job: JobRecord) -> None:
     if (missing := needed - _expected_ranks(cluster, job, leaving)) > 0:
         plan = _plan(cluster, victims, demand.amounts(missing))
     elif not leaving:
-        cluster.actions.append(RoomSeen(job))
+        cluster.actions.append(CapacityObserved(job))
         if cluster.room_seconds.get(job.id, 0) >= cluster.policy.settle_seconds:
             missing = needed - sum(cluster.room.slots(demand))  # others than our gangs may hold some
             plan = _plan(cluster, victims, demand.amounts(missing)) if missing > 0 else _one_more(cluster, victims)

@@ -21,7 +21,17 @@ from service.jobs.states import IllegalTransition, JobState, Reason
 from service.jobs.store import JobStore
 from service.jobs.writes import NumberedReport, TakenBack
 from service.logs import about
-from service.scheduler.actions import Action, Admit, Explain, Launch, Pause, Resize, ResizePolicy, RoomSeen, Wait
+from service.scheduler.actions import (
+    Action,
+    Admit,
+    CapacityObserved,
+    Explain,
+    Launch,
+    Pause,
+    Resize,
+    ResizePolicy,
+    Wait,
+)
 from service.scheduler.autoscaling import Autoscaling, nodes_wanted
 from service.scheduler.decisions import decide
 from service.scheduler.housekeeping import Housekeeping
@@ -84,7 +94,7 @@ class Reconciler:
         jobs = self._store.active()
         self._end_forgotten(jobs)
         actions = self._decide(jobs)
-        self._memory.saw_room({action.job.id for action in actions if isinstance(action, RoomSeen)})
+        self._memory.observed_capacity({action.job.id for action in actions if isinstance(action, CapacityObserved)})
         for action in actions:
             with _apart(action.job):
                 self._act(action)

@@ -34,7 +34,7 @@ class Scarcity:
         self._enough: dict[tuple[int, str, str], float] = {}
         self._balance = {pair: self._balance_now(*pair) for pair in permutations(each, 2)}
 
-    def heed(self, demand: Demand, ranks: int, unseen: int) -> None:
+    def account_for(self, demand: Demand, ranks: int, unseen: int) -> None:
         """There is a gang that may be on some of the nodes.
 
         Args:

@@ -26,7 +26,7 @@ from service.client import ApiError, Client, ServiceUnreachable
 from service.jobs.model import JobEvent, JobRecord
 from service.jobs.states import TERMINAL_STATES, JobState
 from tests.benchmarks.figures import FIGURES, write_table
-from tests.elastic.world import Nodes
+from tests.elastic.ray_cluster import Nodes
 from tests.jobs import tiny_job, write_corpus
 from tests.postgres import PostgresServer, postgres_server
 from tests.s3 import BUCKET, S3Server, s3_server

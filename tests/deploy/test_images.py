@@ -24,7 +24,7 @@ import pytest
 from tests.deploy.dockerfile import ROOT, Dockerfile, read
 from tests.hosts import hosts, need_namespaces
 from tests.jobs import tiny_job, write_corpus
-from tests.outside import OutsideService, cluster, first_key
+from tests.joined_cluster import OutsideService, cluster, first_key
 
 FILES = {name: ROOT / "docker" / f"{name}.Dockerfile" for name in ("api", "trainer")}
 API = read(FILES["api"])

@@ -12,7 +12,7 @@ from pathlib import Path
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.reports import Report, StepReport
 from boost_core.train import Membership, Outcome, StepTimes, train
-from tests.elastic.world import Job, Nodes, Service, elastic_job, world
+from tests.elastic.ray_cluster import Job, Nodes, Service, elastic_job, world
 from tests.jobs import write_corpus
 from tests.ranks import Ranks
 

@@ -11,7 +11,7 @@ import torch
 from boost_core.config import JobSpec
 from boost_core.optim.build import COMPUTE_TYPES
 from tests.elastic.curve import TENSOR, Story, live_through_it, replayed, trained_on
-from tests.elastic.world import Job, Nodes, Service, elastic_job, world
+from tests.elastic.ray_cluster import Job, Nodes, Service, elastic_job, world
 from tests.jobs import write_corpus
 from tests.ranks import Ranks
 

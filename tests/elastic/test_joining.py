@@ -10,7 +10,7 @@ import pytest
 
 from tests.hosts import Host, hosts
 from tests.jobs import tiny_job, write_corpus
-from tests.outside import BOOST, OutsideService, cluster, first_key
+from tests.joined_cluster import BOOST, OutsideService, cluster, first_key
 
 pytestmark = pytest.mark.full
 

@@ -28,7 +28,7 @@ from service.gang.ray_private import (
 from service.gang.status import GangPhase, JobTag
 from service.gang.train_tab import TrainTabKeeper
 from service.gang.watch import NodeWatch
-from tests.elastic.world import Nodes
+from tests.elastic.ray_cluster import Nodes
 
 
 @pytest.fixture(scope="module")

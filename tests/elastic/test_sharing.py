@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.elastic.world import ELASTIC_TRAINING, Job, Nodes, Service, elastic_job, world
+from tests.elastic.ray_cluster import ELASTIC_TRAINING, Job, Nodes, Service, elastic_job, world
 from tests.jobs import write_corpus
 
 pytestmark = pytest.mark.full

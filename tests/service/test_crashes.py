@@ -12,7 +12,7 @@ import pytest
 
 from service.jobs.database import migrate
 from service.jobs.states import TRANSITIONS, JobState, Reason, next_state
-from tests.service.lives import LIVES
+from tests.service.crash_matrix import LIVES
 
 pytestmark = pytest.mark.timeout(1200)  # two minutes where nothing else runs
 
@@ -44,7 +44,7 @@ def told_of(
         is_sqlite = database == "sqlite"
         url = f"sqlite:///{folder}/boost.db" if is_sqlite else request.getfixturevalue("postgres").create_database()
         migrate(url)
-        command = [sys.executable, "-m", "tests.service.lives", url, str(folder), *lives]
+        command = [sys.executable, "-m", "tests.service.crash_matrix", url, str(folder), *lives]
         done = subprocess.run(command, capture_output=True, text=True)
         log = (folder / "log").read_text()
         assert (done.returncode, log) == (0, ""), done.stderr + log

@@ -14,8 +14,8 @@ from service.jobs.requests import KEPT, IdempotencyKeyReused, Request
 from service.jobs.store import JobStore
 from service.jobs.tables import EventRow, JobRow, RequestRow
 from service.jobs.writes import WrongState
+from tests.service.concurrency import in_threads
 from tests.service.records import a_spec, start
-from tests.service.together import in_threads
 
 ROOT = "file:///checkpoints"
 SENDERS = 3

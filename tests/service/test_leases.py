@@ -16,8 +16,8 @@ from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from service.jobs.tables import LeaseRow
 from tests.postgres import PostgresServer
+from tests.service.concurrency import in_threads
 from tests.service.records import a_spec, a_step, numbered, start
-from tests.service.together import in_threads
 
 ROOT = "file:///checkpoints"
 WORK = "scheduler"

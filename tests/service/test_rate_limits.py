@@ -9,8 +9,8 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
+from service.api.exceptions import RateLimited
 from service.api.middleware.limits import WINDOW_SECONDS, RateLimits
-from service.api.refusals import RateLimited
 from service.jobs.model import Owner
 from service.jobs.store import JobStore
 from service.models.identity import Scope

@@ -20,8 +20,8 @@ from service.jobs.states import TERMINAL_STATES, JobState
 from service.jobs.store import JobStore
 from service.jobs.tables import EventRow
 from tests.postgres import PostgresServer, postgres_server
+from tests.service.crash_matrix import LIVES, User
 from tests.service.file_cluster import FileCluster
-from tests.service.lives import LIVES, User
 from tests.service.replica import LEASE_SECONDS
 
 pytestmark = pytest.mark.full

@@ -26,6 +26,7 @@ from service.jobs.states import IllegalTransition, JobState, Reason
 from service.jobs.store import JobStore, Overtaken
 from service.jobs.tables import Table
 from service.jobs.writes import AlreadyFinished, WrongState
+from tests.service.concurrency import in_threads
 from tests.service.records import (
     a_checkpoint,
     a_fault,
@@ -42,7 +43,6 @@ from tests.service.records import (
     run_to_the_end,
     start,
 )
-from tests.service.together import in_threads
 
 ROOT = "file:///checkpoints/"
 

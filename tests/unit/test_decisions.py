@@ -157,23 +157,27 @@ def test_a_waiting_gang_of_higher_priority_gets_room_after_a_while() -> None:
 def test_scattered_room_is_waited_for_and_then_cleared_gang_by_gang() -> None:
     jobs = [running("a", 1), running("b", 1, up_to=4), job("z", 1, *WAITING, tensor=4, priority=5)]
     capacities, gangs = nodes(4, 4, free=[2, 2]), {"a": trains(1), "b": trains(3)}
-    assert summary(decide(jobs, capacities, gangs)) == ["RoomSeen z", "Wait z"]
+    assert summary(decide(jobs, capacities, gangs)) == ["CapacityObserved z", "Wait z"]
     later = decide(jobs, capacities, gangs, {"z": 5.0})
-    assert summary(later) == ["RoomSeen z", "Resize b 1x1 PREEMPTED", "Wait z"]
+    assert summary(later) == ["CapacityObserved z", "Resize b 1x1 PREEMPTED", "Wait z"]
     assert later[-1].message == (
         "needs 4 × {CPU: 1} in groups of 4; 4 of 8 CPU free: tp 4 needs 4 workers on one node; the largest has 2; "
         "b makes room"
     )
     small = {"a": trains(1), "b": trains(1)}
-    assert summary(decide(jobs, nodes(4, 4, free=[3, 3]), small, {"z": 5.0})) == ["RoomSeen z", "Pause b", "Wait z"]
+    assert summary(decide(jobs, nodes(4, 4, free=[3, 3]), small, {"z": 5.0})) == [
+        "CapacityObserved z",
+        "Pause b",
+        "Wait z",
+    ]
 
 
 def test_what_others_hold_on_a_shared_cluster_is_made_up_for_after_a_while() -> None:
     jobs, gangs = [running("a", 1, up_to=4), job("z", 2, *WAITING, priority=5)], {"a": trains(4)}
     for free, expected in ((1, ["Resize a 1x3 PREEMPTED"]), (0, ["Resize a 1x2 PREEMPTED"])):
-        assert summary(decide(jobs, nodes(7, free=[free]), gangs)) == ["RoomSeen z", "Wait z"]
+        assert summary(decide(jobs, nodes(7, free=[free]), gangs)) == ["CapacityObserved z", "Wait z"]
         later = summary(decide(jobs, nodes(7, free=[free]), gangs, {"z": 5.0}))
-        assert later == ["RoomSeen z", *expected, "Wait z"]
+        assert later == ["CapacityObserved z", *expected, "Wait z"]
 
 
 RIPE = {"a": 5.0}
@@ -182,10 +186,10 @@ RIPE = {"a": 5.0}
 @pytest.mark.parametrize(
     ("gang", "room_seconds", "expected"),
     [
-        (trains(1), {}, ["RoomSeen a"]),
-        (trains(1), {"a": 4.9}, ["RoomSeen a"]),
+        (trains(1), {}, ["CapacityObserved a"]),
+        (trains(1), {"a": 4.9}, ["CapacityObserved a"]),
         (trains(1), RIPE, ["Resize a 1x4 NODE_JOINED"]),
-        (trains(1, unchanged_seconds=29.0), RIPE, ["RoomSeen a"]),
+        (trains(1, unchanged_seconds=29.0), RIPE, ["CapacityObserved a"]),
         (trains(1, unchanged_seconds=29.0, limits_changed=True), {}, ["Resize a 1x4 LIMITS_CHANGED"]),
         # Not while it starts, waits, makes room or has lost workers that may come back.
         (Gang(None, Layout(1, 1, 1)), RIPE, []),
@@ -205,7 +209,7 @@ def test_gangs_grow_in_the_order_of_the_queue_and_into_what_nobody_waits_for() -
     capacities = nodes(5, free=[3])
     assert summary(decide(jobs, capacities, gangs, ripe)) == ["Resize b 1x4 NODE_JOINED"]
     # Though a gang's turn has not come, its room is kept.
-    assert summary(decide(jobs, capacities, gangs, {"a": 5.0})) == ["RoomSeen b"]
+    assert summary(decide(jobs, capacities, gangs, {"a": 5.0})) == ["CapacityObserved b"]
     assert summary(decide([*jobs, job("c", 4)], capacities, gangs, ripe)) == ["Admit c", "Wait c"]
     # Who can never be served waits for nothing that is here.
     never = summary(decide([*jobs, job("c", 6)], capacities, gangs, ripe))
@@ -304,7 +308,7 @@ def test_orders() -> None:
 
 def test_the_policy_is_the_operators() -> None:
     calm = ResizePolicy(cooldown_seconds=2000, settle_seconds=5)
-    assert summary(decide([running("a", 1, up_to=4)], nodes(4), {"a": trains(1)}, RIPE, calm)) == ["RoomSeen a"]
+    assert summary(decide([running("a", 1, up_to=4)], nodes(4), {"a": trains(1)}, RIPE, calm)) == ["CapacityObserved a"]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_growth_stays_within_quotas_and_out_of_those_that_a_job_waits_for() -> N
     shared = Limits(queues={"default": {"CPU": 6}})
     assert summary(decide(jobs, nodes(12, free=[8]), gangs, RIPE, limits=shared)) == ["Resize a 1x4 NODE_JOINED"]
     # Room that is kept until a gang's turn comes is kept in the quota, too.
-    assert summary(decide(jobs, nodes(12, free=[8]), gangs, {"b": 5.0}, limits=shared)) == ["RoomSeen a"]
+    assert summary(decide(jobs, nodes(12, free=[8]), gangs, {"b": 5.0}, limits=shared)) == ["CapacityObserved a"]
 
 
 def test_limits_that_a_user_raises_and_layouts_that_nodes_force_stay_within_quotas() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from boost_core.checkpoint.retention import expendable
+from boost_core.checkpoint.retention import prunable
 
 STEPS = [100, 200, 300, 400, 450]
 
@@ -17,17 +17,17 @@ STEPS = [100, 200, 300, 400, 450]
     ],
 )
 def test_what_may_go(keep_last: int | None, keep_every: int | None, gone: list[int]) -> None:
-    assert expendable(STEPS, keep_last, keep_every) == gone
-    assert expendable([], keep_last, keep_every) == []
+    assert prunable(STEPS, keep_last, keep_every) == gone
+    assert prunable([], keep_last, keep_every) == []
 
 
 def test_what_is_damaged_does_not_count_among_the_newest() -> None:
-    assert expendable(STEPS, 1, None, damaged={450}) == [100, 200, 300]
-    assert expendable(STEPS, 2, None, damaged={450, 300}) == [100]
-    assert expendable(STEPS, 2, None, damaged={200, 300, 400, 450}) == []
-    assert expendable(STEPS, 1, None, damaged=STEPS) == []
+    assert prunable(STEPS, 1, None, damaged={450}) == [100, 200, 300]
+    assert prunable(STEPS, 2, None, damaged={450, 300}) == [100]
+    assert prunable(STEPS, 2, None, damaged={200, 300, 400, 450}) == []
+    assert prunable(STEPS, 1, None, damaged=STEPS) == []
 
 
 def test_what_is_pinned_stays_and_counts_among_the_newest() -> None:
-    assert expendable(STEPS, 2, None, {200, 450}) == [100, 300]
-    assert expendable(STEPS, 1, 200, set(STEPS)) == []
+    assert prunable(STEPS, 2, None, {200, 450}) == [100, 300]
+    assert prunable(STEPS, 1, 200, set(STEPS)) == []

@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.accounts.keys import KeyStore
 from service.accounts.principal import ANONYMOUS, Principal
 from service.api.auth import COOKIE, HOW_TO_AUTHENTICATE, needs_key
+from service.api.exceptions import Forbidden, Unauthenticated
 from service.api.middleware.access_log import holds_key
 from service.api.middleware.limits import RateLimits
-from service.api.refusals import Forbidden, Unauthenticated
 from service.api.requests import MOST_HEADER_BYTES, MOST_TARGET_BYTES
 from service.security.network import is_loopback
 from service.settings import Settings

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from service.accounts.principal import Principal
-from service.api.refusals import RateLimited
+from service.api.exceptions import RateLimited
 from service.settings import Settings
 
 WINDOW_SECONDS = 10  # so long a burst may use up what is allowed for so long

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.api.auth import COOKIE
 from service.api.deps import ContextDep
 from service.api.errors import problem_responses
+from service.api.exceptions import Unauthenticated
 from service.api.middleware.auth import refuse_foreign_page
-from service.api.refusals import Unauthenticated
 from service.api.requests import StrictRoute
 from service.security.network import is_seen_over_tls
 

@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from service.jobs.known import KnownJobs
+from service.jobs.job_cache import JobCache
 from service.jobs.model import JobFilter, JobPage, JobRecord, Owner
 from service.jobs.patch import JobPatch
 from service.jobs.queries import UNFINISHED
@@ -98,7 +98,7 @@ def test_filters_go_together(store: JobStore) -> None:
 
 
 def test_few_records_are_kept(store: JobStore) -> None:
-    known = KnownJobs(most=3)
+    known = JobCache(most=3)
     ids = [store.create(a_spec(), ROOT).id for _ in range(5)]
     with store.engine.connect() as connection:
         for _ in range(2):

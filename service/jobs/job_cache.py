@@ -17,7 +17,7 @@ _CHUNK = 500
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-class KnownJobs:
+class JobCache:
     """Reads jobs, and makes records of those alone that have changed. Threads may share it.
 
     The database is asked each time which versions there are, because other processes write to it, too.

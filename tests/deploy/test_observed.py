@@ -10,7 +10,7 @@ import pytest
 
 from deploy.grafana.source.panels import Need
 from tests.deploy.dashboards import Query, need_of, queries
-from tests.deploy.story import Seen, lived_through
+from tests.deploy.scenario import Seen, lived_through
 from tests.prometheus import Series, promtool
 
 pytestmark = pytest.mark.full

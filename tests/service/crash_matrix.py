@@ -1,7 +1,7 @@
 """Lives of jobs under a service that is killed at every point where it does something, one after the other.
 
-``python -m tests.service.lives DATABASE_URL FOLDER LIFE…`` plays each of these lives undisturbed to learn its points,
-and then once for each point: a process is killed there, and another one takes over. What became of it all is in
+``python -m tests.service.crash_matrix DATABASE_URL FOLDER LIFE…`` plays each of these lives undisturbed to learn its
+points, and then once for each point: a process is killed there, and another one takes over. What became of it all is in
 told.json then. It is a program of its own because it forks.
 """
 

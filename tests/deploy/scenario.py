@@ -16,7 +16,7 @@ import yaml
 
 from boost_core.config import JobSpec
 from service.client import Client
-from tests.elastic.world import Job
+from tests.elastic.ray_cluster import Job
 from tests.jobs import tiny_job, write_corpus
 from tests.postgres import postgres_server
 from tests.prometheus import PROMETHEUS, Prometheus, prometheus
