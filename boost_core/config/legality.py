@@ -153,7 +153,7 @@ def elasticity_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
     elasticity: ElasticityConfig | None,
 ) -> list[FieldProblem]:  # fmt: skip
-    """Why a job cannot run at layouts that it allows: each layout needs a number of replicas that is legal."""
+    """Why a job cannot run in layouts that it allows: each layout needs a number of replicas that is legal."""
     if elasticity is None:
         return []
     sizes, replicas = elasticity.data_parallel_size, _replica_layouts(parallelism, elasticity)

@@ -1,4 +1,4 @@
-"""Turns a model's declarations into this rank's weights, the same full weights at any layout."""
+"""Turns a model's declarations into this rank's weights, the same full weights in any layout."""
 
 import hashlib
 from typing import Protocol

@@ -30,7 +30,7 @@ def needed_bytes(spec: JobSpec, layout: Layout) -> int:
 
 
 def nothing_fits(spec: JobSpec) -> str | None:
-    """Why a job can run at none of its layouts on the GPUs that it asks for, and what to change; ``None`` if it can."""
+    """Why a job can run in none of its layouts on the GPUs that it asks for, and what to change; ``None`` if it can."""
     device = device_bytes(spec.resources)
     if device is None:
         return None

@@ -1,4 +1,4 @@
-"""How much memory a job needs on a rank at a layout: on the one that needs most.
+"""How much memory a job needs on a rank in a layout: on the one that needs most.
 
 ``state_memory`` has what is there all the time, ``activations`` what a token costs, ``in_flight`` how many
 micro-batches are there at once. On top of those here:

@@ -1,4 +1,4 @@
-"""What a job will need and about how long it will take, at every layout that it allows: before any of it runs."""
+"""What a job will need and about how long it will take, in every layout that it allows: before any of it runs."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -42,7 +42,7 @@ class Communication(Config):
 
 
 class PlannedShape(Config):
-    """The job at one layout."""
+    """The job in one layout."""
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
@@ -74,7 +74,7 @@ class Plan(Config):
 
 
 class Preset(Config):
-    """A published layout."""
+    """A published model."""
 
     name: str
     hidden_size: int
@@ -93,7 +93,7 @@ class PresetList(Config):
 
 
 def plan(spec: JobSpec) -> Plan:
-    """What a job will need at each of its layouts."""
+    """What a job will need in each of its layouts."""
     seconds = {layout: step_seconds(spec, layout) for layout in spec.layouts()}
     layouts = list(seconds)
     planned = tuple(_planned(spec, layout, seconds[layout]) for layout in layouts)

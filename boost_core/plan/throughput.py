@@ -1,4 +1,4 @@
-"""How long an optimizer step of a job would take at a layout, to tell layouts apart before any of them runs.
+"""How long an optimizer step of a job would take in a layout, to tell layouts apart before any of them runs.
 
 A step is (m + idle) micro-batches of the slowest pipeline rank, and then the exchange of gradients and weights:
 

@@ -37,7 +37,7 @@ class Demand:
     Args:
         spec: A job's.
         limit: Bytes that a rank may need; by default what the kind of GPU that the job names has.
-        needed: Bytes that a rank needs at each layout, where that is known already.
+        needed: Bytes that a rank needs in each layout, where that is known already.
 
     Attributes:
         limit: The same; infinite where nothing limits it.

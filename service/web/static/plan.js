@@ -1,4 +1,4 @@
-// What the service's plan says of a job: memory of a rank by kind, and a step's time, at each layout that it may take.
+// What the service's plan says of a job: memory of a rank by kind, and a step's time, in each layout that it may take.
 
 import { call } from "./api.js";
 import { card, h } from "./dom.js";
