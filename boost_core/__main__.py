@@ -18,7 +18,7 @@ def main() -> int:
     """Run this rank's part of a job; 0 on success, 2 for a job that cannot run as it is written."""
     parser = argparse.ArgumentParser(prog="python -m boost_core", description=__doc__)
     parser.add_argument("job", type=Path, help="job spec, YAML or JSON")
-    parser.add_argument("--reports", type=Path, help="also append every report to this file, one JSON object a line")
+    parser.add_argument("--reports", type=Path, help="also append every report to this file, one JSON object per line")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:

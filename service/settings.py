@@ -51,7 +51,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="BOOST_", frozen=True, hide_input_in_errors=True)
 
-    home: Path = Field(Path("~/.boost"), validate_default=True, description="Folder for what the service keeps.")
+    home: Path = Field(Path("~/.boost"), validate_default=True, description="Folder for the service's own files.")
     database_url: str = _under_home("sqlite:///{home}/boost.db")
     checkpoint_root: Annotated[str, AfterValidator(refuse_unserved)] = _under_home("file://{home}/checkpoints")
     allowed_prefixes: Annotated[tuple[Prefix, ...] | None, NoDecode] = Field(
@@ -65,26 +65,26 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="Address that the API listens on.")
     port: int = Field(8900, ge=1, le=65_535)
-    auth: bool = Field(True, description="Whether requests need an API key; without, only this machine may ask.")
-    tls: bool = Field(True, description="False says that TLS ends in front of the service, at a proxy.")
-    tls_cert: Path | None = Field(None, description="PEM file with the certificate that the API shows, and its chain.")
+    auth: bool = Field(
+        True, description="Whether requests need an API key; without one, only this machine may connect."
+    )
+    tls: bool = Field(True, description="False: TLS is terminated by a proxy in front of the service.")
+    tls_cert: Path | None = Field(None, description="PEM file with the API's certificate and its chain.")
     tls_key: Path | None = Field(None, description="PEM file with that certificate's private key.")
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="Addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed."
+        (), description="Addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted."
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Origins such as https://lab.example.org whose pages may call the API with a key."
     )
     rate_per_second: int = Field(
-        50, ge=1, description="Requests a second that a key, or an address without one, may send; over 10 s."
+        50, ge=1, description="Requests per second allowed per key, or per address without a key, averaged over 10 s."
     )
-    failed_logins_per_minute: int = Field(20, ge=1, description="Requests with a wrong key that an address may send.")
-    streams_per_key: int = Field(50, ge=1, description="Event streams that a key may have open at a time.")
-    connections: int = Field(
-        4000, ge=2, description="Connections that the API has open at a time; half of them of one address at most."
-    )
+    failed_logins_per_minute: int = Field(20, ge=1, description="Requests with a wrong key allowed per address.")
+    streams_per_key: int = Field(50, ge=1, description="Open event streams allowed per key.")
+    connections: int = Field(4000, ge=2, description="Open connections allowed, at most half of them from one address.")
     store_seconds: float = Field(
-        30.0, gt=0, description="How long a request waits for the store or the files that it looks at."
+        30.0, gt=0, description="How long a request waits for the stores and files it looks at."
     )
     ray_address: str | None = Field(None, description="Ray cluster to run gangs on; none: an embedded one.")
     ray_token_file: Path = Field(
@@ -92,46 +92,46 @@ class Settings(BaseSettings):
         description="File with the token of the Ray cluster; for an embedded Ray it is made.",
     )
     ray_dashboard_url: WebAddress | None = Field(
-        None, description="Where people reach the Ray cluster's dashboard; the web page then links to it."
+        None, description="Public URL of the Ray cluster's dashboard, which the web page then links to."
     )
     public_url: WebAddress | None = Field(
-        None, description="Where people reach the web page; Ray's dashboard then links to it."
+        None, description="Public URL of the web page, which Ray's dashboard then links to."
     )
-    cpus: int | None = Field(None, ge=1, description="CPUs that the embedded Ray offers; none: all of the machine's.")
+    cpus: int | None = Field(None, ge=1, description="CPUs of the embedded Ray; none: all of the machine's.")
     rank_metrics_ports: Annotated[str, AfterValidator(_ports)] = Field(
         "9400-9499",
-        description="Ports of a node on which ranks serve their metrics, each on the first that is free; empty: none.",
+        description="Ports on which a node's ranks serve their metrics, each on the first free one; empty: none.",
     )
-    reconcile_seconds: float = Field(0.5, gt=0, description="Seconds between two passes of the scheduler.")
+    reconcile_seconds: float = Field(0.5, gt=0, description="Seconds between scheduler passes.")
     grow_cooldown_seconds: float = Field(
-        30.0, ge=0, description="A gang grows no sooner than so long after its layout has changed,"
+        30.0, ge=0, description="A gang grows at the earliest this long after its layout has changed,"
     )
-    grow_settle_seconds: float = Field(5.0, ge=0, description="and when there has been room for so long.")
+    grow_settle_seconds: float = Field(5.0, ge=0, description="and when there has been room for this long.")
     autoscaling: bool = Field(
         False,
-        description="Whether the Ray cluster is asked for nodes that waiting jobs need; its autoscaler adds them.",
+        description="Whether to ask the Ray cluster's autoscaler for the nodes that waiting jobs need.",
     )
     log_format: LogFormat = Field(LogFormat.TEXT, description="How the service and its gangs write their logs.")
     otlp_endpoint: str | None = Field(
         None,
         pattern="^https?://",
-        description="URL of an OpenTelemetry collector that takes OTLP over HTTP, such as http://collector:4318; none: "
-        "nothing is traced.",
+        description="URL of an OpenTelemetry collector for OTLP over HTTP, such as http://collector:4318; none: "
+        "no tracing.",
     )
     url: str = Field(
         default_factory=lambda given: (
             f"{'https' if given.get('tls_cert') else 'http'}://{given.get('host')}:{given.get('port')}"
         ),
-        description="Where the command line finds the service.",
+        description="URL of the service for the command line.",
     )
-    api_key: SecretStr | None = Field(None, description="The key that the command line signs in with.")
+    api_key: SecretStr | None = Field(None, description="API key of the command line.")
     config: Path = Field(
         Path("~/.config/boost/login.json"),
         validate_default=True,
-        description="File in which the command line keeps where it is signed in.",
+        description="File in which the command line keeps its login.",
     )
     retry_seconds: float = Field(
-        3.0, ge=0, description="How long the command line goes on when the service does not answer or is too busy."
+        3.0, ge=0, description="How long the command line retries when the service does not answer or is too busy."
     )
 
     @property

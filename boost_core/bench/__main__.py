@@ -127,19 +127,27 @@ def _say_what_it_is_worth(device: torch.device) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="boost bench", description="What the trainer's work costs on this machine.")
+    parser = argparse.ArgumentParser(prog="boost bench", description="Benchmark the trainer on this machine.")
     commands = parser.add_subparsers(dest="benchmark", required=True)
 
-    rank = commands.add_parser("rank", help="the whole step of one rank, the others' part left out")
-    rank.add_argument("--model", choices=PRESETS, help="a preset; else those of BOOST's systems runs, one by one")
-    rank.add_argument("--tp", type=_count, help="tensor parallel ranks; else as in BOOST's systems runs")
+    rank = commands.add_parser("rank", help="the whole step of one rank, without the other ranks' work")
+    rank.add_argument("--model", choices=PRESETS, help="a preset (default: each of those in BOOST's systems runs)")
+    rank.add_argument("--tp", type=_count, help="tensor parallel ranks (default: as in BOOST's systems runs)")
     rank.add_argument("--family", choices=sorted({variant.family for variant in VARIANTS}))
     rank.add_argument("--strategy", choices=sorted({variant.strategy for variant in VARIANTS}))
-    rank.add_argument("--micro-batch", type=_count, nargs="+", default=[1, 4], help="sequences; several are compared")
-    rank.add_argument("--sequence", type=_count, default=4096, help="tokens a sequence")
-    rank.add_argument("--layers", type=_count, help="blocks; else the preset's")
+    rank.add_argument(
+        "--micro-batch",
+        type=_count,
+        nargs="+",
+        default=[1, 4],
+        help="sequences per micro-batch; give several to compare them",
+    )
+    rank.add_argument("--sequence", type=_count, default=4096, help="tokens per sequence")
+    rank.add_argument("--layers", type=_count, help="decoder blocks (default: the preset's)")
     links = list(LINKS)
-    rank.add_argument("--interconnect", choices=links, nargs="+", default=links, help="whose communication to model")
+    rank.add_argument(
+        "--interconnect", choices=links, nargs="+", default=links, help="interconnect to model communication on"
+    )
 
     kernels = commands.add_parser("kernels", help="each kernel against plain torch, torch.compile and the roofline")
     kernels.add_argument("--model", choices=PRESETS, default="7b")
@@ -148,11 +156,11 @@ def _parser() -> argparse.ArgumentParser:
     kernels.add_argument("--sequence", type=_count, default=4096)
 
     comm = commands.add_parser("comm", help="all-reduces among live ranks, fitted to α + n/β")
-    comm.add_argument("--ranks", type=_count, help="ranks to start here; else one a GPU, or those of torchrun")
+    comm.add_argument("--ranks", type=_count, help="ranks to start here (default: one per GPU, or torchrun's)")
     comm.add_argument("--largest", type=_count, default=256, help="largest payload in MiB")
 
     for command in (rank, kernels, comm):
-        command.add_argument("--repeats", type=_count, default=20, help="how often each thing is timed")
+        command.add_argument("--repeats", type=_count, default=20, help="repetitions of each measurement")
         command.add_argument("--results", type=Path, default=RESULTS, help="file to append to")
     return parser
 

@@ -21,14 +21,14 @@ class CheckpointConfig(Config):
         None, description="Keep this many of the newest checkpoints and remove older ones; default: keep all."
     )
     keep_every: Count | None = Field(
-        None, description="Of those that keep_last would remove, keep the multiples of this many steps."
+        None, description="Of the checkpoints that keep_last would remove, keep those at multiples of this many steps."
     )
     final_save_timeout_seconds: float = Field(
         86_400,
         ge=1,
         le=30 * 86_400,
-        description="How long a job that has done its last step waits for a store that does not take its last "
-        "checkpoint, before it fails.",
+        description="How long a job that has finished its last step waits for its store to accept the last "
+        "checkpoint before it fails.",
     )
     resume_from: StorageUrl | None = Field(
         None, description="Folder of another job's checkpoints to start from when this job has none of its own."

@@ -56,7 +56,7 @@ class SourceConfig(Config):
         "kind=standard_library.",
     )
     text_field: str = Field(
-        "text", min_length=1, max_length=256, description="The field of a line or row with the text."
+        "text", min_length=1, max_length=256, description="Field of a line or row that holds the text."
     )
 
     @field_validator("paths")
@@ -75,7 +75,9 @@ class SourceConfig(Config):
 class WeightedSource(SourceConfig):
     """A source in a mixture."""
 
-    weight: float = Field(gt=0, le=1e15, description="Share of the samples from here, relative to the other weights.")
+    weight: float = Field(
+        gt=0, le=1e15, description="Share of the samples taken from this source, relative to the other weights."
+    )
 
 
 class DataConfig(Config):
@@ -86,7 +88,7 @@ class DataConfig(Config):
         tuple[WeightedSource, ...],
         BeforeValidator(_few_paths),
         _at_most(_MOST_SOURCES, f"give at most {_MOST_SOURCES} sources"),
-    ] = Field((), description="Instead of source: several, by weight.")
+    ] = Field((), description="Several weighted sources, instead of source.")
     tokenizer: Location | None = Field(
         None,
         description="bytes, or path or URL of a tokenizer.json of Hugging Face's tokenizers. Default: bytes; "
@@ -99,10 +101,10 @@ class DataConfig(Config):
         description="The token that ends a document; default: the tokenizer's <|endoftext|>, </s> or the like.",
     )
     documents_apart: bool = Field(
-        False, description="Whether documents packed into one sequence do not see each other, in attention and loss."
+        False, description="Mask attention and loss across the documents packed into one sequence."
     )
     validation_fraction: float = Field(
-        0.05, gt=0, lt=1, description="Share of the files kept for evaluation; tokenized sources have theirs."
+        0.05, gt=0, lt=1, description="Share of the files kept for validation; tokenized sources are already split."
     )
 
     @model_validator(mode="before")

@@ -16,23 +16,23 @@ class FaultToleranceConfig(Config):
     restart_window_seconds: float = Field(3600, gt=0, le=30 * 86_400)
     memory_copy_every_steps: Count | None = Field(
         10,
-        description="Every so many steps each rank's state is kept in memory, its own and that of a rank elsewhere, "
-        "to recover from without the store; null: never.",
+        description="Copy each rank's state into its own memory and a peer's every this many steps, to recover "
+        "without the store; null: never.",
     )
     hang_factor: float = Field(
-        20, ge=2, le=1e6, description="A gang hangs when a step takes so many times the median step,"
+        20, ge=2, le=1e6, description="A gang hangs when a step takes this many times the median step,"
     )
-    hang_seconds: float = Field(600, ge=1, le=30 * 86_400, description="and this long at least.")
+    hang_seconds: float = Field(600, ge=1, le=30 * 86_400, description="and at least this long.")
     slow_rank_factor: float = Field(
         1.5,
         gt=1,
         le=1e6,
-        description="A rank is reported as slow when it computes so many times as long as the median.",
+        description="Report a rank as slow when it computes this many times as long as the median rank.",
     )
     on_divergence: Literal["stop", "skip", "roll_back"] = Field(
         "stop",
-        description="When a step's loss or gradient is not finite, or the loss jumps: fail the job; leave out the "
-        "update; or go back to the newest copy of the state and leave out the batches since.",
+        description="When a step's loss or gradient is not finite, or the loss jumps: fail the job; skip the "
+        "update; or roll back to the newest copy of the state and skip the batches since.",
     )
     loss_jump: float | None = Field(
         None, gt=0, le=1e6, description="Nats above the median of the last 32 steps' losses that count as divergence."

@@ -42,13 +42,13 @@ class ResourcesConfig(Config):
     """What one worker needs of its node."""
 
     cpus_per_worker: float = Field(1, ge=0.01, le=1024)
-    gpus_per_worker: Literal[0, 1] = Field(0, description="1: NCCL on a GPU a rank; 0: gloo on CPU.")
-    accelerator_type: AcceleratorType | None = Field(None, description="Kind of GPU by Ray's name, for example H100.")
-    node_labels: dict[Label, Label] = Field({}, max_length=16, description="Labels that the nodes must have.")
+    gpus_per_worker: Literal[0, 1] = Field(0, description="1: NCCL, one GPU per rank; 0: gloo on CPU.")
+    accelerator_type: AcceleratorType | None = Field(None, description="GPU model by Ray's name, for example H100.")
+    node_labels: dict[Label, Label] = Field({}, max_length=16, description="Labels that nodes must have.")
     placement: Literal["PACK", "STRICT_PACK", "SPREAD"] = Field(
         "PACK",
-        description="How the tensor parallel groups of a replica, each whole on a node, lie on nodes: on few, on one, "
-        "or on different ones where there are enough.",
+        description="How to place a replica's tensor parallel groups, each of which stays on one node: on few "
+        "nodes, on a single node, or on different nodes where there are enough.",
     )
 
 
@@ -69,14 +69,18 @@ class JobSpec(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     resources: ResourcesConfig = ResourcesConfig()
     elasticity: ElasticityConfig | None = Field(
-        None, description="Layouts that the gang may take; default: parallelism's alone."
+        None, description="Layouts that the gang may take; default: only parallelism's own."
     )
     fault_tolerance: FaultToleranceConfig = FaultToleranceConfig()
-    queue: ResourceName = Field("default", description="The service's queue that the job waits and runs in.")
+    queue: ResourceName = Field("default", description="The queue that the job waits and runs in.")
     credentials: ResourceName | None = Field(
-        None, description="Name of the secret that reaches data and checkpoints on s3://; default: the node's own."
+        None,
+        description="Name of the secret with credentials for s3:// data and checkpoints; default: the node's own "
+        "credentials.",
     )
-    priority: int = Field(0, ge=-1000, le=1000, description="Jobs of a higher priority go first, and may take room.")
+    priority: int = Field(
+        0, ge=-1000, le=1000, description="Jobs with a higher priority start first and may preempt others."
+    )
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> "JobSpec":

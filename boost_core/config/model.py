@@ -23,16 +23,16 @@ def _sizes_or_preset(schema: dict[str, Any]) -> None:
 class LaxConfig(Config):
     """How LaX lets a latent cross from one block to the next (arXiv 2505.21732)."""
 
-    base: Literal["cola", "svd"] = Field("cola", description="The family whose bottleneck it crosses.")
+    base: Literal["cola", "svd"] = Field("cola", description="Family of the underlying bottleneck.")
     gate: Literal["identity", "dense", "tensor"] = Field(
-        "identity", description="What the carried latent passes: nothing, an r × r matrix, or two small ones."
+        "identity", description="Gate applied to the carried latent: none, an r × r matrix, or two small matrices."
     )
     chain_length: int | None = Field(
         None,
         ge=1,
         le=512,
-        description="Every so many blocks the latents begin anew, and none cross. Default: they cross into all blocks "
-        "but the first, and between pipeline stages with the residual.",
+        description="Start the latents afresh every this many blocks. Default: they cross into every block but "
+        "the first, and between pipeline stages along with the residual.",
     )
 
 
@@ -46,7 +46,7 @@ class ModelConfig(Config):
     model_config = ConfigDict(json_schema_extra=_sizes_or_preset)
 
     preset: str | None = Field(
-        None, description="Name of a published shape to start from.", json_schema_extra={"enum": [*PRESETS, None]}
+        None, description="Name of a published model to start from.", json_schema_extra={"enum": [*PRESETS, None]}
     )
     family: FamilyName = Field(
         "cola",
@@ -57,19 +57,19 @@ class ModelConfig(Config):
     hidden_size: int = Field(ge=8, le=65_536, description="Width d of the residual stream.")
     intermediate_size: int = Field(ge=8, le=262_144, description="Width f of the MLP.")
     num_hidden_layers: int = Field(ge=1, le=512, description="Number L of decoder blocks.")
-    num_attention_heads: int = Field(ge=1, le=1024, description="Query heads a block.")
+    num_attention_heads: int = Field(ge=1, le=1024, description="Query heads per block.")
     num_key_value_heads: int | None = Field(
-        None, ge=1, description="Key and value heads (grouped-query attention); default: as many as query heads."
+        None, ge=1, description="Key and value heads (grouped-query attention); default: the number of query heads."
     )
     rank: int | None = Field(
         None, ge=1, validate_default=True, description="Width r of every bottleneck; none for family=dense."
     )
     gate_activation: bool | None = Field(
         None,
-        description="SiLU on the MLP's gate. Default: on, but off where the bottleneck has one (CoLA keeps both at "
-        "60M and 130M).",
+        description="Apply SiLU to the MLP's gate. Default: on, except where the bottleneck applies one (CoLA "
+        "keeps both at 60M and 130M).",
     )
-    tie_embeddings: bool = Field(False, description="Use the embedding as the head, too.")
+    tie_embeddings: bool = Field(False, description="Share the embedding's weights with the head.")
     rope_theta: float = Field(10_000.0, gt=0, le=1e12, description="Base of the rotary position frequencies.")
     norm_epsilon: float = Field(1e-6, gt=0, lt=1, description="Added to the mean square in RMSNorm.")
 

@@ -20,13 +20,13 @@ class ParallelismConfig(Config):
     data_parallel_size: DataSize = 1
     pipeline_schedule: Literal["1f1b", "interleaved_1f1b", "zero_bubble"] = Field(
         "1f1b",
-        description="Order of micro-batches in the pipeline's stages. interleaved_1f1b: two stages a rank; "
-        "zero_bubble: that, and weight gradients fill what would be idle; for btp.",
+        description="Pipeline schedule. interleaved_1f1b: two stages per rank; zero_bubble: the same with weight "
+        "gradients computed in the bubbles; for btp.",
     )
     zero_stage: Literal[0, 1, 2] = Field(
         1,
-        description="1: each data parallel rank keeps an equal part of masters and moments; 2: of the gradients, too, "
-        "which are then sent once a micro-batch; 0: all keep all.",
+        description="0: every data parallel rank keeps the whole optimizer state; 1: master weights and moments "
+        "are sharded; 2: gradients, too, which are then reduced once per micro-batch.",
     )
     strategy: Literal["btp", "vanilla", "fullrank"] | None = Field(
         None,
@@ -39,17 +39,18 @@ class ParallelismConfig(Config):
         "online_paper: local normalise, recover after the all-reduce; sync: a collective of its own.",
     )
     group_projections: bool = Field(
-        True, description="q, k, v (and gate, up) as one matrix product and one exchange each, not one by one."
+        True, description="Compute q, k, v (and gate, up) in one matrix product and one exchange instead of one each."
     )
     recompute: Literal["none", "latent", "full"] = Field(
         "none",
-        description="What backward computes again instead of keeping it. latent: all but the latents and the residual, "
-        "without a collective; for btp. full: every block from its input, collectives included.",
+        description="Activation checkpointing. latent: recompute everything but the latents and the residual, "
+        "without a collective; for btp. full: recompute every block from its input, collectives "
+        "included.",
     )
     split_micro_batch: bool = Field(
         False,
-        description="Two halves of a micro-batch take turns, so that one's exchange runs under the other's arithmetic; "
-        "for btp.",
+        description="Interleave two halves of a micro-batch, so that one's exchange overlaps the other's "
+        "computation; for btp.",
     )
 
     @property

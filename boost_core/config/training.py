@@ -11,13 +11,15 @@ class TrainingConfig(Config):
     """How long and in what portions to train."""
 
     steps: int = Field(ge=1, le=100_000_000, description="Optimizer steps.")
-    sequence_length: int = Field(256, ge=2, le=1_048_576, description="Tokens a sequence.")
-    global_batch_size: Count = Field(16, description="Sequences an optimizer step, whatever the gang's size.")
-    micro_batch_size: Count = Field(16, description="Sequences a rank holds at once.")
+    sequence_length: int = Field(256, ge=2, le=1_048_576, description="Tokens per sequence.")
+    global_batch_size: Count = Field(16, description="Sequences per optimizer step, whatever the gang's size.")
+    micro_batch_size: Count = Field(16, description="Sequences per micro-batch of a rank.")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="Compute type; master weights stay fp32.")
     seed: int = Field(0, ge=0, lt=2**31)
-    evaluate_every_steps: Count = Field(100, description="Evaluate on validation text this often, and at the end.")
-    evaluate_sequences: Count = Field(64, description="Validation sequences in one evaluation.")
+    evaluate_every_steps: Count = Field(
+        100, description="Evaluate on the validation text every this many steps, and at the end."
+    )
+    evaluate_sequences: Count = Field(64, description="Validation sequences per evaluation.")
 
     def micro_batches(self, replicas: int) -> int:
         """Micro-batches of a data parallel replica in a step."""
@@ -27,15 +29,17 @@ class TrainingConfig(Config):
 class LoroConfig(Config):
     """How LORO alternates its steps."""
 
-    exact_every_steps: Count = Field(500, description="Every so many steps one is exact, the others lazy.")
-    rewarm_steps: Count = Field(5, description="Steps over which the factors' learning rate rises after that.")
+    exact_every_steps: Count = Field(500, description="Take an exact step every this many steps; the others are lazy.")
+    rewarm_steps: Count = Field(
+        5, description="Steps over which the factors' learning rate is warmed up again after an exact step."
+    )
 
 
 class OptimizerConfig(Config):
     """AdamW or LORO with a cosine schedule after a linear warm-up; defaults of the CoLA paper."""
 
     kind: Literal["adamw", "loro"] = Field(
-        "adamw", description="loro: steps along the low-rank products themselves; for family=svd under btp."
+        "adamw", description="loro: Riemannian steps on the low-rank products; for family=svd under btp."
     )
     loro: LoroConfig | None = Field(None, validate_default=True, description="For kind=loro only.")
     learning_rate: float = Field(3e-3, gt=0, lt=10)
@@ -44,7 +48,9 @@ class OptimizerConfig(Config):
     weight_decay: float = Field(0.01, ge=0, le=1000)
     clip_norm: float = Field(0.5, gt=0, le=1e12, description="Largest global gradient norm.")
     warmup_steps: int = Field(0, ge=0)
-    final_learning_rate_ratio: float = Field(0.1, ge=0, le=1, description="Learning rate at the end over its peak.")
+    final_learning_rate_ratio: float = Field(
+        0.1, ge=0, le=1, description="Final learning rate as a fraction of the peak."
+    )
 
     @field_validator("loro")
     @classmethod

@@ -86,19 +86,19 @@ def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m boost_core.convert", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    to_model = commands.add_parser("export", help="a checkpoint as safetensors and config.json")
+    to_model = commands.add_parser("export", help="export a checkpoint as safetensors and config.json")
     to_model.add_argument("checkpoints", help="folder of a job's checkpoints, a path or a URL")
     to_model.add_argument("model", type=Path, help="folder to write the model to")
-    to_model.add_argument("--step", type=int, help="which checkpoint; the newest by default")
+    to_model.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
     to_model.add_argument(
         "--nanotron", type=int, metavar="TP", help="write a dense model as TP ranks of nanotron would"
     )
-    from_model = commands.add_parser("start", help="a model as a checkpoint that a job starts from")
+    from_model = commands.add_parser("start", help="convert a model into a checkpoint that a job can start from")
     from_model.add_argument(
         "model", type=Path, help="folder with config.json and safetensors, or a checkpoint of nanotron's"
     )
     from_model.add_argument("job", type=Path, help="the job, YAML or JSON")
-    from_model.add_argument("checkpoints", help="folder to write it to; the job's checkpoint.resume_from")
+    from_model.add_argument("checkpoints", help="folder to write it to, for the job's checkpoint.resume_from")
     return parser
 
 

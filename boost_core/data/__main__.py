@@ -82,16 +82,16 @@ def _show(progress: Progress) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="boost data")
-    command = parser.add_subparsers(required=True).add_parser("tokenize", help="documents to shards of tokens")
+    command = parser.add_subparsers(required=True).add_parser("tokenize", help="tokenize documents into shards")
     command.add_argument(
         "sources", nargs="+", metavar="SRC", help="files, folders, globs or URLs; text and jsonl also as .gz or .zst"
     )
-    command.add_argument("folder", metavar="DST", help="folder or URL for the tokens; an interrupted run goes on there")
+    command.add_argument("folder", metavar="DST", help="folder or URL for the tokens; an interrupted run resumes there")
     command.add_argument("--kind", choices=("text", "jsonl", "parquet", "dataset"), default="text")
-    command.add_argument("--text-field", default="text", help="which field of a line or row is the text")
+    command.add_argument("--text-field", default="text", help="field of a line or row that holds the text")
     command.add_argument("--tokenizer", default=BYTES, help="bytes, or a tokenizer.json by path or URL")
     command.add_argument("--train-bpe", type=int, metavar="N", help="learn a byte-level BPE of N tokens from SRC first")
-    command.add_argument("--end-of-document", help="the token that ends a document; else a usual one")
+    command.add_argument("--end-of-document", help="the token that ends a document (default: one of the usual ones)")
     command.add_argument(
         "--validation", "--held-out", type=float, default=0.05, help="share of the documents kept for validation"
     )
@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         "--on-error", choices=get_args(OnError), default="fail",
         help="what to do about a document that cannot be used: stop, or skip it and list it in DST/quarantine-*.jsonl",
     )  # fmt: skip
-    command.add_argument("--shard-tokens", type=int, default=1 << 28, help="training tokens of a shard")
+    command.add_argument("--shard-tokens", type=int, default=1 << 28, help="training tokens per shard")
     return parser
 
 

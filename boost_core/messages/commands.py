@@ -16,14 +16,14 @@ class Drill(Config):
         "while. delay_rank: the rank is late at each of some steps, as behind a slow link. fill_store: checkpoints "
         "cannot be written for a while, as in a full store.",
     )
-    rank: int = Field(0, ge=0, description="The rank it happens to; of drop_node, any rank on the node.")
+    rank: int = Field(0, ge=0, description="The rank to inject it into; for drop_node, any rank on the node.")
     at_step: int | None = Field(None, ge=0, description="Inject after this step (null: immediately).")
-    steps: int = Field(10, ge=1, le=100_000, description="Of delay_rank: number of steps.")
+    steps: int = Field(10, ge=1, le=100_000, description="For delay_rank: the number of steps.")
     seconds: float = Field(
         10.0,
         gt=0,
         le=3600,
-        description="Of delay_rank: how late a step; of drop_node and fill_store: for how long.",
+        description="For delay_rank: the delay per step; for drop_node and fill_store: the duration.",
     )
 
 
@@ -31,9 +31,9 @@ class Profile(Config):
     """A trace of some whole steps of some ranks, once."""
 
     kind: Literal["profile"] = "profile"
-    steps: int = Field(3, ge=1, le=20, description="How many steps, from the next one on.")
+    steps: int = Field(3, ge=1, le=20, description="Number of steps to trace, starting with the next.")
     ranks: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        (0,), min_length=1, max_length=64, description="Of which ranks; each writes a trace of its own."
+        (0,), min_length=1, max_length=64, description="Ranks to trace; each writes its own trace."
     )
 
 

@@ -17,32 +17,38 @@ class StepReport(Frozen):
 
     kind: Literal["progress"] = "progress"
     step: int = Field(description="Steps done, this one included.")
-    steps: int = Field(description="Steps the job runs in all.")
-    loss: float = Field(description="Mean cross entropy of the global batch, in nats a token.")
+    steps: int = Field(description="Total steps of the job.")
+    loss: float = Field(description="Mean cross entropy of the global batch, in nats per token.")
     learning_rate: float
     gradient_norm: float = Field(description="Global norm before clipping.")
-    tokens: int = Field(description="Tokens trained on since the job began.")
+    tokens: int = Field(description="Tokens trained on since the job started.")
     tokens_per_second: float
     step_seconds: float
-    communication_seconds: float = Field(description="Duration of this step's collectives, each from start to end.")
+    communication_seconds: float = Field(
+        description="Total duration of this step's collectives, each from start to end."
+    )
     exposed_communication_seconds: float = Field(
-        description="Part of step_seconds spent waiting for collectives: what no computation has hidden."
+        description="Part of step_seconds spent waiting for collectives: communication that computation did not hide."
     )
     communication_bytes: int = Field(description="Payload bytes of this step's collectives on one rank.")
-    model_flops_per_second: float = Field(description="Model FLOPs a second over the whole gang.")
+    model_flops_per_second: float = Field(description="Model FLOPs per second of the whole gang.")
     model_flops_utilization: float | None = Field(
-        None, description="Share of the devices' peak that these are, from 0 to 1; null where no peak is known."
+        None, description="Model FLOPs utilization, from 0 to 1; null where the devices' peak is unknown."
     )
     hardware_flops_utilization: float | None = Field(
-        None, description="The same with what the backward pass computes again."
+        None, description="The same, including what the backward pass recomputes."
     )
-    eta_seconds: float = Field(description="Expected seconds to the last step, evaluations and saves left out.")
+    eta_seconds: float = Field(description="Expected seconds until the last step, without evaluations and saves.")
     data_seconds: float = Field(0.0, description="Part of step_seconds spent waiting for the batch.")
-    forward_seconds: float = Field(0.0, description="Part of it spent computing losses, waiting for collectives apart.")
-    backward_seconds: float = Field(0.0, description="The same for gradients, and what is computed again for them.")
-    optimizer_seconds: float = Field(0.0, description="The same from the last gradient to the new weights.")
+    forward_seconds: float = Field(
+        0.0, description="Part of it spent computing losses, without waiting for collectives."
+    )
+    backward_seconds: float = Field(0.0, description="The same for gradients, including recomputation.")
+    optimizer_seconds: float = Field(
+        0.0, description="The same for the optimizer: from the last gradient to the new weights."
+    )
     held_seconds: float = Field(
-        0.0, description="How long the loop stood still for checkpoints and copies since the step before."
+        0.0, description="How long checkpoints and copies blocked the loop since the previous step."
     )
 
     @property
@@ -56,7 +62,7 @@ class EvaluationReport(Frozen):
 
     kind: Literal["evaluation"] = "evaluation"
     step: int
-    loss: float = Field(description="Mean cross entropy over all evaluated tokens, in nats a token.")
+    loss: float = Field(description="Mean cross entropy over all evaluated tokens, in nats per token.")
     tokens: int
     unigram_entropy: float = Field(description="Entropy of single tokens of the validation text, in nats.")
     seconds: float
@@ -69,8 +75,8 @@ class CheckpointReport(Frozen):
     step: int
     url: str
     bytes: int
-    seconds: float = Field(description="How long the step loop was held.")
-    commit_seconds: float = Field(0.0, description="From then until it was committed, while training went on.")
+    seconds: float = Field(description="How long the step loop was blocked.")
+    commit_seconds: float = Field(0.0, description="From then until it was committed, while training continued.")
 
 
 class StartReport(Frozen):
@@ -133,12 +139,13 @@ class ShapeReport(Frozen):
     data_parallel_size: int
     nodes: list[str] = Field(description="The node of each rank.")
     metrics_endpoints: list[str | None] = Field(
-        [], description="host:port of each rank's metrics; null of one without, empty when none are known."
+        [], description="host:port of each rank's metrics; null for a rank without metrics, empty if none are known."
     )
-    supervisor: str | None = Field(None, description="Ray's id of the actor that runs the gang.")
+    supervisor: str | None = Field(None, description="Ray's ID of the actor that runs the gang.")
     keeps: bool = Field(
         False,
-        description="The ranks have neither CPUs nor GPUs: all steps are done, and they keep the state for the store.",
+        description="The ranks hold neither CPUs nor GPUs: all steps are done, and they only keep the state for "
+        "the store.",
     )
 
 
@@ -149,12 +156,12 @@ class RestartReport(Frozen):
     cause: Cause
     message: str
     step: int = Field(description="Steps done when training stopped.")
-    resumed_step: int = Field(description="Steps done where training went on; the steps between are computed again.")
+    resumed_step: int = Field(description="Steps done where training resumed; the steps between are computed again.")
     recovered_from: Literal["memory", "storage", "start"]
     seconds: float = Field(description="From the fault, or from the end of the last step, to the first step's end.")
     waiting_seconds: float = Field(description="Part of it spent waiting for resources.")
     parts: dict[str, float] = Field(
-        description="Seconds of it: detect, stop, place, start, load and first_step, one after the other."
+        description="Its phases in seconds: detect, stop, place, start, load and first_step."
     )
 
 
@@ -172,10 +179,10 @@ class FaultReport(Frozen):
     """Something about a rank, a step or a checkpoint that people should know."""
 
     kind: Literal["fault"] = "fault"
-    what: Fault = Field(description="Of store: it has not taken a checkpoint that was due, which stays due.")
+    what: Fault = Field(description="store: the store did not accept a checkpoint that was due; it stays due.")
     step: int
     rank: int | None = None
-    share: float | None = Field(None, description="Of a slow rank: the part of the step in which it computed.")
+    share: float | None = Field(None, description="For a slow rank: the share of the step in which it computed.")
     message: str
 
 
@@ -184,7 +191,7 @@ class RankTimesReport(Frozen):
 
     kind: Literal["ranks"] = "ranks"
     step: int = Field(description="The newest step.")
-    busy_seconds: list[float] = Field(description="By rank: mean seconds of a step not spent waiting for others.")
+    busy_seconds: list[float] = Field(description="By rank: mean seconds per step not spent waiting for others.")
 
 
 class ProfileReport(Frozen):
@@ -192,9 +199,9 @@ class ProfileReport(Frozen):
 
     kind: Literal["profile"] = "profile"
     step: int = Field(description="Steps done when it began.")
-    steps: int = Field(description="Steps that are in it.")
+    steps: int = Field(description="Steps it contains.")
     rank: int
-    url: str = Field(description="A gzipped JSON file, as Perfetto and TensorBoard read it.")
+    url: str = Field(description="A gzipped JSON trace that Perfetto and TensorBoard can read.")
     bytes: int
 
 

@@ -26,19 +26,19 @@ _PRESET_VOCABULARY = 32_000  # the CoLA paper's, so that counts are comparable w
 class Memory(Config):
     """Bytes of the rank that needs most."""
 
-    weights: int = Field(description="What the model computes with.")
-    gradients: int = Field(description="Sums of gradients, fp32.")
-    optimizer: int = Field(description="Masters, moments and rounded copies.")
-    activations: int = Field(description="Kept for the backward pass, and what that takes in a block.")
-    logits: int = Field(description="What head and loss take.")
-    total: int = Field(description="The most at any moment; not all of the above is there at once.")
+    weights: int = Field(description="Weights in the compute type.")
+    gradients: int = Field(description="Gradient accumulators, fp32.")
+    optimizer: int = Field(description="Master weights, moments and rounded copies.")
+    activations: int = Field(description="Activations kept for the backward pass, and a block's temporaries.")
+    logits: int = Field(description="Memory of the head and the loss.")
+    total: int = Field(description="Peak at any moment; not all of the above exists at once.")
 
 
 class Communication(Config):
     """Tensor parallel all-reduces of one micro-batch through all blocks, forward and backward."""
 
     all_reduces: int
-    elements_per_token: int = Field(description="Elements of their payloads on a rank.")
+    elements_per_token: int = Field(description="Elements of their payloads per token on a rank.")
 
 
 class PlannedShape(Config):
@@ -49,11 +49,13 @@ class PlannedShape(Config):
     data_parallel_size: int
     world_size: int
     memory: Memory
-    device_memory_bytes: int | None = Field(description="Of the kind of GPU asked for; none for CPUs and other kinds.")
-    fits_device: bool | None = Field(description="Whether memory.total is within it; none where it is not known.")
-    step_seconds: float = Field(description="Predicted, to rank layouts.")
+    device_memory_bytes: int | None = Field(
+        description="Memory of the requested GPU model; null for CPUs and unknown models."
+    )
+    fits_device: bool | None = Field(description="Whether memory.total fits; null if unknown.")
+    step_seconds: float = Field(description="Predicted seconds per step, for ranking layouts.")
     tokens_per_second: float
-    total_seconds: float = Field(description="Of all steps.")
+    total_seconds: float = Field(description="Predicted seconds of all steps.")
     communication: Communication
 
 
@@ -62,15 +64,15 @@ class Plan(Config):
 
     parameters: int
     trainable_bytes_per_parameter: int = Field(
-        description="Weights, gradients and optimizer state of one parameter, where replicas share none of it."
+        description="Bytes of weights, gradients and optimizer state per parameter, without sharding across replicas."
     )
     flops_per_token: int = Field(description="Forward and backward, without recomputation.")
     tokens_per_step: int
     shapes: tuple[PlannedShape, ...] = Field(description="Layouts that the gang may take, the fewest ranks first.")
     fastest: int | None = Field(
-        description="Which layout has the highest predicted throughput of those that fit; none if none does."
+        description="Index of the layout with the highest predicted throughput of those that fit; null if none fits."
     )
-    notes: tuple[str, ...] = Field(description="For people.")
+    notes: tuple[str, ...] = Field(description="Notes for people.")
 
 
 class Preset(Config):
@@ -82,8 +84,8 @@ class Preset(Config):
     num_hidden_layers: int
     num_attention_heads: int
     rank: int
-    vocab_size: int = Field(description="What the parameters are counted with; a preset itself has none.")
-    parameters: dict[str, int] = Field(description="Their number by family.")
+    vocab_size: int = Field(description="Vocabulary size used to count parameters; presets do not set one.")
+    parameters: dict[str, int] = Field(description="Parameters by family.")
 
 
 class PresetList(Config):

@@ -14,7 +14,7 @@ _Key = Annotated[
     Header(
         alias="Idempotency-Key",
         pattern=r"^[\x21-\x7e]{1,255}$",
-        description="Makes it safe to send the request again: the same key with the same body takes effect once.",
+        description="Makes it safe to retry the request: the same key with the same body takes effect once.",
     ),
 ]
 

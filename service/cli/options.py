@@ -7,17 +7,15 @@ import typer
 from service.cli.completion import complete_job_ids
 
 JobId = Annotated[
-    str, typer.Argument(metavar="ID", help="The job's id; `boost ls` lists them.", autocompletion=complete_job_ids)
+    str, typer.Argument(metavar="ID", help="Job ID; `boost ls` lists them.", autocompletion=complete_job_ids)
 ]
 Url = Annotated[
     str | None,
-    typer.Option(
-        help="Where the service is; else BOOST_URL, else where `boost login` has signed in, else this machine."
-    ),
+    typer.Option(help="URL of the service (default: BOOST_URL, or where `boost login` signed in, or this machine)."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has come to its end.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job has ended.")]
 IdempotencyKey = Annotated[
     str | None,
-    typer.Option(metavar="KEY", help="However often this command is run with this key, there is one job."),
+    typer.Option(metavar="KEY", help="Idempotency key: however often the command runs with it, one job is created."),
 ]

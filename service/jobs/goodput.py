@@ -47,18 +47,20 @@ class Goodput(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     productive: float = Field(0.0, description="Seconds in steps and evaluations.")
-    recomputed: float = Field(0.0, description="Seconds in steps done before, and in those that a fault cut short.")
-    checkpoint: float = Field(0.0, description="Seconds that the loop stood still for checkpoints and copies.")
-    restart: float = Field(0.0, description="Seconds to start, and to start again after an interruption.")
+    recomputed: float = Field(0.0, description="Seconds in steps computed again, and in steps cut short by a fault.")
+    checkpoint: float = Field(0.0, description="Seconds for which checkpoints and copies blocked the loop.")
+    restart: float = Field(0.0, description="Seconds to start, and to restart after interruptions.")
     waiting: float = Field(
         0.0, description="Seconds in the queue, waiting for resources, paused, or ended until retried."
     )
-    data_stall: float = Field(0.0, description="Seconds in which steps waited for their batch.")
-    compile: float = Field(0.0, description="Seconds by which first steps after a start outlasted second ones.")
-    since: datetime = Field(description="When the job was submitted; later for jobs older than this ledger.")
-    booked_until: datetime = Field(description="What came later is not booked yet.")
+    data_stall: float = Field(0.0, description="Seconds in which steps waited for data.")
+    compile: float = Field(0.0, description="Seconds by which the first step after a start exceeded the second.")
+    since: datetime = Field(
+        description="Start of the ledger: when the job was submitted, or later for jobs older than the ledger."
+    )
+    booked_until: datetime = Field(description="End of the booked time.")
     phase: Phase = Phase.WAITING
-    highest_step: int = Field(0, description="The most steps that were done.")
+    highest_step: int = Field(0, description="Highest step reached.")
     first_step: FirstStep | None = Field(None, description="The newest step, if it is the first after a start.")
     cut_short: float = Field(0.0, description="Seconds of recomputed right before the newest interruption.")
 

@@ -31,7 +31,7 @@ _TAG_DIGITS = 16
 class RestartRecord(RestartReport):
     """One time that training went on after an interruption."""
 
-    time: datetime = Field(description="When the first step after it was done.")
+    time: datetime = Field(description="When the first step after it finished.")
 
 
 class JobRecord(BaseModel):
@@ -39,45 +39,47 @@ class JobRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    id: str = Field(description="Sortable by time of submission, for example job-01jd3x…")
-    tenant: str = Field(description="Whose job it is.")
-    submitted_by: str = Field(description="Name of the API key that it was submitted with.")
-    cloned_from: str | None = Field(None, description="The job that it is a copy of.")
-    queue: str = Field(description="Where it waits, and whose quota it draws on.")
+    id: str = Field(description="Sorts by time of submission, for example job-01jd3x…")
+    tenant: str = Field(description="The job's tenant.")
+    submitted_by: str = Field(description="Name of the API key used to submit it.")
+    cloned_from: str | None = Field(None, description="The job it was cloned from.")
+    queue: str = Field(description="The queue it waits in and whose quota it uses.")
     name: str
     spec: JobSpec
     state: JobState
     reason: Reason = Field(description="Why the job is in this state.")
-    message: str = Field(description="The same for people: what happened, or what the job waits for.")
+    message: str = Field(description="The same in words: what happened, or what the job waits for.")
     waiting_for: str | None = Field(None, description="What a QUEUED job waits for.")
-    attempt: int = Field(description="Gangs started for this job so far.")
+    attempt: int = Field(description="Number of gangs started for this job so far.")
     cancel_requested: bool
-    pause_requested: bool = Field(False, description="Whether the job's user wants it to be PAUSED.")
+    pause_requested: bool = Field(False, description="Whether the user has asked to pause it.")
     checkpoint_url: str = Field(description="Folder of this job's checkpoints.")
     submitted_at: datetime
-    queued_at: datetime = Field(description="When it was submitted or last retried: its place in the queue.")
-    waiting_since: datetime | None = Field(
-        None, description="Since when it has been QUEUED or SCHEDULING; null in other states."
+    queued_at: datetime = Field(
+        description="When it was submitted or last retried, which determines its place in the queue."
     )
-    started_at: datetime | None = Field(description="When the first gang began to train.")
+    waiting_since: datetime | None = Field(
+        None, description="When it last became QUEUED or SCHEDULING; null in other states."
+    )
+    started_at: datetime | None = Field(description="When the first gang started training.")
     finished_at: datetime | None
     progress: StepReport | None = Field(description="The newest step.")
     progress_at: datetime | None = Field(None, description="When the newest step was done.")
     evaluation: EvaluationReport | None = Field(description="The newest evaluation.")
     checkpoint: CheckpointReport | None = Field(description="The newest committed checkpoint.")
     checkpoint_at: datetime | None = Field(None, description="When the newest checkpoint was committed.")
-    shape: ShapeReport | None = Field(None, description="The newest gang's, as it was last formed.")
+    shape: ShapeReport | None = Field(None, description="Layout and nodes of the newest gang.")
     commands: list[WorkerCommand] = Field(
-        [], description="Drills and profiles asked for that its gang has not been told of yet."
+        [], description="Drills and profiles that have not been delivered to the gang yet."
     )
-    restarts: list[RestartRecord] = Field([], description="The newest 50, in order.")
-    restart_counts: dict[Cause, int] = Field({}, description="How often training went on after each cause, in all.")
-    fault_counts: dict[str, int] = Field({}, description="How often each kind of fault was reported, in all.")
+    restarts: list[RestartRecord] = Field([], description="The newest 50, oldest first.")
+    restart_counts: dict[Cause, int] = Field({}, description="Number of restarts by cause.")
+    fault_counts: dict[str, int] = Field({}, description="Number of faults by kind.")
     goodput: Goodput = Field(
-        default_factory=lambda given: Goodput.begin(given["submitted_at"]), description="What its time went into."
+        default_factory=lambda given: Goodput.begin(given["submitted_at"]), description="How the job's time was spent."
     )
     traceparent: str | None = Field(None, exclude=True)  # the request that submitted it, for spans of what follows
-    version: int = Field(description="Goes up with every write.")
+    version: int = Field(description="Increases with every write.")
 
     @cached_property
     def as_json(self) -> bytes:
@@ -161,7 +163,7 @@ class JobPage(BaseModel):
     """Some of the jobs, the newest first."""
 
     jobs: list[JobRecord]
-    next_cursor: str | None = Field(description="Give this as cursor to see older jobs; null when there are none.")
+    next_cursor: str | None = Field(description="Pass as cursor to get older jobs; null if there are none.")
 
     @property
     def as_json(self) -> bytes:

@@ -15,20 +15,20 @@ ACTIONS = (
 class AuditEntry(BaseModel):
     """One request that changed something, or that was refused for want of a right to."""
 
-    id: int = Field(description="Grows with time.")
+    id: int = Field(description="Increases over time.")
     time: datetime = Field(description="When the request was answered.")
-    tenant: str | None = Field(description="The tenant that asked; null when the request came without a valid key.")
-    key_id: str | None = Field(description="The key that it came with; null without a valid one.")
+    tenant: str | None = Field(description="The requesting tenant; null without a valid key.")
+    key_id: str | None = Field(description="ID of the key; null without a valid one.")
     key_name: str | None = Field(description="That key's name.")
     action: str = Field(description=f"What was asked for: {', '.join(ACTIONS)}.")
-    resource: str = Field(description="What it was asked of, for example a job's id.")
+    resource: str = Field(description="Target of the action, for example a job ID.")
     status: int = Field(description="The HTTP status of the answer.")
-    address: str | None = Field(description="The network address that it came from.")
-    request_id: str = Field(description="Names the request; the answer and the service's log have it, too.")
+    address: str | None = Field(description="Client address.")
+    request_id: str = Field(description="Request ID, which is also in the response and the service's log.")
 
 
 class AuditPage(BaseModel):
     """Some entries of the audit log."""
 
-    entries: list[AuditEntry] = Field(description="In order of ids.")
-    next_after: int | None = Field(description="Give this as after to see later entries; null when there are none.")
+    entries: list[AuditEntry] = Field(description="Ordered by ID.")
+    next_after: int | None = Field(description="Pass as after to get later entries; null if there are none.")

@@ -8,15 +8,15 @@ from pydantic import BaseModel, Field
 class Checkpoint(BaseModel):
     """One committed checkpoint of a job."""
 
-    step: int = Field(description="Steps done when it was written.")
+    step: int = Field(description="Step at which it was written.")
     url: str = Field(description="Its folder.")
     bytes: int = Field(description="Size of all its files.")
     saved_at: datetime = Field(description="When it was committed.")
-    pinned: bool = Field(description="Whether it is kept until it is unpinned, whatever else is thinned out.")
-    tensor_parallel_size: int = Field(description="Of the gang that wrote it; any other layout can load it, too.")
+    pinned: bool = Field(description="Whether it is kept until it is unpinned, regardless of retention.")
+    tensor_parallel_size: int = Field(description="Of the gang that wrote it; a gang in any layout can load it.")
     pipeline_parallel_size: int = Field(description="Of the gang that wrote it.")
     data_parallel_size: int = Field(description="Of the gang that wrote it.")
-    samples: int = Field(description="Samples of the data that the job had consumed.")
+    samples: int = Field(description="Samples consumed so far.")
 
 
 class CheckpointFile(BaseModel):
@@ -36,18 +36,18 @@ class CheckpointDetail(Checkpoint):
 class DamagedCheckpoint(BaseModel):
     """A checkpoint that was committed and that no job can go on from."""
 
-    step: int = Field(description="Steps done when it was written.")
+    step: int = Field(description="Step at which it was written.")
     url: str = Field(description="Its folder.")
-    pinned: bool = Field(description="Whether it is kept until it is unpinned, whatever else is thinned out.")
-    damage: str = Field(description="What is wrong with it: which file, and how.")
+    pinned: bool = Field(description="Whether it is kept until it is unpinned, regardless of retention.")
+    damage: str = Field(description="Which file is damaged, and how.")
 
 
 class CheckpointList(BaseModel):
     """A job's committed checkpoints."""
 
     checkpoints: list[Checkpoint] = Field(
-        description="The newest first. Their files are all there, each of its size; what they hold is not read."
+        description="Newest first. All files exist with the right size; their content is not verified."
     )
     damaged: list[DamagedCheckpoint] = Field(
-        [], description="Those with a manifest or files that are missing, cut off or changed, the newest first."
+        [], description="Checkpoints whose manifest or files are missing, truncated or changed, newest first."
     )

@@ -26,6 +26,6 @@ class Scope(StrEnum):
 class Identity(BaseModel):
     """Who the service takes the sender of a request for."""
 
-    tenant: str = Field(description="The tenant whose jobs these are.")
+    tenant: str = Field(description="The tenant it belongs to.")
     name: str = Field(description="Name of the key; anonymous while authentication is off.")
-    scopes: list[Scope] = Field(description="What the key is good for.")
+    scopes: list[Scope] = Field(description="Scopes of the key.")

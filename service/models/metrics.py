@@ -10,22 +10,24 @@ class MetricsSample(BaseModel):
 
     step: int = Field(description="The last of these steps.")
     time: datetime = Field(description="When it was done.")
-    loss: float | None = Field(description="Mean cross entropy, in nats a token.")
+    loss: float | None = Field(description="Mean cross entropy, in nats per token.")
     loss_min: float | None = Field(description="The lowest loss of a step.")
     loss_max: float | None = Field(description="The highest loss of a step.")
     learning_rate: float | None = Field(description="Mean learning rate.")
     gradient_norm: float | None = Field(description="Mean global norm before clipping.")
-    tokens_per_second: float | None = Field(description="Mean throughput of the gang.")
+    tokens_per_second: float | None = Field(description="Mean throughput of the gang, in tokens per second.")
     step_seconds: float | None = Field(description="Mean duration of a step.")
-    exposed_communication_seconds: float | None = Field(description="Mean part of a step spent waiting for exchange.")
-    model_flops_per_second: float | None = Field(description="Mean model FLOPs a second over the whole gang.")
+    exposed_communication_seconds: float | None = Field(
+        description="Mean part of a step spent waiting for collectives."
+    )
+    model_flops_per_second: float | None = Field(description="Mean model FLOPs per second of the whole gang.")
 
 
 class EvaluationPoint(BaseModel):
     """One evaluation on validation text."""
 
     step: int = Field(description="Steps done by then.")
-    loss: float | None = Field(description="Mean cross entropy, in nats a token.")
+    loss: float | None = Field(description="Mean cross entropy, in nats per token.")
 
 
 class RankTimes(BaseModel):
@@ -39,9 +41,9 @@ class MetricsHistory(BaseModel):
     """A job's curves between two steps, thinned out to a number of points."""
 
     job_id: str = Field(description="The job.")
-    from_step: int = Field(description="The first step that was asked for.")
-    to_step: int = Field(description="The last step that there is of those asked for.")
-    bucket_steps: int = Field(description="How many steps a point stands for.")
+    from_step: int = Field(description="First step requested.")
+    to_step: int = Field(description="Last step available of those requested.")
+    bucket_steps: int = Field(description="Steps per point.")
     samples: list[MetricsSample] = Field(description="In order of steps.")
     evaluations: list[EvaluationPoint] = Field(description="In order of steps.")
     ranks: list[RankTimes] = Field(description="In order of steps; empty when nothing was measured by rank.")

@@ -10,23 +10,23 @@ class NodeJob(BaseModel):
 
     id: str = Field(description="The job's id.")
     name: str = Field(description="The job's name.")
-    ranks: int = Field(description="How many of its ranks are on the node.")
+    ranks: int = Field(description="Number of its ranks on the node.")
 
 
 class Node(BaseModel):
     """One node of the cluster."""
 
-    node_id: str = Field(description="Ray's id of it.")
-    labels: dict[str, str] = Field(description="Its labels, which a job's node_labels are compared with.")
-    total: dict[str, float] = Field(description="What it has of each resource.")
-    free: dict[str, float] = Field(description="What of it nobody holds.")
-    draining: bool = Field(description="Whether it is about to go; nothing new is placed on it.")
-    jobs: list[NodeJob] = Field(description="The own tenant's jobs on it; an operator sees all.")
+    node_id: str = Field(description="Ray's node ID.")
+    labels: dict[str, str] = Field(description="Its labels, which jobs' node_labels are matched against.")
+    total: dict[str, float] = Field(description="Total of each resource.")
+    free: dict[str, float] = Field(description="Free amount of each resource.")
+    draining: bool = Field(description="Whether it is draining; nothing new is placed on it.")
+    jobs: list[NodeJob] = Field(description="Jobs of the requesting tenant on it; operators see all jobs.")
     other_ranks: int = Field(description="Ranks of other tenants' jobs on it.")
 
 
 class NodeList(BaseModel):
     """The nodes, as the scheduler saw them last."""
 
-    seen_at: datetime | None = Field(description="When that was; null when no scheduler has looked yet.")
-    nodes: list[Node] = Field(description="By id.")
+    seen_at: datetime | None = Field(description="When the nodes were last observed; null if never.")
+    nodes: list[Node] = Field(description="Ordered by ID.")

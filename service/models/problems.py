@@ -22,19 +22,19 @@ class FieldError(BaseModel):
 
     field: str = Field(description="Path of the field, for example parallelism.tensor_parallel_size.")
     message: str = Field(description="What is wrong and what to do about it.")
-    value: str | int | float | bool | None = Field(None, description="What was given, if it is short enough to show.")
+    value: str | int | float | bool | None = Field(None, description="The value given, if it is short enough to show.")
 
 
 class Problem(BaseModel):
     """Why a request was refused: the body of every answer that is an error."""
 
-    type: str = Field(description="Name of the kind of problem; does not change from version to version.")
-    code: str = Field("", description="The last part of type, for programs: job-not-found, for example.")
+    type: str = Field(description="URI that identifies the problem type; stable across versions.")
+    code: str = Field("", description="Last part of type, for programs, for example job-not-found.")
     title: str = Field(description="The kind of problem, for people.")
     status: int = Field(description="The HTTP status.")
     detail: str = Field(description="What went wrong this time, and what to do.")
-    instance: str = Field(description="The path that was asked for.")
-    errors: list[FieldError] = Field([], description="The fields at fault, when there are any.")
+    instance: str = Field(description="The request path.")
+    errors: list[FieldError] = Field([], description="The invalid fields, if any.")
 
 
 def job_errors(errors: Iterable[Mapping[str, Any]], model: type[BaseModel] = JobSpec) -> list[FieldError]:

@@ -8,7 +8,7 @@ class TargetLabels(BaseModel):
 
     job_id: str = Field(description="The job.")
     job_name: str = Field(description="The job's name.")
-    tenant: str = Field(description="Whose job it is.")
+    tenant: str = Field(description="The job's tenant.")
     rank: str = Field(description="The rank in its gang.")
     tensor_parallel_rank: str = Field(description="Its place in its tensor parallel group.")
     pipeline_parallel_rank: str = Field(description="Its place in its pipeline.")

@@ -7,14 +7,14 @@ class Tenant(BaseModel):
     """A tenant: its quota, and what its jobs hold of it."""
 
     name: str = Field(description="Its name.")
-    gpus: float | None = Field(description="The most GPUs that its jobs may hold at a time; null: no limit.")
-    cpus: float | None = Field(description="The most CPUs that its jobs may hold at a time; null: no limit.")
-    used_gpus: float = Field(description="GPUs that its jobs hold now.")
-    used_cpus: float = Field(description="CPUs that its jobs hold now.")
-    jobs: dict[str, int] = Field(description="How many of its jobs are in each state.")
+    gpus: float | None = Field(description="Maximum GPUs its jobs may hold at a time; null: no limit.")
+    cpus: float | None = Field(description="Maximum CPUs its jobs may hold at a time; null: no limit.")
+    used_gpus: float = Field(description="GPUs its jobs hold now.")
+    used_cpus: float = Field(description="CPUs its jobs hold now.")
+    jobs: dict[str, int] = Field(description="Number of its jobs by state.")
 
 
 class TenantList(BaseModel):
     """All tenants."""
 
-    tenants: list[Tenant] = Field(description="By name.")
+    tenants: list[Tenant] = Field(description="Ordered by name.")

@@ -13,7 +13,5 @@ class Versions(BaseModel):
     python: str = Field(description="Of Python.")
     ray: str | None = Field(description="Of Ray.")
     torch: str | None = Field(description="Of PyTorch.")
-    ray_dashboard_url: str | None = Field(
-        None, description="Where people reach the Ray cluster's dashboard, if that is told."
-    )
-    database: Literal["sqlite", "postgresql"] = Field(description="Where the record is kept.")
+    ray_dashboard_url: str | None = Field(None, description="URL of the Ray cluster's dashboard, if configured.")
+    database: Literal["sqlite", "postgresql"] = Field(description="Where the job database is kept.")

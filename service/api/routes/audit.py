@@ -23,7 +23,7 @@ class AuditQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     tenant: TenantName | None = Field(None, description="Only of this tenant.")
-    after: int = Field(0, ge=0, le=_LARGEST_ID, description="next_after of the page before.")
+    after: int = Field(0, ge=0, le=_LARGEST_ID, description="next_after of the previous page.")
     limit: int = Field(100, ge=1, le=500, description="Maximum number of results.")
 
 

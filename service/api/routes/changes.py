@@ -25,7 +25,7 @@ _BODY_REFUSED = _REFUSED | problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 IfMatch = Annotated[
     str | None,
-    Header(max_length=256, description="Change it only if its ETag is still this one; * or none: in any case."),
+    Header(max_length=256, description="Apply the change only if the ETag still matches; * or none: always."),
 ]
 
 

@@ -15,7 +15,7 @@ router = APIRouter(prefix="/v1/jobs/{job_id}/checkpoints", tags=["checkpoints"])
 
 _LAST_STEP = 10**15
 
-Step = Annotated[int, Path(ge=0, le=_LAST_STEP, description="Steps done when it was written.")]
+Step = Annotated[int, Path(ge=0, le=_LAST_STEP, description="Step at which it was written.")]
 
 _LOOKED_AT = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE)
 _ONE = _LOOKED_AT | problem_responses(HTTPStatus.CONFLICT)

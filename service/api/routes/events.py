@@ -24,8 +24,10 @@ _LARGEST_ID = 2**63 - 1  # what a database can compare
 _MOST_RANKS = 2**31 - 1
 
 After = Annotated[int, Query(ge=0, le=_LARGEST_ID, description="Start after the event with this id.")]
-LastEventId = Annotated[int | None, Header(ge=0, le=_LARGEST_ID, description="The same; sent by clients that resume.")]
-Follow = Annotated[bool, Query(description="Go on until the job has come to its end.")]
+LastEventId = Annotated[
+    int | None, Header(ge=0, le=_LARGEST_ID, description="The same; sent by clients that reconnect.")
+]
+Follow = Annotated[bool, Query(description="Keep the stream open until the job has ended.")]
 
 
 @router.get(
@@ -39,7 +41,7 @@ async def events(
     context: ContextDep,
     held: HeldByStream,
     kind: Annotated[list[EventKind], Query(description="Only events of one of these kinds.")] = [],  # noqa: B006  # FastAPI copies it
-    since: Annotated[Moment | None, Query(description="Only events that are not older.")] = None,
+    since: Annotated[Moment | None, Query(description="Only events at or after this time.")] = None,
     after: After = 0,
     last_event_id: LastEventId = None,
     follow: Follow = True,
@@ -66,7 +68,7 @@ async def logs(
     level: Annotated[
         list[str], Query(max_length=8, description="Only lines of one of these levels, such as ERROR.")
     ] = [],  # noqa: B006  # FastAPI copies it
-    since: Annotated[Moment | None, Query(description="Only lines that are not older.")] = None,
+    since: Annotated[Moment | None, Query(description="Only lines at or after this time.")] = None,
     after: After = 0,
     last_event_id: LastEventId = None,
     follow: Follow = True,

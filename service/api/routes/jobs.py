@@ -40,11 +40,11 @@ class JobQuery(BaseModel):
 
     state: list[JobState] = Field([], description="Only jobs in one of these states; all if none is given.")
     queue: QueueName | None = Field(None, description="Only jobs of this queue.")
-    name: str | None = Field(None, max_length=100, description="Only jobs with this in their name.")
+    name: str | None = Field(None, max_length=100, description="Only jobs whose name contains this.")
     submitted_by: str | None = Field(None, max_length=100, description="Only jobs submitted with the key of this name.")
-    tenant: TenantName | None = Field(None, description="Only jobs of this tenant; operators see those of all.")
+    tenant: TenantName | None = Field(None, description="Only jobs of this tenant; operators see all tenants' jobs.")
     limit: int = Field(100, ge=1, le=500, description="Maximum number of results.")
-    cursor: str | None = Field(None, max_length=32, description="next_cursor of the page before.")
+    cursor: str | None = Field(None, max_length=32, description="next_cursor of the previous page.")
 
 
 @router.post("", status_code=HTTPStatus.CREATED, response_model=JobRecord, responses=_BODY_REFUSED)

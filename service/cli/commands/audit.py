@@ -11,8 +11,8 @@ from service.models.audit import AuditEntry
 
 
 def audit(
-    tenant: Annotated[str | None, typer.Option(help="Only what this tenant has asked for.")] = None,
-    after: Annotated[int | None, typer.Option(min=0, help="Only entries with ids above this.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's requests.")] = None,
+    after: Annotated[int | None, typer.Option(min=0, help="Only entries with a higher ID.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of results.")] = 100,
     as_json: AsJson = False,
     url: Url = None,

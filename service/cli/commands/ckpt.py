@@ -16,7 +16,7 @@ from service.cli.output.printing import print_json, print_table, say
 from service.client import Client
 from service.models.checkpoints import Checkpoint, CheckpointDetail, CheckpointList
 
-app = typer.Typer(no_args_is_help=True, help="Look at checkpoints, check them, keep them, remove them, export a model.")
+app = typer.Typer(no_args_is_help=True, help="List, verify, pin and delete checkpoints, and export models.")
 
 _JOB_ID = re.compile(r"job-[0-9a-z]+")
 
@@ -26,7 +26,7 @@ JobOrFolder = Annotated[
         metavar="ID|URL", help="A job, or a folder: a path, file:// or s3://.", autocompletion=complete_job_ids
     ),
 ]
-Step = Annotated[int, typer.Argument(min=0, metavar="STEP", help="The checkpoint of this step.")]
+Step = Annotated[int, typer.Argument(min=0, metavar="STEP", help="Step of the checkpoint.")]
 
 
 @app.command("ls")
@@ -46,7 +46,7 @@ def list_checkpoints(where: JobOrFolder, as_json: AsJson = False, url: Url = Non
 @app.command()
 def show(
     where: JobOrFolder,
-    step: Annotated[int | None, typer.Option(min=0, help="The checkpoint of this step; else the newest.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint (default: the newest).")] = None,
     url: Url = None,
 ) -> None:
     """Print what is known of a checkpoint, as JSON."""

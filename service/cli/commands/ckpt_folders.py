@@ -14,7 +14,7 @@ from service.cli.trainer_process import run_trainer
 from service.models.checkpoints import Checkpoint, CheckpointList, DamagedCheckpoint
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="Folder of a job's checkpoints: a path, file:// or s3://.")]
-Step = Annotated[int | None, typer.Option(min=0, help="The checkpoint of this step; else the newest.")]
+Step = Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint (default: the newest).")]
 
 
 def checkpoints_in(url: str) -> CheckpointList:
@@ -59,7 +59,9 @@ def manifest_in(url: str, step: int | None) -> Manifest:
         raise BadInput(f"the checkpoint of step {chosen} is damaged: {damage}; choose another with --step") from damage
 
 
-def verify(url: Url, step: Annotated[int | None, typer.Option(min=0, help="Only this step; else all.")] = None) -> None:
+def verify(
+    url: Url, step: Annotated[int | None, typer.Option(min=0, help="Only this step (default: all).")] = None
+) -> None:
     """Read every file and compare it with what was written."""
     folder = CheckpointFolder(url)
     damaged = False
@@ -75,7 +77,7 @@ def verify(url: Url, step: Annotated[int | None, typer.Option(min=0, help="Only 
 def prune(
     url: Url,
     keep_last: Annotated[int, typer.Option(min=1, help="Keep this many of the newest.")],
-    keep_every: Annotated[int | None, typer.Option(min=1, help="Keep multiples of this many steps, too.")] = None,
+    keep_every: Annotated[int | None, typer.Option(min=1, help="Also keep multiples of this many steps.")] = None,
 ) -> None:
     """Remove old checkpoints. Those that stay are read first: one that is damaged does not count."""
     folder = CheckpointFolder(url)

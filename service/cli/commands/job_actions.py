@@ -42,10 +42,10 @@ def retry(job_id: JobId, url: Url = None) -> None:
 
 def patch(
     job_id: JobId,
-    name: Annotated[str | None, typer.Option(help="Another name.")] = None,
-    priority: Annotated[int | None, typer.Option(help="Another priority; higher goes first.")] = None,
-    min_replicas: Annotated[int | None, typer.Option(help="The fewest data parallel replicas.")] = None,
-    max_replicas: Annotated[int | None, typer.Option(help="The most data parallel replicas.")] = None,
+    name: Annotated[str | None, typer.Option(help="New name.")] = None,
+    priority: Annotated[int | None, typer.Option(help="New priority; jobs with a higher one start first.")] = None,
+    min_replicas: Annotated[int | None, typer.Option(help="Minimum number of data parallel replicas.")] = None,
+    max_replicas: Annotated[int | None, typer.Option(help="Maximum number of data parallel replicas.")] = None,
     url: Url = None,
 ) -> None:
     """Change a job while it lives."""
@@ -64,11 +64,12 @@ def patch(
 def drill(
     kind: Annotated[str, typer.Argument(metavar="KIND", help=Drill.model_fields["kind"].description)],
     job_id: JobId,
-    rank: Annotated[int | None, typer.Option(help="The rank it happens to; else 0.")] = None,
+    rank: Annotated[int | None, typer.Option(help="The rank to inject it into (default: 0).")] = None,
     at_step: Annotated[int | None, typer.Option(help="Inject after this step (default: immediately).")] = None,
-    steps: Annotated[int | None, typer.Option(help="Of delay_rank: number of steps (default: 10).")] = None,
+    steps: Annotated[int | None, typer.Option(help="For delay_rank: number of steps (default: 10).")] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="Of delay_rank: how late; of drop_node and fill_store: for how long; else 10.")
+        float | None,
+        typer.Option(help="For delay_rank: delay per step; for drop_node and fill_store: duration (default: 10)."),
     ] = None,
     url: Url = None,
 ) -> None:

@@ -21,13 +21,13 @@ _PAGE = 500  # the most that the API gives at once
 
 def list_jobs(
     state: Annotated[
-        list[JobState] | None, typer.Option(case_sensitive=False, help="Only jobs in this state; may be given again.")
+        list[JobState] | None, typer.Option(case_sensitive=False, help="Only jobs in this state; repeatable.")
     ] = None,
     queue: Annotated[str | None, typer.Option(help="Only jobs in this queue.")] = None,
-    name: Annotated[str | None, typer.Option(help="Only jobs with this in their name.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only jobs whose name contains this.")] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's jobs; for operators.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of results.")] = 100,
-    cursor: Annotated[str | None, typer.Option(help="Go on where an earlier list ended; it says how.")] = None,
+    cursor: Annotated[str | None, typer.Option(help="Continue a previous list; its last line says how.")] = None,
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
@@ -85,7 +85,7 @@ def logs(
     job_id: JobId,
     rank: Annotated[int | None, typer.Option(min=0, help="Only this rank's lines.")] = None,
     level: Annotated[
-        list[str] | None, typer.Option(help="Only lines of this level, for example ERROR; may be given again.")
+        list[str] | None, typer.Option(help="Only lines of this level, for example ERROR; repeatable.")
     ] = None,
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only newer lines: 10m, 2h, 7d, or 2026-03-01T12:00:00Z.")

@@ -16,23 +16,25 @@ from service.cli.times import moment_from_now
 from service.models.identity import Scope
 from service.models.keys import Key, KeyList
 
-app = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys; for operators.")
+app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys; for operators.")
 
 Direct = Annotated[
     bool,
-    typer.Option("--direct", help="In the database of BOOST_DATABASE_URL itself: how the first key is made."),
+    typer.Option(
+        "--direct", help="Write to the database at BOOST_DATABASE_URL directly: how the first key is created."
+    ),
 ]
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is called in records and in the audit log.")],
-    tenant: Annotated[str, typer.Option(help="The tenant that it acts for.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name in records and the audit log.")],
+    tenant: Annotated[str, typer.Option(help="The tenant it acts for.")],
     scope: Annotated[
-        list[Scope], typer.Option(help="What it is good for; each includes those before it. May be given again.")
+        list[Scope], typer.Option(help="Scope of the key; each includes the ones before it. Repeatable.")
     ] = [Scope.SUBMIT],  # noqa: B006  # Typer copies it
     expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="When it ends: 90d, or 2027-01-01T00:00:00Z; else never.")
+        str | None, typer.Option(metavar="TIME", help="Expiry: 90d, or 2027-01-01T00:00:00Z (default: never).")
     ] = None,
     direct: Direct = False,
     as_json: AsJson = False,
@@ -62,7 +64,7 @@ def list_keys(direct: Direct = False, as_json: AsJson = False, url: Url = None) 
 
 @app.command()
 def revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's id; `boost keys ls` lists them.")],
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's ID; `boost keys ls` lists them.")],
     direct: Direct = False,
     url: Url = None,
 ) -> None:

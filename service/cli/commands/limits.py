@@ -10,8 +10,8 @@ from service.cli.output.printing import number
 
 _NO_LIMIT = "none"
 
-Gpus = Annotated[str | None, typer.Option(metavar="N|none", help="The most GPUs its jobs may hold; none: no limit.")]
-Cpus = Annotated[str | None, typer.Option(metavar="N|none", help="The most CPUs its jobs may hold; none: no limit.")]
+Gpus = Annotated[str | None, typer.Option(metavar="N|none", help="Maximum GPUs its jobs may hold; none: no limit.")]
+Cpus = Annotated[str | None, typer.Option(metavar="N|none", help="Maximum CPUs its jobs may hold; none: no limit.")]
 
 
 def limit(option: str | None, otherwise: float | None) -> float | None:

@@ -19,23 +19,25 @@ HANDED_ON: dict[str, Any] = {
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on; else BOOST_HOST, else 127.0.0.1.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (default: BOOST_HOST, or 127.0.0.1).")] = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65_535, help="Port to listen on; else BOOST_PORT, else 8900.")
+        int | None, typer.Option(min=1, max=65_535, help="Port to listen on (default: BOOST_PORT, or 8900).")
     ] = None,
     auth: Annotated[
         bool | None,
-        typer.Option("--auth/--no-auth", help="Whether requests need an API key; else BOOST_AUTH, else they do."),
+        typer.Option("--auth/--no-auth", help="Require API keys (default: BOOST_AUTH, or yes)."),
     ] = None,
     tls: Annotated[
         bool | None,
-        typer.Option("--tls/--no-tls", help="--no-tls: a proxy in front of the service does TLS; else BOOST_TLS."),
+        typer.Option(
+            "--tls/--no-tls", help="--no-tls: a proxy in front of the service terminates TLS (default: BOOST_TLS)."
+        ),
     ] = None,
     tls_cert: Annotated[
-        Path | None, typer.Option(help="PEM file with the certificate and its chain; else BOOST_TLS_CERT.")
+        Path | None, typer.Option(help="PEM file with the certificate and its chain (default: BOOST_TLS_CERT).")
     ] = None,
     tls_key: Annotated[
-        Path | None, typer.Option(help="PEM file with the certificate's private key; else BOOST_TLS_KEY.")
+        Path | None, typer.Option(help="PEM file with the certificate's private key (default: BOOST_TLS_KEY).")
     ] = None,
 ) -> None:
     """Run the service until it is interrupted. Each option has a variable, such as BOOST_HOST, that says the same."""
@@ -56,8 +58,10 @@ def data(context: typer.Context) -> None:
 
 
 def import_configuration(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.YAML", help="Of nanotron, or of BOOST's fork of it.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write the job; else to standard output.")] = None,
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG.YAML", help="Configuration of nanotron, or of BOOST's fork of it.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="File to write the job to (default: standard output).")] = None,
 ) -> None:
     """Make a job file of another trainer's configuration, and say what could not be carried over, and what to set."""
     imported = read_foreign_config(config)

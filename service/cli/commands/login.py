@@ -19,11 +19,9 @@ _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def login(
-    url: Annotated[str | None, typer.Option(help="Where the service is; else BOOST_URL, else this machine.")] = None,
+    url: Annotated[str | None, typer.Option(help="URL of the service (default: BOOST_URL, or this machine).")] = None,
     key_stdin: Annotated[bool, typer.Option("--key-stdin", help="Read the key from standard input.")] = False,
-    ca_file: Annotated[
-        Path | None, typer.Option(help="File of the authorities that may have signed the service's certificate.")
-    ] = None,
+    ca_file: Annotated[Path | None, typer.Option(help="CA bundle to verify the service's certificate with.")] = None,
 ) -> None:
     """Sign in: ask for an API key, try it, and keep it in a file that only you can read."""
     settings = read_settings()

@@ -20,9 +20,9 @@ _READERS = "a trace opens at https://ui.perfetto.dev, or in TensorBoard"
 
 def profile(
     job_id: JobId,
-    steps: Annotated[int, typer.Option(help="How many steps, 1 to 20.")] = Profile().steps,
-    rank: Annotated[list[int] | None, typer.Option(help="Of this rank, else of rank 0; may be given again.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the traces, and print where they are.")] = False,
+    steps: Annotated[int, typer.Option(help="Number of steps, 1 to 20.")] = Profile().steps,
+    rank: Annotated[list[int] | None, typer.Option(help="Rank to trace (default: 0); repeatable.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the traces and print their locations.")] = False,
     url: Url = None,
 ) -> None:
     """Trace some steps of a running job with torch's profiler. The traces go beside its checkpoints."""

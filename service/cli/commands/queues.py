@@ -12,7 +12,7 @@ from service.client import ApiError, Client
 from service.models.queues import Queue
 from service.models.requests import QueueSettings
 
-app = typer.Typer(no_args_is_help=True, help="Look at queues; make, limit and delete them.")
+app = typer.Typer(no_args_is_help=True, help="List, create, limit and delete queues.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The queue.")]
 

@@ -24,12 +24,10 @@ JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job spec,
 
 def submit(
     job: JobFile,
-    name: Annotated[str | None, typer.Option(help="Instead of the file's name.")] = None,
-    queue: Annotated[str | None, typer.Option(help="Instead of the file's queue.")] = None,
-    priority: Annotated[int | None, typer.Option(help="Instead of the file's priority.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Have it checked and planned, and submit nothing.")
-    ] = False,
+    name: Annotated[str | None, typer.Option(help="Override the job's name.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Override the job's queue.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Override the job's priority.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan the job without submitting it.")] = False,
     idempotency_key: IdempotencyKey = None,
     follow_it: Follow = False,
     as_json: AsJson = False,
@@ -48,10 +46,10 @@ def clone(
     job_id: JobId,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="What is different, such as training.steps=500; repeatable."),
+        typer.Option("--set", metavar="FIELD=VALUE", help="Field to change, such as training.steps=500; repeatable."),
     ] = None,
     from_checkpoint: Annotated[
-        bool, typer.Option("--from-checkpoint", help="Begin with the weights of the job's newest checkpoint.")
+        bool, typer.Option("--from-checkpoint", help="Start from the job's newest checkpoint.")
     ] = False,
     idempotency_key: IdempotencyKey = None,
     follow_it: Follow = False,

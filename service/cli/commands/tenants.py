@@ -12,7 +12,7 @@ from service.client import Client
 from service.models.requests import TenantSettings
 from service.models.tenants import Tenant
 
-app = typer.Typer(no_args_is_help=True, help="Look at tenants and set their quotas; for operators.")
+app = typer.Typer(no_args_is_help=True, help="List tenants and set their quotas; for operators.")
 
 
 @app.command("ls")

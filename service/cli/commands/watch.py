@@ -32,7 +32,9 @@ _COLUMNS = ("JOB", "STATE", "STEP", "ETA", "LOSS", "TOKENS/S", "EXPOSED", "LAYOU
 def watch(
     job_ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ID]...", help="The jobs; else all that go on.", autocompletion=complete_job_ids),
+        typer.Argument(
+            metavar="[ID]...", help="Jobs to watch (default: all active ones).", autocompletion=complete_job_ids
+        ),
     ] = None,
     url: Url = None,
 ) -> None:
