@@ -16,14 +16,14 @@ class AccountCalls:
 
     @operation
     def whoami(self) -> Call[Identity]:
-        """Who the service takes this client for."""
+        """The key's tenant, name and scopes."""
         return get(path_of("whoami"), Identity)
 
     @operation
     def create_key(
         self, request: KeyRequest | Mapping[str, Any], *, idempotency_key: str | None = None
     ) -> Call[NewKey]:
-        """Make a key; for operators. The answer is the only one that shows it.
+        """Create a key; for operators. Only this answer shows it.
 
         Sent again with the same ``idempotency_key``, the key of before gets a new secret.
         """
@@ -36,12 +36,12 @@ class AccountCalls:
 
     @operation
     def revoke_key(self, key_id: str) -> Call[None]:
-        """Have a key refused from now on; for operators."""
+        """Revoke a key; for operators."""
         return Call("DELETE", path_of("keys", key_id), NoneType, repeatable=True)
 
     @operation
     def audit(self, tenant: str | None = None, after: int | None = None, limit: int | None = None) -> Call[AuditPage]:
-        """Some of the audit log, in order; for operators.
+        """Entries of the audit log, in order; for operators.
 
         Args:
             tenant: Only what this tenant has asked for.

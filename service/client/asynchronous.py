@@ -60,7 +60,7 @@ class AsyncClient(Api, Awaiting):
         await self._http.aclose()
 
     async def perform(self, call: Call[_Answer]) -> _Answer:
-        """Carry out a call; the methods named after what they do are easier."""
+        """Perform a call; the named methods are easier to use."""
         patience = RetryPolicy(self._options.retry_seconds, call.repeatable)
         while True:
             try:
@@ -70,7 +70,7 @@ class AsyncClient(Api, Awaiting):
             await asyncio.sleep(pause)
 
     async def listen(self, stream: Stream) -> AsyncGenerator[JobEvent, None]:
-        """Receive a stream; a lost connection is made again."""
+        """Receive a stream; reconnects when the connection is lost."""
         reading = EventStreamReader(stream, self._options.base_url, self._options.retry_seconds)
         reading.looked(await self.perform(reading.look))
         while True:

@@ -63,7 +63,7 @@ class Client(Api, Blocking):
         self._http.close()
 
     def perform(self, call: Call[_Answer]) -> _Answer:
-        """Carry out a call; the methods named after what they do are easier."""
+        """Perform a call; the named methods are easier to use."""
         patience = RetryPolicy(self._options.retry_seconds, call.repeatable)
         while True:
             try:
@@ -73,7 +73,7 @@ class Client(Api, Blocking):
             time.sleep(pause)
 
     def listen(self, stream: Stream) -> Iterator[JobEvent]:
-        """Receive a stream; a lost connection is made again."""
+        """Receive a stream; reconnects when the connection is lost."""
         reading = EventStreamReader(stream, self._options.base_url, self._options.retry_seconds)
         reading.looked(self.perform(reading.look))
         while True:

@@ -11,7 +11,7 @@ class CheckpointCalls:
 
     @operation
     def checkpoints(self, job_id: str) -> Call[CheckpointList]:
-        """A job's committed checkpoints, the newest first."""
+        """A job's committed checkpoints, newest first."""
         return get(path_of("jobs", job_id, "checkpoints"), CheckpointList)
 
     @operation
@@ -21,12 +21,12 @@ class CheckpointCalls:
 
     @operation
     def pin(self, job_id: str, step: int) -> Call[Checkpoint]:
-        """Have a checkpoint kept, whatever else is thinned out."""
+        """Keep a checkpoint, regardless of retention."""
         return Call("PUT", path_of("jobs", job_id, "checkpoints", step, "pin"), Checkpoint, repeatable=True)
 
     @operation
     def unpin(self, job_id: str, step: int) -> Call[Checkpoint]:
-        """Have a checkpoint thinned out like the others again."""
+        """Return a checkpoint to the job's retention."""
         return Call("DELETE", path_of("jobs", job_id, "checkpoints", step, "pin"), Checkpoint, repeatable=True)
 
     @operation

@@ -26,7 +26,7 @@ class ClusterCalls:
 
     @operation
     def put_queue(self, name: str, settings: QueueSettings | Mapping[str, Any]) -> Call[Queue]:
-        """Make a queue, or set an existing one's limits; for operators."""
+        """Create a queue, or set an existing one's limits; for operators."""
         return Call("PUT", path_of("queues", name), Queue, body=plain(settings), repeatable=True)
 
     @operation
@@ -41,10 +41,10 @@ class ClusterCalls:
 
     @operation
     def put_tenant(self, name: str, settings: TenantSettings | Mapping[str, Any]) -> Call[Tenant]:
-        """Make a tenant, or set an existing one's quota; for operators."""
+        """Create a tenant, or set an existing one's quota; for operators."""
         return Call("PUT", path_of("tenants", name), Tenant, body=plain(settings), repeatable=True)
 
     @operation
     def nodes(self) -> Call[NodeList]:
-        """The cluster's nodes, as the scheduler saw them last."""
+        """The cluster's nodes, as the scheduler last saw them."""
         return get(path_of("nodes"), NodeList)

@@ -29,7 +29,7 @@ class JobCalls:
 
     @operation
     def dry_run(self, spec: JobSpec | Mapping[str, Any]) -> Call[DryRun]:
-        """What a submission would come to; nothing is submitted."""
+        """Check and plan a job without submitting it."""
         return Call("POST", path_of("jobs", "dry-run"), DryRun, body=plain(spec), repeatable=True)
 
     @operation
@@ -44,7 +44,7 @@ class JobCalls:
         tenant: str | None = None,
         submitted_by: str | None = None,
     ) -> Call[JobPage]:
-        """One page of jobs, the newest first.
+        """One page of jobs, newest first.
 
         Args:
             states: Only jobs in one of these; of none: in any.
@@ -89,12 +89,12 @@ class JobCalls:
 
     @operation
     def resume(self, job_id: str) -> Call[JobRecord]:
-        """Put a paused job in the queue again."""
+        """Resume a paused job."""
         return Call("POST", path_of("jobs", job_id, "resume"), JobRecord)
 
     @operation
     def retry(self, job_id: str) -> Call[JobRecord]:
-        """Put a job that failed or was cancelled in the queue again; it goes on from its newest checkpoint."""
+        """Requeue a failed or cancelled job; it continues from its newest checkpoint."""
         return Call("POST", path_of("jobs", job_id, "retry"), JobRecord)
 
     @operation
@@ -106,7 +106,7 @@ class JobCalls:
         from_checkpoint: bool = False,
         idempotency_key: str | None = None,
     ) -> Call[JobRecord]:
-        """Submit a new job made of another one's spec.
+        """Submit a copy of a job, with changes.
 
         Args:
             job_id: The other one.
@@ -128,20 +128,20 @@ class JobCalls:
     def profile(
         self, job_id: str, profile: Profile | Mapping[str, Any], *, idempotency_key: str | None = None
     ) -> Call[JobRecord]:
-        """Have some steps of a job traced, once; events of kind ``profile`` say where the traces are."""
+        """Trace some steps of a job; events of kind ``profile`` say where the traces are."""
         return create(path_of("jobs", job_id, "profiles"), JobRecord, plain(profile), idempotency_key)
 
     @operation
     def metrics(
         self, job_id: str, points: int = 500, *, from_step: int | None = None, to_step: int | None = None
     ) -> Call[MetricsHistory]:
-        """A job's curves, thinned out to about so many points."""
+        """A job's metrics over its steps, downsampled to about ``points`` points."""
         path = path_of("jobs", job_id, "metrics")
         return get(path, MetricsHistory, points=points, from_step=from_step, to_step=to_step)
 
     @stream
     def events(self, job_id: str, after: int = 0, follow: bool = True, kinds: Collection[EventKind] = ()) -> Stream:
-        """A job's events with ids above ``after``, in order and each once; a lost connection is made again.
+        """A job's events with IDs above ``after``, in order and exactly once; reconnects when the connection is lost.
 
         Args:
             job_id: The job.
@@ -161,7 +161,7 @@ class JobCalls:
         after: int = 0,
         follow: bool = True,
     ) -> Stream:
-        """What a job's ranks have logged, as events of kind ``log``; a lost connection is made again.
+        """The logs of a job's ranks, as events of kind ``log``; reconnects when the connection is lost.
 
         Args:
             job_id: The job.

@@ -14,15 +14,15 @@ class PlanningCalls:
 
     @operation
     def plan(self, spec: JobSpec | Mapping[str, Any]) -> Call[Plan]:
-        """What a job takes in each of its layouts: memory, throughput, time."""
+        """A job's memory, throughput and time in each of its layouts."""
         return Call("POST", path_of("plans"), Plan, body=plain(spec), repeatable=True)
 
     @operation
     def presets(self) -> Call[PresetList]:
-        """The published model shapes."""
+        """The published models."""
         return get(path_of("presets"), PresetList)
 
     @operation
     def versions(self) -> Call[Versions]:
-        """What the service is made of."""
+        """Versions of the service and of what it runs on."""
         return get(path_of("versions"), Versions)

@@ -29,5 +29,5 @@ class AuditQuery(BaseModel):
 
 @router.get("", responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
 def list_entries(query: Annotated[AuditQuery, Query()], _who: Admin, context: ContextDep) -> AuditPage:
-    """List who has changed what, the oldest first."""
+    """List the audit log, oldest entries first."""
     return context.audit.page(query.tenant, query.after, query.limit)

@@ -33,7 +33,7 @@ IfMatch = Annotated[
 def patch(
     job: JobDep, changes: JobPatch, _who: Submitter, context: ContextDep, response: Response, if_match: IfMatch = None
 ) -> JobRecord:
-    """Change a job's name, its priority or the limits of its replicas, to which its gang is then fitted."""
+    """Change a job's name, priority or replica limits; a running gang is resized to fit."""
     with _illegal_fields(JobSpec):
         record = context.store.patch(job.id, changes, None if if_match == "*" else if_match)
     response.headers["ETag"] = record.etag
@@ -42,25 +42,25 @@ def patch(
 
 @router.post("/pause", status_code=HTTPStatus.ACCEPTED, responses=_REFUSED)
 def pause(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
-    """Pause a job. Its gang finishes its step, saves and ends; follow the job's events to see it PAUSED."""
+    """Pause a job. Its gang finishes the current step, saves and stops; follow its events to see it PAUSED."""
     return context.store.request_pause(job.id)
 
 
 @router.post("/resume", status_code=HTTPStatus.ACCEPTED, responses=_REFUSED)
 def resume(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
-    """Resume a paused job: it is QUEUED, and goes on where it was. One that was not paused yet just goes on."""
+    """Resume a paused job: it is QUEUED and continues where it stopped. One that is still pausing just continues."""
     return context.store.resume(job.id)
 
 
 @router.post("/retry", status_code=HTTPStatus.ACCEPTED, responses=_REFUSED)
 def retry(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
-    """Queue a job again that has FAILED or was CANCELLED. It goes on from its newest checkpoint."""
+    """Requeue a job that has FAILED or was CANCELLED. It continues from its newest checkpoint."""
     return context.store.retry(job.id)
 
 
 @router.post("/drills", status_code=HTTPStatus.ACCEPTED, responses=_BODY_REFUSED)
 def request_drill(job: JobDep, drill: Drill, _who: Submitter, context: ContextDep, request: IdempotentDep) -> JobRecord:
-    """Bring a fault about in a job that is RUNNING, to see that it gets over it."""
+    """Inject a fault into a RUNNING job, to see it recover."""
     with _illegal_fields(Drill):
         return context.store.ask(job.id, drill, request)
 
@@ -69,14 +69,14 @@ def request_drill(job: JobDep, drill: Drill, _who: Submitter, context: ContextDe
 def request_profile(
     job: JobDep, profile: Profile, _who: Submitter, context: ContextDep, request: IdempotentDep
 ) -> JobRecord:
-    """Trace some steps of a job that is RUNNING. Each rank's trace goes beside the checkpoints; an event says where."""
+    """Trace some steps of a RUNNING job. Each rank's trace is stored beside the checkpoints; an event says where."""
     with _illegal_fields(Profile):
         return context.store.ask(job.id, profile, request)
 
 
 @router.post("/cancel", status_code=HTTPStatus.ACCEPTED, responses=_REFUSED)
 def cancel(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
-    """Cancel a job. Its workers end within seconds; follow its events to see it CANCELLED."""
+    """Cancel a job. Its workers stop within seconds; follow its events to see it CANCELLED."""
     return context.store.request_cancel(job.id)
 
 

@@ -23,25 +23,25 @@ _ONE = _LOOKED_AT | problem_responses(HTTPStatus.CONFLICT)
 
 @router.get("", responses=_LOOKED_AT)
 async def list_checkpoints(job: JobDep, context: ContextDep) -> CheckpointList:
-    """List a job's committed checkpoints, the newest first, those that are damaged apart."""
+    """List a job's committed checkpoints, newest first; damaged ones are listed separately."""
     return await at_store(job, context, JobCheckpoints.all)
 
 
 @router.get("/{step}", responses=_ONE)
 async def show(job: JobDep, step: Step, context: ContextDep) -> CheckpointDetail:
-    """Look at one checkpoint and its files, unless it is damaged."""
+    """Show one checkpoint and its files, unless it is damaged."""
     return await at_store(job, context, lambda checkpoints: checkpoints.one(step))
 
 
 @router.put("/{step}/pin", responses=_ONE)
 async def pin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Checkpoint:
-    """Keep a checkpoint until it is unpinned, whatever the job's own rules would remove."""
+    """Keep a checkpoint until it is unpinned, regardless of the job's retention."""
     return await at_store(job, context, lambda checkpoints: checkpoints.pin(step, True))
 
 
 @router.delete("/{step}/pin", responses=_ONE)
 async def unpin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Checkpoint:
-    """Leave a checkpoint to the job's own rules again; a damaged one is unpinned, too, and then said to be damaged."""
+    """Return a checkpoint to the job's retention. A damaged one is unpinned, too, and reported as damaged."""
     return await at_store(job, context, lambda checkpoints: checkpoints.pin(step, False))
 
 
@@ -51,5 +51,5 @@ async def unpin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -
     responses=_ONE,
 )
 async def delete(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> None:
-    """Delete a checkpoint, unless it is pinned or the newest of a job that goes on."""
+    """Delete a checkpoint, unless it is pinned or the newest of an active job."""
     await at_store(job, context, lambda checkpoints: checkpoints.delete(step))

@@ -46,7 +46,7 @@ async def events(
     last_event_id: LastEventId = None,
     follow: Follow = True,
 ) -> AsyncIterator[ServerSentEvent]:
-    """Stream what happened to a job and what happens next: state changes, progress, evaluations, logs."""
+    """Stream a job's past and future events: state changes, progress, evaluations, logs."""
     wanted = EventFilter(frozenset(kind) or None, since)
     async for event in _stream(
         context, held, who, job, wanted, after if last_event_id is None else last_event_id, follow
@@ -73,7 +73,7 @@ async def logs(
     last_event_id: LastEventId = None,
     follow: Follow = True,
 ) -> AsyncIterator[ServerSentEvent]:
-    """Stream the log lines of a job's ranks. They are kept when the gang is gone."""
+    """Stream the log lines of a job's ranks. They are kept after the gang has ended."""
     wanted = EventFilter(frozenset({"log"}), since, rank, frozenset(level) or None)
     async for event in _stream(
         context, held, who, job, wanted, after if last_event_id is None else last_event_id, follow

@@ -17,7 +17,7 @@ router = APIRouter(tags=["operations"])
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
-    """Whether the service answers at all."""
+    """Whether the service is up."""
     return {"status": "ok"}
 
 
@@ -32,7 +32,7 @@ async def readyz(context: ContextDep) -> dict[str, str]:
 
 @router.get("/metrics", response_class=Response, responses=GUARDED)
 def metrics(request: Request, who: Reader, context: ContextDep) -> Response:
-    """The tenant's jobs and their newest numbers, for Prometheus; operators see all tenants', and the service's own."""
+    """Metrics of the tenant's jobs for Prometheus; operators see all tenants' jobs and the service's own metrics."""
     registry = CollectorRegistry()
     if who.may(Scope.ADMIN):
         registry.register(ServiceCollector(context.store, context.quotas, context.metrics))

@@ -29,7 +29,7 @@ class HistoryQuery(BaseModel):
 
 @router.get("/{job_id}/metrics", responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY))
 def metrics(job: JobDep, context: ContextDep, query: Annotated[HistoryQuery, Query()]) -> MetricsHistory:
-    """A job's loss, throughput and other numbers over its steps, thinned out to a number of points."""
+    """A job's loss, throughput and other metrics over its steps, downsampled to a number of points."""
     newest = job.goodput.highest_step
     last = newest if query.to_step is None else min(query.to_step, newest)
     with Session(context.store.engine) as session:

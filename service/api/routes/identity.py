@@ -10,5 +10,5 @@ router = APIRouter(prefix="/v1", tags=["identity"])
 
 @router.get("/whoami")
 async def whoami(who: Reader) -> Identity:
-    """Who you are to the service, and what you may do."""
+    """Show the key's tenant, name and scopes."""
     return Identity(tenant=who.tenant, name=who.name, scopes=list(who.scopes))

@@ -51,19 +51,19 @@ class JobQuery(BaseModel):
 async def submit(
     spec: JobSpec, who: Submitter, context: ContextDep, request: IdempotentDep, traceparent: TraceparentDep
 ) -> Response:
-    """Submit a training job. It is QUEUED, and runs when its turn comes and its workers can be placed."""
+    """Submit a training job. It is QUEUED and starts when its turn has come and its workers can be placed."""
     return await _create(spec, who, context, request, traceparent)
 
 
 @router.post("/dry-run", responses=_BODY_REFUSED)
 async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
-    """Check a job as if it were submitted, and say what it would take; nothing is recorded."""
+    """Check and plan a job without submitting it; nothing is recorded."""
     return DryRun(spec=spec, plan=await if_fit(spec, context, who.tenant, partial(plan, spec)))
 
 
 @router.get("", response_model=JobPage, responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
 def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, context: ContextDep) -> Response:
-    """List jobs, the newest first."""
+    """List jobs, newest first."""
     if query.cursor is not None:
         _refuse_unknown_cursor(query.cursor, who, context)
     tenant = query.tenant if who.may(Scope.ADMIN) else who.tenant
@@ -80,7 +80,7 @@ def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, context: Context
     responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 async def show(job: JobDep) -> Response:
-    """Look at one job."""
+    """Show one job."""
     return Response(job.as_json, headers={"ETag": job.etag}, media_type=_JSON)
 
 
@@ -98,7 +98,7 @@ async def clone(
     request: IdempotentDep,
     traceparent: TraceparentDep,
 ) -> Response:
-    """Submit a job like another one, with some changes."""
+    """Submit a copy of a job, with changes."""
     changes = wanted.changes
     if wanted.from_checkpoint:
         if job.checkpoint is None:

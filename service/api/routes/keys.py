@@ -23,13 +23,13 @@ router = APIRouter(prefix="/v1/keys", tags=["keys"], route_class=StrictRoute)
     ),
 )
 def create(wanted: KeyRequest, _who: Admin, context: ContextDep, request: IdempotentDep) -> NewKey:
-    """Make a key. It is in this answer alone; the same request again gives the same key with another secret."""
+    """Create a key. Only this response shows it; repeating the request returns the same key with a new secret."""
     return context.keys.create(wanted.name, wanted.tenant, wanted.scopes, wanted.expires_at, request)
 
 
 @router.get("")
 def list_keys(_who: Admin, context: ContextDep) -> KeyList:
-    """List all keys, the newest first."""
+    """List all keys, newest first."""
     return KeyList(keys=list(context.keys.list()))
 
 
@@ -39,5 +39,5 @@ def list_keys(_who: Admin, context: ContextDep) -> KeyList:
     responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
 def revoke(key_id: str, _who: Admin, context: ContextDep) -> None:
-    """Revoke a key, which cannot be taken back. Within seconds it is refused everywhere."""
+    """Revoke a key. This cannot be undone, and takes effect everywhere within seconds."""
     context.keys.revoke(key_id)

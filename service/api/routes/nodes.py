@@ -15,7 +15,7 @@ router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
 
 @router.get("")
 def list_nodes(who: Reader, context: ContextDep) -> NodeList:
-    """List the nodes as the scheduler saw them last, and the jobs on them."""
+    """List the nodes as the scheduler last saw them, and the jobs on them."""
     seen = context.store.snapshot(NODES)
     if seen is None:
         return NodeList(seen_at=None, nodes=[])

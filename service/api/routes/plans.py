@@ -23,19 +23,19 @@ router = APIRouter(prefix="/v1", tags=["plans"], route_class=StrictRoute)
     "/plans", responses=problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 )
 def make_plan(spec: JobSpec, _who: Reader) -> Plan:
-    """Work out a job's legal layouts, and for each a rank's memory, the exchange and the time. Data is not read."""
+    """Plan a job: its legal layouts, and the memory, communication and time of each. Data is not read."""
     return plan(spec)
 
 
 @router.get("/presets")
 def list_presets(_who: Reader) -> PresetList:
-    """List the published model shapes that a spec can name."""
+    """List the published models that a job file can name as preset."""
     return presets()
 
 
 @router.get("/versions")
 def show_versions(_who: Reader, context: ContextDep) -> Versions:
-    """The versions of the service and of what it stands on."""
+    """Versions of the service and of what it runs on."""
     database: Literal["sqlite", "postgresql"] = (
         "postgresql" if context.store.engine.dialect.name == "postgresql" else "sqlite"
     )

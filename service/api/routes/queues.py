@@ -25,19 +25,19 @@ _BODY_REFUSED = problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatu
 
 @router.get("/queues", response_model=QueueList)
 def list_queues(_who: Reader, context: ContextDep) -> Response:
-    """List the queues, their limits, and what their jobs hold."""
+    """List the queues, their limits and usage."""
     return Response(QueueList(queues=context.quotas.queues()).model_dump_json(), media_type="application/json")
 
 
 @router.get("/queues/{name}", responses=_NOT_FOUND)
 def show_queue(name: QueuePath, _who: Reader, context: ContextDep) -> Queue:
-    """Look at one queue."""
+    """Show one queue."""
     return context.quotas.queue(name)
 
 
 @router.put("/queues/{name}", responses=_BODY_REFUSED)
 def put_queue(name: QueuePath, settings: QueueSettings, _who: Admin, context: ContextDep) -> Queue:
-    """Make a queue, or change it. Limits below what its jobs hold disturb no job that runs."""
+    """Create or change a queue. Limits below its present usage do not disturb running jobs."""
     return context.quotas.put_queue(name, settings)
 
 
@@ -47,17 +47,17 @@ def put_queue(name: QueuePath, settings: QueueSettings, _who: Admin, context: Co
     responses=_NOT_FOUND | problem_responses(HTTPStatus.CONFLICT),
 )
 def delete_queue(name: QueuePath, _who: Admin, context: ContextDep) -> None:
-    """Delete a queue that has no jobs that go on."""
+    """Delete a queue that has no active jobs."""
     context.quotas.delete_queue(name)
 
 
 @router.get("/tenants")
 def list_tenants(_who: Admin, context: ContextDep) -> TenantList:
-    """List the tenants, their limits, and what their jobs hold."""
+    """List the tenants, their limits and usage."""
     return TenantList(tenants=context.quotas.tenants())
 
 
 @router.put("/tenants/{name}", responses=_BODY_REFUSED)
 def put_tenant(name: TenantPath, settings: TenantSettings, _who: Admin, context: ContextDep) -> Tenant:
-    """Set a tenant's limits. Limits below what its jobs hold disturb no job that runs."""
+    """Set a tenant's limits. Limits below its present usage do not disturb running jobs."""
     return context.quotas.put_tenant(name, settings)

@@ -41,7 +41,7 @@ class SessionRequest(BaseModel):
     ),
 )
 async def open_session(wanted: SessionRequest, request: Request, response: Response, context: ContextDep) -> None:
-    """Have the browser send a key with each of its requests to the service, until it is closed."""
+    """Sign the browser in: it sends the key with every request until it is closed."""
     refuse_foreign_page(request)
     principal = await run_in_threadpool(context.keys.verify, wanted.key)
     if principal is None:
@@ -54,7 +54,7 @@ async def open_session(wanted: SessionRequest, request: Request, response: Respo
 
 @router.delete("", status_code=HTTPStatus.NO_CONTENT)
 async def close_session(request: Request, response: Response, context: ContextDep) -> None:
-    """Have the browser forget the key."""
+    """Sign the browser out."""
     refuse_foreign_page(request)
     secure = is_seen_over_tls(context.settings)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=secure)

@@ -13,6 +13,6 @@ router = APIRouter(prefix="/v1/metrics", tags=["operations"])
 
 @router.get("/targets")
 def list_targets(who: Reader, context: ContextDep) -> list[TargetGroup]:
-    """List the ranks of the tenant's RUNNING jobs for Prometheus' HTTP service discovery; an operator sees all."""
+    """List the ranks of the tenant's RUNNING jobs for Prometheus' HTTP service discovery; operators see all."""
     jobs = context.store.active()
     return targets(job for job in jobs if job.tenant == who.tenant or who.may(Scope.ADMIN))

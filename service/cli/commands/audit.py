@@ -17,7 +17,7 @@ def audit(
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
-    """Print who has changed what; for operators."""
+    """Print the audit log; for operators."""
     with open_client(url) as client:
         page = client.audit(tenant, after, limit)
     if as_json:

@@ -31,7 +31,7 @@ Step = Annotated[int, typer.Argument(min=0, metavar="STEP", help="Step of the ch
 
 @app.command("ls")
 def list_checkpoints(where: JobOrFolder, as_json: AsJson = False, url: Url = None) -> None:
-    """List the committed checkpoints of a job or a folder, the newest first; then those that are damaged, and how."""
+    """List the committed checkpoints of a job or a folder, newest first, then the damaged ones."""
     if _JOB_ID.fullmatch(where):
         with open_client(url) as client:
             found = client.checkpoints(where)
@@ -49,7 +49,7 @@ def show(
     step: Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint (default: the newest).")] = None,
     url: Url = None,
 ) -> None:
-    """Print what is known of a checkpoint, as JSON."""
+    """Print a checkpoint's details as JSON."""
     if not _JOB_ID.fullmatch(where):
         print_json(manifest_in(where, step))
         return
@@ -66,7 +66,7 @@ def pin(job_id: JobId, step: Step, url: Url = None) -> None:
 
 @app.command()
 def unpin(job_id: JobId, step: Step, url: Url = None) -> None:
-    """Leave a checkpoint to the job's own rules again."""
+    """Return a checkpoint to the job's retention."""
     with open_client(url) as client:
         say(f"{client.unpin(job_id, step).url} is kept as long as the job's own rules say")
 

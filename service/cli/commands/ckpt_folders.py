@@ -18,7 +18,7 @@ Step = Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint (d
 
 
 def checkpoints_in(url: str) -> CheckpointList:
-    """The committed checkpoints of a folder, the newest first.
+    """The committed checkpoints of a folder, newest first.
 
     Raises:
         BadInput: There is none.
@@ -62,7 +62,7 @@ def manifest_in(url: str, step: int | None) -> Manifest:
 def verify(
     url: Url, step: Annotated[int | None, typer.Option(min=0, help="Only this step (default: all).")] = None
 ) -> None:
-    """Read every file and compare it with what was written."""
+    """Verify the checksum of every file."""
     folder = CheckpointFolder(url)
     damaged = False
     for each in _steps(folder) if step is None else [_chosen(folder, step)]:
@@ -79,7 +79,7 @@ def prune(
     keep_last: Annotated[int, typer.Option(min=1, help="Keep this many of the newest.")],
     keep_every: Annotated[int | None, typer.Option(min=1, help="Also keep multiples of this many steps.")] = None,
 ) -> None:
-    """Remove old checkpoints. Those that stay are read first: one that is damaged does not count."""
+    """Remove old checkpoints. Those to keep are verified first; damaged ones do not count."""
     folder = CheckpointFolder(url)
     _steps(folder)
     removed = folder.prune(keep_last, keep_every, read_files=True)

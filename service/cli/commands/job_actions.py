@@ -13,14 +13,14 @@ from service.jobs.states import JobState
 
 
 def pause(job_id: JobId, url: Url = None) -> None:
-    """Pause a job: it saves its state and gives back what it holds."""
+    """Pause a job: it saves its state and releases its resources."""
     with open_client(url) as client:
         job = client.pause(job_id)
     say(f"{job.id} is PAUSED" if job.state is JobState.PAUSED else f"{job.id} will be paused after its step")
 
 
 def resume(job_id: JobId, url: Url = None) -> None:
-    """Resume a paused job where it was."""
+    """Resume a paused job."""
     with open_client(url) as client:
         job = client.resume(job_id)
     say(f"{job.id} is {job.state}: {job.message}")
@@ -34,7 +34,7 @@ def cancel(job_id: JobId, url: Url = None) -> None:
 
 
 def retry(job_id: JobId, url: Url = None) -> None:
-    """Queue a job again that has failed or was cancelled; it goes on from its newest checkpoint."""
+    """Requeue a failed or cancelled job; it continues from its newest checkpoint."""
     with open_client(url) as client:
         job = client.retry(job_id)
     say(f"{job.id} is {job.state} again, and goes on from step {job.checkpoint.step if job.checkpoint else 0}")
@@ -48,7 +48,7 @@ def patch(
     max_replicas: Annotated[int | None, typer.Option(help="Maximum number of data parallel replicas.")] = None,
     url: Url = None,
 ) -> None:
-    """Change a job while it lives."""
+    """Change a job that has not ended."""
     limits = _given(min=min_replicas, max=max_replicas)
     changes = _given(name=name, priority=priority, data_parallel_size=limits or None)
     if not changes:
@@ -73,7 +73,7 @@ def drill(
     ] = None,
     url: Url = None,
 ) -> None:
-    """Bring a fault about in a job of yours, to see that it gets over it."""
+    """Inject one fault into a running job, to see it recover."""
     with open_client(url) as client:
         job = client.drill(job_id, _given(kind=kind, rank=rank, at_step=at_step, steps=steps, seconds=seconds))
     say(f"{job.id} will have its {kind}; see what comes of it: boost events {job.id} -f")

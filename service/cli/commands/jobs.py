@@ -31,7 +31,7 @@ def list_jobs(
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
-    """List jobs, the newest first."""
+    """List jobs, newest first."""
     filters = {"queue": queue, "name": name, "tenant": tenant}
     with open_client(url) as client:
         page = _pages(client, state or [], limit, cursor, filters)
@@ -72,7 +72,7 @@ def show(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
 
 
 def events(job_id: JobId, follow_it: Follow = False, as_json: AsJson = False, url: Url = None) -> None:
-    """Print what happened to a job: states, steps, checkpoints, restarts. What its ranks say: `boost logs`."""
+    """Print a job's events: states, steps, checkpoints, restarts. For its ranks' logs: `boost logs`."""
     with open_client(url) as client:
         if follow_it and not as_json:
             exit_as(follow_until_interrupted(client, job_id, Console(highlight=False)))
@@ -94,7 +94,7 @@ def logs(
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
-    """Print what a job's ranks have logged. What happened to the job as a whole: `boost events`."""
+    """Print the logs of a job's ranks. For the job's events: `boost events`."""
     begin = moment_before_now(since) if since else None
     levels = [each.upper() for each in level or ()]
     with open_client(url) as client:

@@ -26,7 +26,7 @@ class KeyBook(Protocol):
         """All keys."""
 
     def revoke(self, key_id: str) -> None:
-        """Have a key refused from now on."""
+        """Revoke a key."""
 
 
 class KeysOfService:
@@ -49,7 +49,7 @@ class KeysOfService:
         return self._client.keys().keys
 
     def revoke(self, key_id: str) -> None:
-        """Have a key refused from now on."""
+        """Revoke a key."""
         self._client.revoke_key(key_id)
 
 

@@ -40,7 +40,7 @@ def create(
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
-    """Make a key and print it. It cannot be shown again."""
+    """Create a key and print it. It is shown only once."""
     wanted = legal_key(name=name, tenant=tenant, scopes=scope, expires_at=moment_from_now(expires) if expires else None)
     with _keys(direct, url) as book:
         made = book.create(wanted.name, wanted.tenant, wanted.scopes, wanted.expires_at)
@@ -53,7 +53,7 @@ def create(
 
 @app.command("ls")
 def list_keys(direct: Direct = False, as_json: AsJson = False, url: Url = None) -> None:
-    """List the keys, which are not shown themselves."""
+    """List the keys, without their secrets."""
     with _keys(direct, url) as book:
         found = KeyList(keys=list(book.list()))
     if as_json:
@@ -68,7 +68,7 @@ def revoke(
     direct: Direct = False,
     url: Url = None,
 ) -> None:
-    """Have a key refused from now on."""
+    """Revoke a key."""
     with _keys(direct, url) as book:
         book.revoke(key_id)
     say(f"key {key_id} is revoked")

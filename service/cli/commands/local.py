@@ -40,7 +40,7 @@ def serve(
         Path | None, typer.Option(help="PEM file with the certificate's private key (default: BOOST_TLS_KEY).")
     ] = None,
 ) -> None:
-    """Run the service until it is interrupted. Each option has a variable, such as BOOST_HOST, that says the same."""
+    """Run the service until it is interrupted. Every option can be set as a variable, such as BOOST_HOST."""
     from service.serve import run  # the engine takes seconds to import, which no other command needs
 
     given = {"host": host, "port": port, "auth": auth, "tls": tls, "tls_cert": tls_cert, "tls_key": tls_key}
@@ -48,12 +48,12 @@ def serve(
 
 
 def bench(context: typer.Context) -> None:
-    """Measure what the trainer's work costs on this machine; `boost bench --help` says what there is."""
+    """Benchmark the trainer on this machine; see `boost bench --help`."""
     raise typer.Exit(run_trainer("boost_core.bench", context.args))
 
 
 def data(context: typer.Context) -> None:
-    """Make tokens of documents; `boost data tokenize --help` says how."""
+    """Tokenize documents; see `boost data tokenize --help`."""
     raise typer.Exit(run_trainer("boost_core.data", context.args))
 
 
@@ -63,7 +63,7 @@ def import_configuration(
     ],
     out: Annotated[Path | None, typer.Option(help="File to write the job to (default: standard output).")] = None,
 ) -> None:
-    """Make a job file of another trainer's configuration, and say what could not be carried over, and what to set."""
+    """Convert another trainer's configuration into a job file, and list what could not be converted and what to set."""
     imported = read_foreign_config(config)
     for note in imported.notes:
         say(f"not carried over as it was: {note}", err=True)
@@ -77,5 +77,5 @@ def import_configuration(
 
 
 def demo() -> None:
-    """Start a service, train the example job on it, and show what came of it."""
+    """Start a service, train the example job on it and show the result."""
     raise typer.Exit(run_demo(read_settings(), Console(highlight=False)))

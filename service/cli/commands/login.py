@@ -23,7 +23,7 @@ def login(
     key_stdin: Annotated[bool, typer.Option("--key-stdin", help="Read the key from standard input.")] = False,
     ca_file: Annotated[Path | None, typer.Option(help="CA bundle to verify the service's certificate with.")] = None,
 ) -> None:
-    """Sign in: ask for an API key, try it, and keep it in a file that only you can read."""
+    """Sign in: ask for an API key, check it and store it in a file that only you can read."""
     settings = read_settings()
     address = url or settings.url
     if urlsplit(address).scheme == "http" and urlsplit(address).hostname not in _THIS_MACHINE:
@@ -38,7 +38,7 @@ def login(
 
 
 def logout() -> None:
-    """Forget the key of `boost login`. It stays good until it is revoked."""
+    """Forget the key of `boost login`. It stays valid until it is revoked."""
     path = read_settings().config
     try:
         path.unlink()
@@ -49,7 +49,7 @@ def logout() -> None:
 
 
 def whoami(as_json: AsJson = False, url: Url = None) -> None:
-    """Say who the service takes you for."""
+    """Show which tenant and key you are signed in with."""
     with open_client(url) as client:
         who = client.whoami()
     if as_json:

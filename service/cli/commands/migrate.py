@@ -5,7 +5,7 @@ from service.cli.output.printing import say
 
 
 def migrate() -> None:
-    """Bring the database of BOOST_DATABASE_URL to this version, and end. `boost serve` does it when it starts, too."""
+    """Migrate the database at BOOST_DATABASE_URL to this version. `boost serve` does this when it starts, too."""
     # Imported here, because no other command needs SQL.
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError, SQLAlchemyError

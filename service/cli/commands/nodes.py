@@ -9,7 +9,7 @@ _RESOURCES = ("GPU", "CPU")  # by Ray's names; what else a node has is in the JS
 
 
 def nodes(as_json: AsJson = False, url: Url = None) -> None:
-    """List the cluster's nodes, what is free on them, and the jobs there."""
+    """List the cluster's nodes, their free resources and their jobs."""
     with open_client(url) as client:
         found = client.nodes()
     if as_json:

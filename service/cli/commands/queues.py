@@ -19,7 +19,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The queue.")]
 
 @app.command("ls")
 def list_queues(as_json: AsJson = False, url: Url = None) -> None:
-    """List the queues, what their jobs hold, and of how much."""
+    """List the queues, their usage and limits."""
     with open_client(url) as client:
         found = client.queues()
     if as_json:
@@ -48,7 +48,7 @@ def set_queue(
     cpus: Cpus = None,
     url: Url = None,
 ) -> None:
-    """Make a queue, or change what is given of one; for operators."""
+    """Create a queue, or change the given settings of one; for operators."""
     with open_client(url) as client:
         present = _present(client, name)
         settings = {
@@ -62,7 +62,7 @@ def set_queue(
 
 @app.command("rm")
 def remove(name: Name, url: Url = None) -> None:
-    """Delete a queue whose jobs have all ended; for operators."""
+    """Delete a queue that has no active jobs; for operators."""
     with open_client(url) as client:
         client.delete_queue(name)
     say(f"deleted the queue {name}")

@@ -56,7 +56,7 @@ def clone(
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
-    """Submit a job like another one."""
+    """Submit a copy of a job."""
     patch = merge_patch(changes or [])
     with open_client(url) as client:
         record = client.clone(job_id, patch, from_checkpoint=from_checkpoint, idempotency_key=idempotency_key)
@@ -64,7 +64,7 @@ def clone(
 
 
 def plan(job: JobFile, as_json: AsJson = False) -> None:
-    """Say what a job takes in each of its layouts: memory, exchange, throughput, time. No service is asked."""
+    """Show a job's memory, communication, throughput and time in each of its layouts. Needs no service."""
     spec = read_job(job)
     found = plan_of(spec)
     if as_json:

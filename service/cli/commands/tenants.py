@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="List tenants and set their quotas;
 
 @app.command("ls")
 def list_tenants(as_json: AsJson = False, url: Url = None) -> None:
-    """List the tenants, what their jobs hold, and of how much."""
+    """List the tenants, their usage and limits."""
     with open_client(url) as client:
         found = client.tenants()
     if as_json:
@@ -33,7 +33,7 @@ def set_tenant(
     cpus: Cpus = None,
     url: Url = None,
 ) -> None:
-    """Make a tenant, or change what is given of one's quota."""
+    """Create a tenant, or change the given limits of one."""
     with open_client(url) as client:
         present = _present(client, name)
         tenant = client.put_tenant(name, {"gpus": limit(gpus, present.gpus), "cpus": limit(cpus, present.cpus)})

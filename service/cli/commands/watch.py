@@ -38,7 +38,7 @@ def watch(
     ] = None,
     url: Url = None,
 ) -> None:
-    """Watch jobs until all those named have ended, or until Ctrl-C: live, or as lines where there is no terminal."""
+    """Watch jobs until all those named have ended, or until Ctrl-C: live on a terminal, else as lines."""
     console = Console(highlight=False)
     view: _View = _Screen(console) if console.is_terminal else _Lines(console)
     with open_client(url) as client:
