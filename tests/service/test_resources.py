@@ -170,12 +170,12 @@ def test_what_fits_no_gpu_is_refused_at_every_door(http: httpx.Client, store: Jo
         assert answer.status_code == 422, answer.text
         (error,) = answer.json()["errors"]
         assert error["field"] == field
-        assert error["message"].startswith("no shape fits: tp")
+        assert error["message"].startswith("no layout fits: tp")
         assert "of 40 GB; raise parallelism.tensor_parallel_size" in error["message"]
     assert http.patch(path, json={"name": "larger"}).status_code == 200
     planned = http.post("/plans", json=too_large).json()
     assert planned["fastest"] is None
-    assert any("no shape fits" in note for note in planned["notes"])
+    assert any("no layout fits" in note for note in planned["notes"])
 
 
 def test_a_clone_is_like_its_original_but_for_the_changes(http: httpx.Client, store: JobStore) -> None:

@@ -51,9 +51,9 @@ export function restarts(events) {
   return found;
 }
 
-/** Ranks of a shape. */
-export function ranks(shape) {
-  return shape.tensor_parallel_size * shape.pipeline_parallel_size * shape.data_parallel_size;
+/** Ranks of a layout. */
+export function ranks(layout) {
+  return layout.tensor_parallel_size * layout.pipeline_parallel_size * layout.data_parallel_size;
 }
 
 function following(phase, { kind, data }) {

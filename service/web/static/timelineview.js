@@ -1,7 +1,7 @@
 // The timeline drawn: a bar of stretches with a mark for each restart, and what happened as a list.
 
 import { card, h, setText } from "./dom.js";
-import { duration, moment, shape as sizes, whole, words } from "./format.js";
+import { duration, layout, moment, whole, words } from "./format.js";
 import { restartText, story } from "./story.js";
 import { ranks, restarts, stretches } from "./timeline.js";
 
@@ -14,7 +14,7 @@ const NAMES = {
   paused: "Paused",
 };
 const HINT = "Point at a stretch or a mark, or tap it, to read what it was.";
-const LEAST_HEIGHT = 40; // in percent, so that a shape can still be read
+const LEAST_HEIGHT = 40; // in percent, so that a layout can still be read
 const MOST_TOLD = 200;
 const TICKS = 5;
 
@@ -55,7 +55,7 @@ export function timelineCard() {
   }
 
   function stretch(part, most, place) {
-    const name = part.shape ? `${NAMES[part.phase]} at ${sizes(part.shape)}` : NAMES[part.phase];
+    const name = part.shape ? `${NAMES[part.phase]} in ${layout(part.shape)}` : NAMES[part.phase];
     const text = `${name} for ${duration((part.to - part.from) / 1000)}, from ${moment(part.from)}`;
     const element = h(
       "span",
@@ -66,7 +66,7 @@ export function timelineCard() {
         title: text,
         on: { click: () => setText(told, text) },
       },
-      part.shape ? h("span", {}, sizes(part.shape)) : null,
+      part.shape ? h("span", {}, layout(part.shape)) : null,
     );
     if (part.shape) element.style.setProperty("height", `${Math.max(LEAST_HEIGHT, (100 * ranks(part.shape)) / most)}%`);
     element.style.setProperty("left", place(part.from));
