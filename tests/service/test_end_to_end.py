@@ -48,6 +48,7 @@ def progress(client: Client, job: JobRecord) -> int:
     return newest.step if newest else 0
 
 
+@pytest.mark.full
 def test_answers_before_ray_is_up(server: Server, client: Client) -> None:
     early = server.answers("/readyz")
     assert early is not None

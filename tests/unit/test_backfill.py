@@ -180,6 +180,7 @@ def test_what_is_let_through_harms_nowhere_and_in_no_order(part: int) -> None:
     assert harmless.count(False) > 0.3 * len(harmless)  # it does not refuse out of doubt only
 
 
+@pytest.mark.full
 def test_where_all_ranks_are_alike_the_test_is_exact() -> None:
     found = outcomes([World(seed, alike=True) for seed in range(2500)])
     assert len(found) > 200

@@ -142,6 +142,7 @@ def test_another_input_is_not_mixed_in(tmp_path: Path, capsys: pytest.CaptureFix
     assert "or another folder" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
     """96 MiB of text take hardly more than 12 MiB do."""
     peaks = []
