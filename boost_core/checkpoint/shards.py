@@ -60,11 +60,8 @@ def refuse_damaged(folder: CheckpointFolder, step: int, ranks: dist.ProcessGroup
     Raises:
         SaveFailed: On all ranks: the store does not give back what was written.
     """
-    problems: list[list[str]] = [[]] * dist.get_world_size()
-    dist.all_gather_object(problems, _damage(folder, step), group=ranks)
-    if any(problems):
-        said = "; ".join(problem for of_rank in problems for problem in of_rank)
-        raise SaveFailed(f"what was written does not come back: {said}")
+    if problems := _of_all_ranks(_damage(folder, step), ranks):
+        raise SaveFailed(f"what was written does not come back: {'; '.join(problems)}")
 
 
 def _damage(folder: CheckpointFolder, step: int) -> list[str]:
@@ -123,9 +120,9 @@ def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[C
     _refuse(_of_all_ranks(folder.damage_of(manifest, unread[rank::ranks])))
 
 
-def _of_all_ranks(found: Iterable[str]) -> list[str]:
+def _of_all_ranks(found: Iterable[str], ranks: dist.ProcessGroup | None = None) -> list[str]:
     gathered: list[list[str]] = [[]] * dist.get_world_size()
-    dist.all_gather_object(gathered, list(found))
+    dist.all_gather_object(gathered, list(found), group=ranks)
     return [each for of_rank in gathered for each in of_rank]
 
 
