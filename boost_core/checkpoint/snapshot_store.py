@@ -45,7 +45,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """SnapshotIndex with their tensors by the place in the state, in the same order."""
+    """A snapshot's index, and its tensors in the same order."""
 
     index: SnapshotIndex
     tensors: tuple[torch.Tensor, ...]

@@ -22,9 +22,9 @@ class Layout:
     """How many ranks a gang has along each dimension, the innermost first.
 
     Attributes:
-        tp: Tensor parallel ranks: a group of so many shares a node.
-        pp: Pipeline parallel ranks: so many groups make a replica.
-        dp: Data parallel ranks: so many replicas make the gang.
+        tp: Tensor parallel ranks; a group of them shares a node.
+        pp: Pipeline parallel ranks: tensor parallel groups per replica.
+        dp: Data parallel ranks: replicas of the gang.
     """
 
     tp: int

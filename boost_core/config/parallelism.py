@@ -64,5 +64,5 @@ class ParallelismConfig(Config):
         return Layout.of(self).world_size
 
     def at(self, layout: Layout) -> "ParallelismConfig":
-        """The same in another layout; without stages there is no order of stages."""
+        """The same in another layout; a single stage needs no pipeline schedule but the default."""
         return self.model_copy(update=layout.sizes | ({"pipeline_schedule": "1f1b"} if layout.pp == 1 else {}))

@@ -88,7 +88,7 @@ def fastest(
 
 
 def why_not(spec: JobSpec, slots: Sequence[int], allowed: Iterable[Layout] | None = None) -> str:
-    """Why none of a job's layouts fits, for people; told of the one that asks least of a single node."""
+    """Why none of a job's layouts fits, for people: what the one that needs least of a single node lacks."""
     placement = spec.resources.placement
     layouts = list(spec.layouts() if allowed is None else allowed)
     layout = min(layouts, key=lambda layout: (units(layout, placement)[0], layout.world_size))

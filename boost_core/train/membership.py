@@ -39,7 +39,7 @@ class StepTimes:
     communication: Mapping[tuple[str, str], Totals]
 
 
-def _nowhere(_holder: Any, key: SnapshotKey, _regions: Any) -> Any:
+def _nowhere(_owner: Any, key: SnapshotKey, _regions: Any) -> Any:
     raise LookupError(f"{key} is nowhere to be fetched from")
 
 

@@ -15,7 +15,7 @@ from service.security.secrets import SecretReference
 
 @dataclass(frozen=True)
 class GangContext:
-    """What all workers of a gang are told of their surroundings, because they cannot see the service's settings.
+    """Settings of the service that a gang's workers need and cannot read for themselves.
 
     Attributes:
         tag: The job, for people who look at Ray.

@@ -34,7 +34,7 @@ class RayExecutor:
     Args:
         spec: The job.
         supervisor: Handle of the ``Supervisor`` actor, for the workers.
-        context: What its workers are told of their surroundings.
+        context: Settings of the service that workers need.
     """
 
     def __init__(self, spec: JobSpec, supervisor: ActorProxy["Supervisor"], context: GangContext) -> None:

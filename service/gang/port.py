@@ -66,7 +66,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Prepared:
-    """To ``Prepare``: where ranks meet, or why there is no such place; and who has which snapshots."""
+    """Answer to ``Prepare``: the rendezvous, or why there is none, and the snapshots that each owner has."""
 
     rendezvous: Rendezvous | None
     failure: str
@@ -237,6 +237,6 @@ class Executor(Protocol):
         Args:
             phase: Where the gang is in its life.
             message: The same for people.
-            generation: Number of the gang that trains; 0 while there is none.
+            generation: The generation that trains; 0 if none does.
             places: Its workers by rank.
         """

@@ -190,7 +190,7 @@ class GangRecord:
         if self._interruption is None and self._start is not None:
             self._interruption = Interruption(cause, message, self.step, min(self.last_sign, detected))
             self._interruption.reached("detect", detected)
-            self._start = None  # a step that is heard of only now is none of the next gang's
+            self._start = None  # a step reported after this is not the next gang's first
             self._keep(self.now.utc, InterruptionReport(cause=cause, message=message, step=self.step))
         elif self._interruption and self._interruption.is_overtaken_by(cause):
             self._interruption.cause, self._interruption.message = cause, message

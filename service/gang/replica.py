@@ -41,7 +41,7 @@ class RankActor:
         title: What Ray's dashboard shows of it.
         number: The worker's number.
         supervisor: Handle of the gang's ``Supervisor`` actor.
-        context: What it is told of its surroundings.
+        context: Settings of the service that workers need.
     """
 
     def __init__(self, title: str, number: int, supervisor: ActorProxy["Supervisor"], context: GangContext) -> None:
@@ -123,7 +123,7 @@ class WorkerHandle:
     Args:
         options: What it takes, and where it is to be, in Ray's words.
         supervisor: Handle of the ``Supervisor`` actor.
-        context: What it is told of its surroundings.
+        context: Settings of the service that workers need.
 
     Attributes:
         number: Its number among all workers of the gang.
@@ -169,7 +169,7 @@ class RayReplica:
     Args:
         wanted: What it is to be.
         supervisor: Handle of the ``Supervisor`` actor.
-        context: What its workers are told of their surroundings.
+        context: Settings of the service that workers need.
 
     Attributes:
         workers: None before it has its resources.

@@ -32,7 +32,7 @@ class Supervisor:
     Args:
         spec: The job.
         orders: The first orders.
-        context: What the gang's workers are told of their surroundings.
+        context: Settings of the service that workers need.
     """
 
     def __init__(self, spec: JobSpec, orders: Orders, context: GangContext) -> None:

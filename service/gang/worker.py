@@ -51,7 +51,7 @@ class Worker:
 
     Args:
         number: Its number among all workers of the gang.
-        context: What it is told of its surroundings.
+        context: Settings of the service that workers need.
         node: Ray's id of its node.
         actor: Ray's id of its actor.
         address: The address of its node, on which it listens.

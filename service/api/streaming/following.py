@@ -138,7 +138,7 @@ class Feeds:
                     feed.end(lambda _: True)
 
     async def _watch(self) -> None:
-        """End streams whose keys were revoked or have expired, and look for writes that no notification told of."""
+        """End streams whose keys were revoked or have expired, and look for writes that came without a notification."""
         is_away = False
         while True:
             await asyncio.sleep(WATCH_SECONDS)
