@@ -13,6 +13,7 @@ The payload is what a rank hands over (Thakur, Rabenseifner and Gropp, "Optimiza
 Operations in MPICH", 2005).
 """
 
+import math
 from collections.abc import Sequence
 
 from boost_core.hardware import Link
@@ -46,6 +47,9 @@ def link_bytes(collective: str, ranks: int, payload_bytes: float) -> float:
 def fit(ranks: int, payload_bytes: Sequence[int], seconds: Sequence[float]) -> Link:
     """α and β of all-reduces as they were measured, by least squares of the relative errors.
 
+    Neither is below 0: times that are proportional to the payload have an α of 0, and where larger payloads took no
+    longer β is infinite.
+
     Args:
         ranks: Ranks of the group; α is of this many.
         payload_bytes: Payload of each all-reduce.
@@ -65,6 +69,15 @@ def fit(ranks: int, payload_bytes: Sequence[int], seconds: Sequence[float]) -> L
     covariance = sum(
         weight * (x - mean_sent) * (y - mean_seconds) for weight, x, y in zip(weights, sent, seconds, strict=True)
     )
-    slope = covariance / sum(weight * (x - mean_sent) ** 2 for weight, x in zip(weights, sent, strict=True))
+    slope = max(covariance / sum(weight * (x - mean_sent) ** 2 for weight, x in zip(weights, sent, strict=True)), 0.0)
     start = mean_seconds - slope * mean_sent
-    return Link(start, 0.0, 1 / slope, f"fitted to {len(seconds)} all-reduces among {ranks} ranks")
+    if start < 0:
+        start, slope = 0.0, _proportional(weights, sent, seconds)
+    rate = 1 / slope if slope else math.inf
+    return Link(start, 0.0, rate, f"fitted to {len(seconds)} all-reduces among {ranks} ranks")
+
+
+def _proportional(weights: Sequence[float], sent: Sequence[float], seconds: Sequence[float]) -> float:
+    """Seconds a byte of the line through the origin that lies nearest."""
+    along = sum(weight * x * y for weight, x, y in zip(weights, sent, seconds, strict=True))
+    return along / sum(weight * x**2 for weight, x in zip(weights, sent, strict=True))

@@ -1,3 +1,4 @@
+import math
 from functools import partial
 
 import pytest
@@ -44,6 +45,15 @@ def test_a_fit_finds_what_made_the_times() -> None:
     fitted = fit(4, sizes, times)
     assert fitted.base_seconds + 6 * fitted.hop_seconds == pytest.approx(1e-5 + 6 * 2e-6, rel=0.1)
     assert fitted.bytes_per_second == pytest.approx(1e9, rel=0.1)
+
+
+def test_noise_makes_no_negative_figures() -> None:
+    flat = fit(2, [1024, 4096, 16384], [3e-4, 2e-4, 1e-4])
+    assert (flat.bytes_per_second, flat.hop_seconds) == (math.inf, 0)
+    assert 1e-4 < flat.base_seconds < 3e-4
+    steep = fit(2, [1024, 4096, 16384], [1e-5, 9e-5, 9e-4])
+    assert steep.base_seconds == 0
+    assert collective_seconds(steep, "all_reduce", 2, 4096) == pytest.approx(4096 / steep.bytes_per_second)
 
 
 def test_one_size_makes_no_line() -> None:
