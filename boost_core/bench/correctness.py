@@ -34,7 +34,7 @@ def disagreements(
     for index, (value, reference, exact, nearby) in enumerate(zip(mine, same_type, truth, moved, strict=True)):
         error = _relative_error(value, exact)
         limit = _relative_error(reference, exact) + _relative_error(nearby, exact) + torch.finfo(value.dtype).eps
-        if not error <= limit:  # NaN is no agreement
+        if not error <= limit:  # NaN does not agree
             found.append(f"{case.name}, result {index} of {len(mine)}: relative error {error:.2e} over {limit:.2e}")
     return found
 

@@ -7,7 +7,7 @@
     <url>/step-00000100/manifest.json    written last, in one piece: from then on the checkpoint exists
     <url>/step-00000100/committed        an empty file, written once the manifest is there
     <url>/pins/step-00000100             while it is there, nobody removes that checkpoint
-    <url>/profiles/step-00000100/…       traces of steps, which are no checkpoint's; see ``boost_core.train.profiling``
+    <url>/profiles/step-00000100/…       traces of steps; see ``boost_core.train.profiling``
 
 A reader looks for manifests only, so it never sees half of a checkpoint. Shards without a manifest are what an
 interrupted save leaves behind, and nobody misses them. ``committed`` tells these from a checkpoint that has lost its

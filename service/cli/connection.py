@@ -15,7 +15,7 @@ def open_client(url: str | None, **options: Any) -> Client:
         options: Of the client, instead of what settings and login say.
 
     Raises:
-        BadInput: That is no address, or the login cannot be used.
+        BadInput: That is not an address, or the login cannot be used.
     """
     settings = read_settings()
     login = read_login(settings.config)

@@ -66,7 +66,7 @@ def read_foreign_config(path: Path) -> Imported:
     """A job made of a configuration of nanotron, legal but for what must be set in it, and what was not carried over.
 
     Raises:
-        BadInput: It cannot be read, or what it asks for is no legal job.
+        BadInput: It cannot be read, or what it asks for is not a legal job.
     """
     try:
         imported = import_config(path)
@@ -86,7 +86,7 @@ def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:
         changes: Fields to replace; those that are ``None`` are left.
 
     Raises:
-        BadInput: It cannot be read or is no legal job.
+        BadInput: It cannot be read or is not a legal job.
     """
     try:
         spec = load_job(path)
@@ -110,7 +110,7 @@ def read_settings(**given: Any) -> Settings:
     try:
         return Settings(**given)
     except ValidationError as error:
-        # A default that rests on a faulty variable is no fault of its own.
+        # A default that rests on a faulty variable is not a fault of its own.
         faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]
         raise BadInput(*(f"BOOST_{fault.field.upper()}: {fault.message}" for fault in job_errors(faults))) from error
 

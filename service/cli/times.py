@@ -49,5 +49,5 @@ def _date(text: str) -> datetime:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         raise BadInput(
-            f"{text!r} is no time; give a span such as 90s, 10m, 2h, 7d, or a date such as 2026-03-01T12:00:00Z"
+            f"{text!r} is not a time; give a span such as 90s, 10m, 2h, 7d, or a date such as 2026-03-01T12:00:00Z"
         ) from None

@@ -60,7 +60,7 @@ class Call(Generic[_Answer]):
         """What the service has answered.
 
         Raises:
-            ApiError: It has refused, or it is no BOOST service.
+            ApiError: It has refused, or it is not a BOOST service.
         """
         if response.is_error:
             raise ApiError.of(response)

@@ -29,11 +29,13 @@ class Options:
 
     def __post_init__(self) -> None:
         if not self.base_url.startswith(("http://", "https://")):
-            raise ValueError(f"{self.base_url!r} is no address of a service; give one such as http://127.0.0.1:8900")
+            raise ValueError(
+                f"{self.base_url!r} is not the address of a service; give one such as http://127.0.0.1:8900"
+            )
         try:
             httpx.URL(self.base_url)
         except httpx.InvalidURL as error:
-            raise ValueError(f"{self.base_url!r} is no address of a service: {error}") from error
+            raise ValueError(f"{self.base_url!r} is not the address of a service: {error}") from error
         if self.api_key is not None and not _is_visible_ascii(self.api_key):
             raise ValueError("the API key holds characters that no key has; give it as it was shown")
 

@@ -374,7 +374,9 @@ class GangController:
         for command in commands:
             for rank in {command.rank} if isinstance(command, Drill) else set(command.ranks):
                 if rank >= len(formation.workers):  # the gang has shrunk since it was asked for
-                    message = f"no {command.kind}: there is no rank {rank} of {len(formation.workers)}"
+                    message = (
+                        f"{command.kind} skipped: rank {rank} is gone; the gang has {len(formation.workers)} ranks now"
+                    )
                     self._record.log("WARNING", message)
                 elif command.kind == "drop_node":
                     yield from self._drop_node(formation, command)

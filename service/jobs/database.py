@@ -85,7 +85,7 @@ def open_engine(database_url: str) -> Engine:
         event.listen(engine, "connect", _set_up_postgresql)
         return engine
     if url.get_backend_name() != "sqlite":
-        raise ArgumentError(f"{url.get_backend_name()!r} is no database that is served; use sqlite or postgresql")
+        raise ArgumentError(f"{url.get_backend_name()!r} is not a supported database; use sqlite or postgresql")
     if url.database and url.database != ":memory:":
         _keep_private(Path(url.database))
     engine = create_engine(url)

@@ -174,5 +174,5 @@ def _split(length: int, wanted: Sequence[tuple[TimeKind, float]], rest: TimeKind
 
 
 def _clamped(seconds: float, most: int) -> int:
-    """Microseconds from 0 to ``most``; a trainer may also send infinities and what is no number."""
+    """Microseconds from 0 to ``most``; a trainer may also send infinities and NaN."""
     return microseconds(min(max(0.0, seconds), in_seconds(most)))

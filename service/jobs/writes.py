@@ -224,7 +224,9 @@ def asked(record: JobRecord, command: WorkerCommand) -> Write:
     raise_problems(
         type(command).__name__,
         [
-            FieldProblem((field,), rank, f"{rank} is no rank of a gang of {layout}; use 0 to {layout.world_size - 1}")
+            FieldProblem(
+                (field,), rank, f"{rank} is not a rank of a gang of {layout}; use 0 to {layout.world_size - 1}"
+            )
             for rank in ranks
             if rank >= layout.world_size
         ],
@@ -294,7 +296,7 @@ def _event(record: JobRecord, kind: str, data: dict[str, Any]) -> EventRow:
 
 
 def _legible(message: str) -> str:
-    """A message without what no database keeps, such as bytes of a file's name that are no text."""
+    """A message without what no database keeps, such as bytes of a file's name that are not text."""
     return message.encode(errors="replace").decode().replace("\0", "\ufffd")
 
 

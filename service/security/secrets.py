@@ -26,7 +26,7 @@ _TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _REMEDY = "ask the operator of the service to correct it"
 
-# What the node itself says of s3://, as far as it is no matter of who one is.
+# What the node itself says of s3://, except for credentials.
 _OF_THE_NODE = {
     name: value
     for name, value in fsspec.config.conf.get("s3", {}).items()

@@ -88,7 +88,7 @@ def _problem(named: str, folders: Sequence[Place]) -> str | None:
 
 
 def _literal_folder(named: str) -> str:
-    """The folder in which all matches of a pattern are; what is no pattern, as it is."""
+    """The folder in which all matches of a pattern are; what is not a pattern, unchanged."""
     magic = _MAGIC.search(named)
     return named if magic is None else named[: named.rindex("/", 0, magic.start()) + 1]
 

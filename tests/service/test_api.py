@@ -167,7 +167,7 @@ def test_profiles(http: httpx.Client, store: JobStore) -> None:
     assert (answer.status_code, answer.json()["commands"]) == (202, [{"kind": "profile", "steps": 3, "ranks": [0]}])
     problem = problem_of(http.post(path, json={"ranks": [0, 2]}), 422)
     assert [(error["field"], error["value"]) for error in problem["errors"]] == [("ranks", 2)]
-    assert "2 is no rank of a gang of tp 2" in problem["detail"]
+    assert "2 is not a rank of a gang of tp 2" in problem["detail"]
     wrong: dict[str, dict[str, object]] = {
         "steps": {"steps": 21}, "ranks": {"ranks": []}, "ranks[1]": {"ranks": [0, -1]},
         "ranks[2]": {"ranks": [0, 1, "1"]}, "stps": {"stps": 3},

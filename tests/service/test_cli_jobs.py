@@ -207,7 +207,7 @@ def test_logs_of_ranks() -> None:
     assert filtered == {"rank": ["0"], "level": ["ERROR", "WARNING"], "follow": ["false"]}
     assert plain == {"follow": ["false"]}
     assert [json.loads(line)["id"] for line in as_json.stdout.splitlines()] == [1, 2]
-    assert (refused.exit_code, "'yesterday' is no time" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "'yesterday' is not a time" in refused.stderr) == (2, True)
 
 
 def test_logs_and_events_say_what_the_other_is_for() -> None:
@@ -222,7 +222,7 @@ def test_logs_and_events_say_what_the_other_is_for() -> None:
 @pytest.mark.parametrize("read", [moment_before_now, moment_from_now])
 def test_times_that_are_none(read: Callable[[str], datetime]) -> None:
     for text in ("", "10", "m", "10 m", "-5m", "1y", "soon", "2026-13-01"):
-        with pytest.raises(BadInput, match="is no time"):
+        with pytest.raises(BadInput, match="is not a time"):
             read(text)
 
 

@@ -71,7 +71,7 @@ def test_a_new_queue() -> None:
         assert made.stdout == "queue night: GPUs 0, CPUs 0\n"
         assert boost_at(server.url)("queues", "set", "day").exit_code == 1, "what is not understood is not overwritten"
         refused = boost_at(server.url)("queues", "set", "night", "--gpus", "many")
-    assert (refused.exit_code, "'many' is no limit; give a number, or none" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "'many' is not a limit; give a number, or none" in refused.stderr) == (2, True)
 
 
 def test_tenants() -> None:

@@ -29,7 +29,7 @@ def test_profile(boost, store: JobStore) -> None:
     assert asked.stdout.startswith(f"{job.id} will have 2 step(s) traced"), asked.output
     assert store.take_commands(job.id) == [Profile(steps=2, ranks=(0, 1))]
     refused = boost("profile", job.id, "--rank", "2")
-    assert (refused.exit_code, "ranks: 2 is no rank" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "ranks: 2 is not a rank" in refused.stderr) == (2, True)
 
 
 def waits_for_profile(store: JobStore, api: RunningApi, job: JobRecord, *reports: Report) -> subprocess.Popen[str]:

@@ -80,7 +80,7 @@ def test_a_migration_that_is_killed_has_changed_nothing(empty_database_url: str)
 
 
 def test_databases_that_are_not_served() -> None:
-    with pytest.raises(ArgumentError, match="'mysql' is no database that is served; use sqlite or postgresql"):
+    with pytest.raises(ArgumentError, match="'mysql' is not a supported database; use sqlite or postgresql"):
         open_engine("mysql://host/boost")
 
 

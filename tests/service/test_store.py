@@ -377,7 +377,7 @@ def test_a_drill_needs_a_running_job_and_one_of_its_ranks(store: JobStore) -> No
     with pytest.raises(WrongState, match="a drill needs a job that is RUNNING"):
         store.ask(job.id, Drill(kind="kill_rank"))
     start(store, job.id)
-    with pytest.raises(ValidationError, match="2 is no rank of a gang of tp 2 × pp 1 × dp 1; use 0 to 1"):
+    with pytest.raises(ValidationError, match="2 is not a rank of a gang of tp 2 × pp 1 × dp 1; use 0 to 1"):
         store.ask(job.id, Drill(kind="kill_rank", rank=2))
     store.append_reports(job.id, 1, numbered(a_shape(data=2)))
     assert store.get(job.id).present_layout == Layout(2, 1, 2)
@@ -391,7 +391,7 @@ def test_a_profile_needs_a_running_job_and_its_ranks(store: JobStore) -> None:
     with pytest.raises(WrongState, match="a profile needs a job that is RUNNING"):
         store.ask(job.id, Profile())
     start(store, job.id)
-    with pytest.raises(ValidationError, match="ranks\n  3 is no rank of a gang of tp 2 × pp 1 × dp 1; use 0 to 1"):
+    with pytest.raises(ValidationError, match="ranks\n  3 is not a rank of a gang of tp 2 × pp 1 × dp 1; use 0 to 1"):
         store.ask(job.id, Profile(ranks=(1, 3)))
     asked = store.ask(job.id, Profile(steps=20, ranks=(0, 1)))
     assert asked.commands == [Profile(steps=20, ranks=(0, 1))]

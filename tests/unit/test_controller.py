@@ -320,7 +320,10 @@ def test_drills_and_profiles_reach_their_ranks() -> None:
     sent = {(command.worker, command.command.kind) for command in gang.of(port.SendCommand)}
     zero, one, two, _ = gang.training.workers
     assert sent == {(zero, "fill_store"), (one, "delay_rank"), (two, "profile"), (zero, "profile")}
-    assert gang.record.status(0).reports[-1].report.message == "no kill_rank: there is no rank 9 of 4"
+    assert (
+        gang.record.status(0).reports[-1].report.message
+        == "kill_rank skipped: rank 9 is gone; the gang has 4 ranks now"
+    )
 
 
 def test_a_node_dropped_by_a_drill_is_gone_for_a_while() -> None:

@@ -1,6 +1,6 @@
 """Reading YAML by the core schema of YAML 1.2, in which ``1:30`` and ``yes`` are strings and ``3e-4`` is a number.
 
-PyYAML reads YAML 1.1, in which ``1:30`` is 90, ``yes`` is true, ``010`` is 8, a date is no string and ``3e-4`` is one.
+PyYAML reads YAML 1.1, in which ``1:30`` is 90, ``yes`` is true, ``010`` is 8, a date is a date and ``3e-4`` a string.
 Merge keys (``<<``), which 1.2 dropped, are still understood: many configurations have them.
 """
 
@@ -34,7 +34,7 @@ def read_yaml(text: str, allow_duplicates: bool = False) -> Any:
         allow_duplicates: Whether the last value of a field that is given twice holds, as in most programs.
 
     Raises:
-        yaml.YAMLError: It is no YAML, gives a field twice, or is nested too deeply.
+        yaml.YAMLError: It is not YAML, gives a field twice, or is nested too deeply.
     """
     try:
         content = yaml.load(text, _Loader if allow_duplicates else _StrictLoader)

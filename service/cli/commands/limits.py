@@ -27,7 +27,7 @@ def limit(option: str | None, otherwise: float | None) -> float | None:
     try:
         return float(option)
     except ValueError:
-        raise BadInput(f"{option!r} is no limit; give a number, or {_NO_LIMIT}") from None
+        raise BadInput(f"{option!r} is not a limit; give a number, or {_NO_LIMIT}") from None
 
 
 def held(used: float, of: float | None) -> str:

@@ -8,7 +8,7 @@ from boost_core.messages import report_text
 from boost_core.messages.reports import Report, report_adapter
 from service.jobs.model import JobEvent
 
-_OF_THE_SERVICE = frozenset({"state", "patch", "drill"})  # kinds of events that are no report of the trainer
+_OF_THE_SERVICE = frozenset({"state", "patch", "drill"})  # kinds of events that are not reports of the trainer
 
 
 def report_of(event: JobEvent) -> Report | None:

@@ -38,7 +38,7 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     for column in table.columns[:-1]:
         column.no_wrap = True
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))  # as they are: brackets in a message are no markup
+        table.add_row(*(Text(printable(cell)) for cell in row))  # as they are: brackets in a message are not markup
     return table
 
 
@@ -58,6 +58,6 @@ def number(value: float | None) -> str:
 
 
 def _console() -> Console:
-    """Standard output; where that is no terminal, wide enough that no line is broken."""
+    """Standard output; where that is not a terminal, wide enough that no line is broken."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=240)

@@ -8,7 +8,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """A block for each value, the higher the greater it is among them; a blank for what is no number."""
+    """A block for each value, the higher the greater it is among them; a blank for NaN."""
     numbers = [value for value in values if _is_number(value)]
     if not numbers:
         return " " * len(values)
