@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium demo test test-all check format lock clean
+.PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium demo test test-all check format lock gpu-bundle clean
 
 setup: $(VENV)/.installed
 
@@ -61,6 +61,12 @@ check: setup
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# What a GPU machine without a network needs: unpack it there and call ./run OUT. GPU_HAS: packages that it has.
+GPU_PYTHON ?= 3.12
+GPU_HAS ?= torch triton
+gpu-bundle: setup
+	$(BIN)/python -m tests.gpu.bundle --python $(GPU_PYTHON) --has $(GPU_HAS)
 
 # Resolve everything anew and pin it, around the torch that the product is tested with and the Triton that its GPU build
 # wants. The local part of torch's version (+cpu) is dropped, so that the pins serve machines with and without a GPU.

@@ -31,7 +31,8 @@ class Environment:
     """What was measured, and on what.
 
     Attributes:
-        commit: Of the source, with ``-dirty`` if it was changed; ``unknown`` outside a checkout.
+        commit: Of the source, with ``-dirty`` if it was changed; outside a checkout what ``BOOST_COMMIT`` says,
+            or ``unknown``.
         device: Name of the GPU, or the CPU and its cores.
         torch_version: Of torch.
         triton_version: Of Triton; empty where there is none.
@@ -119,6 +120,8 @@ def _readable(row: Row) -> str:
 
 
 def _commit() -> str:
+    if commit := os.environ.get("BOOST_COMMIT"):  # of a tree that is no checkout
+        return commit
     git = ["git", "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(git, capture_output=True, text=True, cwd=Path(__file__).parent)
