@@ -53,7 +53,7 @@ STAGES = (
     Stage("tests", 300, ("-m", "pytest", "-p", "no:cacheprovider", "tests/kernels")),
     Stage("losses", 180, ("-m", "tests.gpu", "{out}", "--curves")),
     Stage("rank-7b", 560, (*_RANK, *_OPTIONS_7B.split())),
-    Stage("rank-1b", 200, (*_RANK, *"--model 1b --tp 1 --micro-batch 4 --repeats 10".split())),
+    Stage("rank-1b", 200, (*_RANK, *["--model", "1b", "--tp", "1", "--micro-batch", "4", "--repeats", "10"])),
     Stage("kernels", 280, (*_KERNELS, "--repeats", "20")),
 )
 
@@ -105,7 +105,7 @@ def _job(corpus: Path, folder: Path, device: str, precision: str) -> dict[str, A
         "model": {"preset": "tiny"},
         "data": {"source": {"kind": "text", "paths": [str(corpus)]}},
         "training": {
-            "steps": STEPS, "sequence_length": 128, "global_batch_size": 8, "micro_batch_size": 8,
+            "steps": STEPS, "sequence_length": 64, "global_batch_size": 4, "micro_batch_size": 4,
             "precision": precision, "evaluate_every_steps": STEPS,
         },
         "optimizer": {"learning_rate": 0.006, "warmup_steps": 10},
