@@ -57,7 +57,7 @@ def test_the_archive_runs_where_it_is_unpacked(tmp_path: Path) -> None:
         packed.extractall(tmp_path / "there", filter="data")
     subprocess.run(
         [tmp_path / "there" / "run", out, "losses"],
-        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""},
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         cwd=tmp_path, check=True,
     )  # fmt: skip
     report = (out / "report.md").read_text()
