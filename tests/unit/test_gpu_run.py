@@ -55,10 +55,10 @@ def test_the_archive_runs_where_it_is_unpacked(tmp_path: Path) -> None:
     bundle.write(archive, [])
     with tarfile.open(archive) as packed:
         packed.extractall(tmp_path / "there", filter="data")
+    here = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     subprocess.run(
         [tmp_path / "there" / "run", out, "losses"],
-        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path, check=True,
+        env=os.environ | here | {"CUDA_VISIBLE_DEVICES": ""}, cwd=tmp_path, check=True,
     )  # fmt: skip
     report = (out / "report.md").read_text()
     assert "| CPU, bf16 | " in report and "There is no GPU." in report
