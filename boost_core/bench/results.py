@@ -14,6 +14,7 @@ import torch
 from boost_core.bench.timing import Spread
 
 RESULTS = Path("tests/benchmarks/results.csv")
+_ARCHIVED = Path(__file__).with_name("commit.txt")  # git writes the commit there when it makes an archive
 NO_GPU = "No GPU here: these figures show that the benchmark runs, and say nothing about a GPU."
 
 # How a unit is printed: its multiple, what that is called, and the digits after the point.
@@ -31,8 +32,8 @@ class Environment:
     """What was measured, and on what.
 
     Attributes:
-        commit: Of the source, with ``-dirty`` if it was changed; outside a checkout what ``BOOST_COMMIT`` says,
-            or ``unknown``.
+        commit: Of the source, with ``-dirty`` if it was changed; ``unknown`` in a copy that is neither a
+            checkout nor an archive that git made.
         device: Name of the GPU, or the CPU and its cores.
         torch_version: Of torch.
         triton_version: Of Triton; empty where there is none.
@@ -120,8 +121,9 @@ def _readable(row: Row) -> str:
 
 
 def _commit() -> str:
-    if commit := os.environ.get("BOOST_COMMIT"):  # of a tree that is no checkout
-        return commit
+    archived = _ARCHIVED.read_text().strip()
+    if not archived.startswith("$Format"):
+        return archived
     git = ["git", "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(git, capture_output=True, text=True, cwd=Path(__file__).parent)

@@ -32,7 +32,7 @@ if [ ! -d "$here/site" ]; then
     done
 fi
 cd "$here/tree"
-PYTHONPATH="$here/tree:$here/site" BOOST_COMMIT=$(cat "$here/commit") exec python3 -m tests.gpu "$out" "$@"
+PYTHONPATH="$here/tree:$here/site" exec python3 -m tests.gpu "$out" "$@"
 """
 
 
@@ -80,12 +80,11 @@ def download(wanted: Collection[str], python: str, has: Collection[str], folder:
 
 def write(path: Path, wheels: Collection[Path]) -> None:
     """Write an archive with the tree at HEAD and these wheels."""
-    git = ["git", "-C", str(ROOT)]
-    tree = subprocess.run([*git, "archive", "HEAD"], check=True, capture_output=True).stdout
-    commit = subprocess.run([*git, "describe", "--always"], check=True, capture_output=True).stdout
+    tree = subprocess.run(["git", "-C", str(ROOT), "archive", "HEAD"], check=True, capture_output=True).stdout
     with tarfile.open(path, "w:gz") as archive:
-        _add(archive, "run", RUN.encode(), mode=0o755)
-        _add(archive, "commit", commit)
+        run = tarfile.TarInfo("run")
+        run.size, run.mode = len(RUN), 0o755
+        archive.addfile(run, io.BytesIO(RUN.encode()))
         for wheel in wheels:
             archive.add(wheel, f"wheels/{wheel.name}")
         with tarfile.open(fileobj=io.BytesIO(tree)) as files:
@@ -93,12 +92,6 @@ def write(path: Path, wheels: Collection[Path]) -> None:
                 content = files.extractfile(member) if member.isfile() else None
                 member.name = f"tree/{member.name}"
                 archive.addfile(member, content)
-
-
-def _add(archive: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size, entry.mode = len(content), mode
-    archive.addfile(entry, io.BytesIO(content))
 
 
 def _normal(requirement: str) -> str:
