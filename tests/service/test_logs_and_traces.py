@@ -61,7 +61,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
                 server.until(lambda: (progress := client.get(job_id).progress) and progress.step > 5)
                 client.drill(job_id, {"kind": "kill_rank", "rank": 1})
                 server.until(lambda: client.get(job_id).restarts)
-                supervisor, ranks = (lines_of_actor(server, actor) for actor in ("Supervisor", "RankActor"))
+                supervisor, ranks = (lines_of_actor(server, actor) for actor in ("Supervisor", "RankWorker"))
                 client.cancel(job_id)
                 server.until(lambda: client.get(job_id).state is JobState.CANCELLED)
                 job = client.get(job_id)

@@ -1,5 +1,6 @@
 """What the dashboard of a real Ray tells of a job of the service, to those who have the token."""
 
+import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,7 +116,8 @@ def test_a_job_is_a_run_until_its_end(
     server.until(lambda: len(run_of(dashboard, job)["attempts"]) == 2)
     server.until(lambda: run_of(dashboard, job)["status"] == "RUNNING")
     ended, begun = sorted(run_of(dashboard, job)["attempts"], key=lambda attempt: attempt["start_time_ns"])
-    assert (ended["status"], begun["status"]) == ("ABORTED", "RUNNING")
+    assert (ended["status"], begun["status"]) == ("ERRORED", "RUNNING")
+    assert ended["workers"][0]["pid"] == begun["workers"][0]["pid"], "that of the survivor"
     assert ended["end_time_ns"] and begun["end_time_ns"] is None
     client.cancel(job.id)
     server.until(lambda: client.get(job.id).state is JobState.CANCELLED)
@@ -129,7 +131,25 @@ def test_a_job_is_a_run_until_its_end(
     assert run["end_time_ns"] > run["start_time_ns"]
 
 
+def test_ray_trains_own_metrics_are_exported(server: Server, job: JobRecord) -> None:
+    server.until(lambda: "ray_train_controller_state{" in exported(server))
+    assert f'ray_train_run_id="{job.id}"' in exported(server)
+
+
+def exported(server: Server) -> str:
+    """What Prometheus would get from the node."""
+    text = ""
+    for agent in [
+        process for process in server.tree() if any("dashboard/agent.py" in part for part in process.cmdline())
+    ]:
+        for each in agent.net_connections("inet"):
+            if each.status == psutil.CONN_LISTEN:
+                with contextlib.suppress(httpx.HTTPError):
+                    text += httpx.get(f"http://127.0.0.1:{each.laddr.port}/metrics", timeout=5).text
+    return text
+
+
 def pids(server: Server) -> Iterator[int]:
     for process in server.tree():
-        if any("alice of lab): worker" in part or "RankActor" in part for part in process.cmdline()):
+        if any("alice of lab): worker" in part or "RankWorker" in part for part in process.cmdline()):
             yield process.pid
