@@ -37,6 +37,7 @@ from ray.train.v2._internal.execution.controller.state import (
     AbortedState,
     ErroredState,
     FinishedState,
+    ReschedulingState,
     RunningState,
     SchedulingState,
     ShuttingDownState,
@@ -760,14 +761,24 @@ class RunState(StateManagerCallback):
     def __init__(self) -> None:
         super().__init__(datasets={})
         self._message: str | None = None
+        self._attempt = ""
+
+    def before_worker_group_start(self, worker_group_context: WorkerGroupContext) -> None:
+        """Tell that an attempt begins."""
+        super().before_worker_group_start(worker_group_context)
+        self._attempt = worker_group_context.run_attempt_id
 
     def after_controller_state_update(
         self, previous_state: TrainControllerState, current_state: TrainControllerState
     ) -> None:
         """Tell a new state."""
         super().after_controller_state_update(previous_state, current_state)
-        if type(previous_state) is not type(current_state):
-            self._tell()
+        if type(previous_state) is type(current_state):
+            return
+        if isinstance(current_state, ReschedulingState):  # a worker was lost before the group had started
+            cause = str(current_state.training_failed_error)
+            self._state_manager.update_train_run_attempt_errored(self._run_id, self._attempt, cause)
+        self._tell()
 
     def say(self, message: str) -> None:
         """Tell what the gang says."""
