@@ -4,7 +4,6 @@ import hashlib
 import inspect
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,17 +30,17 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray.util.state import list_actors
 
-from boost_core.messages.reports import CheckpointReport
 from service.gang import ray_train
-from service.gang.assignment import Assignment, End, GangContext, RankEnd, Rendezvous, WorkerPlace
+from service.gang.assignment import End, GangContext, RankEnd
 from service.gang.port import Finish
 from service.gang.ray_private import node_table
-from service.gang.ray_train import CALLS_AT_ONCE, SETTINGS, CheckpointReporter, RankWorker, RunWorker, TrainRun
+from service.gang.ray_train import CALLS_AT_ONCE, RunWorker, TrainRun
 from service.gang.resources import ON_THE_HEAD
 from service.gang.status import GangPhase, JobTag
 from service.logs import GangLogs, LogFormat
 from tests.elastic.test_ray_contract import within
 from tests.elastic.world import Nodes
+from tests.idle_rank import Rank, assigned
 from tests.jobs import tiny_job
 
 SOURCES = {  # of what is overridden, and of what calls it
@@ -127,53 +126,6 @@ def test_all_that_is_overridden_is_held_to_its_source(ours: type) -> None:
     own = {name for name in vars(ours).keys() & vars(theirs).keys() if callable(getattr(ours, name))}
     overridden = {f"{theirs.__name__}.{name}" for name in own if not name.startswith("__")}
     assert overridden and overridden <= SOURCES.keys()
-
-
-class Idle:
-    """In the place of the trainer: a rank that does nothing until it is told how to end."""
-
-    def __init__(self) -> None:
-        self._told, self._end = threading.Event(), RankEnd(End.FINISHED)
-
-    def join(self, assignment: Assignment, recovery: None) -> None:
-        self._told.clear()
-
-    def train(self, assignment: Assignment) -> RankEnd:
-        self._told.wait()
-        return self._end
-
-    def stop(self, end: RankEnd) -> None:
-        self._end = end
-        self._told.set()
-
-    def abort(self) -> None:
-        """Nothing is waited for."""
-
-
-class Rank(RankWorker):
-    """A rank without torch."""
-
-    def __init__(self) -> None:
-        os.environ.update(SETTINGS)
-        RayTrainWorker.__init__(self)
-        self._title, self._turns, self._owners = "rank", {}, {}
-        self._checkpoints, self._worker = CheckpointReporter(), Idle()  # type: ignore[assignment]
-
-    def where(self) -> WorkerPlace:
-        runtime = ray.get_runtime_context()
-        actor = str(runtime.get_actor_id())
-        return WorkerPlace(runtime.get_node_id(), "127.0.0.1", ("0",), os.getpid(), "host", actor)
-
-    def stop(self, end: RankEnd) -> None:
-        self._worker.stop(end)  # type: ignore[attr-defined]
-
-    def save(self, step: int, folder: str) -> None:
-        url = f"{folder}/step-{step:08d}"
-        self._checkpoints.report(CheckpointReport(step=step, url=url, bytes=1, seconds=0.0))
-
-
-def assigned(generation: int, rank: int = 0) -> Assignment:
-    return Assignment(generation, tiny_job("unused", "unused"), rank, Rendezvous("", 0, ""), ())
 
 
 def test_a_rank_whose_gang_breaks_up_before_it_trains_is_free_for_the_next() -> None:
