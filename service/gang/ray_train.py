@@ -545,6 +545,7 @@ class GangController(TrainController):
                 last = FinishedState()
             case GangPhase.FAILED:
                 last = ErroredState(GangError(end.message))
+                self._run_state.failure = end.message
             case _:
                 last = AbortedState()
                 if self._worker_group is not None:
@@ -756,12 +757,23 @@ class GangFailurePolicy(FailurePolicy):
 
 
 class RunState(StateManagerCallback):
-    """Tells Ray Train's list of runs about this one; a state's detail is what the gang says."""
+    """Tells Ray Train's list of runs about this one; a state's detail is what the gang says.
+
+    Attributes:
+        failure: Why the job fails, once it does.
+    """
 
     def __init__(self) -> None:
         super().__init__(datasets={})
         self._message: str | None = None
         self._attempt = ""
+        self.failure: str | None = None
+
+    def before_worker_group_shutdown(self, worker_group: WorkerGroup) -> None:
+        """Tell how an attempt ends: as the job does, if that fails, whether or not a poll has seen why."""
+        super().before_worker_group_shutdown(worker_group)
+        if self.failure is not None:
+            self._state_manager.update_train_run_attempt_errored(self._run_id, self._attempt, self.failure)
 
     def before_worker_group_start(self, worker_group_context: WorkerGroupContext) -> None:
         """Tell that an attempt begins."""
