@@ -38,8 +38,8 @@ from service.gang.ray_train import CALLS_AT_ONCE, RunWorker, TrainRun
 from service.gang.resources import ON_THE_HEAD
 from service.gang.status import GangPhase, JobTag
 from service.logs import GangLogs, LogFormat
+from tests.elastic.ray_cluster import Nodes
 from tests.elastic.test_ray_contract import within
-from tests.elastic.world import Nodes
 from tests.idle_rank import Rank, assigned
 from tests.jobs import tiny_job
 
