@@ -78,8 +78,9 @@ def lines_of(log: Path) -> list[Line]:
 
 def lines_of_actor(server: Server, actor: str) -> list[Line]:
     """What the processes of an actor say; Ray has them write to files, which collectors of logs read."""
-    found = [process for process in server.tree() if actor in " ".join(process.cmdline())]
-    return [line for process in found for line in lines_of(Path(f"/proc/{process.pid}/fd/2").readlink())]
+    return [
+        line for process in server.running(actor) for line in lines_of(Path(f"/proc/{process.pid}/fd/2").readlink())
+    ]
 
 
 def test_all_that_the_service_says_is_json(life: Life) -> None:

@@ -51,7 +51,7 @@ def client(server: Server, folder: Path) -> Iterator[Client]:
 def dashboard(client: Client, server: Server, folder: Path) -> Iterator[httpx.Client]:
     """With Ray's token. Ray takes a port that is free."""
     token = (folder / "home" / "ray-token").read_text()
-    (head,) = [process for process in server.tree() if any("dashboard.py" in part for part in process.cmdline()[:4])]
+    (head,) = server.running("dashboard/dashboard.py")
     listening = [each for each in head.net_connections("inet") if each.status == psutil.CONN_LISTEN]
     for each in listening:
         with httpx.Client(base_url=f"http://127.0.0.1:{each.laddr.port}", timeout=30) as asked:
@@ -139,9 +139,7 @@ def test_ray_trains_own_metrics_are_exported(server: Server, job: JobRecord) -> 
 def exported(server: Server) -> str:
     """What Prometheus would get from the node."""
     text = ""
-    for agent in [
-        process for process in server.tree() if any("dashboard/agent.py" in part for part in process.cmdline())
-    ]:
+    for agent in server.running("dashboard/agent.py"):
         for each in agent.net_connections("inet"):
             if each.status == psutil.CONN_LISTEN:
                 with contextlib.suppress(httpx.HTTPError):
@@ -150,6 +148,5 @@ def exported(server: Server) -> str:
 
 
 def pids(server: Server) -> Iterator[int]:
-    for process in server.tree():
-        if any("alice of lab): worker" in part or "RankWorker" in part for part in process.cmdline()):
-            yield process.pid
+    for process in {*server.running("alice of lab): worker"), *server.running("RankWorker")}:
+        yield process.pid
