@@ -115,7 +115,7 @@ class Recovery:
         pause_seconds: Between two steps, to get there; ``None`` if the first step was of as many already.
         problem: Why there was no such step.
         launch_seconds: From the job's launch to the end of its first step.
-        control: MB in memory of the job's actors that are not ranks, by class.
+        control: MB that each of the job's actors but the ranks has to itself, by class.
     """
 
     seconds: float
@@ -518,10 +518,10 @@ def measure(system: str, scenario: Scenario, pause_seconds: float) -> Recovery:
 
 
 def control_memory(address: str) -> dict[str, float]:
-    """MB in memory of a cluster's actors that are not ranks, by class."""
+    """MB that each of a cluster's actors has to itself, by class, without ranks."""
     actors = list_actors(address=address, filters=[("state", "=", "ALIVE")], raise_on_missing_output=False)
     return {
-        actor.class_name: psutil.Process(actor.pid).memory_info().rss / 1e6
+        actor.class_name: psutil.Process(actor.pid).memory_full_info().uss / 1e6
         for actor in actors
         if actor.class_name not in RANKS
     }
@@ -636,7 +636,7 @@ rank has entered its function (with the process group made), *start* when it beg
 its node removed; our supervisor and Ray Train's controller are both on the head, which stays.
 
 Launch: from the call that starts the job, with nodes and cluster up; stock's has its driver's imports in it. Memory is
-resident, shared pages and all; `TrainStateActor` is one a cluster, and stock's driver, which lives as long as its job,
+what a process has to itself; `TrainStateActor` is one a cluster, and stock's driver, which lives as long as its job,
 comes on top."""
 
 
