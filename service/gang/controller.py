@@ -91,11 +91,6 @@ class GangController:
         return None
 
     @property
-    def has_formed(self) -> bool:
-        """Whether there has been a gang."""
-        return self._layout is not None
-
-    @property
     def _now(self) -> float:
         return self._record.now.seconds
 

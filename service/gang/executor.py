@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
 import ray
@@ -12,11 +12,9 @@ from ray.exceptions import RayError
 
 from boost_core.config import JobSpec
 from service.gang import port
-from service.gang.assignment import GangContext, RankEnd, WorkerPlace
+from service.gang.assignment import End, GangContext, RankEnd
 from service.gang.ray_private import draining_nodes, node_table
 from service.gang.replica import RayReplica, WorkerHandle
-from service.gang.status import GangPhase
-from service.gang.train_tab import TrainTab
 
 if TYPE_CHECKING:
     from service.gang.supervisor import Supervisor
@@ -24,12 +22,13 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 5.0  # for a worker to say what it has
 NODES_SECONDS = 1.0  # between two looks at the cluster's nodes
 PROBE_SECONDS = 1.0  # for a node to take a connection
+HALTS = frozenset({End.HALTED, End.STORED})
 
 T = TypeVar("T")
 
 
 class RayExecutor:
-    """The executor of one gang.
+    """The executor of one gang, which is a run of Ray Train.
 
     Args:
         spec: The job.
@@ -38,16 +37,25 @@ class RayExecutor:
     """
 
     def __init__(self, spec: JobSpec, supervisor: ActorProxy["Supervisor"], context: GangContext) -> None:
+        from service.gang.ray_train import TrainRun  # which the service's own process does without
+
         self._supervisor, self._context = supervisor, context
-        self._train_tab = TrainTab(context.tag, spec)
+        self._run = TrainRun(spec, context)
         self._replicas: dict[int, RayReplica] = {}
         self._ends: dict[ObjectRef[RankEnd], tuple[int, int]] = {}  # of each generation and rank
+        self._generation = 0
+        self._halts = False  # whether its ranks that have stopped did so as they were told to
         self._nodes, self._looked = cluster_nodes(), time.monotonic()
 
     def ended(self) -> list[port.RankEnded]:
         """The ranks whose training has ended since the last call."""
-        over = _there(self._ends, 0)
-        return [port.RankEnded(*self._ends.pop(end), _result(end)) for end in over]
+        self._run.check()
+        over = [port.RankEnded(*self._ends.pop(end), _result(end)) for end in _there(self._ends, 0)]
+        ended = [each for each in over if each.generation == self._generation]
+        self._halts &= all(each.end is not None and each.end.how in HALTS for each in ended)
+        if ended and self._halts and all(generation != self._generation for generation, _ in self._ends.values()):
+            self._run.halted()
+        return over
 
     def observe(self) -> port.Observed:
         """What there is now; the nodes as of a second ago at most."""
@@ -78,11 +86,11 @@ class RayExecutor:
                     worker.actor.abort.remote()
             case port.SendCommand(worker=number, command=command):
                 self._worker(number).actor.command.remote(command)
-            case port.Finish(phase=phase, message=message):
+            case port.Finish():
+                self._run.finish(decision)
                 for replica in self._replicas.values():
                     replica.remove()
                 self._replicas.clear()
-                self._train_tab.show_last(phase, message)
             case port.Prepare():
                 return self._prepare(decision)
             case port.Probe():
@@ -99,9 +107,9 @@ class RayExecutor:
                 assert_never(decision)
         return None
 
-    def show(self, phase: GangPhase, message: str, generation: int, places: Sequence[WorkerPlace]) -> None:
-        """Show the gang among Ray's training runs."""
-        self._train_tab.show(phase, message, generation, places)
+    def show(self, message: str) -> None:
+        """Show people who look at the cluster what the gang is at; called again and again."""
+        self._run.say(message)
 
     def _some(self, numbers: Collection[int]) -> list[WorkerHandle]:
         return [worker for replica in self._replicas.values() for worker in replica.workers if worker.number in numbers]
@@ -127,12 +135,14 @@ class RayExecutor:
         return port.Probed(frozenset(_answers(asked, 0)), frozenset(silent), frozenset(dead))
 
     def _train(self, start: port.StartTraining) -> None:
-        handles = {worker.number: worker.actor for replica in self._replicas.values() for worker in replica.workers}
+        workers = {worker.number: worker for replica in self._replicas.values() for worker in replica.workers}
         needed = set(start.recovery.owners.values()) if start.recovery else set()
-        recovery, owners = ray.put(start.recovery), ray.put({number: handles[number] for number in needed})
+        recovery, owners = ray.put(start.recovery), ray.put({number: workers[number].actor for number in needed})
         for number, assignment in zip(start.workers, start.assignments, strict=True):
-            end = handles[number].train.remote(assignment, recovery, owners)
+            end = workers[number].actor.train.remote(assignment, recovery, owners)
             self._ends[end] = assignment.generation, assignment.rank
+        self._generation, self._halts = start.assignments[0].generation, True
+        self._run.form(self._generation, [workers[number].as_run_worker() for number in start.workers])
 
 
 def cluster_nodes() -> tuple[frozenset[str], dict[str, float | None]]:

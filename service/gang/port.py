@@ -231,12 +231,5 @@ class Executor(Protocol):
     def execute(self, decision: Decision) -> Answer | None:
         """Execute a decision; returns the answer if it is a question, within seconds."""
 
-    def show(self, phase: GangPhase, message: str, generation: int, places: Sequence[WorkerPlace]) -> None:
-        """Show people who look at the cluster what the gang is at; called again and again.
-
-        Args:
-            phase: Where the gang is in its life.
-            message: The same for people.
-            generation: The generation that trains; 0 if none does.
-            places: Its workers by rank.
-        """
+    def show(self, message: str) -> None:
+        """Show people who look at the cluster what the gang is at; called again and again."""

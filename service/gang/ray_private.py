@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +14,12 @@ import ray
 from ray._private import ray_constants, services, utils, worker
 from ray.core.generated import autoscaler_pb2, gcs_pb2
 
-from boost_core import __version__
-from service.gang.assignment import WorkerPlace
-from service.gang.status import GangPhase, JobTag
-
 logger = logging.getLogger(__name__)
 
 GCS_SECONDS = 10.0
 ANSWER_SECONDS = 3.0
-TRAIN_SECONDS = 5.0
 _SIGACTION_BYTES = 256  # more than the C library's struct has anywhere
 _libc = ctypes.CDLL(None)
-_RUN_STATUSES = {
-    GangPhase.STARTING: "INITIALIZING",
-    GangPhase.WAITING: "SCHEDULING",
-    GangPhase.TRAINING: "RUNNING",
-    GangPhase.SAVING: "RUNNING",
-    GangPhase.RECOVERING: "RESTARTING",
-    GangPhase.PAUSED: "ABORTED",  # Ray has no other word for an end that is neither good nor bad
-    GangPhase.SUCCEEDED: "FINISHED",
-    GangPhase.FAILED: "ERRORED",
-}
 _VITAL = {ray_constants.PROCESS_TYPE_GCS_SERVER: "GCS", ray_constants.PROCESS_TYPE_RAYLET: "raylet"}
 
 
@@ -220,104 +204,3 @@ def _in_reach() -> Iterator[None]:
         yield
     except runtime.exceptions.RpcError as error:
         raise ConnectionError("Ray's head does not answer") from error
-
-
-@dataclass(frozen=True)
-class TrainRun:
-    """A job as Ray Train shows one. Times are nanoseconds since 1970."""
-
-    tag: JobTag
-    ray_job: str
-    supervisor: str
-    phase: GangPhase
-    message: str
-    workers: int
-    resources: dict[str, float]
-    began: int
-    ended: int | None
-
-
-@dataclass(frozen=True)
-class TrainAttempt:
-    """One formation of its gang: what Ray Train calls an attempt."""
-
-    tag: JobTag
-    generation: int
-    status: str
-    places: tuple[WorkerPlace, ...]
-    resources: dict[str, float]
-    began: int
-    ended: int | None
-
-
-def show_train_run(run: TrainRun) -> None:
-    """Show a job among Ray Train's runs."""
-    from ray.train.v2._internal.state.state_actor import get_or_create_state_actor
-
-    ray.get(get_or_create_state_actor().create_or_update_train_run.remote(train_run(run)), timeout=TRAIN_SECONDS)
-
-
-def show_train_attempt(attempt: TrainAttempt) -> None:
-    """Show a formation of its gang."""
-    from ray.train.v2._internal.state.state_actor import get_or_create_state_actor
-
-    shown: Any = get_or_create_state_actor().create_or_update_train_run_attempt.remote(train_run_attempt(attempt))
-    ray.get(shown, timeout=TRAIN_SECONDS)
-
-
-def train_run(run: TrainRun) -> Any:
-    """A run as Ray Train has it: who it belongs to and where its page is; nothing of what it trains."""
-    from ray.train.v2._internal.state import schema
-
-    name = f"{run.tag.name} ({run.tag.job_id})"
-    nothing = schema.ExecutionOptions(
-        resource_limits={}, exclude_resources={}, preserve_order=False, actor_locality_enabled=False,
-        verbose_progress=False,
-    )  # fmt: skip
-    settings = schema.RunSettings(
-        train_loop_config={"page": run.tag.url, "tenant": run.tag.tenant, "submitted_by": run.tag.submitted_by},
-        backend_config=schema.BackendConfig(config={}),
-        scaling_config=schema.ScalingConfig(
-            num_workers=run.workers, use_gpu="GPU" in run.resources, resources_per_worker=run.resources,
-            placement_strategy="", use_tpu=False,
-        ),
-        datasets=[],
-        data_config=schema.DataConfig(
-            datasets_to_split=[], enable_shard_locality=False,
-            data_execution_options=schema.DataExecutionOptions(default=nothing),
-        ),
-        run_config=schema.RunConfig(
-            name=name, worker_runtime_env={}, storage_path="",
-            failure_config=schema.FailureConfig(max_failures=0, controller_failure_limit=0),
-            checkpoint_config=schema.CheckpointConfig(checkpoint_score_order="max"),
-        ),
-    )  # fmt: skip
-    return schema.TrainRun(
-        id=run.tag.job_id, name=name, job_id=run.ray_job, controller_actor_id=run.supervisor,
-        status=schema.RunStatus(_RUN_STATUSES[run.phase]), status_detail=run.message,
-        start_time_ns=run.began, end_time_ns=run.ended,
-        framework_versions={"ray": ray.__version__, "boost": __version__}, run_settings=settings,
-    )  # fmt: skip
-
-
-def train_run_attempt(attempt: TrainAttempt) -> Any:
-    """A formation as Ray Train has it."""
-    from ray.train.v2._internal.state import schema
-
-    alive = schema.ActorStatus.ALIVE if attempt.ended is None else schema.ActorStatus.DEAD
-    nodes = list(dict.fromkeys(place.node for place in attempt.places))
-    resources = schema.TrainResources(resources=attempt.resources)
-    workers = [
-        schema.TrainWorker(
-            world_rank=rank, node_rank=nodes.index(place.node), actor_id=place.actor, node_id=place.node,
-            local_rank=[other.node for other in attempt.places[:rank]].count(place.node), node_ip=place.address,
-            pid=place.pid, gpu_ids=[int(gpu) for gpu in place.accelerators if gpu.isdigit()], status=alive,
-            resources=resources,
-        )
-        for rank, place in enumerate(attempt.places)
-    ]  # fmt: skip
-    return schema.TrainRunAttempt(
-        run_id=attempt.tag.job_id, attempt_id=f"{attempt.tag.attempt}.{attempt.generation}",
-        status=schema.RunAttemptStatus(attempt.status), start_time_ns=attempt.began, end_time_ns=attempt.ended,
-        resources=[resources] * len(attempt.places), workers=workers,
-    )  # fmt: skip

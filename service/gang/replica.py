@@ -5,7 +5,7 @@ Workers that do no more than keep a job's state are in no placement group, and t
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
@@ -14,127 +14,53 @@ import ray
 from ray.actor import ActorHandle, ActorProxy
 from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+    SchedulingStrategyT,
+)
 
-from boost_core.messages.commands import WorkerCommand
-from boost_core.plan.snapshots import MemoryState, SnapshotIndex, SnapshotKey
-from service.gang.assignment import Assignment, GangContext, RankEnd, Rendezvous, WorkerPlace
+from service.gang.assignment import GangContext, WorkerPlace
 from service.gang.port import StartReplica, WorkerStatus
-from service.gang.ray_private import free_memory
 from service.gang.resources import worker_resources
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from boost_core.train import Region
+    from service.gang.ray_train import RunWorker
     from service.gang.supervisor import Supervisor
 
-CALLS_AT_ONCE = 8  # of a worker: training, and what is asked of it meanwhile
-
 _numbers = count(1)  # of workers, over all of a gang's life
-
-
-class RankActor:
-    """The actor of a worker. It loads what that needs in its own process, so that its supervisor need not import torch.
-
-    Args:
-        title: What Ray's dashboard shows of it.
-        number: The worker's number.
-        supervisor: Handle of the gang's ``Supervisor`` actor.
-        context: Settings of the service that workers need.
-    """
-
-    def __init__(self, title: str, number: int, supervisor: ActorProxy["Supervisor"], context: GangContext) -> None:
-        from service.gang.worker import Worker
-
-        runtime = ray.get_runtime_context()
-        self._title = title
-        self._owners: dict[int, ActorProxy[RankActor]] = {}
-        self._worker = Worker(
-            number, context,
-            node=runtime.get_node_id(),
-            actor=str(runtime.get_actor_id()),
-            address=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
-            gpus=tuple(map(str, runtime.get_accelerator_ids().get("GPU", ()))),
-            push=lambda message: ray.get(supervisor.push.remote(message)),
-            read=lambda owner, key, regions: ray.get(self._owners[owner].read.remote(key, regions)),
-        )  # fmt: skip
-
-    def __repr__(self) -> str:
-        return self._title
-
-    @ray.method
-    def place(self) -> WorkerPlace:
-        """Where it is; answers when it is up."""
-        return self._worker.place
-
-    @ray.method
-    def rendezvous(self) -> Rendezvous:
-        """Open the place where the ranks of the next gang meet."""
-        return self._worker.rendezvous()
-
-    @ray.method
-    def train(
-        self, assignment: Assignment, recovery: MemoryState[int] | None, owners: dict[int, "ActorProxy[RankActor]"]
-    ) -> RankEnd:
-        """Train as a rank; ``owners`` are the workers that have parts of the state to continue from."""
-        self._owners = owners
-        return self._worker.train(assignment, recovery)
-
-    @ray.method
-    def halt(self, store: bool) -> None:
-        """Have the gang stop after a step; ``store``: once it has written a checkpoint."""
-        self._worker.halt(store)
-
-    @ray.method
-    def abort(self) -> None:
-        """Have collectives fail that wait for a rank that is gone."""
-        self._worker.abort()
-
-    @ray.method
-    def indexes(self) -> list[SnapshotIndex]:
-        """What of the state is in its memory."""
-        return self._worker.indexes()
-
-    @ray.method
-    def read(self, key: SnapshotKey, regions: Sequence["Region"]) -> "list[np.ndarray[Any, Any]]":
-        """Parts of a snapshot that is in its memory."""
-        return self._worker.read(key, regions)
-
-    @ray.method
-    def free_memory(self) -> int:
-        """Bytes of its node's memory, or of its container's, that nobody uses."""
-        return free_memory()
-
-    @ray.method
-    def stacks(self) -> str:
-        """What each of its threads is doing."""
-        return self._worker.stacks()
-
-    @ray.method
-    def command(self, command: WorkerCommand) -> None:
-        """Bring a fault about in its process, or trace its next steps."""
-        self._worker.command(command)
 
 
 class WorkerHandle:
     """One worker of a replica.
 
     Args:
-        options: What it takes, and where it is to be, in Ray's words.
+        resources: What it takes, by Ray's names.
+        where: Where it is to be.
         supervisor: Handle of the ``Supervisor`` actor.
         context: Settings of the service that workers need.
 
     Attributes:
         number: Its number among all workers of the gang.
         actor: Its handle.
+        resources: As given.
     """
 
-    def __init__(self, options: Mapping[str, Any], supervisor: ActorProxy["Supervisor"], context: GangContext) -> None:
-        self.number = next(_numbers)
-        self.actor: ActorProxy[RankActor] = (
-            ray.remote(RankActor)
-            .options(max_concurrency=CALLS_AT_ONCE, **options)
+    def __init__(
+        self, resources: Mapping[str, float], where: SchedulingStrategyT, supervisor: ActorProxy["Supervisor"],
+        context: GangContext,
+    ) -> None:  # fmt: skip
+        from service.gang.ray_train import CALLS_AT_ONCE, RankWorker
+
+        self.number, self.resources = next(_numbers), dict(resources)
+        self.actor: ActorProxy[RankWorker] = (
+            ray.remote(RankWorker)
+            .options(
+                max_concurrency=CALLS_AT_ONCE,
+                num_cpus=resources.get("CPU", 0),
+                num_gpus=resources.get("GPU", 0),
+                scheduling_strategy=where,
+            )
             .remote(f"{context.tag}: worker {self.number}", self.number, supervisor, context)
         )
         self._placing = self.actor.place.remote()
@@ -149,9 +75,16 @@ class WorkerHandle:
                 return WorkerStatus(self.number, failure=str(error))
         return WorkerStatus(self.number, self._place)
 
+    def as_run_worker(self) -> "RunWorker":
+        """One that is up, as a worker of the run."""
+        from service.gang.ray_train import RunWorker
+
+        assert self._place is not None
+        return RunWorker(self.actor, self._place, self.resources)
+
     def kill(self, stopped: bool = False) -> None:
         """End its process at once; ``stopped``: from outside, too, since Ray asks the process itself to end."""
-        ray.kill(cast(ActorHandle[RankActor], self.actor))
+        ray.kill(cast(ActorHandle[Any], self.actor))
         if stopped and self._place is not None:
             there = NodeAffinitySchedulingStrategy(self._place.node, soft=False)
             _kill_process.options(scheduling_strategy=there).remote(self._place.pid)
@@ -218,12 +151,8 @@ class RayReplica:
         return self._group is None or placement_group_table(self._group).get("state") == "CREATED"
 
     def _started(self, place: int) -> WorkerHandle:
-        options: dict[str, Any]
         if self._group is None:
             there = NodeAffinitySchedulingStrategy(self._keep_on[place], soft=True)
-            options = {"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": there}
-        else:
-            bundle = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place // self._tensor)
-            gpus = self._each.get("GPU", 0)
-            options = {"num_cpus": self._each["CPU"], "num_gpus": gpus, "scheduling_strategy": bundle}
-        return WorkerHandle(options, self._supervisor, self._context)
+            return WorkerHandle({}, there, self._supervisor, self._context)
+        bundle = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place // self._tensor)
+        return WorkerHandle(self._each, bundle, self._supervisor, self._context)

@@ -93,9 +93,8 @@ class Supervisor:
         if any(self._act_on(end) for end in self._executor.ended()) or self._act_on(self._executor.observe()):
             return True
         with self._changed:
-            said, formation = self._record.said, self._controller.formation
-        if self._controller.has_formed:  # what shows it takes seconds of a CPU to start, which its workers need first
-            self._executor.show(*said, *((formation.generation, formation.places) if formation else (0, ())))
+            _, message = self._record.said
+        self._executor.show(message)
         return False
 
     def _act_on(self, event: Event) -> bool:

@@ -91,17 +91,21 @@ class Worker:
         )  # fmt: skip
         return Rendezvous(address, port, secrets.token_hex(16))
 
-    def train(self, assignment: Assignment, recovery: MemoryState[int] | None) -> RankEnd:
-        """Train as a rank of a gang until the job's last step, or until the gang halts or breaks.
+    def join(self, assignment: Assignment, recovery: MemoryState[int] | None) -> None:
+        """Become a member of a gang, which counts from now on: it may be told to halt before it trains.
 
         Args:
             assignment: The rank.
             recovery: The state to continue from, in memory; ``None`` to look for a checkpoint.
         """
+        self._membership = self._joined(assignment, recovery)
+
+    def train(self, assignment: Assignment) -> RankEnd:
+        """Train as a rank of the gang joined last until the job's last step, or until the gang halts or breaks."""
+        assert self._membership is not None
         spec, rank = assignment.spec, assignment.rank
         self._context.logs.write(rank)
         torch.set_num_threads(max(1, int(spec.resources.cpus_per_worker)))
-        self._membership = self._joined(assignment, recovery)
         self._reporter.begin(rank, assignment.generation)
         self._profiler.begin(rank, f"{spec.checkpoint.url}/profiles")
         handler = LogReports(self._reporter, rank)

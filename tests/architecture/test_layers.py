@@ -12,8 +12,9 @@ EXPENSIVE = {
 }  # fmt: skip
 # Who may all the same: for these every change is worth it, or those of their tests that do are marked one by one.
 MAY = {
-    "tests/deploy/test_images.py", "tests/elastic/test_ray_contract.py", "tests/service/test_end_to_end.py",
-    "tests/service/test_gang.py", "tests/service/test_rank_metrics.py",
+    "tests/deploy/test_images.py", "tests/elastic/test_ray_contract.py",
+    "tests/elastic/test_ray_train_contract.py", "tests/service/test_end_to_end.py", "tests/service/test_gang.py",
+    "tests/service/test_rank_metrics.py",
 }  # fmt: skip
 
 

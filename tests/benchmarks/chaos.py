@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,7 @@ class Chaos:
         breaking = threading.Thread(target=self._guarded(lambda: self._break(over)))
         breaking.start()
         shares = [specs[number::SUBMITTERS] for number in range(SUBMITTERS)]
-        submitting = [
-            threading.Thread(target=self._guarded(lambda share=share: self._submit(share))) for share in shares
-        ]
+        submitting = [threading.Thread(target=self._guarded(partial(self._submit, share))) for share in shares]
         for thread in submitting:
             thread.start()
         for thread in submitting:

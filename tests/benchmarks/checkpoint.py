@@ -41,7 +41,7 @@ MODEL = {
 }  # fmt: skip
 
 
-def loop_seconds(corpus: str, folder: str) -> dict[str, Any]:
+def loop_seconds(corpus: Path, folder: Path) -> dict[str, Any]:
     """Seconds of thirty steps with three saves over those without, a list over rounds; and memory in MiB."""
     spec = tiny_job(
         corpus, folder, model=MODEL, parallelism={"tensor_parallel_size": 1},
@@ -49,7 +49,7 @@ def loop_seconds(corpus: str, folder: str) -> dict[str, Any]:
     )  # fmt: skip
     state = TrainState.initial(spec, CPU)
     sampler = Sampler(load_corpus(spec.data, 64), 64, 0)
-    checkpoints = CheckpointFolder(folder)
+    checkpoints = CheckpointFolder(str(folder))
     copies = HostCopies(1)
     saver = Saver(checkpoints, spec.checkpoint, SnapshotStore(), (), lambda _: None, lambda: None)
     state_bytes = sum(chunk.tensor.nbytes for chunk in state.chunks())
@@ -122,7 +122,7 @@ def main() -> None:
     ranks = Ranks()
     with tempfile.TemporaryDirectory() as folder, s3_server(_new(Path(folder) / "s3")) as server:
         corpus = write_corpus(Path(folder) / "corpus")
-        loop = ranks.run(1, loop_seconds, str(corpus), f"{folder}/checkpoints")[0]
+        loop = ranks.run(1, loop_seconds, corpus, Path(folder) / "checkpoints")[0]
         (pairs,) = ranks.run(1, store_seconds, server.environment, f"{folder}/bytes")
     ranks.close()
     of_put = [put / saved for saved, put in pairs]

@@ -21,11 +21,12 @@ from tests.numerics.sharded import batch
 from tests.ranks import Ranks
 
 SEQUENCES, LENGTH, ROUNDS = 4, 256, 12
-SHAPE = {
+Fields = dict[str, object]
+SHAPE: Fields = {
     "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 1024,
 }  # fmt: skip
-LOW_RANK = SHAPE | {"rank": 128}
-CHOICES = {
+LOW_RANK: Fields = {**SHAPE, "rank": 128}
+CHOICES: dict[str, tuple[Fields, Fields]] = {
     "dense, fullrank": (SHAPE | {"family": "dense"}, {}),
     "cola, vanilla": (LOW_RANK, {"strategy": "vanilla"}),
     "cola, btp": (LOW_RANK, {}),
@@ -54,7 +55,7 @@ def measure() -> Measured:
 class Step:
     """Forward and backward of one micro-batch."""
 
-    def __init__(self, model: ModelConfig, choice: dict[str, object]) -> None:
+    def __init__(self, model: ModelConfig, choice: Fields) -> None:
         self.ledger = CommunicationLedger()
         collectives = Communicator(dist.group.WORLD, "tp", self.ledger)
         self.network, axes = build(model, ParallelismConfig.model_validate(choice), collectives)

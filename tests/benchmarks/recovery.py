@@ -20,11 +20,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import ray
@@ -33,6 +33,7 @@ from ray.cluster_utils import Cluster
 from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
 from ray.train.torch import TorchTrainer
+from ray.util.state import list_actors
 
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.reports import (
@@ -46,7 +47,7 @@ from boost_core.messages.reports import (
     StepReport,
 )
 from service.gang.ray_gangs import RayGangs
-from service.gang.status import GangPhase, GangReport, JobTag, Orders
+from service.gang.status import GangPhase, GangReport, JobTag, Orders, PollRequest
 from tests.benchmarks.figures import FIGURES, provenance
 from tests.jobs import tiny_job, write_corpus
 
@@ -57,6 +58,7 @@ STEADY_STEPS = 30  # before the fault: several checkpoints and copies
 TENSOR, NODE_CPUS = 2, 2
 EVERY_STEPS = 10  # a checkpoint, and a copy in memory
 MOST_STARTS = 3  # of a cluster
+RANKS = {"RankWorker", "RayTrainWorker"}  # classes of actors
 NEVER = float("inf")
 PARTS = ("detect", "stop", "place", "start", "load", "first_step")
 
@@ -93,9 +95,9 @@ class Scenario:
 
 
 SCENARIOS = (
-    Scenario("worker killed, two replicas of three left", "worker", 3, 3, 0.5),
-    Scenario("worker killed, no replica left", "worker", 2, 1, 0.5),
-    Scenario("node lost, two replicas of three left", "node", 3, 3, 0.25),
+    Scenario("worker killed, two replicas of three left", "worker", 3, 3, 0.1),
+    Scenario("worker killed, no replica left", "worker", 2, 1, 0.25),
+    Scenario("node lost, two replicas of three left", "node", 3, 3, 0.1),
     Scenario("node lost, no replica left, a spare node", "node", 2, 1, 0.25),
 )
 
@@ -112,6 +114,8 @@ class Recovery:
         whole_seconds: From the fault to the first step of as many ranks as before; ``None`` where there is no room.
         pause_seconds: Between two steps, to get there; ``None`` if the first step was of as many already.
         problem: Why there was no such step.
+        launch_seconds: From the job's launch to the end of its first step.
+        control: MB that each of the job's actors but the ranks has to itself, by class.
     """
 
     seconds: float
@@ -121,6 +125,8 @@ class Recovery:
     whole_seconds: float | None = None
     pause_seconds: float | None = None
     problem: str = ""
+    launch_seconds: float = 0.0
+    control: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -226,6 +232,10 @@ class Training(ABC):
         """Whether all ranks have trained for a while."""
 
     @abstractmethod
+    def first_step(self) -> float:
+        """When the first step of all ended, by the wall clock."""
+
+    @abstractmethod
     def victim(self) -> Victim:
         """The last rank."""
 
@@ -252,7 +262,9 @@ class Ours(Training):
         self._gangs.launch(JobTag("recovery", 1, spec.name, "default", "anonymous"), spec, self._orders)
 
     def look(self) -> None:
-        status = self._gangs.poll("recovery", 1, self._sequence, self._orders)
+        (status,) = self._gangs.poll([PollRequest(("recovery", 1), self._sequence, self._orders)])
+        if isinstance(status, Exception):
+            raise status
         if status is None or status.phase is GangPhase.FAILED:
             raise RunEnded(f"the gang has ended: {status.message if status else 'its supervisor is gone'}")
         self._reports += status.reports
@@ -269,6 +281,9 @@ class Ours(Training):
             return False
         _, start = starts[-1]
         return bool(start.world_size == self._scenario.ranks and steps[-1][1].step >= start.step + STEADY_STEPS)
+
+    def first_step(self) -> float:
+        return self._of(StepReport)[0][0]
 
     def victim(self) -> Victim:
         lines = [line.message for _, line in self._of(LogLine) if line.rank == self._scenario.ranks - 1]
@@ -352,12 +367,14 @@ def run_stock(settings: dict[str, Any]) -> None:
     TorchTrainer(
         stock_rank,
         train_loop_config=settings,
-        scaling_config=ScalingConfig(num_workers=(TENSOR, settings["most"]), resources_per_worker={"CPU": 1}),
+        scaling_config=ScalingConfig(
+            num_workers=cast(Any, (TENSOR, settings["most"])), resources_per_worker={"CPU": 1}
+        ),
         run_config=RunConfig(
             name="recovery",
             storage_path=settings["storage"],
             failure_config=FailureConfig(max_failures=-1),
-            callbacks=[Noticed(settings["journal"])],
+            callbacks=[cast(Any, Noticed(settings["journal"]))],
         ),
     ).fit()
 
@@ -406,6 +423,9 @@ class Stock(Training):
             starts[-1]["world_size"] == self._scenario.ranks and steps[-1]["step"] >= starts[-1]["step"] + STEADY_STEPS
         )
 
+    def first_step(self) -> float:
+        return float(self._of("progress")[0]["time"])
+
     def victim(self) -> Victim:
         last = [note for note in self._of("entered") if note["rank"] == self._scenario.ranks - 1][-1]
         return Victim(last["pid"], last["node"])
@@ -452,7 +472,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-SYSTEMS: dict[str, type[Training]] = {"ours": Ours, "stock Ray Train": Stock}
+SYSTEMS: dict[str, Callable[[str, JobSpec, Scenario, Path], Training]] = {"ours": Ours, "stock Ray Train": Stock}
 Measured = dict[tuple[Scenario, str], list[Recovery]]
 
 
@@ -474,11 +494,13 @@ def measure(system: str, scenario: Scenario, pause_seconds: float) -> Recovery:
     with tempfile.TemporaryDirectory(prefix="recovery-job-") as name, simulated_nodes(scenario.nodes) as nodes:
         folder = Path(name)
         spec = job(write_corpus(folder / "corpus"), folder / "checkpoints", scenario.replicas)
+        launched = time.time()
         training = SYSTEMS[system](nodes.address, spec, scenario, folder)
         try:
             if not training.until(training.steady, PATIENCE_SECONDS):
                 return Recovery(NEVER, problem=f"did not train within {PATIENCE_SECONDS:.0f} s of its start")
-            victim = training.victim()
+            victim, launch_seconds = training.victim(), training.first_step() - launched
+            control = control_memory(nodes.address)
             time.sleep(pause_seconds)
             since = time.time()
             if scenario.kind == "worker":
@@ -486,12 +508,23 @@ def measure(system: str, scenario: Scenario, pause_seconds: float) -> Recovery:
             else:
                 nodes.remove(victim.node)
             found: Recovery | None = training.until(lambda: training.recovery(since), PATIENCE_SECONDS)
-            return found or Recovery(NEVER, problem=f"did not go on within {PATIENCE_SECONDS:.0f} s of the fault")
+            found = found or Recovery(NEVER, problem=f"did not go on within {PATIENCE_SECONDS:.0f} s of the fault")
+            return replace(found, launch_seconds=launch_seconds, control=control)
         except RunEnded as ended:
             logger.exception("a run has ended")
             return Recovery(NEVER, problem=str(ended).partition("\n")[0])
         finally:
             training.close()
+
+
+def control_memory(address: str) -> dict[str, float]:
+    """MB that each of a cluster's actors has to itself, by class, without ranks."""
+    actors = list_actors(address=address, filters=[("state", "=", "ALIVE")], raise_on_missing_output=False)
+    return {
+        actor.class_name: psutil.Process(actor.pid).memory_full_info().uss / 1e6
+        for actor in actors
+        if actor.class_name not in RANKS
+    }
 
 
 def measure_all(rounds: int) -> tuple[Measured, list[float]]:
@@ -534,6 +567,18 @@ def _row(scenario: Scenario, system: str, runs: Sequence[Recovery]) -> list[str]
     return [scenario.name, system, total, *parts, f"{scenario.ranks} → {ranks}", again, whole]
 
 
+def started(measured: Measured) -> list[str]:
+    """A row a number of ranks and system: how soon it trains, and what its control takes."""
+    rows = [["ranks", "", "launch to the first step", "actors that are not ranks"], ["---"] * 4]
+    for (scenario, system), runs in measured.items():
+        if scenario in (SCENARIOS[0], SCENARIOS[1]):
+            launches = [run.launch_seconds for run in runs if run.launch_seconds]
+            actors = {name: [run.control.get(name, 0.0) for run in runs] for run in runs for name in run.control}
+            parts = [f"{name} {_median(values, '{:.0f} MB')}" for name, values in sorted(actors.items())]
+            rows.append([str(scenario.ranks), system, f"{_median(launches)} s", ", ".join(parts)])
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
 def _median(values: Sequence[float], form: str = "{:.1f}") -> str:
     return _seconds(statistics.median(values), form) if values else "–"
 
@@ -565,6 +610,7 @@ def text(measured: Measured, busy: Sequence[float]) -> str:
     return "\n".join(
         [
             *table(measured), "", *[verdict(scenario, measured) for scenario in SCENARIOS], "",
+            *started(measured), "",
             NOTES.format(rounds=rounds, every=EVERY_STEPS), "",
             f"{provenance()[:-1]}, Ray {version('ray')}, on {datetime.now(UTC):%Y-%m-%d}. Other work took "
             f"{statistics.median(busy):.0%} of the CPUs before a run in the median, and {max(busy):.0%} at most.", "",
@@ -587,7 +633,11 @@ trainer refuses odd ones. With a spare node it is held to one replica, too, or i
 The parts of ours are from the restart's report, with *detect* from the fault on. Stock's are as seen from outside:
 *detect* ends when its callback hears of the fault, *stop* when the last old process is gone, *place* when the last
 rank has entered its function (with the process group made), *start* when it begins to load. The last rank is killed, or
-its node removed; our supervisor and Ray Train's controller are both on the head, which stays."""
+its node removed; our supervisor and Ray Train's controller are both on the head, which stays.
+
+Launch: from the call that starts the job, with nodes and cluster up; stock's has its driver's imports in it. Memory is
+what a process has to itself; `TrainStateActor` is one a cluster, and stock's driver, which lives as long as its job,
+comes on top."""
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -67,14 +68,14 @@ class Measured:
     scrape: tuple[int, float, float]
 
 
-class Done:
+class Done(dist.Work):
     """A collective that has ended."""
 
     def is_completed(self) -> bool:
         return True
 
-    def wait(self) -> None:
-        return None
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
 
 
 def unmeasured() -> AbstractContextManager[Any]:

@@ -28,7 +28,7 @@ from tests.joined_cluster import OutsideService, cluster, first_key
 
 FILES = {name: ROOT / "docker" / f"{name}.Dockerfile" for name in ("api", "trainer")}
 API = read(FILES["api"])
-TRAINERS = {"torch", "triton", "numpy", "pyarrow", "safetensors", "tokenizers"}
+TRAINERS = {"torch", "triton", "safetensors", "tokenizers"}  # Ray Train brings numpy and pyarrow
 
 
 @pytest.fixture(params=FILES)

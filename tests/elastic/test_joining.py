@@ -22,7 +22,7 @@ def listening(host: Host) -> list[list[str]]:
     sockets = subprocess.run(host.command("ss", "-ltnpH"), capture_output=True, text=True, check=True).stdout
     found: dict[str, list[str]] = {}
     for line in sockets.splitlines():
-        if "RankActor" in line:
+        if "RankWorker" in line:
             _, _, _, local, *_, process = line.split()
             found.setdefault(process.partition("pid=")[2].partition(",")[0], []).append(local.rpartition(":")[0])
     return sorted(map(sorted, found.values()), key=len)

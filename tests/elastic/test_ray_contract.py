@@ -14,19 +14,8 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from service.gang.assignment import WorkerPlace
 from service.gang.executor import cluster_nodes, lost_nodes
-from service.gang.ray_private import (
-    TrainAttempt,
-    TrainRun,
-    draining_nodes,
-    free_memory,
-    free_resources,
-    node_table,
-    train_run,
-)
-from service.gang.status import GangPhase, JobTag
-from service.gang.train_tab import TrainTabKeeper
+from service.gang.ray_private import draining_nodes, free_memory, free_resources, node_table
 from service.gang.watch import NodeWatch
 from tests.elastic.ray_cluster import Nodes
 
@@ -105,28 +94,6 @@ def test_killing_a_stopped_process_through_ray_alone_does_not_end_it(nodes: Node
     time.sleep(1)
     os.kill(pid, 0)  # it is still there: why the gang kills such processes from outside
     os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.full
-def test_ray_train_shows_runs_that_are_not_its_own(nodes: Nodes) -> None:
-    from ray.train.v2._internal.state import state_actor
-
-    tag = JobTag("job-1", 2, "cola", "lab", "alice", "https://boost.example.org/jobs/job-1")
-    places = tuple(WorkerPlace(node, "10.0.0.1", ("0",), 7, "host", "ac") for node in ("one", "one", "two"))
-    keeper = TrainTabKeeper()
-    keeper.show_run(TrainRun(tag, "01", "ab", GangPhase.TRAINING, "they train", 3, {"CPU": 1.0}, 5, None))
-    keeper.show_attempt(TrainAttempt(tag, 4, "RUNNING", places, {"CPU": 1.0}, 6, None))
-    actor = state_actor.get_state_actor()
-    assert actor is not None, "it is made where there was none"
-    run = ray.get(actor.get_train_runs.remote())["job-1"]
-    assert (run.name, run.status, run.status_detail) == ("cola (job-1)", "RUNNING", "they train")
-    assert run.run_settings.train_loop_config == {"page": tag.url, "tenant": "lab", "submitted_by": "alice"}
-    attempt = ray.get(actor.get_train_run_attempts.remote())["job-1"]["2.4"]
-    ranks = [(worker.world_rank, worker.node_rank, worker.local_rank, worker.gpu_ids) for worker in attempt.workers]
-    assert ranks == [(0, 0, 0, [0]), (1, 0, 1, [0]), (2, 1, 0, [0])]
-    for phase in GangPhase:
-        train_run(TrainRun(tag, "01", "ab", phase, "", 3, {"GPU": 1.0}, 5, 6))  # each has a status of Ray's
-    ray.kill(actor)
 
 
 @pytest.mark.full

@@ -35,6 +35,10 @@ class Server:
     def tree(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def running(self, name: str) -> list[psutil.Process]:
+        """Its processes with ``name`` in their command lines."""
+        return [process for process in self.tree() if name in command_line(process)]
+
     def answers(self, path: str) -> httpx.Response | None:
         try:
             return httpx.get(self.url + path)
@@ -56,3 +60,11 @@ class Server:
         self.process.wait(30)
         _, alive = psutil.wait_procs(started, timeout=15)
         assert not alive, alive
+
+
+def command_line(process: psutil.Process) -> str:
+    """The command line of a process; empty once it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""

@@ -58,7 +58,7 @@ def test_answers_before_ray_is_up(server: Server, client: Client) -> None:
 
 
 def workers_of(server: Server) -> list[psutil.Process]:
-    return [process for process in server.tree() if "RankActor" in " ".join(process.cmdline())]
+    return server.running("RankWorker")
 
 
 def test_a_job_from_post_to_checkpoint_loses_a_worker_on_the_way(

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+from ray.train.v2._internal.state.state_actor import get_state_actor
 from ray.util.state import list_actors
 
 from boost_core.checkpoint.folder import CheckpointFolder
@@ -256,6 +257,18 @@ def test_a_killed_worker_is_replaced(start: Callable[..., Gang]) -> None:
     assert (restart.cause, restart.recovered_from) == (Cause.WORKER_LOST, "memory")
     assert restart.message == "rank 1 was lost: its process was killed, crashed, or ran out of memory"
     assert second.step == restart.resumed_step <= restart.step
+    run, (broken, whole) = train_run(gang)
+    assert (run.status, run.status_detail) == ("FINISHED", "trained 60 steps")
+    assert (broken.attempt_id, broken.status, whole.attempt_id, whole.status) == ("1.1", "ERRORED", "1.2", "FINISHED")
+    before, after = ([worker.pid for worker in attempt.workers] for attempt in (broken, whole))
+    assert before[0] == after[0] and before[1] != after[1], "the survivor's process lives on"
+
+
+def train_run(gang: Gang) -> tuple[Any, list[Any]]:
+    """What Ray Train's list of runs has of it, and its attempts."""
+    actor = get_state_actor()
+    attempts = ray.get(actor.get_train_run_attempts.remote())[gang.job_id]
+    return ray.get(actor.get_train_runs.remote())[gang.job_id], list(attempts.values())
 
 
 def test_the_message_of_a_failure_is_its_root_cause(start: Callable[..., Gang]) -> None:
@@ -267,6 +280,8 @@ def test_the_message_of_a_failure_is_its_root_cause(start: Callable[..., Gang]) 
     )
     assert any("Traceback" in line.message for line in gang.of("log"))
     assert not gang.of("interruption")
+    run, (attempt,) = train_run(gang)
+    assert (run.status, run.status_detail, attempt.status) == ("ERRORED", gang.status.message, "ERRORED")
 
 
 @pytest.mark.full

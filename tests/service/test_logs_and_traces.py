@@ -61,7 +61,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
                 server.until(lambda: (progress := client.get(job_id).progress) and progress.step > 5)
                 client.drill(job_id, {"kind": "kill_rank", "rank": 1})
                 server.until(lambda: client.get(job_id).restarts)
-                supervisor, ranks = (lines_of_actor(server, actor) for actor in ("Supervisor", "RankActor"))
+                supervisor, ranks = (lines_of_actor(server, actor) for actor in ("Supervisor", "RankWorker"))
                 client.cancel(job_id)
                 server.until(lambda: client.get(job_id).state is JobState.CANCELLED)
                 job = client.get(job_id)
@@ -78,8 +78,9 @@ def lines_of(log: Path) -> list[Line]:
 
 def lines_of_actor(server: Server, actor: str) -> list[Line]:
     """What the processes of an actor say; Ray has them write to files, which collectors of logs read."""
-    found = [process for process in server.tree() if actor in " ".join(process.cmdline())]
-    return [line for process in found for line in lines_of(Path(f"/proc/{process.pid}/fd/2").readlink())]
+    return [
+        line for process in server.running(actor) for line in lines_of(Path(f"/proc/{process.pid}/fd/2").readlink())
+    ]
 
 
 def test_all_that_the_service_says_is_json(life: Life) -> None:

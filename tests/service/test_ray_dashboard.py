@@ -1,5 +1,6 @@
 """What the dashboard of a real Ray tells of a job of the service, to those who have the token."""
 
+import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +51,7 @@ def client(server: Server, folder: Path) -> Iterator[Client]:
 def dashboard(client: Client, server: Server, folder: Path) -> Iterator[httpx.Client]:
     """With Ray's token. Ray takes a port that is free."""
     token = (folder / "home" / "ray-token").read_text()
-    (head,) = [process for process in server.tree() if any("dashboard.py" in part for part in process.cmdline()[:4])]
+    (head,) = server.running("dashboard/dashboard.py")
     listening = [each for each in head.net_connections("inet") if each.status == psutil.CONN_LISTEN]
     for each in listening:
         with httpx.Client(base_url=f"http://127.0.0.1:{each.laddr.port}", timeout=30) as asked:
@@ -115,7 +116,8 @@ def test_a_job_is_a_run_until_its_end(
     server.until(lambda: len(run_of(dashboard, job)["attempts"]) == 2)
     server.until(lambda: run_of(dashboard, job)["status"] == "RUNNING")
     ended, begun = sorted(run_of(dashboard, job)["attempts"], key=lambda attempt: attempt["start_time_ns"])
-    assert (ended["status"], begun["status"]) == ("ABORTED", "RUNNING")
+    assert (ended["status"], begun["status"]) == ("ERRORED", "RUNNING")
+    assert ended["workers"][0]["pid"] == begun["workers"][0]["pid"], "that of the survivor"
     assert ended["end_time_ns"] and begun["end_time_ns"] is None
     client.cancel(job.id)
     server.until(lambda: client.get(job.id).state is JobState.CANCELLED)
@@ -129,7 +131,22 @@ def test_a_job_is_a_run_until_its_end(
     assert run["end_time_ns"] > run["start_time_ns"]
 
 
+def test_ray_trains_own_metrics_are_exported(server: Server, job: JobRecord) -> None:
+    server.until(lambda: "ray_train_controller_state{" in exported(server))
+    assert f'ray_train_run_id="{job.id}"' in exported(server)
+
+
+def exported(server: Server) -> str:
+    """What Prometheus would get from the node."""
+    text = ""
+    for agent in server.running("dashboard/agent.py"):
+        for each in agent.net_connections("inet"):
+            if each.status == psutil.CONN_LISTEN:
+                with contextlib.suppress(httpx.HTTPError):
+                    text += httpx.get(f"http://127.0.0.1:{each.laddr.port}/metrics", timeout=5).text
+    return text
+
+
 def pids(server: Server) -> Iterator[int]:
-    for process in server.tree():
-        if any("alice of lab): worker" in part or "RankActor" in part for part in process.cmdline()):
-            yield process.pid
+    for process in {*server.running("alice of lab): worker"), *server.running("RankWorker")}:
+        yield process.pid

@@ -1,0 +1,303 @@
+"""What a gang leans on and Ray Train does not promise, on the version that is pinned."""
+
+import hashlib
+import inspect
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.train.v2._internal.callbacks.state_manager import StateManagerCallback
+from ray.train.v2._internal.execution.checkpoint.checkpoint_manager import CheckpointManager
+from ray.train.v2._internal.execution.checkpoint.report_handler import ReportCallbackHandler
+from ray.train.v2._internal.execution.checkpoint.sync_actor import SynchronizationActor
+from ray.train.v2._internal.execution.context import TrainContext
+from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.storage import StorageContext
+from ray.train.v2._internal.execution.worker_group import (
+    RayTrainWorker,
+    WorkerGroup,
+    WorkerGroupState,
+    WorkerGroupStateBuilder,
+)
+from ray.train.v2._internal.state.state_actor import get_state_actor
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.state import list_actors
+
+from service.gang import ray_train
+from service.gang.assignment import End, GangContext, RankEnd
+from service.gang.port import Finish
+from service.gang.ray_private import node_table
+from service.gang.ray_train import CALLS_AT_ONCE, RunWorker, TrainRun
+from service.gang.resources import ON_THE_HEAD
+from service.gang.status import GangPhase, JobTag
+from service.logs import GangLogs, LogFormat
+from tests.elastic.ray_cluster import Nodes
+from tests.elastic.test_ray_contract import within
+from tests.idle_rank import Rank, assigned
+from tests.jobs import tiny_job
+
+SOURCES = {  # of what is overridden, and of what calls it
+    "TrainController.__init__": "b631a49d50b1",
+    "TrainController.run": "356ad0bf0049",
+    "TrainController._run_control_loop_iteration": "871d332c670f",
+    "TrainController._step": "0a500d496e95",
+    "TrainController._execute_resize_decision": "fdf9a7ba6fdf",
+    "TrainController._execute_failure_decision": "cf2d9a8012d7",
+    "TrainController._get_retry_state": "5c64fa936088",
+    "TrainController._shutdown": "a723ff76fbf8",
+    "TrainController._shutdown_worker_group": "a66d87e31baf",
+    "TrainController._start_worker_group": "4cd5f350d092",
+    "TrainController._poll_workers": "eb70de21750e",
+    "TrainController._is_training_succeeded": "f03e81734b29",
+    "WorkerGroup.__init__": "59b52247ec9e",
+    "WorkerGroup._start": "3d300069da85",
+    "WorkerGroup._start_impl": "1f4c2b9acf4c",
+    "WorkerGroup._create_workers": "394f20be2cc3",
+    "WorkerGroup._create_placement_group": "40ff9d2169ce",
+    "WorkerGroup._init_train_context_on_workers": "ef1e7879cd7c",
+    "WorkerGroup.shutdown": "80888b2c096e",
+    "WorkerGroup.abort": "c7eaec91b9a5",
+    "WorkerGroup.poll_status": "c349bde66237",
+    "WorkerGroup._poll_workers_and_collect_errors": "3a75ea0d538c",
+    "WorkerGroupStateBuilder.build": "46b1cf1a60fd",
+    "WorkerGroupStateBuilder.shutdown": "b318f3ce4ce4",
+    "WorkerGroupState.shutdown": "74f2efbaa4f4",
+    "RayTrainWorker.__init__": "711893045982",
+    "RayTrainWorker.run_train_fn": "4495575c58cf",
+    "RayTrainWorker.poll_status": "703b285a0c2d",
+    "RayTrainWorker.init_train_context": "9b0f2f48a6f5",
+    "SynchronizationActor.broadcast_from_rank_zero": "954b6033b34d",
+    "SynchronizationActor.set_required_ranks": "33dfc8c83c63",
+    "SynchronizationActor._barrier_release": "0b1de7ab2674",
+    "TrainContext.report": "a3134ab706d4",
+    "TrainContext._wait_then_report": "b263a3661097",
+    "TrainContext._sync_checkpoint_dir_name_across_ranks": "9b2f2c96c399",
+    "ReportCallbackHandler.after_worker_group_poll_status": "202003c712d1",
+    "ReportCallbackHandler.after_worker_group_start": "8ad2d0cbf7d0",
+    "ReportCallbackHandler.set_required_ranks": "1b175e77035e",
+    "CheckpointManager._maybe_load_state_from_storage": "2238e7835fe6",
+    "CheckpointManager._write_state_to_storage": "665f3d14d43c",
+    "CheckpointManager.register_checkpoint": "a0079d0937c2",
+    "StorageContext.__init__": "689cf47fed3a",
+    "StorageContext._create_validation_file": "1705a8d6f4a5",
+    "StorageContext._check_validation_file": "79e7218a1b01",
+    "StateManagerCallback.after_controller_start": "8a2a0cedcf44",
+    "StateManagerCallback.after_controller_state_update": "d6614f973f3f",
+    "StateManagerCallback.before_worker_group_start": "1e71a9d6cfa4",
+    "StateManagerCallback.after_worker_group_start": "e05eb9631f3e",
+    "StateManagerCallback.before_worker_group_shutdown": "35551cdd95e4",
+    "StateManagerCallback.before_worker_group_abort": "0c5b6ec52bb4",
+    "DataParallelTrainer.__init__": "501d3d12111e",
+    "DataParallelTrainer.fit": "5d2b8d40bfcb",
+    "DataParallelTrainer._create_default_callbacks": "9148f79c7a2b",
+    "DataParallelTrainer._initialize_and_run_controller": "ea57ec449832",
+}  # fmt: skip
+CLASSES = [
+    CheckpointManager, DataParallelTrainer, RayTrainWorker, ReportCallbackHandler, StateManagerCallback, StorageContext,
+    TrainContext, TrainController, WorkerGroup, WorkerGroupState, WorkerGroupStateBuilder,
+    SynchronizationActor.__ray_metadata__.modified_class,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_what_is_overridden_is_what_it_was_when_it_was_read(name: str) -> None:
+    """After a change of Ray: read what has changed, see that ``ray_train`` still holds, and take the new digest."""
+    (owner,) = (each for each in CLASSES if each.__name__ == name.split(".")[0])
+    source = inspect.getsource(getattr(owner, name.split(".")[1]))
+    assert hashlib.sha256(source.encode()).hexdigest()[:12] == SOURCES[name]
+
+
+OURS = [
+    ray_train.GangController, ray_train.GangTrainer, ray_train.GangWorkerGroup, ray_train.KeptState,
+    ray_train.KeptStateBuilder, ray_train.RankWorker, ray_train.RunState,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ours", OURS)
+def test_all_that_is_overridden_is_held_to_its_source(ours: type) -> None:
+    theirs = ours.__mro__[1]
+    own = {name for name in vars(ours).keys() & vars(theirs).keys() if callable(getattr(ours, name))}
+    overridden = {f"{theirs.__name__}.{name}" for name in own if not name.startswith("__")}
+    assert overridden and overridden <= SOURCES.keys()
+
+
+def test_a_rank_whose_gang_breaks_up_before_it_trains_is_free_for_the_next() -> None:
+    rank = Rank()
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(rank.train, assigned(1), None, {})
+        assert within(5, lambda: rank._turns)
+        rank.abort()
+        assert first.result(5) == RankEnd(End.CONNECTION, ray_train.BROKEN_UP)
+        with pytest.raises(ray_train.RankFailed):  # Ray Train starts it all the same
+            rank._train(1)
+        second = thread.submit(rank.train, assigned(2), None, {})
+        assert within(5, lambda: 2 in rank._turns)
+        rank.stop(RankEnd(End.HALTED))
+        assert rank._train(2) == second.result(5) == RankEnd(End.HALTED)
+
+
+def test_a_failed_rank_is_an_error_for_ray_train_and_an_end_for_the_gang() -> None:
+    rank, failed = Rank(), RankEnd(End.FAILED, "no text is in the corpus")
+    with ThreadPoolExecutor(1) as thread:
+        end = thread.submit(rank.train, assigned(1), None, {})
+        assert within(5, lambda: rank._turns)
+        rank.stop(failed)
+        with pytest.raises(ray_train.RankFailed, match="no text is in the corpus"):
+            rank._train(1)
+        assert end.result(5) == failed
+
+
+class Gang:
+    """A supervisor that decides nothing by itself."""
+
+    def __init__(self, job_id: str, folder: str) -> None:
+        self._folder = folder
+        tag = JobTag(job_id, 1, "cola", "lab", "alice", f"https://boost.example.org/jobs/{job_id}")
+        self._run = TrainRun(
+            tiny_job("unused", folder), GangContext(tag, None, range(0), GangLogs(LogFormat.TEXT, job_id, 1))
+        )
+        self._ranks: list[RunWorker] = []
+        self._trained: list[Any] = []
+
+    def start(self, *nodes: str) -> list[int]:
+        """Ranks on nodes; their process ids."""
+        actor: Any = ray.remote(Rank)
+        started = [
+            actor.options(
+                num_cpus=1,
+                max_concurrency=CALLS_AT_ONCE,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, False),
+            ).remote()
+            for node in nodes
+        ]
+        places = ray.get([rank.where.remote() for rank in started])
+        self._ranks += [RunWorker(rank, place, {"CPU": 1.0}) for rank, place in zip(started, places, strict=True)]
+        return [place.pid for place in places]
+
+    def form(self, generation: int, *numbers: int) -> None:
+        ranks = [self._ranks[number] for number in numbers]
+        self._trained = [
+            rank.actor.train.remote(assigned(generation, index), None, {}) for index, rank in enumerate(ranks)
+        ]
+        self._run.form(generation, ranks)
+
+    def stop(self, number: int, end: RankEnd) -> None:
+        ray.get(self._ranks[number].actor.stop.remote(end))
+
+    def ends(self) -> list[RankEnd]:
+        return ray.get(self._trained, timeout=20)
+
+    def halted(self) -> None:
+        self._run.halted()
+
+    def kill(self, number: int) -> None:
+        ray.kill(self._ranks[number].actor)
+
+    def save(self, number: int, step: int) -> None:
+        ray.get(self._ranks[number].actor.save.remote(step, self._folder))
+
+    def finish(self, phase: GangPhase, message: str) -> tuple[str | None, str | None]:
+        """The path of the run's last checkpoint, and its error."""
+        self._run.finish(Finish(phase, message))
+        result = self._run.result
+        assert result is not None
+        return result.checkpoint and result.checkpoint.path, result.error and str(result.error)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    nodes = Nodes(3)
+    yield nodes
+    nodes.close()
+
+
+def a_gang(job_id: str, folder: Path) -> Any:
+    actor: Any = ray.remote(Gang)
+    return actor.options(num_cpus=0, resources=ON_THE_HEAD).remote(job_id, str(folder))
+
+
+def run_of(job_id: str) -> Any:
+    return ray.get(get_state_actor().get_train_runs.remote()).get(job_id)
+
+
+def status(job_id: str) -> str | None:
+    run = run_of(job_id)
+    return run and run.status.value
+
+
+def attempts(job_id: str) -> dict[str, Any]:
+    return ray.get(get_state_actor().get_train_run_attempts.remote())[job_id]
+
+
+@pytest.mark.full
+def test_a_run_goes_on_with_those_that_are_left(nodes: Nodes, tmp_path: Path) -> None:
+    first, second, third = (node["NodeID"] for node in node_table() if node["Alive"] and node["Resources"].get("CPU"))
+    gang = a_gang("job-1", tmp_path)
+    pids = ray.get(gang.start.remote(first, first, second))
+
+    def formed(generation: int, *numbers: int) -> Any:
+        """The attempt, once it runs."""
+        ray.get(gang.form.remote(generation, *numbers))
+        assert within(20, lambda: status("job-1") == "RUNNING" and f"1.{generation}" in attempts("job-1"))
+        return attempts("job-1")[f"1.{generation}"]
+
+    def stopped(end: RankEnd, *numbers: int) -> None:
+        for number in numbers:
+            ray.get(gang.stop.remote(number, end))
+
+    attempt = formed(1, 2, 0, 1)
+    assert [(rank.pid, rank.node_rank, rank.local_rank) for rank in attempt.workers] == [
+        (pids[2], 0, 0), (pids[0], 1, 0), (pids[1], 1, 1),
+    ]  # fmt: skip
+    assert run_of("job-1").run_settings.train_loop_config["tenant"] == "lab"
+    # A rank is killed, and the first of those that are left reports before they are formed again.
+    os.kill(pids[1], signal.SIGKILL)
+    assert within(20, lambda: status("job-1") == "RESTARTING")
+    ray.get(gang.save.remote(2, 3))
+    stopped(RankEnd(End.CONNECTION, "lost its connection"), 0, 2)
+    attempt = formed(2, 2, 0)
+    assert [rank.pid for rank in attempt.workers] == [pids[2], pids[0]], "the survivors' processes"
+    assert attempts("job-1")["1.1"].status.value == "ERRORED"
+    # They halt for another layout; one is given up, another joins. Nothing of that is a fault.
+    stopped(RankEnd(End.HALTED), 0, 2)
+    assert {end.how for end in ray.get(gang.ends.remote())} == {End.HALTED}
+    ray.get(gang.halted.remote())
+    ray.get(gang.kill.remote(2))
+    assert not within(2, lambda: status("job-1") != "RUNNING")
+    ray.get(gang.start.remote(first))
+    formed(3, 0, 3)
+    assert attempts("job-1")["1.2"].status.value == "FINISHED"
+    # A node is lost with all ranks; the run waits for others.
+    nodes.remove(first)
+    assert within(60, lambda: status("job-1") == "RESTARTING")
+    ray.get(gang.start.remote(third))
+    formed(4, 4)
+    ray.get(gang.save.remote(4, 6))
+    stopped(RankEnd(End.FINISHED), 4)
+    assert ray.get(gang.finish.remote(GangPhase.SUCCEEDED, "trained 8 steps")) == (f"{tmp_path}/step-00000006", None)
+    assert within(5, lambda: run_of("job-1").status_detail == "trained 8 steps")
+    assert (status("job-1"), attempts("job-1")["1.4"].status.value) == ("FINISHED", "FINISHED")
+    there = {actor.class_name for actor in list_actors(address=nodes.address) if actor.state == "ALIVE"}
+    assert there <= {"Gang", "Rank", "SynchronizationActor", "TrainStateActor"}, "no coordinator, cleaner or watcher"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.full
+def test_a_run_ends_as_the_gang_does(nodes: Nodes, tmp_path: Path) -> None:
+    failed, paused = a_gang("job-2", tmp_path), a_gang("job-3", tmp_path)
+    ends = [
+        failed.finish.remote(GangPhase.FAILED, "no text is in the corpus"),
+        paused.finish.remote(GangPhase.PAUSED, "paused after step 3"),
+    ]
+    assert ray.get(ends) == [(None, "no text is in the corpus"), (None, None)]
+    assert within(5, lambda: run_of("job-3").status_detail == "paused after step 3")
+    assert (status("job-2"), run_of("job-2").status_detail) == ("ERRORED", "no text is in the corpus")
+    assert status("job-3") == "ABORTED"
+    assert run_of("job-2").end_time_ns <= time.time_ns()
