@@ -1,6 +1,6 @@
 """Copies of a rank's state in the host's memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,9 +13,11 @@ class HostCopies:
 
     Args:
         places: How many; each is as large as the rank's state.
+        is_held: Whether somebody still reads a copy in a place whose turn has come. Then a new place is made.
     """
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, places: int, is_held: Callable[[torch.Tensor], bool] = lambda _: False) -> None:
+        self._is_held = is_held
         self._places: list[list[torch.Tensor]] = [[] for _ in range(places)]
         self._turn = 0
 
@@ -26,6 +28,8 @@ class HostCopies:
             chunks: The same ones every time.
             lasting: Whether the next copies go to other places, as long as there are any; else the next one goes here.
         """
+        if self._places[self._turn] and self._is_held(self._places[self._turn][0]):
+            self._places[self._turn] = []
         place = self._places[self._turn]
         if lasting:
             self._turn = (self._turn + 1) % len(self._places)

@@ -6,6 +6,7 @@ every rank's snapshot is somewhere is loaded, in any layout, as from a checkpoin
 """
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,21 +27,13 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from boost_core.checkpoint.chunks import Chunk, LoadChunks
-from boost_core.plan.snapshots import MemoryState, Sizes, SnapshotIndex, SnapshotKey, TensorSlice
+from boost_core.plan.snapshots import MemoryState, Region, Sizes, SnapshotIndex, SnapshotKey, TensorSlice
+
+HOLD_SECONDS = 60.0  # without a read, after which a snapshot that is held is let go: who read it is gone
 
 
 class StateLost(RuntimeError):
     """A state that was in memory cannot be had any more. What was loaded of it is of no use."""
-
-
-@dataclass(frozen=True)
-class Region:
-    """A part of a box: it begins at ``begin`` in the box, and is so large."""
-
-    name: str
-    offsets: Sizes
-    begin: Sizes
-    lengths: Sizes
 
 
 @dataclass(frozen=True)
@@ -68,6 +61,8 @@ class SnapshotStore:
 
     def __init__(self) -> None:
         self._snapshots: dict[SnapshotKey, Snapshot] = {}
+        self._held: Snapshot | None = None
+        self._held_until = 0.0
         self._lock = threading.Lock()
 
     def put(self, snapshot: Snapshot) -> None:
@@ -84,6 +79,32 @@ class SnapshotStore:
                 if (key.generation, key.step) == (generation, step)
             }
 
+    def hold(self, generation: int, rank: int) -> SnapshotIndex | None:
+        """Keep the newest snapshot of a rank readable and as it is, whatever is kept or forgotten besides.
+
+        That lasts until another is held, this one is released, or nobody has read it for a minute.
+
+        Returns:
+            What is held; ``None`` if nothing is here of that rank in that gang.
+        """
+        with self._lock:
+            found = [key for key in self._snapshots if (key.generation, key.rank) == (generation, rank)]
+            self._held = self._snapshots[max(found)] if found else None
+            self._held_until = time.monotonic() + HOLD_SECONDS
+            return None if self._held is None else self._held.index
+
+    def release(self) -> None:
+        """Let go what is held."""
+        with self._lock:
+            self._held = None
+
+    def is_held(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is of the snapshot that is held, and must not be written to."""
+        with self._lock:
+            if time.monotonic() > self._held_until:
+                self._held = None
+            return self._held is not None and any(each is tensor for each in self._held.tensors)
+
     def indexes(self) -> list[SnapshotIndex]:
         """What is here."""
         with self._lock:
@@ -96,7 +117,10 @@ class SnapshotStore:
             LookupError: It is not here.
         """
         with self._lock:
-            snapshot = self._snapshots[key]
+            if self._held is not None and self._held.index.key == key:
+                snapshot, self._held_until = self._held, time.monotonic() + HOLD_SECONDS
+            else:
+                snapshot = self._snapshots[key]
         tensors = {
             (box.name, box.offsets): tensor for box, tensor in zip(snapshot.index.boxes, snapshot.tensors, strict=True)
         }

@@ -12,6 +12,7 @@ from boost_core.messages.reports import (
     Report,
     RestartReport,
     ShapeReport,
+    SpareReport,
     StartReport,
     StepReport,
 )
@@ -53,6 +54,10 @@ def line_of(report: Report) -> str:
                 f"step {report.step}  profile of {report.steps} step(s) of rank {report.rank}: {report.url} "
                 f"({report.bytes / 2**20:.1f} MiB)"
             )
+        case SpareReport(step=None):
+            return "no spare copy of the state is kept any more"
+        case SpareReport():
+            return f"step {report.step}  spare copy of the state on node {(report.node or '')[:12]}"
         case LogLine():
             return f"rank {report.rank} {report.level}: {report.message}"
 

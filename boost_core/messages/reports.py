@@ -205,6 +205,14 @@ class ProfileReport(Frozen):
     bytes: int
 
 
+class SpareReport(Frozen):
+    """A newer spare copy of the state is whole on a node that the gang does not use, or none is kept there any more."""
+
+    kind: Literal["spare"] = "spare"
+    step: int | None = Field(description="Steps done in that state; null when no spare copy is kept any more.")
+    node: str | None = Field(description="The node that keeps it.")
+
+
 class LogLine(Frozen):
     """One line of a rank's log."""
 
@@ -225,6 +233,7 @@ Report = (
     | FaultReport
     | RankTimesReport
     | ProfileReport
+    | SpareReport
     | LogLine
 )
 

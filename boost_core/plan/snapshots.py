@@ -48,6 +48,16 @@ class TensorSlice:
 
 
 @dataclass(frozen=True)
+class Region:
+    """A part of a box: it begins at ``begin`` in the box, and is so large."""
+
+    name: str
+    offsets: Sizes
+    begin: Sizes
+    lengths: Sizes
+
+
+@dataclass(frozen=True)
 class SnapshotIndex:
     """What a snapshot holds.
 
@@ -100,6 +110,16 @@ def newest_whole_state(
     parts = tuple(index for _, (index, _) in sorted(ranks.items()))
     owners = {index.key: owner for index, owner in ranks.values()}
     return MemoryState(parts[0].key.step, parts[0].samples, parts, owners)
+
+
+def uncopied_ranks(nodes: Sequence[str], owner_of: Sequence[int]) -> list[int]:
+    """The ranks whose snapshots are lost with their node, because their copies are on the same one.
+
+    Args:
+        nodes: The node of each rank.
+        owner_of: Which rank keeps the copy of each rank's snapshots; empty if none are made.
+    """
+    return [rank for rank, owner in enumerate(owner_of) if nodes[owner] == nodes[rank]]
 
 
 def copy_owners(nodes: Sequence[str]) -> list[int]:

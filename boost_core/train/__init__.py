@@ -1,6 +1,6 @@
 """The trainer: state, step and loop."""
 
-from boost_core.checkpoint.snapshot_store import Region, SnapshotStore, StateLost
+from boost_core.checkpoint.snapshot_store import SnapshotStore, StateLost
 from boost_core.parallel.clock import StepParts
 from boost_core.parallel.ledger import Totals
 from boost_core.train.checkpoint_manager import LastSaveFailed
@@ -12,7 +12,6 @@ __all__ = [
     "LastSaveFailed",
     "Membership",
     "Outcome",
-    "Region",
     "SnapshotStore",
     "StateLost",
     "StepParts",

@@ -48,7 +48,7 @@ class CheckpointManager:
         every = spec.fault_tolerance.memory_copy_every_steps if membership.owner_of else None
         self._due = DueCopies(spec.training.steps, spec.checkpoint.every_steps, every)
         # A snapshot stays as it is until all ranks have the next.
-        self._copies = HostCopies(2 if every else 1)
+        self._copies = HostCopies(2 if every else 1, membership.snapshots.is_held)
         self._newest: tuple[int, list[Chunk]] | None = None  # step and copies
         owner_of = membership.owner_of if every else ()
         self._saver = Saver(

@@ -18,12 +18,13 @@ from typing import assert_never
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.commands import Drill, Profile, WorkerCommand
 from boost_core.messages.reports import Cause, Fault, FaultReport, RankTimesReport
-from boost_core.plan.snapshots import copy_owners, newest_whole_state
+from boost_core.plan.snapshots import copy_owners, newest_whole_state, uncopied_ranks
 from service.gang import port
 from service.gang.assignment import FAILURES, Assignment, End, Message, MisplacedRanks, WorkerPlace
 from service.gang.policy import Form, Halt, Keep, Pause, ReplicaView, View, next_action, replica_set
 from service.gang.record import GangRecord
 from service.gang.resources import bytes_to_keep, gang_in_words, node_selector, without_resources, worker_resources
+from service.gang.spare_policy import SparePolicy, SpareView
 from service.gang.state import (
     Break,
     Checking,
@@ -79,6 +80,8 @@ class GangController:
         self._no_room_before = 0.0  # in the nodes' memory, for that
         self._heard: dict[int, float] = {}  # when each worker was heard last
         self._commands: list[WorkerCommand] = []
+        self._spare = SparePolicy(spec, record)
+        self._could_have_spare = False  # whether a node fits for one, as a gang of one rank is formed
 
     @property
     def formation(self) -> Formation | None:
@@ -130,6 +133,10 @@ class GangController:
                 yield from self._stacks_dumped(event)
             case port.MemoryMeasured():
                 self._memory_measured(event)
+            case port.IdleNodesFound(nodes=nodes):
+                self._could_have_spare = bool(nodes)
+                if isinstance(self._state, Formation):
+                    yield from self._spare.found(nodes)
             case _:
                 assert_never(event)
 
@@ -142,6 +149,8 @@ class GangController:
             formation.watch.beat(message.rank, message.beat, self._now)
         elif message.reports or message.saving is not None:
             formation.watch.progress(self._now)
+        if message.kept_step is not None:
+            formation.kept_step = max(formation.kept_step, message.kept_step)
         self._record.take(message.reports, message.kept_step)
         if message.saving and message.rank == 0:  # all ranks hear the same, one a moment after the other
             self._record.saving(message.saving)
@@ -153,6 +162,7 @@ class GangController:
         for number, workers in event.replicas.items():
             if number in self._replicas:
                 self._replicas[number].workers = workers
+        self._spare.observe(event.spare)
         match self._state:
             case Stopping() as stopping:
                 yield from self._check_if_stopped(stopping)
@@ -163,6 +173,8 @@ class GangController:
                 yield from self._tend_replicas()
                 yield from self._hand_out_commands(formation)
                 yield from self._look_after(formation)
+                if self._state is formation:
+                    yield from self._spare.tend(self._spare_view(formation))
                 if self._state is formation and formation.halting is None:
                     yield from self._act()
 
@@ -265,7 +277,12 @@ class GangController:
         up = self._up()
         workers = {worker: up[worker] for number in form.members for worker in self._replicas[number].in_order()}
         self._state = Preparing(form, workers)
-        yield port.Prepare(next(iter(workers)), () if self._memory_is_lost else tuple(up))
+        unusable = self._nodes.unusable(self._now)
+        if len(workers) == 1 and self._spec.fault_tolerance.memory_copy_every_steps:
+            nodes = {place.node for place in workers.values()}
+            yield self._spare.look(1, unusable | nodes, self._orders.avoid)
+        owners = (*up, *self._spare.owner(unusable))
+        yield port.Prepare(next(iter(workers)), () if self._memory_is_lost else owners)
 
     def _prepared(self, event: port.Prepared) -> Iterator[port.Decision]:
         """Have the workers train, if they can."""
@@ -288,10 +305,12 @@ class GangController:
             spec = without_resources(spec)
         self._generation += 1
         places = tuple(workers.values())
-        copies = spec.fault_tolerance.memory_copy_every_steps and len(places) > 1
-        owners = copy_owners([place.node for place in places]) if copies else []
+        nodes = [place.node for place in places]
+        copies = spec.fault_tolerance.memory_copy_every_steps and (len(places) > 1 or self._could_have_spare)
+        owners = copy_owners(nodes) if copies else []
         watch = GangWatch(spec.fault_tolerance, self._now)
-        self._state = Formation(self._generation, form.members, tuple(workers), places, watch)
+        uncopied = tuple(uncopied_ranks(nodes, owners))
+        self._state = Formation(self._generation, form.members, tuple(workers), places, watch, uncopied)
         self._layout, self._stored, self._memory_is_lost = form.layout, False, False
         self._most = max(self._most, form.layout.dp)
         self._record.formed(form.layout, places, makes_copies=bool(owners), keeps=bool(self._keep_on))
@@ -329,6 +348,22 @@ class GangController:
         elif self._may_give_back_resources(formation):
             self._no_room_before = now + SECONDS_TO_HOLD[1]
             yield port.MeasureMemory(formation.workers)
+
+    def _spare_view(self, formation: Formation) -> SpareView:
+        assert self._layout is not None
+        nodes = [formation.places[rank].node for rank in formation.uncopied]
+        most = max((nodes.count(node) for node in set(nodes)), default=0)
+        return SpareView(
+            generation=formation.generation,
+            uncopied={rank: formation.workers[rank] for rank in formation.uncopied},
+            uncopied_nodes=frozenset(nodes),
+            most_on_a_node=min(most, self._layout.per_replica.world_size),
+            settled=self._record.settled,
+            kept_step=formation.kept_step,
+            unusable=self._nodes.unusable(self._now),
+            avoid_kinds=self._orders.avoid,
+            growing=any(each.placed for number, each in self._replicas.items() if number not in formation.replicas),
+        )
 
     def _report(self, what: Fault, message: str, rank: int | None = None, share: float | None = None) -> None:
         self._record.add(FaultReport(what=what, step=self._record.step, rank=rank, share=share, message=message))
@@ -422,6 +457,7 @@ class GangController:
     def _finish(self, phase: GangPhase, message: str) -> port.Finish:
         self._state = Finished()
         self._replicas.clear()
+        self._spare.finish()
         return port.Finish(phase, message)
 
     # Faults
@@ -499,7 +535,7 @@ class GangController:
         up = self._up()
         asked = up.keys() - unhealthy
         self._state = Checking(formation, detected, reason, unhealthy, asked)
-        return port.Probe(tuple(asked), frozenset(place.node for place in up.values()))
+        return port.Probe(tuple(asked), frozenset(place.node for place in up.values()) | self._spare.nodes)
 
     def _recover(self, checking: Checking, gone: Set[str], unresponsive: Set[int]) -> Iterator[port.Decision]:
         """Give up the replicas on nodes that are gone, and replace the workers that are unhealthy or do not answer."""

@@ -3,7 +3,7 @@
 import socket
 import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
 import ray
 from ray import ObjectRef
@@ -13,8 +13,10 @@ from ray.exceptions import RayError
 from boost_core.config import JobSpec
 from service.gang import port
 from service.gang.assignment import End, GangContext, RankEnd
-from service.gang.ray_private import draining_nodes, node_table
-from service.gang.replica import RayReplica, WorkerHandle
+from service.gang.ray_private import draining_nodes, free_resources, node_table
+from service.gang.replica import RayReplica, WorkerHandle, next_number
+from service.gang.resources import selects
+from service.gang.spare import RaySpare
 
 if TYPE_CHECKING:
     from service.gang.supervisor import Supervisor
@@ -42,6 +44,7 @@ class RayExecutor:
         self._supervisor, self._context = supervisor, context
         self._run = TrainRun(spec, context)
         self._replicas: dict[int, RayReplica] = {}
+        self._spare: RaySpare | None = None
         self._ends: dict[ObjectRef[RankEnd], tuple[int, int]] = {}  # of each generation and rank
         self._generation = 0
         self._halts = False  # whether its ranks that have stopped did so as they were told to
@@ -61,7 +64,8 @@ class RayExecutor:
         """What there is now; the nodes as of a second ago at most."""
         if time.monotonic() >= self._looked + NODES_SECONDS:
             self._nodes, self._looked = cluster_nodes(), time.monotonic()
-        return port.Observed({number: replica.status() for number, replica in self._replicas.items()}, *self._nodes)
+        replicas = {number: replica.status() for number, replica in self._replicas.items()}
+        return port.Observed(replicas, *self._nodes, self._spare.status() if self._spare else None)
 
     def execute(self, decision: port.Decision) -> port.Answer | None:
         """Execute a decision; returns the answer if it is a question, within seconds."""
@@ -86,7 +90,16 @@ class RayExecutor:
                     worker.actor.abort.remote()
             case port.SendCommand(worker=number, command=command):
                 self._worker(number).actor.command.remote(command)
+            case port.StartSpare(node=node):
+                self._spare = RaySpare(next_number(), node, self._context)
+            case port.CopyToSpare(generation=generation, workers=workers):
+                if self._spare is not None:
+                    actors = {rank: self._worker(number).actor for rank, number in workers.items()}
+                    self._spare.copy(generation, actors)
+            case port.EndSpare():
+                self._end_spare()
             case port.Finish():
+                self._end_spare()
                 self._run.finish(decision)
                 for replica in self._replicas.values():
                     replica.remove()
@@ -95,6 +108,8 @@ class RayExecutor:
                 return self._prepare(decision)
             case port.Probe():
                 return self._probe(decision)
+            case port.FindIdleNodes():
+                return port.IdleNodesFound(idle_nodes(decision))
             case port.DumpStacks(workers=numbers):
                 return port.StacksDumped(
                     _answers({worker.number: worker.actor.stacks.remote() for worker in self._some(numbers)})
@@ -111,6 +126,11 @@ class RayExecutor:
         """Show people who look at the cluster what the gang is at; called again and again."""
         self._run.say(message)
 
+    def _end_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.end()
+            self._spare = None
+
     def _some(self, numbers: Collection[int]) -> list[WorkerHandle]:
         return [worker for replica in self._replicas.values() for worker in replica.workers if worker.number in numbers]
 
@@ -124,6 +144,8 @@ class RayExecutor:
         except RayError as error:
             return port.Prepared(None, type(error).__name__, {})
         asked = {worker.number: worker.actor.indexes.remote() for worker in self._some(question.owners)}
+        if self._spare is not None and self._spare.number in question.owners:
+            asked[self._spare.number] = self._spare.actor.indexes.remote()
         return port.Prepared(rendezvous, "", _answers(asked))
 
     def _probe(self, question: port.Probe) -> port.Probed:
@@ -136,8 +158,11 @@ class RayExecutor:
 
     def _train(self, start: port.StartTraining) -> None:
         workers = {worker.number: worker for replica in self._replicas.values() for worker in replica.workers}
+        actors: dict[int, Any] = {number: worker.actor for number, worker in workers.items()}
+        if self._spare is not None:
+            actors[self._spare.number] = self._spare.actor  # which is read from as a worker is
         needed = set(start.recovery.owners.values()) if start.recovery else set()
-        recovery, owners = ray.put(start.recovery), ray.put({number: workers[number].actor for number in needed})
+        recovery, owners = ray.put(start.recovery), ray.put({number: actors[number] for number in needed})
         for number, assignment in zip(start.workers, start.assignments, strict=True):
             end = workers[number].actor.train.remote(assignment, recovery, owners)
             self._ends[end] = assignment.generation, assignment.rank
@@ -150,6 +175,17 @@ def cluster_nodes() -> tuple[frozenset[str], dict[str, float | None]]:
     since_1970 = time.time() - time.monotonic()
     leaving = {node: None if at is None else at - since_1970 for node, at in draining_nodes().items()}
     return frozenset(node["NodeID"] for node in node_table() if node["Alive"]), leaving
+
+
+def idle_nodes(wanted: port.FindIdleNodes) -> tuple[str, ...]:
+    """Nodes that are as asked for, with the one first of which the least is taken."""
+    free, taken = free_resources(), {}
+    for node in node_table():
+        left = free.get(node["NodeID"], {})
+        enough = all(left.get(name, 0) >= amount for name, amount in wanted.resources.items())
+        if node["Alive"] and enough and selects(wanted.selector, node["Labels"]):
+            taken[node["NodeID"]] = sum(node["Resources"].get(name, 0) - left[name] for name in wanted.resources)
+    return tuple(sorted(taken, key=lambda node: (taken[node], node)))
 
 
 def lost_nodes(nodes: Collection[str]) -> tuple[set[str], set[str]]:

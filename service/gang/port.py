@@ -37,6 +37,27 @@ class WorkerStatus:
     failure: str | None = None
 
 
+@dataclass(frozen=True)
+class SpareStatus:
+    """The process that keeps a copy of the gang's state on a node that the gang does not use.
+
+    Attributes:
+        number: Its number, which no worker has.
+        node: Where it is.
+        up: Whether it can be told to copy.
+        copying: Whether it copies now.
+        kept: Generation and step of the state that is whole there; ``None`` before the first.
+        failure: Why it can keep none.
+    """
+
+    number: int
+    node: str
+    up: bool = False
+    copying: bool = False
+    kept: tuple[int, int] | None = None
+    failure: str | None = None
+
+
 # Events, besides orders, what workers say, and drills and profiles that are asked for
 
 
@@ -57,11 +78,13 @@ class Observed:
         replicas: Their workers, tensor parallel group after group; none before a replica has its resources.
         alive: The nodes that the cluster takes for alive.
         leaving: The nodes that will go away, and when; ``None`` where nobody has said.
+        spare: The process that keeps a copy on another node, if there is one.
     """
 
     replicas: Mapping[int, tuple[WorkerStatus, ...]]
     alive: frozenset[str]
     leaving: Mapping[str, float | None]
+    spare: SpareStatus | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +119,14 @@ class MemoryMeasured:
     free: Mapping[int, int]
 
 
-Answer = Prepared | Probed | StacksDumped | MemoryMeasured
+@dataclass(frozen=True)
+class IdleNodesFound:
+    """To ``FindIdleNodes``: those, with the one first of which the least is taken."""
+
+    nodes: tuple[str, ...]
+
+
+Answer = Prepared | Probed | StacksDumped | MemoryMeasured | IdleNodesFound
 Event = Orders | Message | WorkerCommand | RankEnded | Observed | Answer
 
 
@@ -205,6 +235,39 @@ class MeasureMemory:
 
 
 @dataclass(frozen=True)
+class FindIdleNodes:
+    """Find nodes of which enough is free.
+
+    Attributes:
+        resources: So much, by Ray's names.
+        selector: What they must have, or must not be; as ``node_selector`` says it.
+    """
+
+    resources: Mapping[str, float]
+    selector: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class StartSpare:
+    """Start the process that is to keep a copy of the gang's state."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class CopyToSpare:
+    """Have it copy the newest snapshots of workers, by their ranks in a generation, behind their backs."""
+
+    generation: int
+    workers: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class EndSpare:
+    """End it, with what it keeps."""
+
+
+@dataclass(frozen=True)
 class Finish:
     """End all of the gang, in a final phase."""
 
@@ -212,10 +275,10 @@ class Finish:
     message: str
 
 
-Question = Prepare | Probe | DumpStacks | MeasureMemory
+Question = Prepare | Probe | DumpStacks | MeasureMemory | FindIdleNodes
 Decision = (
     StartReplica | RemoveReplica | ReplaceWorker | KillWorkers | StartTraining | HaltTraining | AbortTraining
-    | SendCommand | Finish | Question
+    | SendCommand | StartSpare | CopyToSpare | EndSpare | Finish | Question
 )  # fmt: skip
 
 

@@ -182,6 +182,12 @@ def free_memory() -> int:
     return int(memory.get_system_memory() - memory.get_used_memory())
 
 
+def total_memory() -> int:
+    """Bytes of memory that this machine has, or the container that this process is in."""
+    memory: Any = utils
+    return int(memory.get_system_memory())
+
+
 def _is_of_this_machine(address: str) -> bool:
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -72,7 +72,7 @@ from ray.train.v2.api.result import Result
 from boost_core.config import JobSpec
 from boost_core.messages.commands import WorkerCommand
 from boost_core.messages.reports import CheckpointReport
-from boost_core.plan.snapshots import MemoryState, SnapshotIndex, SnapshotKey
+from boost_core.plan.snapshots import MemoryState, Region, SnapshotIndex, SnapshotKey
 from service.gang.assignment import FAILURES, Assignment, End, GangContext, Message, RankEnd, Rendezvous, WorkerPlace
 from service.gang.port import Finish
 from service.gang.ray_private import free_memory
@@ -83,7 +83,6 @@ from service.gang.status import GangPhase
 if TYPE_CHECKING:
     import numpy as np
 
-    from boost_core.train import Region
     from service.gang.supervisor import Supervisor
     from service.gang.worker import Worker
 
@@ -247,9 +246,19 @@ class RankWorker(RayTrainWorker):
         return self._worker.indexes()
 
     @ray.method
-    def read(self, key: SnapshotKey, regions: Sequence["Region"]) -> "list[np.ndarray[Any, Any]]":
+    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> "list[np.ndarray[Any, Any]]":
         """Parts of a snapshot that is in its memory."""
         return self._worker.read(key, regions)
+
+    @ray.method
+    def hold(self, generation: int, rank: int) -> SnapshotIndex | None:
+        """Keep its rank's newest snapshot as it is, to be read; ``None`` if there is none."""
+        return self._worker.hold(generation, rank)
+
+    @ray.method
+    def release(self) -> None:
+        """Let it go."""
+        self._worker.release()
 
     @ray.method
     def free_memory(self) -> int:

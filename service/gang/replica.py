@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 _numbers = count(1)  # of workers, over all of a gang's life
 
 
+def next_number() -> int:
+    """A number that no worker has."""
+    return next(_numbers)
+
+
 class WorkerHandle:
     """One worker of a replica.
 
@@ -52,7 +57,7 @@ class WorkerHandle:
     ) -> None:  # fmt: skip
         from service.gang.ray_train import CALLS_AT_ONCE, RankWorker
 
-        self.number, self.resources = next(_numbers), dict(resources)
+        self.number, self.resources = next_number(), dict(resources)
         self.actor: ActorProxy[RankWorker] = (
             ray.remote(RankWorker)
             .options(

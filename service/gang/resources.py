@@ -1,12 +1,13 @@
 """What a worker needs of its node, by Ray's names. Torch-free, and does not import Ray."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.plan.memory import rank_memory
 
 ON_THE_HEAD = {"node:__internal_head__": 0.001}  # for what should not go with a node of a gang
+_NONE_OF = "!in("  # Ray's way to say which values a label must not have
 
 
 def worker_resources(spec: JobSpec) -> dict[str, float]:
@@ -29,10 +30,22 @@ def node_selector(spec: JobSpec, avoid: Collection[str], avoid_kinds: Collection
     if spec.resources.accelerator_type:
         selector[ACCELERATOR_LABEL] = spec.resources.accelerator_type
     if avoid_kinds:
-        selector[ACCELERATOR_LABEL] = f"!in({','.join(sorted(avoid_kinds))})"
+        selector[ACCELERATOR_LABEL] = f"{_NONE_OF}{','.join(sorted(avoid_kinds))})"
     if avoid:
-        selector["ray.io/node-id"] = f"!in({','.join(sorted(avoid))})"
+        selector["ray.io/node-id"] = f"{_NONE_OF}{','.join(sorted(avoid))})"
     return selector
+
+
+def selects(selector: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    """Whether a node with some labels is one that ``node_selector`` asks for."""
+    for name, wanted in selector.items():
+        found = labels.get(name)
+        if wanted.startswith(_NONE_OF):
+            if found in wanted.removeprefix(_NONE_OF).removesuffix(")").split(","):
+                return False
+        elif found != wanted:
+            return False
+    return True
 
 
 def without_resources(spec: JobSpec) -> JobSpec:

@@ -74,6 +74,8 @@ class Formation:
         workers: Its workers by rank.
         places: Where each is.
         watch: Watches its steps.
+        uncopied: Ranks whose state would be lost with their node.
+        kept_step: The newest step that its ranks have kept in memory; -1 before the first.
         ends: What the training of ranks has come to, of those that have ended; ``None``: the process is gone.
         halting: What it has been told to halt for.
     """
@@ -83,6 +85,8 @@ class Formation:
     workers: tuple[int, ...]
     places: tuple[WorkerPlace, ...]
     watch: GangWatch
+    uncopied: tuple[int, ...] = ()
+    kept_step: int = -1
     ends: dict[int, RankEnd | None] = field(default_factory=dict)
     halting: Halt | None = None
 

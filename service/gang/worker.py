@@ -24,8 +24,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore  # where type check
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from boost_core.messages.commands import Drill, WorkerCommand
-from boost_core.plan.snapshots import MemoryState, SnapshotIndex, SnapshotKey
-from boost_core.train import Membership, Region, SnapshotStore, StepProfiler, StepTimes, train
+from boost_core.plan.snapshots import MemoryState, Region, SnapshotIndex, SnapshotKey
+from boost_core.train import Membership, SnapshotStore, StepProfiler, StepTimes, train
 from service.gang.assignment import Assignment, End, GangContext, Message, RankEnd, Rendezvous, WorkerPlace
 from service.gang.drills import Drills
 from service.gang.errors import end_of
@@ -212,6 +212,14 @@ class Worker:
     def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[Array]:
         """Parts of a snapshot that is in this process's memory."""
         return [np.ascontiguousarray(part.numpy()) for part in self._snapshots.read(key, regions)]
+
+    def hold(self, generation: int, rank: int) -> SnapshotIndex | None:
+        """Keep the newest snapshot of this process's rank as it is, to be read; ``None`` if there is none."""
+        return self._snapshots.hold(generation, rank)
+
+    def release(self) -> None:
+        """Let it go."""
+        self._snapshots.release()
 
     def _fetch(self, owner: int, key: SnapshotKey, regions: Sequence[Region]) -> list[torch.Tensor]:
         if owner == self._number:

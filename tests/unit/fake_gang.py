@@ -14,6 +14,7 @@ from service.gang import port
 from service.gang.assignment import End, Message, RankEnd, Rendezvous, WorkerPlace
 from service.gang.controller import GangController
 from service.gang.record import GangRecord
+from service.gang.resources import selects
 from service.gang.status import Orders
 from service.gang.watch import Heartbeat
 from tests.service.records import a_start, a_step
@@ -47,6 +48,8 @@ class FakeGang:
         leaving: Those that will go away, and when.
         fail_starts: Whether workers end before they are up.
         free_memory: Of each node.
+        copies_to_spare: Whether the spare comes to the end of the copies that it makes, at once.
+        spare: The process that keeps a copy on another node; its snapshots are the copy.
         events: All that the controller has been told, with their times.
         decisions: All that it has decided.
     """
@@ -60,6 +63,10 @@ class FakeGang:
         self.now, self.step, self.training = 1000.0, 0, None
         self.record = GangRecord(self._moment())
         self.controller = GangController(spec, orders, self.record)
+        self.copies_to_spare = True
+        self.spare: FakeWorker | None = None
+        self.spare_failure: str | None = None
+        self._copying = False
         self._replicas: dict[int, tuple[port.StartReplica, list[FakeWorker]]] = {}
         self._numbers = count(1)
 
@@ -94,7 +101,7 @@ class FakeGang:
             ]
             for rank, worker in enumerate(members):
                 worker.snapshots = [indexes[rank], indexes[rank - len(members) // 2]]
-            self.say(a_step(self.step), Heartbeat(self.step, 1.0, 0.5))
+            self.say(a_step(self.step), Heartbeat(self.step, 1.0, 0.5), kept_step=self.step)
             self.wait(1.0)
 
     def say(
@@ -147,7 +154,15 @@ class FakeGang:
     def observed(self) -> port.Observed:
         """What there is now."""
         replicas = {number: tuple(map(self._status, workers)) for number, (_, workers) in self._replicas.items()}
-        return port.Observed(replicas, frozenset(self.nodes | self._known), self.leaving)
+        return port.Observed(replicas, frozenset(self.nodes | self._known), self.leaving, self._spare_status())
+
+    def _spare_status(self) -> port.SpareStatus | None:
+        if self.spare is None:
+            return None
+        keys = [index.key for index in self.spare.snapshots]
+        kept = (keys[0].generation, keys[0].step) if keys else None
+        up = self.now >= self.spare.up_at
+        return port.SpareStatus(self.spare.number, self.spare.node, up, self._copying, kept, self.spare_failure)
 
     def _status(self, worker: FakeWorker) -> port.WorkerStatus:
         if self.now < worker.up_at:
@@ -202,15 +217,30 @@ class FakeGang:
             case port.Prepare(first=first) if first not in there:
                 return port.Prepared(None, "ActorDiedError", {})
             case port.Prepare(owners=owners):
+                if self.spare is not None and self.spare.node in self.nodes:
+                    workers[self.spare.number], there = self.spare, there | {self.spare.number}
                 snapshots = {number: workers[number].snapshots for number in owners if number in there}
                 return port.Prepared(Rendezvous("10.0.0.1", 1, "secret"), "", snapshots)
             case port.Probe(workers=numbers, nodes=nodes):
                 return port.Probed(frozenset(numbers) & there, nodes - self.nodes, frozenset())
+            case port.FindIdleNodes(selector=selector):
+                taken = {worker.node for worker in workers.values()}
+                free = [node for node in self.nodes - taken if selects(selector, {"ray.io/node-id": node})]
+                return port.IdleNodesFound(tuple(sorted(free)))
+            case port.StartSpare(node=node):
+                self.spare, self.spare_failure = self._started(node), None
+            case port.EndSpare():
+                self.spare, self._copying = None, False
+            case port.CopyToSpare(workers=ranks):
+                assert self.spare is not None
+                self._copying = not self.copies_to_spare
+                if self.copies_to_spare:
+                    self.spare.snapshots = [workers[number].snapshots[0] for number in ranks.values()]
             case port.DumpStacks(workers=numbers):
                 return port.StacksDumped({number: "in a step" for number in numbers if number in there})
             case port.MeasureMemory(workers=numbers):
                 return port.MemoryMeasured(dict.fromkeys(numbers, self.free_memory))
             case port.Finish():
                 self._replicas.clear()
-                self.training = None
+                self.training = self.spare = None
         return None

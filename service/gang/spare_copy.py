@@ -1,0 +1,154 @@
+"""A copy of ranks' snapshots in a process that trains nothing: one whole, and the next while it is being made.
+
+Free of torch and of Ray, so that the process is small and up in a moment.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from boost_core.plan.snapshots import Region, SnapshotIndex, SnapshotKey, TensorSlice
+
+PORTION_BYTES = 32 * 2**20  # at a time; a node's object store may be small
+TRIES, TRY_SECONDS = 40, 0.05  # for all ranks to have the same step; they get there within a moment of each other
+ROOM_TO_LEAVE = 1  # copies for which there is to be memory besides: what a worker takes that goes on from this one
+
+Array = np.ndarray[Any, Any]
+
+
+class NoRoom(MemoryError):
+    """The node has too little memory for a copy."""
+
+
+class Rank(Protocol):
+    """A rank whose snapshots are copied."""
+
+    def hold(self) -> SnapshotIndex | None:
+        """Keep its newest snapshot readable and as it is; ``None`` if there is none."""
+
+    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[Array]:
+        """Parts of that."""
+
+    def release(self) -> None:
+        """Let it go."""
+
+
+@dataclass
+class _Copy:
+    """Of one snapshot; what a box holds, in the order of the index."""
+
+    index: SnapshotIndex
+    tensors: list[Array] = field(default_factory=list)
+
+
+class SpareCopy:
+    """Copies of snapshots. ``copy`` runs in one thread at a time, all else whenever it is asked for.
+
+    Args:
+        free_memory: Bytes of the node's memory that may be used.
+    """
+
+    def __init__(self, free_memory: Callable[[], int]) -> None:
+        self._free_memory = free_memory
+        self._copies: dict[SnapshotKey, _Copy] = {}
+        self._lock = threading.Lock()
+
+    def copy(self, ranks: Sequence[Rank]) -> tuple[int, int] | None:
+        """Copy the newest snapshots of ranks. Once all are here they take the place of those before, and not earlier.
+
+        Returns:
+            Generation and step of what was copied; ``None`` if the ranks have no step in common to copy.
+
+        Raises:
+            NoRoom: The node has too little memory.
+        """
+        try:
+            indexes = _held_together(ranks)
+            if indexes is None:
+                return None
+            self._make_room_for(indexes)
+            copies = [_copied(rank, index) for rank, index in zip(ranks, indexes, strict=True)]
+        finally:
+            for rank in ranks:
+                rank.release()
+        with self._lock:
+            self._copies = {copy.index.key: copy for copy in copies}
+        return indexes[0].key.generation, indexes[0].key.step
+
+    def _make_room_for(self, indexes: Sequence[SnapshotIndex]) -> None:
+        size = sum(_bytes(box) for index in indexes for box in index.boxes)
+        to_come = 1 + ROOM_TO_LEAVE if self._copies else 2 + ROOM_TO_LEAVE
+        free = self._free_memory()
+        if free < to_come * size:
+            raise NoRoom(
+                f"{max(free, 0) / 2**30:.1f} GiB of the node's memory may be used, and copies of "
+                f"{size / 2**30:.1f} GiB need {to_come * size / 2**30:.1f} GiB"
+            )
+
+    def indexes(self) -> list[SnapshotIndex]:
+        """What is here."""
+        with self._lock:
+            return [copy.index for copy in self._copies.values()]
+
+    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[Array]:
+        """Parts of a snapshot.
+
+        Raises:
+            LookupError: It is not here.
+        """
+        with self._lock:
+            copy = self._copies[key]
+        tensors = {(box.name, box.offsets): tensor for box, tensor in zip(copy.index.boxes, copy.tensors, strict=True)}
+        return [tensors[region.name, region.offsets][_within(region)] for region in regions]
+
+
+def _held_together(ranks: Sequence[Rank]) -> list[SnapshotIndex] | None:
+    """Have ranks hold their snapshots of the same step; ``None`` if there is none that all have.
+
+    They make these together, and forget the ones before a moment apart.
+    """
+    indexes = [rank.hold() for rank in ranks]
+    for _ in range(TRIES):
+        steps = [-1 if index is None else index.key.step for index in indexes]
+        behind = [number for number, step in enumerate(steps) if step < max(steps)]
+        if not behind:
+            break
+        time.sleep(TRY_SECONDS)
+        for number in behind:
+            indexes[number] = ranks[number].hold()
+    held = [index for index in indexes if index is not None]
+    return held if len(held) == len(ranks) and len({index.key.step for index in held}) == 1 else None
+
+
+def _copied(rank: Rank, index: SnapshotIndex) -> _Copy:
+    copy = _Copy(index)
+    for box in index.boxes:
+        tensor = np.empty(box.sizes, dtype=box.dtype)
+        for region in _portions(box):
+            (part,) = rank.read(index.key, [region])
+            tensor[_within(region)] = part
+        copy.tensors.append(tensor)
+    return copy
+
+
+def _portions(box: TensorSlice) -> Iterator[Region]:
+    """All of a box, so much of it at a time along its first axis."""
+    if not box.sizes:
+        yield Region(box.name, box.offsets, (), ())
+        return
+    rows, rest = box.sizes[0], box.sizes[1:]
+    each = max(1, PORTION_BYTES * rows // max(1, _bytes(box)))
+    for first in range(0, rows, each):
+        yield Region(box.name, box.offsets, (first, *(0 for _ in rest)), (min(each, rows - first), *rest))
+
+
+def _within(region: Region) -> tuple[slice, ...]:
+    return tuple(slice(begin, begin + length) for begin, length in zip(region.begin, region.lengths, strict=True))
+
+
+def _bytes(box: TensorSlice) -> int:
+    return int(np.prod(box.sizes)) * np.dtype(box.dtype).itemsize

@@ -1,0 +1,158 @@
+"""On which node a spare copy of a gang's state is kept, and when it is renewed. Pure.
+
+Ranks keep copies for each other. Where some can do so only on their own node, the state would be lost with it: then a
+process on an idle node that fits keeps a copy, until the ranks do without. A node fits if those ranks, or those of one
+replica, could be placed there now. Nothing of it is reserved, so that others may take it.
+"""
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+
+from boost_core.config import JobSpec
+from boost_core.messages.reports import SpareReport
+from service.gang import port
+from service.gang.record import GangRecord
+from service.gang.resources import node_selector, worker_resources
+
+LOOK_SECONDS = 5.0  # between two looks for a node
+AVOID_SECONDS = 60.0  # for which a node is left alone that could not keep it
+COPY_SECONDS = 600.0  # for a copy, after which its node is given up
+PAUSE_SECONDS = 0.5  # from the beginning of one copy to that of the next, at least
+REPORT_SECONDS = 10.0  # between two reports of a newer copy
+
+
+@dataclass(frozen=True)
+class SpareView:
+    """A gang that trains, as far as it matters here.
+
+    Attributes:
+        generation: Its number.
+        uncopied: By rank, the workers whose state would be lost with their nodes.
+        uncopied_nodes: Those nodes.
+        most_on_a_node: The most ranks that would have to be placed again together on one node.
+        settled: Whether it needs nothing of what gangs before it have kept.
+        kept_step: The newest step that its ranks have kept in memory; -1 before the first.
+        unusable: Nodes on which nothing should be placed.
+        avoid_kinds: Kinds of GPU that it cannot use.
+        growing: Whether more replicas are about to join it.
+    """
+
+    generation: int
+    uncopied: dict[int, int]
+    uncopied_nodes: Set[str]
+    most_on_a_node: int
+    settled: bool
+    kept_step: int
+    unusable: Set[str]
+    avoid_kinds: tuple[str, ...]
+    growing: bool
+
+
+class SparePolicy:
+    """Decides about the spare of one gang.
+
+    Args:
+        spec: The job.
+        record: Takes what people should know.
+    """
+
+    def __init__(self, spec: JobSpec, record: GangRecord) -> None:
+        self._spec, self._record = spec, record
+        self._node: str | None = None  # where one has been started
+        self._status: port.SpareStatus | None = None
+        self._failed: dict[str, float] = {}  # until when nodes are left alone
+        self._look_at = self._copy_at = self._report_at = 0.0
+        self._copying_since: float | None = None
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Where it is, if there is one."""
+        return frozenset() if self._node is None else frozenset({self._node})
+
+    def owner(self, unusable: Set[str]) -> tuple[int, ...]:
+        """Its number, if it has a copy and its node is not known to be gone."""
+        status = self._status
+        return (status.number,) if status and status.kept and status.node not in unusable else ()
+
+    def observe(self, status: port.SpareStatus | None) -> None:
+        """Take what it is at."""
+        before, self._status = self._status, status
+        if status is None or status.kept is None or (before and before.kept == status.kept):
+            return
+        now, (_, step) = self._record.now.seconds, status.kept
+        if before is None or before.kept is None:
+            self._record.log("INFO", f"a spare copy of the state of step {step} is kept on node {status.node[:12]}")
+            self._report_at = now
+        if now >= self._report_at:
+            self._report_at = now + REPORT_SECONDS
+            self._record.add(SpareReport(step=step, node=status.node))
+
+    def look(self, ranks: int, avoid: Set[str], avoid_kinds: tuple[str, ...]) -> port.FindIdleNodes:
+        """Look for nodes that fit.
+
+        Args:
+            ranks: So many must find room on one.
+            avoid: Other nodes.
+            avoid_kinds: Kinds of GPU that the job cannot use.
+        """
+        now = self._record.now.seconds
+        self._failed = {node: until for node, until in self._failed.items() if until > now}
+        resources = {name: ranks * amount for name, amount in worker_resources(self._spec).items()}
+        return port.FindIdleNodes(resources, node_selector(self._spec, avoid | self._failed.keys(), avoid_kinds))
+
+    def found(self, nodes: tuple[str, ...]) -> Iterator[port.Decision]:
+        """Take the nodes that fit, while a gang trains."""
+        if nodes and self._node is None:
+            self._node = nodes[0]
+            yield port.StartSpare(self._node)
+
+    def tend(self, gang: SpareView) -> Iterator[port.Decision]:
+        """What to do about it now."""
+        now, status = self._record.now.seconds, self._status
+        if self._node is None:
+            if gang.uncopied and gang.settled and not gang.growing and now >= self._look_at:
+                self._look_at = now + LOOK_SECONDS
+                yield self.look(gang.most_on_a_node, gang.unusable | gang.uncopied_nodes, gang.avoid_kinds)
+            return
+        if not (status and status.copying):
+            self._copying_since = None
+        if reason := self._reason_to_end(gang, status, now):
+            yield self._end(reason)
+        elif status and status.up and not status.copying and self._is_old(status, gang) and now >= self._copy_at:
+            self._copy_at, self._copying_since = now + PAUSE_SECONDS, now
+            yield port.CopyToSpare(gang.generation, gang.uncopied)
+
+    def finish(self) -> None:
+        """Take note that it ends with the gang."""
+        self._forget()
+
+    def _is_old(self, status: port.SpareStatus, gang: SpareView) -> bool:
+        newest = gang.generation, gang.kept_step
+        return bool(gang.uncopied) and gang.kept_step >= 0 and (status.kept is None or status.kept < newest)
+
+    def _reason_to_end(self, gang: SpareView, status: port.SpareStatus | None, now: float) -> str | None:
+        assert self._node is not None
+        failure = status and status.failure
+        if self._copying_since is not None and now > self._copying_since + COPY_SECONDS:
+            failure = f"no copy was made in {COPY_SECONDS:.0f} s"
+        if failure:
+            self._failed[self._node] = now + AVOID_SECONDS
+            return failure
+        if self._node in gang.unusable:
+            return "the node is gone, or will go away"
+        if not gang.settled:  # the gang may have to go on from it once more
+            return None
+        if not gang.uncopied:
+            return "the ranks keep their copies on other nodes now"
+        return "ranks of the gang are on that node now" if self._node in gang.uncopied_nodes else None
+
+    def _end(self, reason: str) -> port.EndSpare:
+        assert self._node is not None
+        self._record.log("INFO", f"no spare copy of the state is kept on node {self._node[:12]} any more: {reason}")
+        self._forget()
+        return port.EndSpare()
+
+    def _forget(self) -> None:
+        if self._status is not None and self._status.kept is not None:
+            self._record.add(SpareReport(step=None, node=None))
+        self._node = self._status = self._copying_since = None
