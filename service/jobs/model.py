@@ -18,6 +18,7 @@ from boost_core.messages.reports import (
     EvaluationReport,
     RestartReport,
     ShapeReport,
+    SpareReport,
     StepReport,
 )
 from service.jobs.goodput import Goodput
@@ -69,6 +70,11 @@ class JobRecord(BaseModel):
     checkpoint: CheckpointReport | None = Field(description="The newest committed checkpoint.")
     checkpoint_at: datetime | None = Field(None, description="When the newest checkpoint was committed.")
     shape: ShapeReport | None = Field(None, description="Layout and nodes of the newest gang.")
+    spare: SpareReport | None = Field(
+        None,
+        description="The newest gang's spare copy: of which step, and the node outside the gang that keeps it, as of a "
+        "few seconds ago; null, or with a step of null, where there is none.",
+    )
     commands: list[WorkerCommand] = Field(
         [], description="Drills and profiles that have not been delivered to the gang yet."
     )
@@ -101,6 +107,11 @@ class JobRecord(BaseModel):
     def finished(self) -> bool:
         """Whether the job has come to its end."""
         return self.state in TERMINAL_STATES
+
+    @property
+    def spare_step(self) -> int | None:
+        """The step of the spare copy that the gang could go on from if it lost all its nodes; ``None`` without one."""
+        return self.spare.step if self.spare is not None and self.has_gang else None
 
     @property
     def has_gang(self) -> bool:
@@ -176,7 +187,7 @@ class JobPage(BaseModel):
 
 EventKind = Literal[
     "state", "started", "progress", "evaluation", "checkpoint", "shape", "interruption", "restart", "fault",
-    "ranks", "profile", "log", "patch", "drill",
+    "ranks", "profile", "spare", "log", "patch", "drill",
 ]  # fmt: skip
 
 

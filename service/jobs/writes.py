@@ -27,7 +27,9 @@ _REPEATED = frozenset(  # said anew every round
         Reason.WAITING_FOR_STORE,
     }
 )
-_NEWEST = frozenset({"progress", "evaluation", "checkpoint", "shape"})  # whose newest report is a column of the job
+_NEWEST = frozenset(
+    {"progress", "evaluation", "checkpoint", "shape", "spare"}
+)  # whose newest report is a column of the job
 _DATED = frozenset({"progress", "checkpoint"})  # whose newest report's time is one, too
 _KEPT_RESTARTS = 50
 
@@ -112,6 +114,8 @@ def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Wr
     values["waiting_since"] = (record.waiting_since or now) if state in WAITING_STATES else None
     if record.shape and record.keeps and attempt != record.attempt:  # the new gang gets all that it needs
         values["shape"] = record.shape.model_copy(update={"keeps": False}).model_dump(mode="json")
+    if attempt != record.attempt:
+        values["spare"] = None  # the gang before may have been killed, and said nothing
     if state is not JobState.QUEUED:
         values["waiting_for"] = None
     if state is not JobState.RUNNING:

@@ -217,6 +217,11 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     Value("boost_job_checkpoint_bytes", "Size of the newest checkpoint.", _of_checkpoint("bytes")),
     Value("boost_job_checkpoint_step", "Step of the newest checkpoint.", _of_checkpoint("step")),
     Value("boost_job_checkpoint_timestamp_seconds", "When the newest checkpoint was committed.", _checkpoint_timestamp),
+    Value(
+        "boost_job_spare_copy_step",
+        "Step of the state that a node outside the gang keeps a copy of.",
+        lambda seen: seen.job.spare_step,
+    ),
     Parts("boost_job_goodput_seconds", "What the job's time so far went into.", "kind", _goodput),
     Parts("boost_job_restarts_total", "How often training went on after an interruption.", "cause", _restarts),
     Parts("boost_job_faults_total", "How often something was found wrong.", "what", _faults),

@@ -27,6 +27,8 @@ def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
         yield "clone of", job.cloned_from
     yield "attempts", str(job.attempt)
     yield "layout", _layout(job.shape) if job.shape else f"{job.present_layout}; not formed yet"
+    if job.spare is not None and job.spare_step is not None:
+        yield "spare copy", f"of step {job.spare_step}, on node {job.spare.node}"
     yield from _restarts(job)
     yield "goodput", _goodput(as_of(job.goodput, datetime.now(UTC)))
     yield "step", step(job)

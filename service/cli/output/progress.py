@@ -19,6 +19,8 @@ from service.jobs.states import JobState
 
 _PLAIN_SECONDS = 5.0  # between two lines about steps
 
+_FREQUENT = frozenset({"ranks", "spare"})  # events that come all the time, and are there for curves and gauges
+
 
 class _View(Protocol):
     """Shows the events of one job."""
@@ -43,7 +45,7 @@ def follow(client: Client, job_id: str, console: Console) -> JobRecord:
     view: _View = _LiveView(console) if console.is_terminal else _PlainView(console)
     with view:
         for event in client.events(job_id):
-            if event.kind != "ranks":  # they come all the time, and are there for curves
+            if event.kind not in _FREQUENT:
                 view.show(event)
     return client.get(job_id)
 

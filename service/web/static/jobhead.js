@@ -3,7 +3,7 @@
 import { actionButtons } from "./actions.js";
 import { badge, explanation, FINISHED } from "./badge.js";
 import { h, link, setText } from "./dom.js";
-import { ago, duration, layout, loss, moment, percent, seconds, short, UNKNOWN, whole } from "./format.js";
+import { ago, duration, layout, loss, moment, node, percent, seconds, short, UNKNOWN, whole } from "./format.js";
 import { progressBar } from "./jobrow.js";
 
 // Label and text of each fact; a job without it shows a dash.
@@ -27,9 +27,18 @@ const FACTS = [
   ["Layout", (job) => layout(job.shape ?? job.spec.parallelism), "tensor × pipeline × data parallel"],
   ["Restarts", (job) => whole(Object.values(job.restart_counts).reduce((sum, count) => sum + count, 0))],
   ["Checkpoint", (job) => (job.checkpoint ? `step ${whole(job.checkpoint.step)}` : UNKNOWN)],
+  [
+    "Spare copy",
+    (job) => (spare(job) ? `step ${whole(job.spare.step)} on ${node(job.spare.node)}` : UNKNOWN),
+    "The state in the memory of a node that the job does not use: what it goes on from if it loses its own.",
+  ],
   ["Submitted", (job) => ago(job.submitted_at), (job) => `${moment(job.submitted_at)} by ${job.submitted_by}`],
   ["Ran", (job) => (job.started_at ? duration(seconds(job.started_at, job.finished_at)) : UNKNOWN)],
 ];
+
+function spare(job) {
+  return job.state === "RUNNING" && job.spare?.node;
+}
 
 /** The head; `dashboard` is where Ray's is, if that is known. `update` takes the job. */
 export function jobHead(changed, open, dashboard) {
