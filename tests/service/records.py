@@ -16,6 +16,7 @@ from boost_core.messages.reports import (
     Report,
     RestartReport,
     ShapeReport,
+    SpareReport,
     StartReport,
     StepReport,
 )
@@ -81,6 +82,10 @@ def a_fault(step: int = 3) -> FaultReport:
 
 def a_log_line(message: str) -> LogLine:
     return LogLine(rank=1, level="INFO", message=message)
+
+
+def a_spare(step: int | None = 3) -> SpareReport:
+    return SpareReport(step=step, node=None if step is None else "node-z")
 
 
 def numbered(*reports: Report, first: int = 1) -> list[tuple[int, datetime, Report]]:

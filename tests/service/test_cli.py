@@ -19,6 +19,7 @@ from tests.service.records import (
     a_log_line,
     a_restart,
     a_shape,
+    a_spare,
     a_spec,
     a_step,
     an_interruption,
@@ -163,7 +164,7 @@ def test_show_tells_shape_restarts_and_time(boost, store: JobStore) -> None:
     start(store, job.id)
     now = datetime.now(UTC)
     step = a_step(3, step_seconds=10.0)
-    reports = [a_shape(2), step, an_interruption(), a_restart(waiting_seconds=2.0), step]
+    reports = [a_shape(2), step, an_interruption(), a_restart(waiting_seconds=2.0), step, a_spare()]
     store.append_reports(
         job.id, 1, [(number, now + timedelta(seconds=20 * number), report) for number, report in enumerate(reports, 1)]
     )
@@ -172,6 +173,7 @@ def test_show_tells_shape_restarts_and_time(boost, store: JobStore) -> None:
     for fact in (
         "state       RUNNING (GANG_STARTED), to be paused",
         "layout      tp 2 × pp 1 × dp 2, 4 worker(s) on 2 node(s): node-a, node-b",
+        "spare copy  of step 3, on node node-z",
         "restarts    1 (1 WORKER_LOST)",
         "  WORKER_LOST at step 3: back from memory at step 2; cost 1 step(s) and 4.0 s, 2.0 s of it waiting",
     ):
@@ -285,7 +287,7 @@ def test_following_ends_with_the_job(api: RunningApi, store: JobStore) -> None:
     following = process("events", job.id, "--follow", BOOST_URL=api.url)
     start(store, job.id)
     times = RankTimesReport(step=1, busy_seconds=[0.25, 0.5])
-    store.append_reports(job.id, 1, numbered(times, *(a_step(step) for step in range(1, 11))))
+    store.append_reports(job.id, 1, numbered(times, a_spare(), *(a_step(step) for step in range(1, 11))))
     finish(store, job.id)
     output, _ = following.communicate(timeout=20)
     assert following.returncode == 0, output
@@ -294,6 +296,7 @@ def test_following_ends_with_the_job(api: RunningApi, store: JobStore) -> None:
     assert "SUCCEEDED: all steps done" in output.splitlines()[-1]
     assert len([line for line in output.splitlines() if "loss" in line]) == 2, "steps are shown now and then only"
     assert "busy seconds" not in output
+    assert "spare copy" not in output
     assert "step 1  busy seconds by rank: 0.25, 0.5" in boost_at(api.url)("events", job.id).stdout
 
 

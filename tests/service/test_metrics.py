@@ -23,6 +23,7 @@ from tests.service.records import (
     a_fault,
     a_restart,
     a_shape,
+    a_spare,
     a_spec,
     a_step,
     an_evaluation,
@@ -91,19 +92,21 @@ def test_shape_restarts_faults_and_goodput(http: httpx.Client, store: JobStore) 
     restarts, faults = before.by("cause", "boost_job_restarts_total"), before.by("what", "boost_job_faults_total")
     assert set(restarts.values()) | set(faults.values()) == {0}, "the first increase is seen"
     full = FaultReport(what=Fault.STORE, step=1, message="the store is full")
-    reports = [a_shape(2), a_step(1), full, an_interruption(), a_restart(), a_step(1), a_fault(), a_fault()]
+    reports = [a_shape(2), a_step(1), full, an_interruption(), a_restart(), a_step(1), a_fault(), a_fault(), a_spare(1)]
     store.append_reports(job.id, 1, numbered(*reports))
     found = Scrape(http)
     sizes = [found.value(f"boost_job_{name}_parallel_size") for name in ("tensor", "pipeline", "data")]
     assert (sizes, found.value("boost_job_workers")) == ([2, 1, 2], 4)
     assert found.by("cause", "boost_job_restarts_total") == restarts | {"WORKER_LOST": 1}
     assert found.by("what", "boost_job_faults_total") == faults | {"slow_rank": 2, "store": 1}
+    assert found.value("boost_job_spare_copy_step") == 1
     goodput = found.by("kind", "boost_job_goodput_seconds")
     assert goodput.keys() == {"productive", "recomputed", "checkpoint", "restart", "waiting", "data_stall", "compile"}
     store.request_pause(job.id)
     store.change(job.id, Reason.PAUSED_BY_USER, "its state is saved")
     paused = Scrape(http)
     assert paused.value("boost_job_workers") == 0
+    assert paused.find("boost_job_spare_copy_step") == []
     time.sleep(0.01)
     waiting = paused.by("kind", "boost_job_goodput_seconds")["waiting"]
     assert Scrape(http).by("kind", "boost_job_goodput_seconds")["waiting"] >= waiting + 0.01, "time goes on"

@@ -16,7 +16,7 @@ from service.gang.rank_metrics import StepCollector, gauges
 from service.jobs.goodput import TimeKind
 from service.jobs.store import JobStore
 from tests.service.conftest import RunningApi
-from tests.service.records import a_checkpoint, a_shape, a_spec, a_step, an_evaluation, numbered, start
+from tests.service.records import a_checkpoint, a_shape, a_spare, a_spec, a_step, an_evaluation, numbered, start
 from tests.service.sample_jobs import show_nodes
 from tests.service.scraping import Scrape
 
@@ -38,7 +38,7 @@ def http(api: RunningApi) -> Iterator[httpx.Client]:
 
 def run(store: JobStore) -> None:
     job = start(store, store.create(a_spec(), "/checkpoints").id)
-    reports = [a_shape(32), a_step(1), an_evaluation(1), a_checkpoint(1)]
+    reports = [a_shape(32), a_step(1), an_evaluation(1), a_checkpoint(1), a_spare(1)]
     store.append_reports(job.id, 1, numbered(*reports))
 
 

@@ -33,6 +33,7 @@ from tests.service.records import (
     a_log_line,
     a_restart,
     a_shape,
+    a_spare,
     a_spec,
     a_start,
     a_step,
@@ -465,6 +466,20 @@ def test_shapes_and_restarts_are_kept_with_the_job(store: JobStore) -> None:
     record = store.append_reports(job.id, 1, numbered(a_fault(), full, a_fault(), first=68))
     assert record.fault_counts == {"slow_rank": 3, "store": 1}
     assert record == store.get(job.id)
+
+
+def test_a_spare_copy_is_the_newest_gangs(store: JobStore) -> None:
+    job = store.create(a_spec(), ROOT)
+    start(store, job.id)
+    assert store.append_reports(job.id, 1, numbered(a_spare(3), a_spare(8))).spare == a_spare(8)
+    assert store.get(job.id).spare_step == 8
+    assert store.append_reports(job.id, 1, numbered(a_spare(None), first=3)).spare_step is None
+    store.append_reports(job.id, 1, numbered(a_spare(13), first=4))
+    store.change(job.id, Reason.GANG_LOST, "its supervisor was killed, and has said nothing")
+    assert store.get(job.id).spare_step is None
+    store.change(job.id, Reason.HEAD_OF_QUEUE, "is next")
+    store.change(job.id, Reason.GANG_STARTING, "starts", attempt=2)
+    assert store.get(job.id).spare is None
 
 
 def test_reports_of_many_jobs_are_stored_together_as_they_are_one_by_one(store: JobStore) -> None:
