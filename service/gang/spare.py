@@ -1,5 +1,6 @@
 """The spare on Ray: an actor on a node that the gang does not use, which keeps a copy of the gang's state."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 CALLS_AT_ONCE = 6  # one that copies, and ranks that read meanwhile
 SHARE_TO_LEAVE = 0.1  # of a node's memory, which is left to others
+
+logger = logging.getLogger(__name__)
 
 
 class _RemoteRank:
@@ -132,6 +135,8 @@ class RaySpare:
         except ray.exceptions.RayTaskError as error:
             if isinstance(error, NoRoom):
                 self._failure = _in_words(error)
+            else:
+                logger.info("the spare copy was not renewed: %s", _in_words(error))
         except RayError as error:
             self._failure = _in_words(error)
 

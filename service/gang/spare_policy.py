@@ -14,7 +14,7 @@ from service.gang import port
 from service.gang.record import GangRecord
 from service.gang.resources import node_selector, worker_resources
 
-LOOK_SECONDS = 5.0  # between two looks for a node
+LOOK_SECONDS = 10.0  # between two looks for a node
 AVOID_SECONDS = 60.0  # for which a node is left alone that could not keep it
 COPY_SECONDS = 600.0  # for a copy, after which its node is given up
 PAUSE_SECONDS = 0.5  # from the beginning of one copy to that of the next, at least

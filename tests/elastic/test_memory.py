@@ -439,3 +439,15 @@ def test_a_gang_that_forms_at_the_last_step_writes_its_checkpoint(
     shard.write_bytes(shard.read_bytes()[:-1])
     assert run(ranks, spec, told).outcomes == {Outcome.FINISHED}
     assert folder.damage(5) == []
+
+
+def test_a_rank_that_is_alone_keeps_copies_from_which_another_process_goes_on(
+    ranks: Ranks, corpus: Path, tmp_path: Path
+) -> None:
+    alone, never = (1, 1, 1, 0), {"checkpoint": {"every_steps": 1000}}
+    lost = run(ranks, job(corpus, tmp_path / "lost", alone, **never), Told(nodes="a", halt=(0, 5)))
+    copies = [snapshot for snapshot in lost.stores[0] if snapshot.index.key.step == 4]
+    stores = pickle.dumps({7: copies})
+    resumed = run(ranks, job(corpus, tmp_path / "on", alone, **never), Told(nodes="a", stores=stores, generation=2))
+    whole, *_ = ranks.run(1, train_and_record, job(corpus, tmp_path / "whole", alone, **never))
+    assert resumed.losses == {step: loss for step, loss in losses(whole).items() if step > 4}

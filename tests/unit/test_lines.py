@@ -6,7 +6,7 @@ import pytest
 
 from service.cli.output.event_text import line_of, report_of
 from service.jobs.model import JobEvent
-from tests.service.records import a_fault
+from tests.service.records import a_fault, a_spare
 
 
 def an_event(kind: str, data: dict) -> JobEvent:
@@ -17,6 +17,12 @@ def test_a_fault() -> None:
     event = an_event("fault", a_fault().model_dump())
     assert report_of(event) == a_fault()
     assert line_of(event).endswith("  step 3  slow rank: rank 1 computes 75% of the step")
+
+
+def test_a_spare_copy() -> None:
+    kept, gone = (line_of(an_event("spare", a_spare(step).model_dump())) for step in (3, None))
+    assert kept.endswith("  step 3  spare copy of the state on node node-z")
+    assert gone.endswith("  no spare copy of the state is kept any more")
 
 
 @pytest.mark.parametrize("change", [{"what": "cosmic_ray"}, {"since": "yesterday"}])
