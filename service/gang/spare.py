@@ -14,10 +14,10 @@ from boost_core.plan.snapshots import Region, SnapshotIndex, SnapshotKey
 from service.gang.assignment import GangContext
 from service.gang.port import SpareStatus
 from service.gang.ray_private import free_memory, total_memory
-from service.gang.spare_copy import Array, NoRoom, SpareCopy
 
 if TYPE_CHECKING:
     from service.gang.ray_train import RankWorker
+    from service.gang.spare_copy import Array
 
 CALLS_AT_ONCE = 6  # one that copies, and ranks that read meanwhile
 SHARE_TO_LEAVE = 0.1  # of a node's memory, which is left to others
@@ -34,7 +34,7 @@ class _RemoteRank:
     def hold(self) -> SnapshotIndex | None:
         return ray.get(self._actor.hold.remote(self._generation, self._rank))
 
-    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[Array]:
+    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> "list[Array]":
         return ray.get(self._actor.read.remote(key, regions))
 
     def release(self) -> None:
@@ -50,6 +50,8 @@ class SpareHolder:
     """
 
     def __init__(self, title: str, context: GangContext) -> None:
+        from service.gang.spare_copy import SpareCopy  # which the supervisor does without
+
         context.logs.write()
         self._title = title
         self._copy = SpareCopy(lambda: free_memory() - int(SHARE_TO_LEAVE * total_memory()))
@@ -72,7 +74,7 @@ class SpareHolder:
         return self._copy.indexes()
 
     @ray.method
-    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[Array]:
+    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> "list[Array]":
         """Parts of a snapshot that is in its memory."""
         return self._copy.read(key, regions)
 
@@ -133,7 +135,7 @@ class RaySpare:
         try:
             self._kept = ray.get(copied) or self._kept
         except ray.exceptions.RayTaskError as error:
-            if isinstance(error, NoRoom):
+            if isinstance(error, MemoryError):
                 self._failure = _in_words(error)
             else:
                 logger.info("the spare copy was not renewed: %s", _in_words(error))

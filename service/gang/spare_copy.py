@@ -6,7 +6,8 @@ Free of torch and of Ray, so that the process is small and up in a moment.
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from boost_core.plan.snapshots import Region, SnapshotIndex, SnapshotKey, TensorSlice
 
 PORTION_BYTES = 32 * 2**20  # at a time; a node's object store may be small
+RANKS_AT_ONCE = 4  # that are read from
 TRIES, TRY_SECONDS = 40, 0.05  # for all ranks to have the same step; they get there within a moment of each other
 ROOM_TO_LEAVE = 1  # copies for which there is to be memory besides: what a worker takes that goes on from this one
 
@@ -42,7 +44,7 @@ class _Copy:
     """Of one snapshot; what a box holds, in the order of the index."""
 
     index: SnapshotIndex
-    tensors: list[Array] = field(default_factory=list)
+    tensors: list[Array]
 
 
 class SpareCopy:
@@ -71,7 +73,8 @@ class SpareCopy:
             if indexes is None:
                 return None
             self._make_room_for(indexes)
-            copies = [_copied(rank, index) for rank, index in zip(ranks, indexes, strict=True)]
+            with ThreadPoolExecutor(RANKS_AT_ONCE, "copies") as readers:
+                copies = list(readers.map(_copied, ranks, indexes))
         finally:
             for rank in ranks:
                 rank.release()
@@ -125,17 +128,30 @@ def _held_together(ranks: Sequence[Rank]) -> list[SnapshotIndex] | None:
 
 
 def _copied(rank: Rank, index: SnapshotIndex) -> _Copy:
-    copy = _Copy(index)
-    for box in index.boxes:
-        tensor = np.empty(box.sizes, dtype=box.dtype)
-        for region in _portions(box):
-            (part,) = rank.read(index.key, [region])
-            tensor[_within(region)] = part
-        copy.tensors.append(tensor)
+    copy = _Copy(index, [np.empty(box.sizes, dtype=box.dtype) for box in index.boxes])
+    for portion in _portions(index.boxes):
+        parts = rank.read(index.key, [region for _, region in portion])
+        for (number, region), part in zip(portion, parts, strict=True):
+            copy.tensors[number][_within(region)] = part
     return copy
 
 
-def _portions(box: TensorSlice) -> Iterator[Region]:
+def _portions(boxes: Sequence[TensorSlice]) -> Iterator[list[tuple[int, Region]]]:
+    """All of some boxes, as much as is read at a time: parts of them, each with the number of its box."""
+    portion, size = [], 0
+    for number, box in enumerate(boxes):
+        for region in _split(box):
+            taken = int(np.prod(region.lengths)) * np.dtype(box.dtype).itemsize
+            if portion and size + taken > PORTION_BYTES:
+                yield portion
+                portion, size = [], 0
+            portion.append((number, region))
+            size += taken
+    if portion:
+        yield portion
+
+
+def _split(box: TensorSlice) -> Iterator[Region]:
     """All of a box, so much of it at a time along its first axis."""
     if not box.sizes:
         yield Region(box.name, box.offsets, (), ())

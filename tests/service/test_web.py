@@ -18,7 +18,7 @@ from service.models.requests import QueueSettings
 from service.settings import Settings
 from tests.service.browser import PHONE, Visit, color_at, drawn, open_browser, visit
 from tests.service.conftest import RunningApi
-from tests.service.records import finish
+from tests.service.records import a_spare, finish
 from tests.service.sample_jobs import (
     DONE,
     SLOW_RANK,
@@ -275,6 +275,15 @@ def test_the_job_leads_to_the_ray_dashboard(
         job.report(shape_report().model_copy(update={"supervisor": "0a1b"}))
         expect(link).to_have_attribute("href", "https://ray.example.org/cluster/#/actors/0a1b")
     running.stop()
+
+
+@pytest.mark.full
+def test_the_head_tells_of_a_spare_copy(visitor: Visit, job: SampleJob) -> None:
+    page = visitor.open(f"/jobs/{job.id}")
+    fact = page.locator(".job-head .facts div", has_text="Spare copy").locator("dd")
+    expect(fact).to_have_text("–")
+    job.report(a_spare(8))
+    expect(fact).to_have_text("step 8 on node-z")
 
 
 @pytest.mark.full

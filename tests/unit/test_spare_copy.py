@@ -193,5 +193,5 @@ def test_a_snapshot_that_nobody_reads_any_more_is_let_go(monkeypatch: pytest.Mon
 
 
 def test_a_process_that_keeps_a_copy_needs_no_torch() -> None:
-    code = "import sys, service.gang.spare; sys.exit('torch' in sys.modules or 'ray.train' in sys.modules)"
+    code = "import sys, service.gang.spare, service.gang.spare_copy; sys.exit('torch' in sys.modules or 'ray.train' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
