@@ -138,7 +138,8 @@ def _copied(rank: Rank, index: SnapshotIndex) -> _Copy:
 
 def _portions(boxes: Sequence[TensorSlice]) -> Iterator[list[tuple[int, Region]]]:
     """All of some boxes, as much as is read at a time: parts of them, each with the number of its box."""
-    portion, size = [], 0
+    portion: list[tuple[int, Region]] = []
+    size = 0
     for number, box in enumerate(boxes):
         for region in _split(box):
             taken = int(np.prod(region.lengths)) * np.dtype(box.dtype).itemsize
