@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from boost_core.plan.snapshots import SnapshotIndex, SnapshotKey, copy_owners, newest_whole_state
+from boost_core.plan.snapshots import SnapshotIndex, SnapshotKey, copy_owners, newest_whole_state, uncopied_ranks
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,20 @@ def test_each_rank_keeps_one_copy_on_another_node_where_possible(nodes: list[str
     # A node with more than half of the ranks can give away no more than the others can take, and they to it.
     most = max(Counter(nodes).values())
     assert apart >= min(len(nodes), 2 * (len(nodes) - most))
+
+
+@given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=16))
+def test_with_a_spare_copy_of_the_uncopied_ranks_any_node_may_be_lost(nodes: list[str]) -> None:
+    owners = copy_owners(nodes)
+    spare = uncopied_ranks(nodes, owners)
+    for lost in set(nodes):
+        left = {rank for rank, node in enumerate(nodes) if node != lost or nodes[owners[rank]] != lost}
+        assert left | set(spare) == set(range(len(nodes)))
+    assert (spare == list(range(len(nodes)))) == (len(set(nodes)) == 1)
+
+
+def test_ranks_that_make_no_copies_have_none_uncopied() -> None:
+    assert uncopied_ranks(["a", "a"], []) == []
 
 
 def snapshots(generation: int, step: int, ranks: int, *present: int) -> list[SnapshotIndex]:
