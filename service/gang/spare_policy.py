@@ -16,7 +16,7 @@ from service.gang.resources import node_selector, worker_resources
 
 LOOK_SECONDS = 10.0  # between two looks for a node
 AVOID_SECONDS = 60.0  # for which a node is left alone that could not keep it
-COPY_SECONDS = 600.0  # for a copy, after which its node is given up
+BUSY_SECONDS = 1800.0  # for it to start, or for a copy, after which its node is given up
 PAUSE_SECONDS = 0.5  # from the beginning of one copy to that of the next, at least
 REPORT_SECONDS = 10.0  # between two reports of a newer copy
 
@@ -62,7 +62,7 @@ class SparePolicy:
         self._status: port.SpareStatus | None = None
         self._failed: dict[str, float] = {}  # until when nodes are left alone
         self._look_at = self._copy_at = self._report_at = 0.0
-        self._copying_since: float | None = None
+        self._busy_since: float | None = None
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -103,7 +103,7 @@ class SparePolicy:
     def found(self, nodes: tuple[str, ...]) -> Iterator[port.Decision]:
         """Take the nodes that fit, while a gang trains."""
         if nodes and self._node is None:
-            self._node = nodes[0]
+            self._node, self._busy_since = nodes[0], self._record.now.seconds
             yield port.StartSpare(self._node)
 
     def tend(self, gang: SpareView) -> Iterator[port.Decision]:
@@ -114,12 +114,12 @@ class SparePolicy:
                 self._look_at = now + LOOK_SECONDS
                 yield self.look(gang.most_on_a_node, gang.unusable | gang.uncopied_nodes, gang.avoid_kinds)
             return
-        if not (status and status.copying):
-            self._copying_since = None
+        if status and status.up and not status.copying:
+            self._busy_since = None
         if reason := self._reason_to_end(gang, status, now):
             yield self._end(reason)
-        elif status and status.up and not status.copying and self._is_old(status, gang) and now >= self._copy_at:
-            self._copy_at, self._copying_since = now + PAUSE_SECONDS, now
+        elif status and self._busy_since is None and self._is_old(status, gang) and now >= self._copy_at:
+            self._copy_at, self._busy_since = now + PAUSE_SECONDS, now
             yield port.CopyToSpare(gang.generation, gang.uncopied)
 
     def finish(self) -> None:
@@ -133,8 +133,8 @@ class SparePolicy:
     def _reason_to_end(self, gang: SpareView, status: port.SpareStatus | None, now: float) -> str | None:
         assert self._node is not None
         failure = status and status.failure
-        if self._copying_since is not None and now > self._copying_since + COPY_SECONDS:
-            failure = f"no copy was made in {COPY_SECONDS:.0f} s"
+        if self._busy_since is not None and now > self._busy_since + BUSY_SECONDS:
+            failure = f"its process has made no copy in {BUSY_SECONDS:.0f} s"
         if failure:
             self._failed[self._node] = now + AVOID_SECONDS
             return failure
@@ -155,4 +155,4 @@ class SparePolicy:
     def _forget(self) -> None:
         if self._status is not None and self._status.kept is not None:
             self._record.add(SpareReport(step=None, node=None))
-        self._node = self._status = self._copying_since = None
+        self._node = self._status = self._busy_since = None

@@ -1,5 +1,7 @@
 """On which node a spare copy of a gang's state is kept, and when: the controller's decisions on plain values."""
 
+import math
+
 import pytest
 
 from boost_core.config import Layout
@@ -7,7 +9,7 @@ from boost_core.messages.reports import Cause, LogLine, SpareReport
 from service.gang import port
 from service.gang.assignment import End, RankEnd
 from service.gang.resources import node_selector, selects
-from service.gang.spare_policy import AVOID_SECONDS, COPY_SECONDS, LOOK_SECONDS
+from service.gang.spare_policy import AVOID_SECONDS, BUSY_SECONDS, LOOK_SECONDS
 from service.gang.status import Orders
 from tests.unit.fake_gang import START_SECONDS, FakeGang
 from tests.unit.test_controller import a_gang, formed, job, orders
@@ -149,10 +151,19 @@ def test_a_node_lost_with_the_first_copy_unfinished_costs_what_the_store_does_no
 def test_a_copy_that_never_ends_is_given_up() -> None:
     gang = a_gang_with_a_spare()
     gang.copies_to_spare = False
-    gang.train(int(COPY_SECONDS))
+    gang.train(int(BUSY_SECONDS))
     assert spares(gang)[1:] == []
     gang.train(3)
     assert spares(gang)[1:] == [END()]
+
+
+def test_a_spare_that_does_not_start_is_given_up() -> None:
+    gang = a_gang(data=1)
+    assert gang.spare is not None
+    gang.spare.up_at = math.inf
+    gang.train(int(BUSY_SECONDS) + 3)
+    assert spares(gang)[:2] == [START("b"), END()]
+    assert gang.of(port.CopyToSpare) == []
 
 
 def test_both_nodes_lost_at_once_cost_the_steps_since_the_checkpoint() -> None:
