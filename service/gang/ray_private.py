@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray import actor
 from ray._private import ray_constants, services, utils, worker
 from ray.core.generated import autoscaler_pb2, gcs_pb2
 
@@ -62,6 +63,30 @@ def on_loopback() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+@contextlib.contextmanager
+def no_random_ids() -> Iterator[None]:
+    """Ray draws no random id for a class of actors that is defined meanwhile.
+
+    With the first that it draws its random numbers begin, and all forks of this process would go on with the same ones.
+    """
+    module: Any = actor
+    of_ray = module.ActorClassID
+    module.ActorClassID = _PythonsId
+    try:
+        yield
+    finally:
+        module.ActorClassID = of_ray
+
+
+class _PythonsId:
+    """In the place of ``ActorClassID``."""
+
+    @staticmethod
+    def from_random() -> Any:
+        kind: Any = ray.ActorClassID
+        return kind(os.urandom(kind.size()))
 
 
 @contextlib.contextmanager

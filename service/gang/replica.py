@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import (
 )
 
 from service.gang.assignment import GangContext, WorkerPlace
+from service.gang.fork_server import python_of_forks
 from service.gang.port import StartReplica, WorkerStatus
 from service.gang.resources import worker_resources
 
@@ -65,6 +66,7 @@ class WorkerHandle:
                 num_cpus=resources.get("CPU", 0),
                 num_gpus=resources.get("GPU", 0),
                 scheduling_strategy=where,
+                runtime_env={"py_executable": python_of_forks()},
             )
             .remote(f"{context.tag}: worker {self.number}", self.number, supervisor, context)
         )

@@ -1,0 +1,120 @@
+"""Starts a worker of Ray's as a fork of its node's fork server; where there is none, as Ray does.
+
+Ray runs this in the place of the Python interpreter, with what that would run: its program for workers and its
+arguments, in the worker's environment. So this is a script that imports little, and nothing of ours. It stays for as
+long as the worker does, which it is for Ray until the worker has registered: if Ray ends this, the worker ends, too.
+"""
+# pathlib would take as long to import as all else here.
+# ruff: noqa: PTH102, PTH108, PTH109
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import select
+import socket
+import sys
+
+SERVER = "service.gang.fork_server"
+START_SECONDS = 40.0  # for a server to be up; Ray waits for 60 until a worker has registered
+BACKLOG = 1024  # workers that may wait for that
+OF_ONE_WORKER = {"RAY_JOB_ID"}  # in its environment; all else is of the server, too
+
+
+def main() -> None:
+    """Be the worker, or stand for it."""
+    pid = fork(sys.argv[1:])
+    if pid is None:
+        os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+    try:
+        worker = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    select.select([worker], [], [])
+
+
+def fork(arguments: list[str]) -> int | None:
+    """Have the fork server make the worker, and the server be started if there is none.
+
+    Returns:
+        The worker's process id, which lives for as long as this process at most; ``None`` if no server can be had.
+    """
+    request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
+    try:
+        server = _connect(_folder_of(arguments), _name())
+        socket.send_fds(server, [request], [0, 1, 2])
+        answer = server.recv(32)
+    except OSError:
+        return None
+    if not answer:
+        return None
+    server.detach()  # left open
+    return int(answer)
+
+
+def _folder_of(arguments: list[str]) -> int:
+    """The folder of a node's servers, beside the sockets of its Ray; nobody else can open what is in it.
+
+    Raises:
+        OSError: There can be none.
+    """
+    (raylet,) = (each for each in arguments if each.startswith("--raylet-name="))
+    path = raylet.partition("=")[2] + ".forks"
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    folder = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
+    status = os.fstat(folder)
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:  # Ray lets everybody write beside its sockets
+        raise PermissionError(f"{path} is not this user's own")
+    return folder
+
+
+def _name() -> str:
+    """A server's name: workers with another interpreter, another installation or another environment have another."""
+    environment = sorted(each for each in os.environ.items() if each[0] not in OF_ONE_WORKER)
+    return hashlib.sha256(json.dumps([sys.executable, __file__, environment]).encode()).hexdigest()[:16]
+
+
+def _connect(folder: int, name: str) -> socket.socket:
+    address = f"/proc/self/fd/{folder}/{name}"  # a socket's may not be long
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(START_SECONDS)
+    try:
+        connection.connect(address)
+    except (FileNotFoundError, ConnectionRefusedError):
+        fcntl.flock(folder, fcntl.LOCK_EX)  # until this process has become the worker, or has a folder no longer
+        try:
+            connection.connect(address)
+        except FileNotFoundError:
+            _start_server(address)
+            connection.connect(address)
+        except ConnectionRefusedError:  # it has ended
+            os.unlink(address)
+            _start_server(address)
+            connection.connect(address)
+    os.close(folder)
+    return connection
+
+
+def _start_server(address: str) -> None:
+    """Start a server; from now on it can be connected to."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(address)
+    listener.listen(BACKLOG)
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return
+    try:
+        os.setsid()
+        if not os.fork():
+            os.dup2(listener.fileno(), 0)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            # By the arguments `ray stop` knows it, and the title that Ray gives a fork has their room.
+            os.execv(sys.executable, [sys.executable, "-P", "-m", SERVER, *sys.argv[1:]])
+    finally:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

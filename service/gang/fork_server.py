@@ -1,0 +1,215 @@
+"""Makes the processes of ranks on a node as forks of itself, so that none spends seconds on importing torch.
+
+There is one for each node of Ray's and each environment of workers. The first worker that needs it starts it
+(``fork_client.py``); it ends with the node's Ray, and when nobody has needed it for a while. If it is killed, its forks
+live on, and the next worker starts another.
+
+A fork has the server's memory, copied as it is written to, and nothing else of it: no thread, since the server has one
+only, no file, and no GPU, which the server never touches.
+"""
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import shlex
+import signal
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.gang import fork_client
+
+PRELOADED = ("service.gang.ray_train", "service.gang.worker", "ray._private.workers.default_worker")
+ONE_THREAD = {  # of libraries that would start threads when they are imported
+    "OPENBLAS_NUM_THREADS": "1",  # numpy
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow
+}
+IDLE_SECONDS = 300.0
+REQUEST_SECONDS = 5.0  # for a client that has connected to say what it wants
+REQUEST_BYTES = 2**20
+
+
+def python_of_forks() -> str:
+    """What Ray is to run instead of the interpreter, on every node."""
+    return shlex.join([sys.executable, "-I", "-S", fork_client.__file__])
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a fork is to be.
+
+    Attributes:
+        arguments: The program that it runs, and that one's.
+        folder: Where it runs.
+        environment: All of it.
+        files: Its standard input, output and error.
+    """
+
+    arguments: list[str]
+    folder: str
+    environment: dict[str, str]
+    files: list[int]
+
+
+@dataclass
+class Fork:
+    """A fork that runs.
+
+    Attributes:
+        process: The file that stands for it.
+        client: The connection to whom it was made for; ``None`` once that has ended.
+    """
+
+    process: int
+    client: socket.socket | None
+
+
+class ForkServer:
+    """Forks on request.
+
+    Args:
+        listener: Where it is asked.
+        raylet: The file that stands for the process that it ends with.
+        idle_seconds: How long it waits without a fork.
+    """
+
+    def __init__(self, listener: socket.socket, raylet: int, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._listener, self._raylet, self._idle_seconds = listener, raylet, idle_seconds
+        self._forks: list[Fork] = []
+        self._loaded = _loaded_files()
+
+    def serve(self) -> Request | None:
+        """Returns in each fork with what that is to be, and in the server with ``None`` when it ends."""
+        while ready := self._wait():
+            if self._raylet in ready:
+                for fork in self._forks:
+                    signal.pidfd_send_signal(fork.process, signal.SIGKILL)
+                return None
+            for fork in list(self._forks):
+                if fork.process in ready:
+                    self._reap(fork)
+                elif fork.client and fork.client.fileno() in ready:  # which says nothing more, so it has ended
+                    signal.pidfd_send_signal(fork.process, signal.SIGKILL)
+                    fork.client.close()
+                    fork.client = None
+            if self._listener.fileno() in ready:
+                if self._loaded != dict(
+                    _loaded_files()
+                ):  # an installation has changed; the next server has the new one
+                    return None
+                if request := self._answer():
+                    return request
+        return None
+
+    def _wait(self) -> set[int]:
+        poll = select.poll()
+        for file in self._files():
+            poll.register(file, select.POLLIN)
+        return {file for file, _ in poll.poll(None if self._forks else 1000 * self._idle_seconds)}
+
+    def _files(self) -> list[int]:
+        """All that is open here."""
+        clients = [fork.client.fileno() for fork in self._forks if fork.client]
+        return [self._listener.fileno(), self._raylet, *(fork.process for fork in self._forks), *clients]
+
+    def _reap(self, fork: Fork) -> None:
+        os.waitid(os.P_PIDFD, fork.process, os.WEXITED)
+        os.close(fork.process)
+        if fork.client:
+            fork.client.close()
+        self._forks.remove(fork)
+
+    def _answer(self) -> Request | None:
+        client, _ = self._listener.accept()
+        client.settimeout(REQUEST_SECONDS)
+        try:
+            text, files, _, _ = socket.recv_fds(client, REQUEST_BYTES, 3)
+            arguments, folder, environment = json.loads(text)
+            request = Request(arguments, folder, environment, files)
+        except (OSError, ValueError, TypeError):  # it has given up
+            client.close()
+            return None
+        pid = os.fork()
+        if pid == 0:
+            for file in [*self._files(), client.detach()]:
+                os.close(file)
+            return request
+        for file in files:
+            os.close(file)
+        self._forks.append(Fork(os.pidfd_open(pid), client))
+        with suppress(OSError):  # it has given up
+            client.send(str(pid).encode())
+        return None
+
+
+def _loaded_files() -> dict[str, int]:
+    """When the files were changed that this process has imported, in nanoseconds since 1970."""
+    changed: dict[str, int] = {}
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__dict__", {}).get("__file__")
+        if path:
+            with suppress(OSError):
+                changed[path] = Path(path).stat().st_mtime_ns
+    return changed
+
+
+def become(request: Request) -> None:
+    """Be the process that was asked for, as though it had been started by itself."""
+    import numpy as np
+
+    os.setpgid(0, 0)
+    for number, file in enumerate(request.files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request.folder)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    np.random.seed()  # what Python's own random numbers do by themselves
+    sys.argv = request.arguments
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def preload() -> None:
+    """Import what ranks need."""
+    os.environ.update(ONE_THREAD)
+    from service.gang.ray_private import no_random_ids
+
+    with no_random_ids():
+        for module in PRELOADED:
+            importlib.import_module(module)
+
+
+def unfit() -> str | None:
+    """Why this process must not be forked, if there is a reason."""
+    if (threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
+        return f"it has {threads} threads"
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if str(path := file.readlink()).startswith("/dev/nvidia"):
+                return f"it has opened {path}"
+    return None
+
+
+def main() -> None:
+    """Serve the socket that is the standard input, until a fork has become a worker or the server ends."""
+    listener = socket.socket(fileno=os.dup(0))
+    raylet = os.pidfd_open(int(os.environ["RAY_RAYLET_PID"]))
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), 0)
+    preload()
+    if reason := unfit():
+        sys.exit(f"The fork server cannot be forked, so workers start without it: {reason}.")
+    gc.collect()
+    gc.freeze()  # else collecting garbage would write to what the forks share
+    if request := ForkServer(listener, raylet).serve():
+        become(request)
+
+
+if __name__ == "__main__":
+    main()
