@@ -1,11 +1,11 @@
 """Makes the processes of ranks on a node as forks of itself, so that none spends seconds on importing torch.
 
 There is one for each node of Ray's and each environment of workers. The first worker that needs it starts it
-(``fork_client.py``); it ends with the node's Ray, and when nobody has needed it for a while. If it is killed, its forks
+(``fork_client.py``); it ends with the node's Ray, and once it has had no fork for a while. If it is killed, its forks
 live on, and the next worker starts another.
 
-A fork has the server's memory, copied as it is written to, and nothing else of it: no thread, since the server has one
-only, no file, and no GPU, which the server never touches.
+A fork has the server's memory, of which it copies what it writes to, and nothing else: no thread, as the server has but
+one, no file, and no GPU, as the server never touches one.
 """
 
 import gc
@@ -24,7 +24,10 @@ from pathlib import Path
 
 from service.gang import fork_client
 
-PRELOADED = ("service.gang.ray_train", "service.gang.worker", "ray._private.workers.default_worker")
+PRELOADED = (  # by a rank, or by Ray for it
+    "service.gang.ray_train", "service.gang.worker", "service.gang.supervisor", "ray._private.workers.default_worker",
+    "ray._private.arrow_serialization", "pydantic.v1.fields", "starlette.datastructures", "s3fs",
+)  # fmt: skip
 ONE_THREAD = {  # of libraries that would start threads when they are imported
     "OPENBLAS_NUM_THREADS": "1",  # numpy
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow
