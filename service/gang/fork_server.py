@@ -24,10 +24,7 @@ from pathlib import Path
 
 from service.gang import fork_client
 
-PRELOADED = (  # by a rank, or by Ray for it
-    "service.gang.ray_train", "service.gang.worker", "service.gang.supervisor", "ray._private.workers.default_worker",
-    "ray._private.arrow_serialization", "pydantic.v1.fields", "starlette.datastructures", "s3fs",
-)  # fmt: skip
+PRELOADED = ("service.gang.ray_train", "service.gang.worker", "service.gang.supervisor", "s3fs")
 ONE_THREAD = {  # of libraries that would start threads when they are imported
     "OPENBLAS_NUM_THREADS": "1",  # numpy
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow
@@ -77,19 +74,19 @@ class ForkServer:
 
     Args:
         listener: Where it is asked.
-        raylet: The file that stands for the process that it ends with.
+        owner: The file that stands for the process that it ends with.
         idle_seconds: How long it waits without a fork.
     """
 
-    def __init__(self, listener: socket.socket, raylet: int, idle_seconds: float = IDLE_SECONDS) -> None:
-        self._listener, self._raylet, self._idle_seconds = listener, raylet, idle_seconds
+    def __init__(self, listener: socket.socket, owner: int, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._listener, self._owner, self._idle_seconds = listener, owner, idle_seconds
         self._forks: list[Fork] = []
         self._loaded = _loaded_files()
 
     def serve(self) -> Request | None:
         """Returns in each fork with what that is to be, and in the server with ``None`` when it ends."""
         while ready := self._wait():
-            if self._raylet in ready:
+            if self._owner in ready:
                 for fork in self._forks:
                     signal.pidfd_send_signal(fork.process, signal.SIGKILL)
                 return None
@@ -118,7 +115,7 @@ class ForkServer:
     def _files(self) -> list[int]:
         """All that is open here."""
         clients = [fork.client.fileno() for fork in self._forks if fork.client]
-        return [self._listener.fileno(), self._raylet, *(fork.process for fork in self._forks), *clients]
+        return [self._listener.fileno(), self._owner, *(fork.process for fork in self._forks), *clients]
 
     def _reap(self, fork: Fork) -> None:
         os.waitid(os.P_PIDFD, fork.process, os.WEXITED)
@@ -181,10 +178,10 @@ def become(request: Request) -> None:
 def preload() -> None:
     """Import what ranks need."""
     os.environ.update(ONE_THREAD)
-    from service.gang.ray_private import no_random_ids
+    from service.gang.ray_private import OF_A_WORKER, no_random_ids
 
     with no_random_ids():
-        for module in PRELOADED:
+        for module in (*PRELOADED, *OF_A_WORKER):
             importlib.import_module(module)
 
 

@@ -19,6 +19,10 @@ logger = logging.getLogger(__name__)
 
 GCS_SECONDS = 10.0
 ANSWER_SECONDS = 3.0
+OF_A_WORKER = (  # what Ray imports in one
+    "ray._private.workers.default_worker", "ray._private.arrow_serialization", "pydantic.v1.fields",
+    "starlette.datastructures",
+)  # fmt: skip
 _SIGACTION_BYTES = 256  # more than the C library's struct has anywhere
 _libc = ctypes.CDLL(None)
 _VITAL = {ray_constants.PROCESS_TYPE_GCS_SERVER: "GCS", ray_constants.PROCESS_TYPE_RAYLET: "raylet"}

@@ -98,6 +98,7 @@ def test_each_call_into_rays_own_modules_is_named_in_concepts() -> None:
     others = {
         "print_to_stdstream",
         "ENABLE_RAY_CLUSTER",
+        "ActorClassID",
         "_temp_dir",
         "service/gang/ray_private.py",
         "service/gang/ray_gangs.py",

@@ -18,8 +18,11 @@ from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from service.gang.fork_server import PRELOADED, python_of_forks
+from service.gang.ray_private import OF_A_WORKER
 from tests.elastic.ray_cluster import Nodes
 from tests.elastic.test_ray_contract import within, workers
+
+pytestmark = pytest.mark.full
 
 SOURCES = {  # of what a fork runs, and of what runs its client
     "default_worker": (default_worker, "797c8e149c69"),
@@ -39,7 +42,7 @@ class Rank:
     """What a rank's process is."""
 
     def tell(self) -> dict[str, Any]:
-        before = set(PRELOADED) <= sys.modules.keys()  # default_worker runs, and was imported
+        before = {*PRELOADED, *OF_A_WORKER} <= sys.modules.keys()
         import torch
 
         sys.stdout.write("a line for the log\n")
@@ -72,7 +75,6 @@ def clients(raylet: int) -> set[int]:
     return {child.pid for child in children if any("fork_client" in argument for argument in child.cmdline())}
 
 
-@pytest.mark.full
 def test_ranks_are_forks_of_their_nodes_server(nodes: Nodes) -> None:
     (node,) = workers()
     (rank, one), (_, two) = started(node, 2)  # at once, where there is no server
