@@ -6,6 +6,7 @@ CPU is what all processes have worked that were started for it; memory is what i
 """
 
 import argparse
+import logging
 import os
 import statistics
 import time
@@ -68,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    ray.init("local", num_cpus=AT_ONCE, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=AT_ONCE, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     gang: Any = ray.remote(Gang).options(num_cpus=0).remote()
     ray.get(gang.start.remote(1, True))
     taken = [[ray.get(gang.start.remote(*case)) for case in CASES] for _ in range(rounds)]
