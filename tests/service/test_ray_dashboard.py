@@ -139,7 +139,7 @@ def test_ray_trains_own_metrics_are_exported(server: Server, job: JobRecord) -> 
 def exported(server: Server) -> str:
     """What Prometheus would get from the node."""
     text = ""
-    for agent in server.running("dashboard/agent.py"):
+    for agent in server.running("ray::DashboardAgent"):
         for each in agent.net_connections("inet"):
             if each.status == psutil.CONN_LISTEN:
                 with contextlib.suppress(httpx.HTTPError):
