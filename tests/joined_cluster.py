@@ -19,6 +19,7 @@ from service.jobs.database import migrate
 from service.jobs.store import JobStore
 from service.models.identity import Scope
 from tests.hosts import Host
+from tests.processes import started_by
 
 PATIENCE_SECONDS = 240
 FRUGAL = ("--object-store-memory=100000000", "--disable-usage-stats")
@@ -58,7 +59,7 @@ class OutsideService:
             time.sleep(0.1)
 
     def tree(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
+        return started_by(self.process.pid)
 
     def raylets(self) -> list[psutil.Process]:
         """Of its own node."""

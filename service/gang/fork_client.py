@@ -45,7 +45,7 @@ def fork(arguments: list[str]) -> int | None:
         server = _connect(_folder_of(arguments), _name())
         socket.send_fds(server, [request], [0, 1, 2])
         answer = server.recv(32)
-    except OSError:
+    except (OSError, ValueError):
         return None
     if not answer:
         return None
@@ -58,6 +58,7 @@ def _folder_of(arguments: list[str]) -> int:
 
     Raises:
         OSError: There can be none.
+        ValueError: Ray does not say where its sockets are.
     """
     (raylet,) = (each for each in arguments if each.startswith("--raylet-name="))
     path = raylet.partition("=")[2] + ".forks"
@@ -83,7 +84,7 @@ def _connect(folder: int, name: str) -> socket.socket:
     try:
         connection.connect(address)
     except (FileNotFoundError, ConnectionRefusedError):
-        fcntl.flock(folder, fcntl.LOCK_EX)  # until this process has become the worker, or has a folder no longer
+        fcntl.flock(folder, fcntl.LOCK_EX)  # until this process closes it; one of them starts the server
         try:
             connection.connect(address)
         except FileNotFoundError:

@@ -68,6 +68,12 @@ class Fork:
     process: int
     client: socket.socket | None
 
+    def close(self) -> None:
+        """Close the files."""
+        os.close(self.process)
+        if self.client:
+            self.client.close()
+
 
 class ForkServer:
     """Forks on request.
@@ -98,9 +104,7 @@ class ForkServer:
                     fork.client.close()
                     fork.client = None
             if self._listener.fileno() in ready:
-                if self._loaded != dict(
-                    _loaded_files()
-                ):  # an installation has changed; the next server has the new one
+                if self._loaded != _loaded_files():  # another installation, which the next server will have
                     return None
                 if request := self._answer():
                     return request
@@ -108,43 +112,48 @@ class ForkServer:
 
     def _wait(self) -> set[int]:
         poll = select.poll()
-        for file in self._files():
+        clients = [fork.client.fileno() for fork in self._forks if fork.client]
+        for file in (self._listener.fileno(), self._owner, *(fork.process for fork in self._forks), *clients):
             poll.register(file, select.POLLIN)
         return {file for file, _ in poll.poll(None if self._forks else 1000 * self._idle_seconds)}
 
-    def _files(self) -> list[int]:
-        """All that is open here."""
-        clients = [fork.client.fileno() for fork in self._forks if fork.client]
-        return [self._listener.fileno(), self._owner, *(fork.process for fork in self._forks), *clients]
-
     def _reap(self, fork: Fork) -> None:
         os.waitid(os.P_PIDFD, fork.process, os.WEXITED)
-        os.close(fork.process)
-        if fork.client:
-            fork.client.close()
         self._forks.remove(fork)
+        fork.close()
 
     def _answer(self) -> Request | None:
         client, _ = self._listener.accept()
         client.settimeout(REQUEST_SECONDS)
         try:
-            text, files, _, _ = socket.recv_fds(client, REQUEST_BYTES, 3)
-            arguments, folder, environment = json.loads(text)
-            request = Request(arguments, folder, environment, files)
-        except (OSError, ValueError, TypeError):  # it has given up
+            request = _receive(client)
+        except (OSError, ValueError):  # it has given up
             client.close()
             return None
         pid = os.fork()
         if pid == 0:
-            for file in [*self._files(), client.detach()]:
-                os.close(file)
+            client.close()
+            self._close()
             return request
-        for file in files:
+        for file in request.files:
             os.close(file)
         self._forks.append(Fork(os.pidfd_open(pid), client))
         with suppress(OSError):  # it has given up
             client.send(str(pid).encode())
         return None
+
+    def _close(self) -> None:
+        """Leave a fork nothing that is open here."""
+        self._listener.close()
+        os.close(self._owner)
+        for fork in self._forks:
+            fork.close()
+
+
+def _receive(client: socket.socket) -> Request:
+    text, files, _, _ = socket.recv_fds(client, REQUEST_BYTES, 3)
+    arguments, folder, environment = json.loads(text)
+    return Request(arguments, folder, environment, files)
 
 
 def _loaded_files() -> dict[str, int]:

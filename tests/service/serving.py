@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from tests.processes import started_by
 from tests.service.conftest import free_port
 
 BOOST = Path(sys.executable).parent / "boost"
@@ -33,7 +34,7 @@ class Server:
             self.process = subprocess.Popen([BOOST, "serve"], env=self.environment, stdout=log, stderr=log)
 
     def tree(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
+        return started_by(self.process.pid)
 
     def running(self, name: str) -> list[psutil.Process]:
         """Its processes with ``name`` in their command lines."""

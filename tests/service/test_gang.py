@@ -27,6 +27,7 @@ from service.gang.status import GangPhase, GangReport, GangStatus, JobTag, Order
 from service.scheduler.actions import Wait
 from service.scheduler.decisions import decide
 from tests.jobs import tiny_job, write_corpus
+from tests.processes import started_by
 from tests.service.records import a_step
 from tests.unit.test_decisions import job as waiting_job
 
@@ -39,8 +40,9 @@ def gangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayGangs]:
     gangs = RayGangs(None, 2, tmp_path_factory.mktemp("secrets"))
     gangs.connect()
     yield gangs
+    started = [process for process in started_by(os.getpid()) if "ray" in process.name()]
     gangs.close()
-    assert not [process for process in psutil.Process().children(recursive=True) if "ray" in process.name()]
+    assert psutil.wait_procs(started, timeout=10)[1] == []
 
 
 def a_tag(job_id: str) -> JobTag:
@@ -126,7 +128,7 @@ def test_no_other_machine_or_user_can_reach_a_gang_on_the_embedded_ray(
 ) -> None:
     gang = start(training=ENDLESS)
     gang.until(trained(1))
-    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    processes = [psutil.Process(), *started_by(os.getpid())]
     sockets = [(process.pid, each) for process in processes for each in process.net_connections("inet")]
     listening = {(pid, each.laddr.ip) for pid, each in sockets if each.status == psutil.CONN_LISTEN}
     assert {pid for pid, _ in listening} > set(gang.pids()), "the ranks' own sockets are among them"
