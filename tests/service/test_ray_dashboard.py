@@ -97,6 +97,11 @@ def test_the_driver_says_what_it_is(dashboard: httpx.Client, job: JobRecord) -> 
     assert {"name": "BOOST Service", "page": PAGE}.items() <= drivers[0]["metadata"].items(), drivers
 
 
+def test_ray_trains_own_metrics_are_exported(server: Server, job: JobRecord) -> None:
+    server.until(lambda: f'ray_train_run_id="{job.id}"' in exported(server))
+    assert "ray_train_controller_state{" in exported(server)
+
+
 def test_a_job_is_a_run_until_its_end(
     server: Server, client: Client, dashboard: httpx.Client, job: JobRecord, folder: Path
 ) -> None:
@@ -129,11 +134,6 @@ def test_a_job_is_a_run_until_its_end(
     assert run["status_detail"] == "trained 8 steps"
     assert [attempt["status"] for attempt in run["attempts"]] == ["FINISHED"]
     assert run["end_time_ns"] > run["start_time_ns"]
-
-
-def test_ray_trains_own_metrics_are_exported(server: Server, job: JobRecord) -> None:
-    server.until(lambda: "ray_train_controller_state{" in exported(server))
-    assert f'ray_train_run_id="{job.id}"' in exported(server)
 
 
 def exported(server: Server) -> str:
