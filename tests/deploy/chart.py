@@ -54,11 +54,20 @@ def render(given: Values | None = None, release: str = RELEASE) -> list[Object]:
     return _objects(chart().render(given or {}, name=release, namespace=NAMESPACE))
 
 
-def render_upgrade(url: str, given: Values | None = None) -> list[Object]:
-    """Render an upgrade as Helm does that looks up what is there already, at the address of Kubernetes' API."""
-    with helm_python.Config(kube_apiserver=url, storage_driver="memory", namespace=NAMESPACE) as config:
-        texts = config.render(chart(), given or {}, name=RELEASE, namespace=NAMESPACE, is_upgrade=True)
-    return _objects(texts)
+def helm(url: str, token: str | None = None) -> helm_python.Config:
+    """Helm with a Kubernetes of the tests' own, whose certificate nobody has signed."""
+    return helm_python.Config(
+        kube_apiserver=url,
+        kube_token=token,
+        kube_insecure_skip_tls_verify=url.startswith("https"),
+        storage_driver="memory",
+        namespace=NAMESPACE,
+    )
+
+
+def render_upgrade(config: helm_python.Config, given: Values | None = None) -> list[Object]:
+    """Render an upgrade as Helm does that looks up what is there already."""
+    return _objects(config.render(chart(), given or {}, name=RELEASE, namespace=NAMESPACE, is_upgrade=True))
 
 
 def _objects(texts: dict[str, str]) -> list[Object]:

@@ -1,6 +1,6 @@
-"""Upgrades beside the autoscaler in a real API server: ``python -m tests.deploy.live_upgrade URL CRD``.
+"""Upgrades beside the autoscaler in a real API server: ``python -m tests.deploy.live_upgrade URL TOKEN CRD``.
 
-URL is a kube-apiserver's that lets everybody do everything and holds nothing of value; CRD is KubeRay's
+URL is a kube-apiserver's that holds nothing of value, and TOKEN one of an administrator there; CRD is KubeRay's
 ``ray.io_rayclusters.yaml``, from the release of its operator. Of the chart, the RayCluster alone is installed, because
 the size of its groups is what the chart and the autoscaler both write; no operator and no kubelet is needed.
 """
@@ -10,47 +10,46 @@ import sys
 import tempfile
 from pathlib import Path
 
-import helm_python
 import httpx
 import yaml
 from ray.autoscaler._private.kuberay.node_provider import worker_delete_patch, worker_replica_patch
 
-from tests.deploy.chart import CHART, NAME, NAMESPACE, RELEASE, Object, Values, render_upgrade, the, values
+from tests.deploy.chart import CHART, NAME, NAMESPACE, RELEASE, Object, Values, helm, render_upgrade, the, values
 
 GROUP: Values = {"name": "gpu", "minReplicas": 0, "maxReplicas": 8, "cpu": "8", "memory": "64Gi"}
 VALUES = values(ray={"autoscaler": {"enabled": True}, "token": {"existingSecret": "t"}, "workerGroups": [GROUP]})
 CLUSTER = f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayclusters/{NAME}"
 
 
-def main(url: str, crd: str) -> None:
-    api = httpx.Client(base_url=url, timeout=30)
+def main(url: str, token: str, crd: str) -> None:
+    api = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, verify=False, timeout=30)
     create(api, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", yaml.safe_load(Path(crd).read_text()))
     create(api, "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    with tempfile.TemporaryDirectory() as folder, helm_python.Config(kube_apiserver=url, namespace=NAMESPACE) as helm:
+    with tempfile.TemporaryDirectory() as folder, helm(url, token) as releases:
         chart = cluster_alone(Path(folder))
-        helm.install(chart, RELEASE, VALUES, namespace=NAMESPACE)
+        releases.install(chart, RELEASE, VALUES, namespace=NAMESPACE)
         try:
             autoscale(api, replicas=5)
-            helm.upgrade(chart, RELEASE, VALUES, namespace=NAMESPACE)
+            releases.upgrade(chart, RELEASE, VALUES, namespace=NAMESPACE)
             report("an upgrade that changes no group", size(api) == 5)
             report(
                 "the autoscaler alone has sized it",
-                conflicts(api, the(render_upgrade(url, VALUES), "RayCluster")) == "",
+                conflicts(api, the(render_upgrade(releases, VALUES), "RayCluster")) == "",
             )
 
-            changed = the(render_upgrade(url, values(VALUES, image__tag="9.9")), "RayCluster")
+            changed = the(render_upgrade(releases, values(VALUES, image__tag="9.9")), "RayCluster")
             report("one that changes a group is a conflict", "workerGroupSpecs" in conflicts(api, changed))
             apply(api, changed, force=True).raise_for_status()
             report("with --force-conflicts it resizes nothing", size(api) == 5)
             autoscale(api, replicas=6)
             report("and the autoscaler goes on", size(api) == 6)
         finally:
-            helm.uninstall(RELEASE)
+            releases.uninstall(RELEASE)
 
 
 def create(api: httpx.Client, path: str, made: Object) -> None:
     answer = api.post(path, json=made)
-    assert answer.is_success or answer.status_code == 409, answer.text
+    assert answer.is_success or answer.status_code == 409, answer.text[:500]
 
 
 def cluster_alone(folder: Path) -> Path:

@@ -1,5 +1,7 @@
 """An upgrade leaves the size of the cluster to those who have set it since: Ray's autoscaler, KubeRay and Kueue.
 
+It also leaves none of its nodes at another version than the API.
+
 The autoscaler's patches are made by Ray's own code. That an API server then has no conflict either is shown by
 ``python -m tests.deploy.live_upgrade``, which needs one.
 """
@@ -7,9 +9,11 @@ The autoscaler's patches are made by Ray's own code. That an API server then has
 import copy
 from typing import Any
 
+import pytest
+from helm_python import HelmRenderError
 from ray.autoscaler._private.kuberay.node_provider import worker_delete_patch, worker_replica_patch
 
-from tests.deploy.chart import Object, Values, render, render_upgrade, the, values
+from tests.deploy.chart import Object, Values, helm, render, render_upgrade, the, values
 from tests.deploy.kubernetes import kubernetes
 
 DEFAULTED = {"numOfHosts": 1, "priority": 0}  # by the CRD of KubeRay 1.7
@@ -37,8 +41,8 @@ def patch(cluster: Object, operation: dict[str, Any]) -> None:
 
 
 def upgraded(live: Object, given: Values) -> Object:
-    with kubernetes(live) as url:
-        spec: Object = the(render_upgrade(url, given), "RayCluster")["spec"]
+    with kubernetes(live) as url, helm(url) as config:
+        spec: Object = the(render_upgrade(config, given), "RayCluster")["spec"]
     return spec
 
 
@@ -94,3 +98,13 @@ def test_what_kueue_has_added_when_it_admitted_the_cluster_stays() -> None:
     assert spec["headGroupSpec"] == live["spec"]["headGroupSpec"]
     (group,) = upgraded(live, values(ADMITTED, ray__gangScheduling__by="none"))["workerGroupSpecs"]
     assert group["template"] == the(render(values(ADMITTED)), "RayCluster")["spec"]["workerGroupSpecs"][0]["template"]
+
+
+def test_ray_becomes_of_the_version_of_the_api() -> None:
+    spec = installed(values())["spec"]
+    assert spec["upgradeStrategy"] == {"type": "Recreate"}, "a rollback applies what was rendered then, too"
+    with pytest.raises(
+        HelmRenderError, match=r"image .* changes from .*:0\.0\.9 to .*set ray\.upgradeStrategy to Recreate"
+    ):
+        upgraded(installed(values(image__tag="0.0.9")), values(ray__upgradeStrategy="None"))
+    assert upgraded(installed(values()), values(ray__upgradeStrategy="None"))["upgradeStrategy"] == {"type": "None"}

@@ -55,6 +55,9 @@ def spec_of_cluster(*changes: Values, **paths: Any) -> Object:
         ),
         (nested("ray.workerGroups", [GROUP | {"minReplicas": 3}]), "gpu has minReplicas 3 and maxReplicas 2"),
         (nested("monitoring.serviceMonitor.enabled", True), "Prometheus needs an API key"),
+        (nested("image", {"tag": "0.3.0", "trainerTag": "0.2.0"}), "both images are of one version"),
+        (nested("image", {"tag": "0.3.0", "trainerTag": "0.3.01"}), "both images are of one version"),
+        (nested("image.trainerTag", "9.0.0"), f"set it to {boost_core.__version__}"),
     ],
 )
 def test_what_does_not_go_together_is_refused(wrong: Values, said: str) -> None:
@@ -97,7 +100,7 @@ def the_volume(template: Object, path: str) -> Object:
 def test_migrations_come_before_all_else() -> None:
     assert of_kind(render(), "Job") == [], "SQLite's volume is not there yet; the replica does it when it starts"
     job = the(render(POSTGRES), "Job")
-    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade,pre-rollback"
     template = job["spec"]["template"]
     assert template["spec"]["containers"][0]["command"] == ["boost", "migrate"]
     assert environment(template)["BOOST_DATABASE_URL"] == "secret:boost-database/url"
@@ -342,7 +345,7 @@ def test_images() -> None:
     assert images(registry="r.example.org:5000/ml", tag="1.2") == {
         "r.example.org:5000/ml/boost-api:1.2", "r.example.org:5000/ml/boost-trainer:1.2",
     }  # fmt: skip
-    assert images(trainerTag="cpu") == {f"boost-api:{version}", "boost-trainer:cpu"}
+    assert images(trainerTag=f"{version}-cpu") == {f"boost-api:{version}", f"boost-trainer:{version}-cpu"}
 
 
 def test_prometheus_finds_api_and_ranks() -> None:
@@ -379,7 +382,9 @@ def test_helm_test_fails_while_ray_is_away(answer: Answer, status: int) -> None:
 def test_notes_say_how_to_begin() -> None:
     notes = chart().render({}, name="lab", namespace="ml")["boost/templates/NOTES.txt"]
     assert f"kubectl -n ml exec deploy/{NAME} -- boost keys create admin --tenant ops --scope admin --direct" in notes
-    assert "port-forward" in notes
+    assert "port-forward" in notes and "of one version" not in notes
+    upgrade = chart().render({}, name="lab", namespace="ml", is_upgrade=True)["boost/templates/NOTES.txt"]
+    assert f"of one version: {boost_core.__version__}" in upgrade and "/readyz" in upgrade
     assert "needs but its token" in chart().render(nested("networkPolicy.enabled", False))["boost/templates/NOTES.txt"]
 
 

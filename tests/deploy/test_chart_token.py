@@ -7,10 +7,9 @@ import base64
 import shutil
 from pathlib import Path
 
-import helm_python
 import yaml
 
-from tests.deploy.chart import CHART, NAME, NAMESPACE, RELEASE, Object
+from tests.deploy.chart import CHART, NAME, NAMESPACE, RELEASE, Object, helm
 from tests.deploy.kubernetes import kubernetes
 
 TOKEN = base64.b64encode(b"the one of before").decode()
@@ -30,7 +29,7 @@ def token(url: str, folder: Path) -> str:
     for name in ("Chart.yaml", "values.yaml", "values.schema.json", "templates/_helpers.tpl"):
         shutil.copy(CHART / name, chart / name)
     shutil.copy(CHART / "templates" / "ray" / "token.yaml", chart / "templates")
-    with helm_python.Config(kube_apiserver=url, storage_driver="memory", namespace=NAMESPACE) as config:
+    with helm(url) as config:
         release = config.install(chart, RELEASE, namespace=NAMESPACE, dry_run="server")
     (value,) = yaml.safe_load(release["manifest"])["data"].values()
     return str(value)

@@ -8,6 +8,12 @@
 {{- fail "api.autoscaling.enabled is true, but SQLite serves one replica; set database.existingSecret to a Secret with the URL of a PostgreSQL" -}}
 {{- end -}}
 {{- end -}}
+{{- $version := .Values.image.tag | default .Chart.AppVersion -}}
+{{- with .Values.image.trainerTag -}}
+{{- if not (or (eq . $version) (hasPrefix (printf "%s-" $version) .)) -}}
+{{- fail (printf "image.trainerTag is %s, but the API's tag is %s: both images are of one version; set it to %s, or to a variant of it such as %s-cpu" . $version $version $version) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (not .Values.ray.enabled) (not .Values.ray.address) -}}
 {{- fail "there is no Ray: the API's image cannot train; set ray.enabled, or ray.address to a cluster's host:6379" -}}
 {{- end -}}
