@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -14,9 +14,12 @@ _PATHS = {"Secret": _SECRETS, "RayCluster": f"/apis/ray.io/v1/namespaces/{NAMESP
 _MISSING = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
 
 
-def _resources(version: str, kind: str) -> Object:
-    resource = {"name": f"{kind.lower()}s", "singularName": kind.lower(), "namespaced": True, "kind": kind, "verbs": []}
-    return {"kind": "APIResourceList", "groupVersion": version, "resources": [resource]}
+def _resources(version: str, *kinds: str) -> Object:
+    resources = [
+        {"name": f"{kind.lower()}s", "singularName": kind.lower(), "namespaced": True, "kind": kind, "verbs": []}
+        for kind in kinds
+    ]
+    return {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
 
 
 _RAY: Object = {"groupVersion": "ray.io/v1", "version": "v1"}
@@ -33,7 +36,6 @@ _ANSWERS: dict[str, Any] = {
         "groups": [{"name": "ray.io", "versions": [_RAY], "preferredVersion": _RAY}],
     },
     "/api/v1": _resources("v1", "Secret"),
-    "/apis/ray.io/v1": _resources("ray.io/v1", "RayCluster"),
     "/openapi/v3": {"paths": {"api/v1": {"serverRelativeURL": "/openapi/v3/api/v1"}}},
     "/openapi/v3/api/v1": {
         "openapi": "3.0.0",
@@ -44,9 +46,10 @@ _ANSWERS: dict[str, Any] = {
 
 
 @contextmanager
-def kubernetes(*objects: Object) -> Iterator[str]:
-    """Answer as a cluster in which these objects are; its URL."""
-    known = _ANSWERS | {f"{_PATHS[each['kind']]}/{each['metadata']['name']}": each for each in objects}
+def kubernetes(*objects: Object, ray: Sequence[str] = ("RayCluster", "RayCronJob")) -> Iterator[str]:
+    """Answer as a cluster in which these objects are, and in which KubeRay serves these kinds; its URL."""
+    known = _ANSWERS | {"/apis/ray.io/v1": _resources("ray.io/v1", *ray)}
+    known |= {f"{_PATHS[each['kind']]}/{each['metadata']['name']}": each for each in objects}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

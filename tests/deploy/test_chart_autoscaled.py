@@ -66,7 +66,7 @@ def test_an_upgrade_that_changes_a_group_resizes_none() -> None:
 def test_other_bounds_are_kept_to() -> None:
     live = installed(AUTOSCALED)
     patch(live, worker_replica_patch(0, 5))
-    for bounds, replicas in (({"maxReplicas": 3}, 3), ({"minReplicas": 6}, 6)):
+    for bounds, replicas in (({"maxReplicas": 3}, 3), ({"minReplicas": 6, "replicas": 6}, 6)):
         groups = upgraded(live, values(AUTOSCALED, ray__workerGroups=[GROUP | bounds]))["workerGroupSpecs"]
         assert [group["replicas"] for group in groups] == [replicas]
 

@@ -30,6 +30,7 @@ from tests.deploy.chart import (
 from tests.service.scripted import Answer, problem, serving
 
 POSTGRES = nested("database.existingSecret", "boost-database")
+OPEN = nested("networkPolicy.enabled", False)
 GROUP: Values = {"name": "gpu", "minReplicas": 1, "maxReplicas": 2, "cpu": "8", "memory": "64Gi"}
 
 
@@ -53,7 +54,6 @@ def spec_of_cluster(*changes: Values, **paths: Any) -> Object:
             {"ray": {"gangScheduling": {"by": "kueue", "queue": "q"}, "autoscaler": {"enabled": True}}},
             "Kueue admits a Ray cluster of one size",
         ),
-        (nested("ray.workerGroups", [GROUP | {"minReplicas": 3}]), "gpu has minReplicas 3 and maxReplicas 2"),
         (nested("monitoring.serviceMonitor.enabled", True), "Prometheus needs an API key"),
         (nested("image", {"tag": "0.3.0", "trainerTag": "0.2.0"}), "both images are of one version"),
         (nested("image", {"tag": "0.3.0", "trainerTag": "0.3.01"}), "both images are of one version"),
@@ -124,7 +124,7 @@ def test_replicas_are_spread() -> None:
 
 
 def test_selectors_find_pods_and_hold_no_versions() -> None:
-    objects = render(values(POSTGRES, monitoring={"existingSecret": "k", "serviceMonitor": {"enabled": True}}))
+    objects = render(values(POSTGRES, OPEN, monitoring={"existingSecret": "k", "serviceMonitor": {"enabled": True}}))
     labels = pod(objects, NAME)["metadata"]["labels"].items()
     service = the(objects, "Service")
     budgets = {found["metadata"]["name"]: found["spec"] for found in of_kind(objects, "PodDisruptionBudget")}
@@ -160,7 +160,7 @@ def test_the_number_of_replicas_may_follow_their_load() -> None:
 def test_ingress() -> None:
     assert of_kind(render(), "Ingress") == []
     objects = render(
-        values(ingress={"enabled": True, "host": "b.example.org", "tlsSecret": "cert", "className": "nginx"})
+        values(OPEN, ingress={"enabled": True, "host": "b.example.org", "tlsSecret": "cert", "className": "nginx"})
     )
     ingress = the(objects, "Ingress")["spec"]
     assert ingress["tls"] == [{"hosts": ["b.example.org"], "secretName": "cert"}]
@@ -172,7 +172,7 @@ def test_ingress() -> None:
 
 def test_the_api_may_speak_https_itself() -> None:
     monitoring = {"existingSecret": "k", "serviceMonitor": {"enabled": True}, "scrapeConfig": {"enabled": True}}
-    objects = render(values(api__tls={"existingSecret": "tls", "caKey": "ca.crt"}, monitoring=monitoring))
+    objects = render(values(OPEN, api__tls={"existingSecret": "tls", "caKey": "ca.crt"}, monitoring=monitoring))
     template = pod(objects, NAME)
     said = environment(template)
     assert (said["BOOST_TLS_CERT"], said["BOOST_TLS_KEY"]) == ("/etc/boost/tls/tls.crt", "/etc/boost/tls/tls.key")
@@ -246,7 +246,7 @@ def test_the_api_finds_the_head() -> None:
     long = the(render(release="a-release-with-a-name-of-more-than-forty-letters"), "RayCluster")["metadata"]["name"]
     assert len(f"{long}-head-svc") <= 50, "KubeRay cuts longer ones"
     elsewhere = {"enabled": False, "address": "ray.example.org:6379", "token": {"existingSecret": "token"}}
-    objects = render(nested("ray", elsewhere))
+    objects = render(values(OPEN, ray=elsewhere))
     assert environment(pod(objects, NAME))["BOOST_RAY_ADDRESS"] == "ray.example.org:6379"
     kinds = {found["kind"] for found in objects}
     assert "RayCluster" not in kinds
@@ -261,7 +261,7 @@ def test_the_head_holds_no_ranks() -> None:
 
 def test_worker_groups() -> None:
     group = GROUP | {
-        "name": "h100", "maxReplicas": 9, "replicas": 4, "gpus": 8, "sharedMemory": "200Gi",
+        "name": "h100", "memory": "640Gi", "maxReplicas": 9, "replicas": 4, "gpus": 8, "sharedMemory": "200Gi",
         "labels": {"pool": "h100"}, "nodeSelector": {"gpu": "h100"}, "extraResources": {"rdma/hca": 8},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}], "podAnnotations": {"network": "ib"},
     }  # fmt: skip
@@ -270,7 +270,7 @@ def test_worker_groups() -> None:
     assert gpus["labels"] == {"pool": "h100"}
     template = gpus["template"]
     (container,) = template["spec"]["containers"]
-    assert container["resources"]["limits"] == {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "8", "rdma/hca": 8}
+    assert container["resources"]["limits"] == {"cpu": "8", "memory": "640Gi", "nvidia.com/gpu": "8", "rdma/hca": 8}
     assert container["resources"]["requests"] == container["resources"]["limits"]
     assert the_volume(template, "/dev/shm")["emptyDir"] == {"medium": "Memory", "sizeLimit": "200Gi"}
     assert template["spec"]["nodeSelector"] == {"gpu": "h100"}

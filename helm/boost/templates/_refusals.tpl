@@ -36,12 +36,8 @@
 {{- if and (eq $gangs.by "kueue") .Values.ray.autoscaler.enabled -}}
 {{- fail "Kueue admits a Ray cluster of one size; set ray.autoscaler.enabled to false, or ray.gangScheduling.by to volcano or none" -}}
 {{- end -}}
-{{- range .Values.ray.workerGroups -}}
-{{- if gt (int .minReplicas) (int .maxReplicas) -}}
-{{- fail (printf "ray.workerGroups: %s has minReplicas %d and maxReplicas %d; turn them round" .name (int .minReplicas) (int .maxReplicas)) -}}
-{{- end -}}
-{{- end -}}
 {{- if and (or .Values.monitoring.serviceMonitor.enabled .Values.monitoring.scrapeConfig.enabled) (not .Values.monitoring.existingSecret) -}}
 {{- fail "Prometheus needs an API key; make one (boost keys create prometheus --tenant ops --scope admin), put it into a Secret and set monitoring.existingSecret" -}}
 {{- end -}}
+{{- include "boost.traps" . -}}
 {{- end -}}
