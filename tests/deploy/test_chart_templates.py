@@ -27,6 +27,7 @@ from tests.deploy.chart import (
     the,
     values,
 )
+from tests.deploy.manifests import check
 from tests.service.scripted import Answer, problem, serving
 
 POSTGRES = nested("database.existingSecret", "boost-database")
@@ -278,6 +279,24 @@ def test_worker_groups() -> None:
     assert template["metadata"]["annotations"] == {"network": "ib"}
     assert (cpus["replicas"], "labels" in cpus) == (1, False)
     assert "nvidia.com/gpu" not in cpus["template"]["spec"]["containers"][0]["resources"]["limits"]
+
+
+def test_a_group_has_what_its_fabric_needs() -> None:
+    wanted = {"capabilities": {"add": ["IPC_LOCK"]}, "runAsUser": 0, "runAsNonRoot": False}
+    given = values(
+        OPEN, ray__workerGroups=[GROUP | {"name": "ib", "securityContext": wanted, "hostNetwork": True}, GROUP]
+    )
+    fast, plain = (group["template"]["spec"] for group in spec_of_cluster(given)["workerGroupSpecs"])
+    security = fast["containers"][0]["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert (security["runAsUser"], security["runAsNonRoot"]) == (0, False)
+    assert security["readOnlyRootFilesystem"] is True and security["allowPrivilegeEscalation"] is False
+    assert (fast["hostNetwork"], fast["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert [port["containerPort"] for port in fast["containers"][0]["ports"]] == [52365], "one pod on each node"
+    assert plain["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert "hostNetwork" not in plain and "ports" not in plain["containers"][0]
+    for manifest in render(given):
+        check(manifest)
 
 
 def test_a_node_that_goes_gives_notice() -> None:

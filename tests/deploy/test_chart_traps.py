@@ -1,4 +1,4 @@
-"""What Kubernetes would take and what would not work all the same: refused with what to do, or told after the installation."""
+"""What Kubernetes would take, and what would not work: refused with the way out, or told after the installation."""
 
 import re
 from typing import Any
@@ -48,6 +48,11 @@ def group(**changes: Any) -> Values:
         (SCRAPED, "names no Prometheus", nested("networkPolicy.prometheus", [ELSEWHERE])),
         (RANKS, "names no Prometheus", OPEN),
         (OUTSIDE, "networkPolicy.rayNodes admits none", nested("networkPolicy.rayNodes", [ELSEWHERE])),
+        (
+            group(hostNetwork=True),
+            "gpu is in its nodes' network",
+            nested("networkPolicy.rayNodes", [{"ipBlock": {"cidr": "10.0.0.0/16"}}]),
+        ),
         (nested("api.drainSeconds", 60), "api.drainSeconds is 60", nested("api.terminationGracePeriodSeconds", 61)),
         (
             values(

@@ -36,6 +36,11 @@
 {{- if and (not .Values.ray.enabled) (not $network.rayNodes) -}}
 {{- fail "the API is a node of the Ray cluster at ray.address, but networkPolicy.rayNodes admits none of the others; name them" -}}
 {{- end -}}
+{{- range .Values.ray.workerGroups -}}
+{{- if and $.Values.ray.enabled .hostNetwork (not $network.rayNodes) -}}
+{{- fail (printf "ray.workerGroups: %s is in its nodes' network (hostNetwork), which no podSelector finds, so the head would not admit it; name the nodes' addresses in networkPolicy.rayNodes, such as {ipBlock: {cidr: 10.0.0.0/16}}" .name) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

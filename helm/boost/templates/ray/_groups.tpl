@@ -35,7 +35,8 @@ spec:
 {{- $grace := .terminationGracePeriodSeconds | default 120 }}
 {{- $worker := dict "root" $root "role" "workers" "terminationGracePeriodSeconds" $grace
     "nodeSelector" .nodeSelector "tolerations" .tolerations
-    "resources" (include "boost.workerResources" . | fromYaml) }}
+    "resources" (include "boost.workerResources" . | fromYaml) "securityContext" .securityContext
+    "hostNetwork" .hostNetwork }}
 groupName: {{ .name }}
 replicas: {{ .replicas | default .minReplicas }}
 minReplicas: {{ .minReplicas }}
@@ -60,6 +61,10 @@ template:
     containers:
       - name: ray-worker
         {{- include "boost.rayContainer" $worker | nindent 8 }}
+        {{- if .hostNetwork }}
+        ports: # two pods with one port of a node are not placed on it
+          - {name: agent, containerPort: 52365, protocol: TCP}
+        {{- end }}
         {{- include "boost.rayProbes" (dict "path" "/api/local_raylet_healthz" "port" 52365) | nindent 8 }}
         lifecycle:
           preStop:
