@@ -10,9 +10,9 @@ spec:
     - name: ray-head
       {{- include "boost.rayContainer" $head | nindent 6 }}
       ports:
-        - {name: gcs-server, containerPort: 6379}
-        - {name: dashboard, containerPort: 8265}
-        - {name: client, containerPort: 10001}
+        - {name: gcs-server, containerPort: 6379, protocol: TCP}
+        - {name: dashboard, containerPort: 8265, protocol: TCP}
+        - {name: client, containerPort: 10001, protocol: TCP}
       {{- include "boost.rayProbes" (dict "path" "/api/gcs_healthz" "port" 8265) | nindent 6 }}
       volumeMounts: {{- include "boost.sharedMounts" . | nindent 8 }}
   volumes:
