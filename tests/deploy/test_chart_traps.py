@@ -76,6 +76,11 @@ def group(**changes: Any) -> Values:
             "sharedMemory (64001M)",
             group(sharedMemory="64000M", memory="64G"),
         ),
+        (
+            group(sharedMemory="65Gi", memory=64 * 2**30),
+            "sharedMemory (65Gi)",
+            group(sharedMemory="64Gi", memory=64 * 2**30),
+        ),
         (nested("ray.head.sharedMemory", "1Ti"), "ray.head: sharedMemory", nested("ray.head.sharedMemory", "8Gi")),
         (nested("api.sharedMemory", "3073Mi"), "api: sharedMemory", nested("api.sharedMemory", "3072Mi")),
     ],

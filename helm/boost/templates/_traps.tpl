@@ -76,9 +76,12 @@
 
 {{/* A quantity of Kubernetes in bytes. */}}
 {{- define "boost.bytes" -}}
-{{- $units := dict "" 1 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 -}}
-{{- $text := toString . -}}
-{{- mulf (regexFind "^[0-9.]+" $text | float64) (get $units (regexFind "[A-Za-z]*$" $text) | float64) -}}
+{{- $units := dict "" 1 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 "E" 1e18 "Ei" 1152921504606846976 -}}
+{{- if kindIs "string" . -}}
+{{- mulf (regexFind "^[0-9.]+" .) (get $units (regexFind "[A-Za-z]*$" .)) -}}
+{{- else -}}
+{{- float64 . -}}
+{{- end -}}
 {{- end -}}
 
 {{/* A release of KubeRay is known by what it serves, which everybody may see: 1.6 brought RayCronJob, and upgradeStrategy. */}}
