@@ -26,10 +26,12 @@ FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="boost-trainer" \
       org.opencontainers.image.description="BOOST Service: a node of the Ray cluster on which jobs train" \
       org.opencontainers.image.licenses="Apache-2.0"
-# Triton compiles the launchers of its kernels with gcc. KubeRay's probes call wget, from a login shell, which forgets
+# NCCL finds InfiniBand, RoCE and EFA by libibverbs and its providers; without them it takes TCP and says nothing. Triton
+# compiles the launchers of its kernels with gcc. KubeRay's probes call wget, from a login shell, which forgets
 # PATH: hence the links.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends gcc=4:12.2.* libc6-dev=2.36-* wget=1.21.* \
+    && apt-get install --yes --no-install-recommends gcc=4:12.2.* ibverbs-providers=44.* libc6-dev=2.36-* \
+        libibverbs1=44.* wget=1.21.* \
     && rm -rf /var/lib/apt/lists/* \
     && groupadd --gid 65532 boost \
     && useradd --uid 65532 --gid 65532 --create-home --no-log-init boost \

@@ -14,7 +14,7 @@ from service.api.app import create_app
 from service.api.middleware.connections import raise_descriptor_limit
 from service.api.server import ApiServer, listen
 from service.gang.ray_gangs import RayGangs
-from service.jobs.database import migrate
+from service.jobs.database import DatabaseTooNew, migrate
 from service.jobs.leases import Leases
 from service.jobs.store import JobStore
 from service.logs import write_logs
@@ -55,7 +55,10 @@ def run(settings: Settings) -> None:
     raise_descriptor_limit()
     with contextlib.closing(_listen(settings.host, settings.port)) as listener:
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        migrate(settings.database_url)
+        try:
+            migrate(settings.database_url)
+        except DatabaseTooNew as error:
+            raise SystemExit(f"the database that BOOST_DATABASE_URL names cannot be used: {error}") from error
         with contextlib.closing(JobStore(settings.database_url)) as store:
             _say_how_to_begin(settings, store)
             _serve(settings, store, listener)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from boost_core import __version__
 from boost_core.config import JobSpec
 from boost_core.messages.reports import Report
 from service.gang.status import JobTag
@@ -22,12 +23,14 @@ class GangContext:
         secret: What the ranks reach data and checkpoints with; ``None`` for their nodes' own means.
         metrics_ports: Each rank serves its metrics on the first of these that is free; none: not at all.
         logs: How the processes write their logs.
+        version: Of the service, which the workers' has to be.
     """
 
     tag: JobTag
     secret: SecretReference | None
     metrics_ports: range
     logs: GangLogs
+    version: str = __version__
 
 
 @dataclass(frozen=True)

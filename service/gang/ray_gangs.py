@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 from ray.autoscaler.sdk import request_resources
+from ray.exceptions import GetTimeoutError, RayTaskError
 from ray.job_config import JobConfig
 from ray.util import list_named_actors
 
@@ -38,11 +39,13 @@ from service.gang.ray_private import (
 from service.gang.resources import ON_THE_HEAD
 from service.gang.status import Bundle, GangKey, JobTag, NodeCapacity, Orders, PollRequest, PollResult
 from service.gang.supervisor import UPDATES, WAITING_CALLS, Supervisor
+from service.gang.versions import require_version
 from service.logs import GangLogs, LogFormat
 from service.security.secrets import SecretReference
 
 NAMESPACE = "boost"
 OBJECT_STORE_BYTES = 128 * 2**20  # gangs pass small messages; no tensor goes through Ray
+HEAD_SECONDS = 120.0  # for a process to start there
 
 
 class RayGangs:
@@ -76,6 +79,7 @@ class RayGangs:
 
         Raises:
             ConnectionError: There is no cluster at the address.
+            ValueError: Its head has another version of this program.
         """
         write_to_log()
         if self._address is None:
@@ -88,6 +92,7 @@ class RayGangs:
             self._node = JoinedNode(address)
         with own_sigterm_handler():
             ray.init(address, _temp_dir=self._node.folder if self._node else None, **self._settings())
+        require_version(_version_of_head(), "Ray's head")
 
     def _start_embedded(self) -> None:
         if self._token_file:
@@ -221,6 +226,29 @@ class RayGangs:
         self._supervisors.forget((job_id, attempt))
         if supervisor is not None:
             ray.kill(supervisor)
+
+
+def _version_of_head() -> str:
+    """The version of BOOST on the head of the cluster that this process is connected to.
+
+    Raises:
+        ConnectionError: It does not answer.
+        ValueError: It has none.
+    """
+
+    def version() -> str:  # a function inside another is sent whole, so that any version can run it
+        from boost_core import __version__
+
+        return __version__
+
+    remote: Any = ray.remote(version)
+    try:
+        found: str = ray.get(remote.options(num_cpus=0, resources=ON_THE_HEAD).remote(), timeout=HEAD_SECONDS)
+    except GetTimeoutError as error:
+        raise ConnectionError(f"its head has started no process within {HEAD_SECONDS:.0f} s") from error
+    except RayTaskError as error:
+        raise ValueError(f"its head has no BOOST ({error.cause}); run it from the trainer's image") from error
+    return found
 
 
 def _make_token(file: Path) -> None:

@@ -31,6 +31,7 @@ from service.gang.drills import Drills
 from service.gang.errors import end_of
 from service.gang.rank_metrics import StepCollector, serve_metrics
 from service.gang.reporter import LogReports, SupervisorReporter
+from service.gang.versions import require_version
 from service.gang.watch import Heartbeat
 from service.security.redaction import redact, redact_logs
 from service.security.secrets import configure_fsspec, load
@@ -122,6 +123,7 @@ class Worker:
     def _trained(self, assignment: Assignment, membership: Membership) -> RankEnd:
         spec, rank = assignment.spec, assignment.rank
         try:
+            require_version(self._context.version, "the service")
             if self._context.secret is not None:
                 configure_fsspec(load(self._context.secret))
             self._meet(assignment)

@@ -9,10 +9,14 @@ from typing import Any
 import psycopg
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from psycopg.abc import Buffer
 from psycopg.types.string import StrDumperUnknown
-from sqlalchemy import Engine, create_engine, event, func, make_url, select
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+
+from boost_core import __version__
 
 _BUSY_MILLISECONDS = 30_000
 SILENT_MILLISECONDS = 10_000  # then the other side is taken to be gone
@@ -21,6 +25,20 @@ _TO_POSTGRESQL = {"connect_timeout": 5, "tcp_user_timeout": SILENT_MILLISECONDS}
 _NUL, _REPLACEMENT = "\0", "\ufffd"
 _ESCAPED_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # and no backslash that is escaped, before u0000
 _MIGRATION_LOCK = 0x626F6F7374  # any number, the same in all processes
+
+
+class DatabaseTooNew(SQLAlchemyError):
+    """A newer version has migrated the database.
+
+    Args:
+        revision: Of its tables.
+    """
+
+    def __init__(self, revision: str) -> None:
+        super().__init__(
+            f"its tables are at revision {revision}, which BOOST {__version__} does not know: a newer version has "
+            "migrated it. Run that version again, or restore the backup that was taken before the upgrade"
+        )
 
 
 class DatabaseGone(OperationalError):
@@ -148,6 +166,7 @@ def migrate(database_url: str) -> None:
     """Bring the tables to the newest revision, from whichever they are at; safe to repeat.
 
     Raises:
+        DatabaseTooNew: It is at a revision of a newer version.
         sqlalchemy.exc.SQLAlchemyError: The database cannot be reached or changed.
     """
     config = Config()
@@ -160,7 +179,15 @@ def migrate(database_url: str) -> None:
                 connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
             else:
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
+            _require_known(connection, ScriptDirectory.from_config(config))
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     finally:
         engine.dispose()
+
+
+def _require_known(connection: Connection, scripts: ScriptDirectory) -> None:
+    known = {script.revision for script in scripts.walk_revisions()}
+    for revision in MigrationContext.configure(connection).get_current_heads():
+        if revision not in known:
+            raise DatabaseTooNew(revision)

@@ -51,7 +51,26 @@ def _merge(low: Any, high: Any) -> Any:
 def render(given: Values | None = None, release: str = RELEASE) -> list[Object]:
     """Check values against the schema, as Helm does before it installs, and render all objects."""
     chart().validate_schema(given or {})
-    texts = chart().render(given or {}, name=release, namespace=NAMESPACE)
+    return _objects(chart().render(given or {}, name=release, namespace=NAMESPACE))
+
+
+def helm(url: str, token: str | None = None) -> helm_python.Config:
+    """Helm with a Kubernetes of the tests' own, whose certificate nobody has signed."""
+    return helm_python.Config(
+        kube_apiserver=url,
+        kube_token=token,
+        kube_insecure_skip_tls_verify=url.startswith("https"),
+        storage_driver="memory",
+        namespace=NAMESPACE,
+    )
+
+
+def render_upgrade(config: helm_python.Config, given: Values | None = None) -> list[Object]:
+    """Render an upgrade as Helm does that looks up what is there already."""
+    return _objects(config.render(chart(), given or {}, name=RELEASE, namespace=NAMESPACE, is_upgrade=True))
+
+
+def _objects(texts: dict[str, str]) -> list[Object]:
     manifests = (text for path, text in sorted(texts.items()) if not path.endswith("NOTES.txt"))
     return [found for text in manifests for found in yaml.safe_load_all(text) if found]
 

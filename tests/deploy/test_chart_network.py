@@ -135,5 +135,14 @@ def test_a_cluster_that_is_there_already_reaches_the_api() -> None:
     assert not may_reach(objects, NEIGHBOUR, API, 10002)
 
 
+def test_workers_in_their_nodes_network_reach_head_and_api() -> None:
+    group = {"name": "gpu", "minReplicas": 1, "maxReplicas": 1, "cpu": "8", "memory": "64Gi", "hostNetwork": True}
+    nodes = {"ipBlock": {"cidr": "10.0.0.0/16"}}
+    objects = render(values(ray__workerGroups=[group], networkPolicy__rayNodes=[nodes]))
+    policies = {found["metadata"]["name"]: found["spec"] for found in objects if found["kind"] == "NetworkPolicy"}
+    for name in (NAME, f"{NAME}-ray"):
+        assert [rule for rule in policies[name]["ingress"] if nodes in rule["from"] and "ports" not in rule], name
+
+
 def test_they_can_be_left_out() -> None:
     assert may_reach(render(nested("networkPolicy.enabled", False)), STRANGER, HEAD, 8265)

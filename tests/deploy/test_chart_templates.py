@@ -27,9 +27,11 @@ from tests.deploy.chart import (
     the,
     values,
 )
+from tests.deploy.manifests import check
 from tests.service.scripted import Answer, problem, serving
 
 POSTGRES = nested("database.existingSecret", "boost-database")
+OPEN = nested("networkPolicy.enabled", False)
 GROUP: Values = {"name": "gpu", "minReplicas": 1, "maxReplicas": 2, "cpu": "8", "memory": "64Gi"}
 
 
@@ -53,8 +55,10 @@ def spec_of_cluster(*changes: Values, **paths: Any) -> Object:
             {"ray": {"gangScheduling": {"by": "kueue", "queue": "q"}, "autoscaler": {"enabled": True}}},
             "Kueue admits a Ray cluster of one size",
         ),
-        (nested("ray.workerGroups", [GROUP | {"minReplicas": 3}]), "gpu has minReplicas 3 and maxReplicas 2"),
         (nested("monitoring.serviceMonitor.enabled", True), "Prometheus needs an API key"),
+        (nested("image", {"tag": "0.3.0", "trainerTag": "0.2.0"}), "both images are of one version"),
+        (nested("image", {"tag": "0.3.0", "trainerTag": "0.3.01"}), "both images are of one version"),
+        (nested("image.trainerTag", "9.0.0"), f"set it to {boost_core.__version__}"),
     ],
 )
 def test_what_does_not_go_together_is_refused(wrong: Values, said: str) -> None:
@@ -97,7 +101,7 @@ def the_volume(template: Object, path: str) -> Object:
 def test_migrations_come_before_all_else() -> None:
     assert of_kind(render(), "Job") == [], "SQLite's volume is not there yet; the replica does it when it starts"
     job = the(render(POSTGRES), "Job")
-    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade,pre-rollback"
     template = job["spec"]["template"]
     assert template["spec"]["containers"][0]["command"] == ["boost", "migrate"]
     assert environment(template)["BOOST_DATABASE_URL"] == "secret:boost-database/url"
@@ -121,7 +125,7 @@ def test_replicas_are_spread() -> None:
 
 
 def test_selectors_find_pods_and_hold_no_versions() -> None:
-    objects = render(values(POSTGRES, monitoring={"existingSecret": "k", "serviceMonitor": {"enabled": True}}))
+    objects = render(values(POSTGRES, OPEN, monitoring={"existingSecret": "k", "serviceMonitor": {"enabled": True}}))
     labels = pod(objects, NAME)["metadata"]["labels"].items()
     service = the(objects, "Service")
     budgets = {found["metadata"]["name"]: found["spec"] for found in of_kind(objects, "PodDisruptionBudget")}
@@ -157,7 +161,7 @@ def test_the_number_of_replicas_may_follow_their_load() -> None:
 def test_ingress() -> None:
     assert of_kind(render(), "Ingress") == []
     objects = render(
-        values(ingress={"enabled": True, "host": "b.example.org", "tlsSecret": "cert", "className": "nginx"})
+        values(OPEN, ingress={"enabled": True, "host": "b.example.org", "tlsSecret": "cert", "className": "nginx"})
     )
     ingress = the(objects, "Ingress")["spec"]
     assert ingress["tls"] == [{"hosts": ["b.example.org"], "secretName": "cert"}]
@@ -169,7 +173,7 @@ def test_ingress() -> None:
 
 def test_the_api_may_speak_https_itself() -> None:
     monitoring = {"existingSecret": "k", "serviceMonitor": {"enabled": True}, "scrapeConfig": {"enabled": True}}
-    objects = render(values(api__tls={"existingSecret": "tls", "caKey": "ca.crt"}, monitoring=monitoring))
+    objects = render(values(OPEN, api__tls={"existingSecret": "tls", "caKey": "ca.crt"}, monitoring=monitoring))
     template = pod(objects, NAME)
     said = environment(template)
     assert (said["BOOST_TLS_CERT"], said["BOOST_TLS_KEY"]) == ("/etc/boost/tls/tls.crt", "/etc/boost/tls/tls.key")
@@ -243,7 +247,7 @@ def test_the_api_finds_the_head() -> None:
     long = the(render(release="a-release-with-a-name-of-more-than-forty-letters"), "RayCluster")["metadata"]["name"]
     assert len(f"{long}-head-svc") <= 50, "KubeRay cuts longer ones"
     elsewhere = {"enabled": False, "address": "ray.example.org:6379", "token": {"existingSecret": "token"}}
-    objects = render(nested("ray", elsewhere))
+    objects = render(values(OPEN, ray=elsewhere))
     assert environment(pod(objects, NAME))["BOOST_RAY_ADDRESS"] == "ray.example.org:6379"
     kinds = {found["kind"] for found in objects}
     assert "RayCluster" not in kinds
@@ -258,7 +262,7 @@ def test_the_head_holds_no_ranks() -> None:
 
 def test_worker_groups() -> None:
     group = GROUP | {
-        "name": "h100", "maxReplicas": 9, "replicas": 4, "gpus": 8, "sharedMemory": "200Gi",
+        "name": "h100", "memory": "640Gi", "maxReplicas": 9, "replicas": 4, "gpus": 8, "sharedMemory": "200Gi",
         "labels": {"pool": "h100"}, "nodeSelector": {"gpu": "h100"}, "extraResources": {"rdma/hca": 8},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}], "podAnnotations": {"network": "ib"},
     }  # fmt: skip
@@ -267,7 +271,7 @@ def test_worker_groups() -> None:
     assert gpus["labels"] == {"pool": "h100"}
     template = gpus["template"]
     (container,) = template["spec"]["containers"]
-    assert container["resources"]["limits"] == {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "8", "rdma/hca": 8}
+    assert container["resources"]["limits"] == {"cpu": "8", "memory": "640Gi", "nvidia.com/gpu": "8", "rdma/hca": 8}
     assert container["resources"]["requests"] == container["resources"]["limits"]
     assert the_volume(template, "/dev/shm")["emptyDir"] == {"medium": "Memory", "sizeLimit": "200Gi"}
     assert template["spec"]["nodeSelector"] == {"gpu": "h100"}
@@ -275,6 +279,24 @@ def test_worker_groups() -> None:
     assert template["metadata"]["annotations"] == {"network": "ib"}
     assert (cpus["replicas"], "labels" in cpus) == (1, False)
     assert "nvidia.com/gpu" not in cpus["template"]["spec"]["containers"][0]["resources"]["limits"]
+
+
+def test_a_group_has_what_its_fabric_needs() -> None:
+    wanted = {"capabilities": {"add": ["IPC_LOCK"]}, "runAsUser": 0, "runAsNonRoot": False}
+    given = values(
+        OPEN, ray__workerGroups=[GROUP | {"name": "ib", "securityContext": wanted, "hostNetwork": True}, GROUP]
+    )
+    fast, plain = (group["template"]["spec"] for group in spec_of_cluster(given)["workerGroupSpecs"])
+    security = fast["containers"][0]["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert (security["runAsUser"], security["runAsNonRoot"]) == (0, False)
+    assert security["readOnlyRootFilesystem"] is True and security["allowPrivilegeEscalation"] is False
+    assert (fast["hostNetwork"], fast["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert [port["containerPort"] for port in fast["containers"][0]["ports"]] == [52365], "one pod on each node"
+    assert plain["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert "hostNetwork" not in plain and "ports" not in plain["containers"][0]
+    for manifest in render(given):
+        check(manifest)
 
 
 def test_a_node_that_goes_gives_notice() -> None:
@@ -342,7 +364,7 @@ def test_images() -> None:
     assert images(registry="r.example.org:5000/ml", tag="1.2") == {
         "r.example.org:5000/ml/boost-api:1.2", "r.example.org:5000/ml/boost-trainer:1.2",
     }  # fmt: skip
-    assert images(trainerTag="cpu") == {f"boost-api:{version}", "boost-trainer:cpu"}
+    assert images(trainerTag=f"{version}-cpu") == {f"boost-api:{version}", f"boost-trainer:{version}-cpu"}
 
 
 def test_prometheus_finds_api_and_ranks() -> None:
@@ -379,7 +401,9 @@ def test_helm_test_fails_while_ray_is_away(answer: Answer, status: int) -> None:
 def test_notes_say_how_to_begin() -> None:
     notes = chart().render({}, name="lab", namespace="ml")["boost/templates/NOTES.txt"]
     assert f"kubectl -n ml exec deploy/{NAME} -- boost keys create admin --tenant ops --scope admin --direct" in notes
-    assert "port-forward" in notes
+    assert "port-forward" in notes and "of one version" not in notes
+    upgrade = chart().render({}, name="lab", namespace="ml", is_upgrade=True)["boost/templates/NOTES.txt"]
+    assert f"of one version: {boost_core.__version__}" in upgrade and "/readyz" in upgrade
     assert "needs but its token" in chart().render(nested("networkPolicy.enabled", False))["boost/templates/NOTES.txt"]
 
 

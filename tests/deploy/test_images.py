@@ -72,6 +72,12 @@ def test_every_package_is_pinned(dockerfile: Dockerfile) -> None:
             assert "--constraint constraints.txt" in step.text
 
 
+def test_nccl_finds_the_fabric() -> None:
+    (step,) = (step for step in read(FILES["trainer"]).image["RUN"] if "apt-get install" in step.command)
+    installed = {word.partition("=")[0] for word in step.words}
+    assert installed >= {"libibverbs1", "ibverbs-providers"}
+
+
 class Image:
     """What the API's builder stage makes, in a folder that everybody can read.
 

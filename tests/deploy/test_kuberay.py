@@ -40,6 +40,12 @@ def test_pods_are_confined() -> None:
             }
 
 
+def test_a_new_image_replaces_all_of_rays_pods() -> None:
+    assert BY_NAME["RayCluster", "boost"]["spec"]["upgradeStrategy"] == {"type": "Recreate"}
+    versions = {container["image"].partition(":")[2] for pod in pods() for container in pod["containers"]}
+    assert len(versions) == 1
+
+
 def test_secrets_that_are_named_are_there() -> None:
     for pod in pods():
         for container in pod["containers"]:

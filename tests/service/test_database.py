@@ -3,11 +3,12 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect, update
+from sqlalchemy import inspect, text, update
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 import service.accounts.tables  # noqa: F401  # its tables are among those expected
@@ -19,6 +20,9 @@ from service.jobs.states import Reason
 from service.jobs.store import JobStore
 from service.jobs.tables import JobRow, Table
 from tests.postgres import PostgresServer
+from tests.service.command_line import process as boost_process
+from tests.service.command_line import run_boost
+from tests.service.conftest import free_port
 from tests.service.records import a_log_line, a_spec, numbered, start
 
 ROOT = "file:///checkpoints"
@@ -130,3 +134,21 @@ def test_characters_that_databases_lack(store: JobStore) -> None:
     ended = store.change(job.id, Reason.TRAINING_FAILED, "no file caf\udce9 or \0")
     assert ended.message == "no file caf? or \ufffd"
     assert store.count_changes(job.id, Reason.TRAINING_FAILED, job.queued_at) == 1
+
+
+def test_a_database_of_a_newer_version_says_what_to_do(database_url: str, tmp_path: Path) -> None:
+    engine = open_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    settings = {"BOOST_DATABASE_URL": database_url, "BOOST_HOME": str(tmp_path), "BOOST_RAY_ADDRESS": "127.0.0.1:1"}
+    with boost_process("serve", "--port", str(free_port()), **settings) as serves:
+        said = [serves.communicate(timeout=120)[0]]
+    for command in (["migrate"], ["keys", "create", "ann", "--tenant", "lab", "--scope", "read", "--direct"]):
+        done = run_boost(*command, **settings)
+        assert done.exit_code == 1
+        said.append(done.stderr)
+    for words in said:
+        plain = " ".join(words.split())
+        assert "revision 9999" in plain and "restore the backup" in plain and "Traceback" not in plain, words
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "9999"

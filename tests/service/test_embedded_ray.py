@@ -14,6 +14,7 @@ import psutil
 import pytest
 from ray.util import get_node_ip_address
 
+from boost_core import __version__
 from tests.service.conftest import free_port
 
 pytestmark = pytest.mark.full
@@ -107,13 +108,13 @@ for _ in "the first head", "the second":
 
 
 @contextmanager
-def head(port: int, folder: str) -> Iterator[psutil.Process]:
+def head(port: int, folder: str, **variables: str) -> Iterator[psutil.Process]:
     """A cluster of one node; gives its GCS."""
     command = [
         sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--port={port}", "--num-cpus=1",
         "--include-dashboard=false", f"--temp-dir={folder}", "--block",
     ]  # fmt: skip
-    environment = os.environ | {"RAY_AUTH_MODE": "disabled"}
+    environment = os.environ | {"RAY_AUTH_MODE": "disabled"} | variables
     ray = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, start_new_session=True, text=True)
     processes: list[psutil.Process] = []
     try:
@@ -150,3 +151,30 @@ def test_a_head_that_dies_is_noticed_and_the_next_one_is_joined(tmp_path: Path) 
                 assert joined.stdout.readline() == "Ray's head does not answer\n"
         print(file=joined.stdin, flush=True)
         assert joined.wait(60) == 0
+
+
+_MEETS = """
+import sys
+from pathlib import Path
+from service.gang.ray_gangs import RayGangs
+
+gangs = RayGangs(sys.argv[2], None, Path(sys.argv[1]))
+try:
+    gangs.connect()
+except ValueError as error:
+    print(error)
+gangs.close()
+"""
+
+
+def test_a_head_of_another_version_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other" / "boost_core"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text('__version__ = "0.0.9"')
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder, head(port, folder, PYTHONPATH=str(other.parent)):
+        command = [sys.executable, "-c", _MEETS, tmp_path, f"{get_node_ip_address()}:{port}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    assert done.stdout.startswith(f"Ray's head has BOOST 0.0.9, but this process has {__version__}; "), done.stderr[
+        -3000:
+    ]

@@ -8,6 +8,12 @@
 {{- fail "api.autoscaling.enabled is true, but SQLite serves one replica; set database.existingSecret to a Secret with the URL of a PostgreSQL" -}}
 {{- end -}}
 {{- end -}}
+{{- $version := .Values.image.tag | default .Chart.AppVersion -}}
+{{- with .Values.image.trainerTag -}}
+{{- if not (or (eq . $version) (hasPrefix (printf "%s-" $version) .)) -}}
+{{- fail (printf "image.trainerTag is %s, but the API's tag is %s: both images are of one version; set it to %s, or to a variant of it such as %s-cpu" . $version $version $version) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (not .Values.ray.enabled) (not .Values.ray.address) -}}
 {{- fail "there is no Ray: the API's image cannot train; set ray.enabled, or ray.address to a cluster's host:6379" -}}
 {{- end -}}
@@ -30,12 +36,8 @@
 {{- if and (eq $gangs.by "kueue") .Values.ray.autoscaler.enabled -}}
 {{- fail "Kueue admits a Ray cluster of one size; set ray.autoscaler.enabled to false, or ray.gangScheduling.by to volcano or none" -}}
 {{- end -}}
-{{- range .Values.ray.workerGroups -}}
-{{- if gt (int .minReplicas) (int .maxReplicas) -}}
-{{- fail (printf "ray.workerGroups: %s has minReplicas %d and maxReplicas %d; turn them round" .name (int .minReplicas) (int .maxReplicas)) -}}
-{{- end -}}
-{{- end -}}
 {{- if and (or .Values.monitoring.serviceMonitor.enabled .Values.monitoring.scrapeConfig.enabled) (not .Values.monitoring.existingSecret) -}}
 {{- fail "Prometheus needs an API key; make one (boost keys create prometheus --tenant ops --scope admin), put it into a Secret and set monitoring.existingSecret" -}}
 {{- end -}}
+{{- include "boost.traps" . -}}
 {{- end -}}

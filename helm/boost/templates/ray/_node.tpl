@@ -10,6 +10,10 @@ restartPolicy: Never # the autoscaler replaces nodes
 {{- end }}
 terminationGracePeriodSeconds: {{ .terminationGracePeriodSeconds }}
 securityContext: {{- include "boost.podSecurity" .root | nindent 2 }}
+{{- if .hostNetwork }}
+hostNetwork: true
+dnsPolicy: ClusterFirstWithHostNet # or it would not find the head's Service
+{{- end }}
 {{- with .nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -26,7 +30,8 @@ env:
   {{- include "boost.env.ray" .root | nindent 2 }}
 {{- include "boost.envFrom" .root }}
 resources: {{- toYaml .resources | nindent 2 }}
-securityContext: {{- include "boost.containerSecurity" .root | nindent 2 }}
+{{- $security := include "boost.containerSecurity" .root | fromYaml }}
+securityContext: {{- mergeOverwrite $security (.securityContext | default dict) | toYaml | nindent 2 }}
 {{- end -}}
 
 {{/* Ray answers these without its token. */}}

@@ -1,0 +1,93 @@
+{{/* Values that Kubernetes would take, and that would not work: each refusal says what to do. */}}
+{{- define "boost.traps" -}}
+{{- include "boost.traps.names" . -}}
+{{- include "boost.traps.network" . -}}
+{{- include "boost.traps.pods" . -}}
+{{- include "boost.traps.kuberay" . -}}
+{{- end -}}
+
+{{- define "boost.traps.names" -}}
+{{- $name := include "boost.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([a-z0-9-]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "the objects of release %s would be named %s, which is no DNS label; set fullnameOverride to lower case letters, digits and hyphens that begin with a letter" .Release.Name $name) -}}
+{{- end -}}
+{{- range $list, $items := dict "data" .Values.data "ray.workerGroups" .Values.ray.workerGroups -}}
+{{- $names := list -}}
+{{- range $items -}}
+{{- if has .name $names -}}
+{{- fail (printf "%s: two are named %s; rename one" $list .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "boost.traps.network" -}}
+{{- if .Values.networkPolicy.enabled -}}
+{{- $network := .Values.networkPolicy -}}
+{{- $inside := eq (toJson $network.clients) (toJson (list (dict "podSelector" dict))) -}}
+{{- $outside := .Values.ingress.enabled | ternary "ingress.enabled" "" | default (eq .Values.service.type "ClusterIP" | ternary "" (printf "service.type %s" .Values.service.type)) -}}
+{{- if and $outside $inside -}}
+{{- fail (printf "%s lets people in from outside, but networkPolicy.clients admits the pods of this namespace alone; name where they come from, such as the namespace of the Ingress controller (namespaceSelector) or your networks (ipBlock)" $outside) -}}
+{{- end -}}
+{{- if and (or .Values.monitoring.serviceMonitor.enabled .Values.monitoring.scrapeConfig.enabled) (not $network.prometheus) -}}
+{{- fail "monitoring is on, but networkPolicy.prometheus names no Prometheus, so none reaches the API and the ranks; name its namespace, such as {namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}" -}}
+{{- end -}}
+{{- if and (not .Values.ray.enabled) (not $network.rayNodes) -}}
+{{- fail "the API is a node of the Ray cluster at ray.address, but networkPolicy.rayNodes admits none of the others; name them" -}}
+{{- end -}}
+{{- range .Values.ray.workerGroups -}}
+{{- if and $.Values.ray.enabled .hostNetwork (not $network.rayNodes) -}}
+{{- fail (printf "ray.workerGroups: %s is in its nodes' network (hostNetwork), which no podSelector finds, so the head would not admit it; name the nodes' addresses in networkPolicy.rayNodes, such as {ipBlock: {cidr: 10.0.0.0/16}}" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "boost.traps.pods" -}}
+{{- with .Values.api -}}
+{{- if ge (int .drainSeconds) (int .terminationGracePeriodSeconds) -}}
+{{- fail (printf "api.drainSeconds is %d, but a replica is ended after api.terminationGracePeriodSeconds, %d; leave it time after the drain to answer running requests" (int .drainSeconds) (int .terminationGracePeriodSeconds)) -}}
+{{- end -}}
+{{- if and .autoscaling.enabled (gt (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas)) -}}
+{{- fail (printf "api.autoscaling: minReplicas (%d) must not exceed maxReplicas (%d)" (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas)) -}}
+{{- end -}}
+{{- include "boost.traps.sharedMemory" (dict "of" "api" "shared" .sharedMemory "memory" .resources.limits.memory) -}}
+{{- end -}}
+{{- include "boost.traps.sharedMemory" (dict "of" "ray.head" "shared" .Values.ray.head.sharedMemory "memory" .Values.ray.head.resources.limits.memory) -}}
+{{- range .Values.ray.workerGroups -}}
+{{- $of := printf "ray.workerGroups: %s" .name -}}
+{{- if gt (int .minReplicas) (int .maxReplicas) -}}
+{{- fail (printf "%s: minReplicas (%d) must not exceed maxReplicas (%d)" $of (int .minReplicas) (int .maxReplicas)) -}}
+{{- end -}}
+{{- if and (hasKey . "replicas") (or (gt (int .replicas) (int .maxReplicas)) (lt (int .replicas) (int .minReplicas))) -}}
+{{- fail (printf "%s: replicas (%d) must be from minReplicas (%d) to maxReplicas (%d)" $of (int .replicas) (int .minReplicas) (int .maxReplicas)) -}}
+{{- end -}}
+{{- include "boost.traps.sharedMemory" (dict "of" $of "shared" (.sharedMemory | default "8Gi") "memory" .memory) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What lies in a pod's shared memory counts for its memory, and a pod that is over its limit is ended. */}}
+{{- define "boost.traps.sharedMemory" -}}
+{{- if gt (include "boost.bytes" .shared | float64) (include "boost.bytes" .memory | float64) -}}
+{{- fail (printf "%s: sharedMemory (%s) must not exceed the memory (%s), of which it is a part" .of .shared .memory) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A quantity of Kubernetes in bytes. */}}
+{{- define "boost.bytes" -}}
+{{- $units := dict "" 1 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 "E" 1e18 "Ei" 1152921504606846976 -}}
+{{- if kindIs "string" . -}}
+{{- mulf (regexFind "^[0-9.]+" .) (get $units (regexFind "[A-Za-z]*$" .)) -}}
+{{- else -}}
+{{- float64 . -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A release of KubeRay is known by what it serves, which everybody may see: 1.6 brought RayCronJob, and upgradeStrategy. */}}
+{{- define "boost.traps.kuberay" -}}
+{{- $served := .Capabilities.APIVersions -}}
+{{- if and .Values.ray.enabled ($served.Has "ray.io/v1/RayCluster") (not ($served.Has "ray.io/v1/RayCronJob")) -}}
+{{- fail "KubeRay's custom resources here are older than 1.6 and lack upgradeStrategy, without which Ray's nodes stay at another version than the API; upgrade the operator and its CRDs" -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,29 @@
+"""A rank does not train for a service of another version, and says which one is which."""
+
+import pytest
+
+from boost_core import __version__
+from service.gang import worker
+from service.gang.assignment import Assignment, End, GangContext, Rendezvous
+from service.gang.status import JobTag
+from service.gang.versions import require_version
+from service.logs import GangLogs, LogFormat
+from tests.service.records import a_spec
+
+
+def test_the_same_version_is_taken() -> None:
+    require_version(__version__, "Ray's head")
+
+
+def test_a_rank_refuses_a_service_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "redact_logs", lambda: None)  # the log is that of all tests
+    monkeypatch.setattr(GangLogs, "write", lambda *_: None)
+    tag, logs = JobTag("job-1", 1, "tiny", "lab", "alice"), GangLogs(LogFormat.TEXT, "job-1", 1)
+    assert GangContext(tag, None, range(0), logs).version == __version__
+    context = GangContext(tag, None, range(0), logs, version="0.0.9")
+    rank = worker.Worker(0, context, "node", "actor", "127.0.0.1", (), lambda _: None, lambda *_: [])
+    end = rank.train(Assignment(1, a_spec(), 0, Rendezvous("127.0.0.1", 1, "p"), (0,)), None)
+    assert end.how is End.LASTING
+    assert end.message.startswith(
+        f"the service has BOOST 0.0.9, but this process has {__version__}; run the same version"
+    )
