@@ -72,8 +72,9 @@ class TrainState:
 
     @classmethod
     def initial(
-        cls, spec: JobSpec, device: torch.device, make: WeightMaker = make_weights, end_of_document: int = 0
-    ) -> "TrainState":
+        cls, spec: JobSpec, device: torch.device, make: WeightMaker = make_weights, end_of_document: int = 0,
+        communicator: type[Communicator] = Communicator,
+    ) -> "TrainState":  # fmt: skip
         """The state before the first step.
 
         Args:
@@ -81,11 +82,12 @@ class TrainState:
             device: Where this rank computes.
             end_of_document: The token that ends a document, which matters where documents are apart.
             make: Gives the declared weights their first values; the usual ones depend on the job's seed alone.
+            communicator: Makes the collectives.
         """
         mesh = ParallelMesh.build(spec.parallelism, device)
         ledger = CommunicationLedger()
         clock = StepClock(ledger, device)
-        groups = ProcessGroups.of(mesh, spec.model.tie_embeddings, ledger)
+        groups = ProcessGroups.of(mesh, spec.model.tie_embeddings, ledger, communicator)
         training, tensor = spec.training, groups.tensor
         stages = cut(spec.model, spec.parallelism, training.sequence_length)[
             groups.pipeline.rank :: groups.pipeline.size

@@ -18,7 +18,6 @@ from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
 from boost_core.parallel import communicator as communicator_module
 from boost_core.parallel import ledger as ledger_module
-from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger, Entry, Part
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
@@ -82,9 +81,9 @@ def test_the_payload_is_alive_until_the_wait_and_the_result_no_longer_than_its_r
     payload, received = torch.ones(4), torch.empty(4)
     sent, got = StorageWeakRef(payload.untyped_storage()), StorageWeakRef(received.untyped_storage())
     # Without a stash of its own, as torch before 2.8: what is handed over is kept by the ledger itself.
-    work = PlayedWork([received], [], lambda: seen.append(is_alive(sent)))
-    pending = ledger.start(ENTRY, payload, lambda: work)
-    del payload, received, work
+    works = [PlayedWork([received], [], lambda: seen.append(is_alive(sent)))]
+    pending = ledger.start(ENTRY, payload, works.pop)
+    del payload, received
     assert is_alive(sent) and is_alive(got)
     ledger.part = Part.BACKWARD
     pending.wait()
