@@ -192,7 +192,8 @@ class _Run(_Keeping):
         before, started = state.step, time.perf_counter()
         state.ledger.clear()
         asked = Requests(self._membership.halt.is_set(), self._membership.store.is_set(), put_off)
-        result = training_step(state, self._sampler, self._divergence.limit, asked)
+        refuse = self._membership.refuse_aborted
+        result = training_step(state, self._sampler, self._divergence.limit, asked, refuse)
         parts = state.clock.end()
         if result.diverged:
             self._diverged(result)
@@ -274,6 +275,7 @@ class _Run(_Keeping):
         """Evaluate on validation text and report it."""
         started = time.perf_counter()
         loss, tokens = evaluate(self._state, self._corpus)
+        self._membership.refuse_aborted()
         if self._reporter:
             self._report(
                 EvaluationReport(

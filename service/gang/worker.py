@@ -198,7 +198,9 @@ class Worker:
 
     def abort(self) -> None:
         """Have collectives fail that wait for a rank that is gone. Those of gloo do so by themselves."""
-        if self._membership is not None and dist.is_initialized() and dist.get_backend() == "nccl":
+        membership = self._membership
+        if membership is not None and dist.is_initialized() and dist.get_backend() == "nccl":
+            membership.aborted.set()
             _abort_process_group()
 
     def indexes(self) -> list[SnapshotIndex]:
