@@ -26,6 +26,7 @@ from boost_core.messages.reports import (
     StepReport,
 )
 from boost_core.parallel.clock import StepParts
+from boost_core.parallel.shard import allocate_weights
 from boost_core.plan.flops import FlopRates
 from boost_core.plan.parameters import parameter_count
 from boost_core.train.checkpoint_manager import CheckpointManager
@@ -63,10 +64,11 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
     device, reporter_of_rank = _device(spec), reporter if dist.get_rank() == 0 else None
     memory = membership.recovery
     if memory is not None and memory.step >= spec.training.steps:
-        return _Keeping(TrainState.initial(spec, device), membership, reporter_of_rank).until_stored()
+        state = TrainState.initial(spec, device, allocate_weights)
+        return _Keeping(state, membership, reporter_of_rank).until_stored()
     check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length)
     corpus = load_corpus(spec.data, spec.training.sequence_length)
-    state = TrainState.initial(spec, device, end_of_document=corpus.end_of_document)
+    state = TrainState.initial(spec, device, allocate_weights, corpus.end_of_document)
     run = _Run(state, corpus, membership, reporter_of_rank)
     try:
         run.resume()
@@ -138,6 +140,7 @@ class _Keeping:
             return "memory", None
         source = load_newest(state.load, self._folder, state.spec.checkpoint.resume_from)
         if source is None:
+            state.draw()
             return None, 0
         folder, step = source
         url = folder.step_url(step)
