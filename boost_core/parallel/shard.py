@@ -45,14 +45,10 @@ def make_weights(
 
 
 def allocate_weights(
-    model: nn.Module,
-    axes: SplitAxes,
-    rank: int,
-    size: int,
-    seed: int,
-    device: torch.device,  # noqa: ARG001
-) -> None:
+    model: nn.Module, axes: SplitAxes, rank: int, size: int, seed: int, device: torch.device,
+) -> None:  # fmt: skip
     """As a ``WeightMaker``, without values: for weights that are loaded, or drawn when nothing is there to load."""
+    del rank, seed
     for module in model.modules():
         if isinstance(module, WeightedModule):
             for name, spec in module.weight_specs.items():
