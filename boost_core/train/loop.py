@@ -32,6 +32,7 @@ from boost_core.plan.parameters import parameter_count
 from boost_core.train.checkpoint_manager import CheckpointManager
 from boost_core.train.divergence import DivergenceDetector
 from boost_core.train.evaluate import evaluate
+from boost_core.train.garbage import collected_between_steps
 from boost_core.train.membership import Membership, Outcome, StepTimes
 from boost_core.train.resume import load_newest
 from boost_core.train.state import TrainState
@@ -72,9 +73,19 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
     run = _Run(state, corpus, membership, reporter_of_rank)
     try:
         run.resume()
+        return _stepped(run, state)
+    finally:
+        run.checkpoints.make_way()
+
+
+def _stepped(run: "_Run", state: TrainState) -> Outcome:
+    """Train until the last step, or until all ranks are asked to halt."""
+    spec = state.spec
+    with collected_between_steps() as garbage:
         while state.step < spec.training.steps:
             before = state.step
             asked = run.step()
+            garbage.after_step(state.step)
             ahead, last = state.step > before, state.step == spec.training.steps
             if ahead and (last or state.step % spec.training.evaluate_every_steps == 0):
                 run.evaluate()
@@ -82,9 +93,7 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
                 return run.halt(asked.store)
             if ahead:  # else it has gone back to a state that is kept already
                 run.checkpoints.after_step(asked.put_off)
-        return run.finish()
-    finally:
-        run.checkpoints.make_way()
+    return run.finish()
 
 
 def _device(spec: JobSpec) -> torch.device:
