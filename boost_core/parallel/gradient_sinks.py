@@ -48,4 +48,5 @@ def give_gradient(weight: torch.Tensor, gradient: torch.Tensor) -> None:
     elif weight.numel() == whole.numel() and weight.is_contiguous():
         sink(gradient, None)
     else:
-        sink(gradient, WeightPart(weight.shape, weight.stride(), weight.storage_offset() - whole.storage_offset()))
+        offset = int(weight.storage_offset()) - int(whole.storage_offset())
+        sink(gradient, WeightPart(weight.shape, weight.stride(), offset))
