@@ -56,9 +56,12 @@ def test_a_ranks_step_falls_into_parts(rank: Figures) -> None:
         "dense, fullrank", "cola, vanilla", "cola, as its 7B config",
         "cola, btp as published", "cola, btp", "cola, btp, recompute latent",
     ]  # fmt: skip
-    for parts in rank.values():
+    for case, parts in rank.items():
         assert min(parts[part] for part in ("gemm", "attention", "elementwise", "head", "optimizer")) > 0
-        assert 0 < parts["MFU"] < parts["HFU"]
+        if "7B config" in case:  # it computes nothing again, not even logits
+            assert parts["HFU"] == pytest.approx(parts["MFU"], rel=0.01)
+        else:
+            assert 0 < parts["MFU"] < parts["HFU"]
 
 
 @pytest.mark.full
