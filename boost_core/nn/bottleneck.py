@@ -52,7 +52,7 @@ class Bottleneck(WeightedModule):
             x_Td: The input.
             squares_T: Its rows' sums of squares, where a norm precedes the projections and the residual has them.
         """
-        down_dgr, norm = self.get_parameter("down"), self._norm()
+        down_dgr, norm = self.declared("down"), self._norm()
         products = [down_dgr] if self.grouped else torch.split(down_dgr, 1, dim=1)
         return [self.strategy.partial_latents(x_Td, squares_T, product_dgr, norm) for product_dgr in products]
 
@@ -86,13 +86,13 @@ class Bottleneck(WeightedModule):
 
     def _up(self, name: str, members: slice | None) -> torch.Tensor:
         # Indexing all of a weight would still cost its gradient one pass that fills zeros and one that copies.
-        weight_grf = self.get_parameter(name)
+        weight_grf = self.declared(name)
         return weight_grf if members is None else weight_grf[members]
 
     def _norm(self) -> NormWeights | None:
         if self.group.norm is None:
             return None
-        return NormWeights(self.get_parameter("scale"), self.group.wide_in, self.norm_epsilon)
+        return NormWeights(self.declared("scale"), self.group.wide_in, self.norm_epsilon)
 
     def _split(self, whole: list[Latents]) -> list[Latents]:
         """What belongs to each piece of what the exchanges gave."""

@@ -62,6 +62,7 @@ class DeferredWeightGradients:
     def _take(self) -> Callable[[], None]:
         taken, self._deferred = self._deferred, deque()
 
+        @torch.no_grad()  # as in the backward pass, of which this is no longer a part
         def compute() -> None:
             while taken:
                 taken.popleft()()
@@ -127,7 +128,6 @@ def _scaled(weight: torch.Tensor, scale_d: torch.Tensor | None) -> torch.Tensor:
     return weight if scale_d is None else weight * scale_d.unsqueeze(-1)
 
 
-@torch.no_grad()
 def _give_gradients(
     x: torch.Tensor,
     dy: torch.Tensor,
