@@ -81,7 +81,7 @@ class PublishedBlock(nn.Module):
         return functional.silu(reduce_from_tp(functional.linear(x_Td, down_cd), self.ranks, "latent"))
 
     def _batched(self, x_Td: torch.Tensor, down_cd: torch.Tensor, up_gfr: torch.Tensor) -> torch.Tensor:
-        z_gTr = self._latents(x_Td, down_cd).unflatten(-1, (len(up_gfr), -1)).transpose(0, 1)
+        z_gTr = self._latents(x_Td, down_cd).view(len(x_Td), len(up_gfr), -1).transpose(0, 1)
         return torch.einsum("gtr,gfr->gtf", copy_to_tp(z_gTr, self.ranks, "latent"), up_gfr)
 
     def _pair(self, x_Tf: torch.Tensor, down_rf: torch.Tensor, up_dr: torch.Tensor) -> torch.Tensor:
@@ -155,7 +155,7 @@ class PublishedRun:
         self._masters = [nn.Parameter(weight.detach().to(precise, copy=True)) for weight in self._weights]
         flat = torch.zeros(sum(weight.numel() for weight in self._weights), dtype=precise, device=device)
         sizes = [weight.numel() for weight in self._weights]
-        for master, sums in zip(self._masters, flat.split(sizes), strict=True):
+        for master, sums in zip(self._masters, torch.split(flat, sizes), strict=True):
             master.grad = sums.view_as(master)
         self._optimizer = torch.optim.AdamW(self._masters, LEARNING_RATE, BETAS, weight_decay=WEIGHT_DECAY, fused=True)
 
@@ -167,7 +167,7 @@ class PublishedRun:
                 loss_T, counts_T = self.model(token_t[:-1], token_t[1:]), torch.ones_like(token_t[1:], dtype=torch.bool)
                 loss = (loss_T * counts_T).sum(dtype=loss_T.dtype) / counts_T.sum() / len(token_bt)
             with record_function("backward"):
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 self._accumulate()
             losses.append(loss.detach())
         with record_function("optimizer"):
@@ -209,7 +209,7 @@ class _GatherColumns(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return gradients[0].split(ctx.columns, dim=1)[ctx.ranks.rank].contiguous(), None
+        return torch.split(gradients[0], ctx.columns, dim=1)[ctx.ranks.rank].contiguous(), None
 
 
 class _HeadLossOfLogits(torch.autograd.Function):
