@@ -40,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(in_lines(error), file=sys.stderr)
         return 2
+    except FloatingPointError as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 
@@ -96,7 +99,12 @@ def _kernels(given: argparse.Namespace, device: torch.device) -> None:
 
 
 def _start_ranks(given: argparse.Namespace, arguments: Sequence[str]) -> int:
-    ranks = given.ranks or max(2, torch.cuda.device_count())
+    ranks, gpus = given.ranks or max(2, torch.cuda.device_count()), torch.cuda.device_count()
+    if 0 < gpus < ranks:
+        raise ValueError(
+            f"{ranks} ranks need a GPU each, and this machine has {gpus}: NCCL does not connect ranks of one GPU; "
+            "give --ranks no more than there are GPUs, or run it where there are two or more"
+        )
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.run([*launcher, "-m", "boost_core.bench", *arguments]).returncode
 

@@ -1,15 +1,17 @@
 """The exact work of one rank: real training steps among ranks that are not there.
 
-Torch's ``fake`` process group stands for the others; its collectives return at once. What they would have taken is
-modelled from the ledger's counts, and kept apart from what was measured.
+Torch's ``fake`` process group stands for the others; its collectives return at once, and their results are written as
+if all ranks had sent the same. What they would have taken is modelled from the ledger's counts, and kept apart from
+what was measured.
 """
 
 import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from boost_core.architecture.roles import SplitAxes
 from boost_core.bench.breakdown import PARTS, launches, seconds_by_part
+from boost_core.bench.published import PublishedRun
 from boost_core.bench.results import Row
 from boost_core.bench.timing import Spread, wall_seconds
 from boost_core.bench.variants import Variant
@@ -31,12 +34,16 @@ from boost_core.data.stream import TokenStream
 from boost_core.hardware import LINKS
 from boost_core.kernels.dispatch import always
 from boost_core.nn.weights import WeightedModule
+from boost_core.optim.build import COMPUTE_TYPES
+from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.ledger import CommunicationLedger, Pending
 from boost_core.plan.collectives import collective_seconds
 from boost_core.plan.flops import model_flops_per_token
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 
 _WARM_STEPS = 3
+_Step = tuple[Callable[[], None], CommunicationLedger]  # a step, and what counts its collectives
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,7 @@ def rank_rows(
         interconnects: Names of those whose communication is modelled.
 
     Raises:
-        FloatingPointError: The fake group left memory unwritten that the step then read.
+        FloatingPointError: It diverges.
     """
     case = f"{shape}: {variant.name}"
     try:
@@ -127,19 +134,9 @@ def _measured(
     case: str,
 ) -> Iterator[Row]:
     spec = shape.job(variant, device)
-    state = TrainState.initial(spec, device, draw_weights)
-    sampler = Sampler(_random_corpus(spec), shape.sequence_length, seed=0)
-
-    def step() -> None:
-        training_step(state, sampler)
-
+    step, ledger = (_published_step if variant.published else _trainer_step)(spec, shape, device, case)
     for _ in range(_WARM_STEPS):
-        result = training_step(state, sampler)
-    if not math.isfinite(result.loss):
-        raise FloatingPointError(
-            f"the loss of {case} is {result.loss}: this torch's fake process group leaves results of collectives "
-            "unwritten; use torch 2.13 or newer"
-        )
+        step()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     seconds = Spread.of(wall_seconds(step, device, steps))
@@ -163,18 +160,48 @@ def _measured(
     yield Row.single("rank", case, "MFU", "share", useful / seconds.p50 / rate)
     yield Row.single("rank", case, "HFU", "share", counter.get_total_flops() / seconds.p50 / rate)
 
-    state.ledger.clear()
+    ledger.clear()
     step()
     for name in interconnects:
-        yield Row.single("rank", case, f"modelled {name}", "s", _communication(state, name))
+        yield Row.single("rank", case, f"modelled {name}", "s", _communication(ledger, name, shape))
 
 
-def _communication(state: TrainState, interconnect: str) -> float:
+def _trainer_step(spec: JobSpec, shape: RunShape, device: torch.device, case: str) -> _Step:
+    state = TrainState.initial(spec, device, draw_weights, communicator=LoneCommunicator)
+    sampler = Sampler(_random_corpus(spec), shape.sequence_length, seed=0)
+
+    def step() -> None:
+        result = training_step(state, sampler)
+        if result.diverged:  # its update was left out, and would be missing from what is timed
+            raise _diverges(case, f"a loss of {result.loss:g} and a gradient norm of {result.gradient_norm:g}")
+
+    return step, state.ledger
+
+
+def _published_step(spec: JobSpec, shape: RunShape, device: torch.device, case: str) -> _Step:
+    ledger = CommunicationLedger()
+    ranks = LoneCommunicator(dist.group.WORLD, "tp", ledger)
+    run = PublishedRun(spec.model, ranks, shape.sequence_length, COMPUTE_TYPES[spec.training.precision], device)
+    sampler = Sampler(_random_corpus(spec), shape.sequence_length, seed=0)
+
+    def step() -> None:
+        loss = run.step(torch.from_numpy(sampler.sequences(0, shape.micro_batch_size)))
+        if not math.isfinite(loss):
+            raise _diverges(case, f"a loss of {loss:g}")
+
+    return step, ledger
+
+
+def _diverges(case: str, figures: str) -> FloatingPointError:
+    return FloatingPointError(f"{case} diverges, with {figures}; no more of it is timed")
+
+
+def _communication(ledger: CommunicationLedger, interconnect: str, shape: RunShape) -> float:
     """Seconds that the collectives of the last step would take one after the other, none of it hidden."""
     link = LINKS[interconnect]
     return sum(
-        collective_seconds(link, entry.kind, state.process_groups.tensor.size, totals.bytes, totals.calls)
-        for entry, totals in state.ledger.totals().items()
+        collective_seconds(link, entry.kind, shape.tensor_parallel_size, totals.bytes, totals.calls)
+        for entry, totals in ledger.totals().items()
         if entry.group in ("tp", "all")
     )
 
@@ -203,6 +230,24 @@ def _random_corpus(spec: JobSpec) -> Corpus:
     length = (training.micro_batch_size + 1) * training.sequence_length + 1
     tokens = TokenStream([np.random.default_rng(0).integers(1, 256, length, dtype=np.uint8)])
     return Corpus((Stream(tokens, tokens, 1.0),), end_of_document=0)
+
+
+class LoneCommunicator(Communicator):
+    """Collectives of a rank whose others are not there: what each of them would have sent is what this one sends.
+
+    Torch's fake process group leaves some results unwritten, which of them depends on its version.
+    """
+
+    def _start(
+        self, kind: str, collective: Callable[..., Any], out: torch.Tensor, payload: torch.Tensor, purpose: str
+    ) -> Pending:
+        pending = super()._start(kind, collective, out, payload, purpose)
+        sent, received = payload.reshape(-1), out.view(-1)
+        if len(received) > len(sent):
+            received.view(-1, len(sent)).copy_(sent.expand(self.size, -1))
+        else:
+            received.copy_(sent[: len(received)])
+        return pending
 
 
 @contextmanager

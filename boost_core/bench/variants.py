@@ -17,12 +17,14 @@ class Variant:
         family: The model's family.
         parallelism: Of the job's ``parallelism``, all but the sizes.
         kernels: Which implementation serves; ``None`` for the device's usual one.
+        published: Whether it is the published code's step in place of the trainer's.
     """
 
     name: str
     family: str
     parallelism: dict[str, Any] = field(default_factory=dict)
     kernels: Implementation | None = None
+    published: bool = False
 
     @property
     def strategy(self) -> str:
@@ -34,6 +36,8 @@ VARIANTS = [
     Variant("dense, fullrank", "dense", {"strategy": "fullrank"}),
     # One product and one exchange a projection, as pairs that know nothing of each other have.
     Variant("cola, vanilla", "cola", {"strategy": "vanilla", "group_projections": False}),
+    # What BOOST's code ran at 7B: its step, which is not the trainer's, over the same tokens, a sequence at a time.
+    Variant("cola, as its 7B config", "cola", {"strategy": "btp"}, published=True),
     # BOOST's choices (arXiv 2512.12131): statistics in all-reduces of their own, whole blocks computed again.
     Variant("cola, btp as published", "cola", _AS_PUBLISHED),
     Variant("cola, btp as published, eager", "cola", _AS_PUBLISHED, kernels="naive"),

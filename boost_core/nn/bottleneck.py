@@ -37,9 +37,9 @@ class Bottleneck(WeightedModule):
         self.activation, self.norm_epsilon = model.latent_activation, model.norm_epsilon
         self.crossing = Crossing(crossing_weights(model, group), model.norm_epsilon) if crosses else None
         self.pieces = group.pieces(grouped)
-        # The weight that holds the B of each piece, and where.
+        # The weight that holds the B of each piece, and where if it holds others, too.
         self._ups = [
-            (f"up_{index}", slice(piece.start - run.start, piece.stop - run.start))
+            (f"up_{index}", None if piece == run else slice(piece.start - run.start, piece.stop - run.start))
             for index, run in enumerate(group.runs)
             for piece in self.pieces
             if piece.start in run
@@ -52,7 +52,7 @@ class Bottleneck(WeightedModule):
             x_Td: The input.
             squares_T: Its rows' sums of squares, where a norm precedes the projections and the residual has them.
         """
-        down_dgr, norm = self.get_parameter("down"), self._norm()
+        down_dgr, norm = self.declared("down"), self._norm()
         products = [down_dgr] if self.grouped else torch.split(down_dgr, 1, dim=1)
         return [self.strategy.partial_latents(x_Td, squares_T, product_dgr, norm) for product_dgr in products]
 
@@ -79,15 +79,20 @@ class Bottleneck(WeightedModule):
             for index, (piece, each) in enumerate(zip(self.pieces, self._split(whole), strict=True))
         ]
         outputs = [
-            self.strategy.up(z_gTr, self.get_parameter(name)[members])
+            self.strategy.up(z_gTr, self._up(name, members))
             for (name, members), z_gTr in zip(self._ups, latents, strict=True)
         ]
         return outputs, latents
 
+    def _up(self, name: str, members: slice | None) -> torch.Tensor:
+        # Indexing all of a weight would still cost its gradient one pass that fills zeros and one that copies.
+        weight_grf = self.declared(name)
+        return weight_grf if members is None else weight_grf[members]
+
     def _norm(self) -> NormWeights | None:
         if self.group.norm is None:
             return None
-        return NormWeights(self.get_parameter("scale"), self.group.wide_in, self.norm_epsilon)
+        return NormWeights(self.declared("scale"), self.group.wide_in, self.norm_epsilon)
 
     def _split(self, whole: list[Latents]) -> list[Latents]:
         """What belongs to each piece of what the exchanges gave."""

@@ -47,16 +47,16 @@ class Crossing(WeightedModule):
         """
         crossed_gTr = self._gate(carried_gTr, projections)
         scale_gr, shift_gr = (
-            self.get_parameter("norm_scale")[projections],
-            self.get_parameter("norm_shift")[projections],
+            self.declared("norm_scale")[projections],
+            self.declared("norm_shift")[projections],
         )
         return latent_crossing(*latents, width, epsilon, crossed_gTr, scale_gr, shift_gr, self.epsilon, activation)
 
     def _gate(self, z_gTr: torch.Tensor, projections: slice) -> torch.Tensor:
         if "gate_matrix" in self.weight_specs:
-            return z_gTr @ self.get_parameter("gate_matrix")[projections]
+            return z_gTr @ self.declared("gate_matrix")[projections]
         if "gate_a" not in self.weight_specs:
             return z_gTr
-        left, right = self.get_parameter("gate_a")[projections], self.get_parameter("gate_b")[projections]
+        left, right = self.declared("gate_a")[projections], self.declared("gate_b")[projections]
         z_gTab = z_gTr.reshape(*z_gTr.shape[:-1], left.shape[-1], right.shape[-1])
         return torch.einsum("gax,gTab,gby->gTxy", left, z_gTab, right).flatten(-2)

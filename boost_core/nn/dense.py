@@ -41,7 +41,7 @@ class Dense(WeightedModule):
         """One ``[g, T, f]`` for each run of equal widths, and no latents."""
         ((x_Td, _),) = whole
         if self.group.norm is None:
-            return [self.strategy.dense_out(x_Td, self.get_parameter("weight")).unsqueeze(0)], []
-        norm = NormWeights(self.get_parameter("scale"), self.group.wide_in, self.norm_epsilon)
-        weights_dgf = [self.get_parameter(f"weight_{index}") for index in range(len(self.group.runs))]
+            return [self.strategy.dense_out(x_Td, self.declared("weight")).unsqueeze(0)], []
+        norm = NormWeights(self.declared("scale"), self.group.wide_in, self.norm_epsilon)
+        weights_dgf = [self.declared(f"weight_{index}") for index in range(len(self.group.runs))]
         return self.strategy.dense_in(x_Td, weights_dgf, norm), []

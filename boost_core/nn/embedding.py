@@ -18,4 +18,4 @@ class TokenEmbedding(WeightedModule):
 
     def forward(self, token_T: torch.Tensor) -> Residual:
         """``[T]`` ids to a stream of ``[T, d]``."""
-        return self.strategy.embed(token_T, self.get_parameter("weight"))
+        return self.strategy.embed(token_T, self.declared("weight"))

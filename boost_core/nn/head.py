@@ -27,11 +27,11 @@ class HeadAndLoss(WeightedModule):
 
     def forward(self, residual: Residual, target_T: torch.Tensor) -> torch.Tensor:
         """Loss of each token in nats, ``[T]``."""
-        norm = NormWeights(self.get_parameter("scale"), self.hidden_size, self.norm_epsilon)
+        norm = NormWeights(self.declared("scale"), self.hidden_size, self.norm_epsilon)
         return self.strategy.token_losses(self.strategy.final_norm(residual, norm), self._head(), target_T)
 
     def _head(self) -> torch.Tensor:
         (tied_to,) = self._tied_to
         if tied_to is None:
-            return self.get_parameter("weight")
-        return self.strategy.tied_head(tied_to.get_parameter("weight"))
+            return self.declared("weight")
+        return self.strategy.tied_head(tied_to.declared("weight"))

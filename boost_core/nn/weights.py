@@ -17,6 +17,13 @@ class WeightedModule(nn.Module):
         for name, spec in weights.items():
             self.register_parameter(name, nn.Parameter(torch.empty(spec.shape, device="meta")))
 
+    def declared(self, name: str) -> nn.Parameter:
+        """One of its weights; ``get_parameter`` would first look for a module on the way to it."""
+        weight = self._parameters[name]
+        if weight is None:
+            raise AssertionError(f"{name} has been taken away")
+        return weight
+
 
 def weight_specs(model: nn.Module) -> dict[str, WeightSpec]:
     """Every declared weight of a model by its full name."""

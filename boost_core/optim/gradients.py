@@ -9,6 +9,7 @@ from torch import nn
 
 from boost_core.optim.group import ParamGroup
 from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.gradient_sinks import WeightPart, send_gradients_to
 
 # Buckets under way at a time where each has memory of its own.
 _AT_ONCE = 2
@@ -45,6 +46,7 @@ class Gradients:
         self._sent = 0
         for name, weight in weights.items():
             weight.register_post_accumulate_grad_hook(partial(self._take, name))  # type: ignore[no-untyped-call]
+            send_gradients_to(partial(self._add, name), weight)
 
     def begin(self) -> None:
         """Begin a step."""
@@ -66,8 +68,11 @@ class Gradients:
     def _take(self, name: str, weight: torch.Tensor) -> None:
         if weight.grad is None:
             raise AssertionError(f"no gradient reached {name}")
-        self._group_of[name].add_gradient(name, weight.grad)
-        weight.grad = None
+        gradient, weight.grad = weight.grad, None
+        self._add(name, gradient)
+
+    def _add(self, name: str, gradient: torch.Tensor, part: WeightPart | None = None) -> None:
+        self._group_of[name].add_gradient(name, gradient, part)
         self._arrivals[name] += 1
         for place in self._places[name]:
             self._arrived[place] += 1

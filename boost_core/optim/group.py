@@ -18,6 +18,7 @@ from torch import nn
 from boost_core.architecture.roles import ParamKind
 from boost_core.optim.flat import BLOCK, FlatLayout, Offsets
 from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.gradient_sinks import WeightPart
 
 BUCKET_ELEMENTS = 1 << 25  # 128 MiB of fp32 gradients
 
@@ -39,6 +40,12 @@ class StateSlice:
     shape: Offsets
     offsets: Offsets
     tensor: torch.Tensor
+
+    def of(self, shard: torch.Tensor) -> torch.Tensor:
+        """The same box of another tensor of the shard's shape."""
+        for axis, (begin, size) in enumerate(zip(self.offsets, self.tensor.shape, strict=True)):
+            shard = shard.narrow(axis, begin, size)
+        return shard
 
 
 class ParamGroup:
@@ -117,11 +124,19 @@ class ParamGroup:
         """Begin the sums of a step."""
         (self.own_gradient if self._gradient is None else self._gradient).zero_()
 
-    def add_gradient(self, name: str, gradient: torch.Tensor) -> None:
-        """Add a weight's gradient of a micro-batch to its sum, in at least fp32."""
+    def add_gradient(self, name: str, gradient: torch.Tensor, part: WeightPart | None = None) -> None:
+        """Add a gradient of a micro-batch to its sum, in at least fp32: a weight's, or that of a part of it."""
         if self._gradient is not None:
-            self._sums[name].add_(gradient)
+            sums = self._sums[name]
+            if part is None:
+                sums.add_(gradient.reshape(sums.shape))
+            else:
+                part.of(sums).add_(gradient)
             return
+        if part is not None:  # buckets divide a weight where they like
+            whole = gradient.new_zeros(self._layout.shapes[name])
+            part.of(whole).copy_(gradient)
+            gradient = whole
         first, last = self._layout.ranges[name]
         for index in self.buckets_of(name):
             bucket = self.buckets[index]

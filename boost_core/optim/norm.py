@@ -30,9 +30,15 @@ def global_norm(
     ]
     # A rank may have nothing to count.
     total = sum(squares, torch.zeros((), dtype=torch.float64, device=groups[0].own_gradient.device))
-    given = [total, *(torch.as_tensor(notice, dtype=total.dtype, device=total.device) for notice in notices)]
+    given = [total, *(_on_device(notice, total) for notice in notices)]
     square, *heard = process_groups.gang.all_reduce_(torch.stack(given), "gradient norm").unbind()
     return square.sqrt(), heard
+
+
+def _on_device(notice: bool | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    if isinstance(notice, torch.Tensor):
+        return notice.to(like)
+    return torch.full_like(like, notice)  # filled by the device: a copy from the host would wait for it
 
 
 def clip_factor(norm: torch.Tensor, clip_norm: float) -> torch.Tensor:

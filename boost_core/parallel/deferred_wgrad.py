@@ -13,6 +13,7 @@ import torch
 
 from boost_core.nn.norm import precise
 from boost_core.nn.overlap import in_recompute
+from boost_core.parallel.gradient_sinks import give_gradient
 
 
 class DeferredWeightGradients:
@@ -61,6 +62,7 @@ class DeferredWeightGradients:
     def _take(self) -> Callable[[], None]:
         taken, self._deferred = self._deferred, deque()
 
+        @torch.no_grad()  # as in the backward pass, of which this is no longer a part
         def compute() -> None:
             while taken:
                 taken.popleft()()
@@ -99,7 +101,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, scale_d = ctx.saved_tensors
         (dy,), owners = gradients, ctx.owners
-        ctx.deferred.defer(lambda: _add_gradients(x.mT @ dy, weight, scale_d, owners))
+        ctx.deferred.defer(lambda: _give_gradients(x, dy, weight, scale_d, owners))
         return dy @ _scaled(weight, scale_d).mT, None, None, None, None, None, None
 
 
@@ -126,18 +128,18 @@ def _scaled(weight: torch.Tensor, scale_d: torch.Tensor | None) -> torch.Tensor:
     return weight if scale_d is None else weight * scale_d.unsqueeze(-1)
 
 
-def _add_gradients(
-    gradient: torch.Tensor,
+def _give_gradients(
+    x: torch.Tensor,
+    dy: torch.Tensor,
     weight: torch.Tensor,
     scale_d: torch.Tensor | None,
     owners: tuple[torch.Tensor, torch.Tensor | None],
 ) -> None:
     """Hand the gradient of ``weight ∘ scale`` on to both."""
-    weight_owner, scale_owner = owners
-    torch.autograd.backward([weight_owner], [_scaled(gradient, scale_d)])
+    gradient, (weight_owner, scale_owner) = x.mT @ dy, owners
+    give_gradient(weight_owner, _scaled(gradient, scale_d))
     if scale_owner is not None:
-        dscale_d = (precise(gradient) * weight).sum(dim=-1).to(scale_owner.dtype)
-        torch.autograd.backward([scale_owner], [dscale_d])
+        give_gradient(scale_owner, (precise(gradient) * weight).sum(dim=-1).to(scale_owner.dtype))
 
 
 def _detached(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -40,8 +40,8 @@ class Entry:
 class Totals:
     """Sums of one line: payload elements and bytes are those of the tensor handed over on this rank.
 
-    ``seconds`` runs from the start of a collective to its end, ``exposed_seconds`` is the part of it that was waited
-    for: what no computation has hidden.
+    ``seconds`` runs from the start of a collective to its end, or to when it was waited for if it had ended by then.
+    ``exposed_seconds`` is the part of it that was waited for: what no computation has hidden.
     """
 
     calls: int = 0
@@ -65,8 +65,8 @@ class Pending(Protocol):
 class CommunicationLedger:
     """Counts and times the collectives of one rank.
 
-    On CPU times are wall times; a collective that has ended before it is waited for counts until then. On CUDA they are
-    times between events on streams, read only when :meth:`totals` is called, so that counting never waits for the GPU.
+    On CPU times are wall times. On CUDA they are times between events on the stream that computes, read only when
+    :meth:`totals` is called, so that counting never waits for the GPU.
 
     Attributes:
         part: The part of the step that runs now; whoever knows it sets it.
@@ -77,16 +77,14 @@ class CommunicationLedger:
         self.part = Part.OTHER
         self.exposed_seconds: defaultdict[Part, float] = defaultdict(float)
         self._totals: dict[Entry, Totals] = {}
-        self._on_cuda: list[_OnCuda] = []
+        self._unread: list[_Times] = []
 
     def start(self, entry: Entry, payload: torch.Tensor, launch: Callable[[], dist.Work]) -> Pending:
         """Launch a collective and count ``payload`` on the line ``entry``."""
         totals = self.count(entry, payload)
         if not payload.is_cuda:
             return _OnCpu(launch, totals, self)
-        pending = _OnCuda(launch, totals, self)
-        self._on_cuda.append(pending)
-        return pending
+        return _OnCuda(launch, payload, totals, self)
 
     def count(self, entry: Entry, payload: torch.Tensor) -> Totals:
         """Count ``payload`` without its time; returns the line."""
@@ -98,9 +96,11 @@ class CommunicationLedger:
 
     def totals(self) -> dict[Entry, Totals]:
         """All lines since the last :meth:`clear`; waits for the GPU events that are still open."""
-        for pending in self._on_cuda:
-            pending.read()
-        self._on_cuda.clear()
+        for times in self._unread:
+            seconds, exposed_seconds = times.read()
+            times.totals.seconds += seconds
+            self.waited(times.totals, times.part, exposed_seconds)
+        self._unread.clear()
         return dict(self._totals)
 
     def sum(self) -> Totals:
@@ -120,10 +120,14 @@ class CommunicationLedger:
         totals.exposed_seconds += seconds
         self.exposed_seconds[part] += seconds
 
+    def waited_on_cuda(self, times: "_Times") -> None:
+        """A collective was waited for; its times are read with the totals."""
+        self._unread.append(times)
+
     def clear(self) -> None:
         """Start from zero."""
         self._totals.clear()
-        self._on_cuda.clear()
+        self._unread.clear()
         self.exposed_seconds.clear()
 
 
@@ -141,26 +145,38 @@ class _OnCpu:
         self._totals.seconds += (begun if hidden else now) - self._started
 
 
+@dataclass(frozen=True)
+class _Times:
+    """When the stream that computes reached a collective's start, the wait for it, and its result."""
+
+    totals: Totals
+    part: Part
+    started: torch.cuda.Event
+    begun: torch.cuda.Event
+    resumed: torch.cuda.Event
+
+    def read(self) -> tuple[float, float]:
+        """Seconds of the collective, and those in which it was waited for."""
+        self.resumed.synchronize()
+        return self.started.elapsed_time(self.resumed) / 1000, self.begun.elapsed_time(self.resumed) / 1000
+
+
 class _OnCuda:
-    def __init__(self, launch: Callable[[], dist.Work], totals: Totals, ledger: CommunicationLedger) -> None:
-        self._totals, self._ledger = totals, ledger
-        self._started = timed_event()
-        self._work = launch()
-        # The collective has a stream of its own; another that waits for it sees when it ends.
-        with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-            self._work.wait()
-            self._ended = timed_event()
+    def __init__(
+        self, launch: Callable[[], dist.Work], payload: torch.Tensor, totals: Totals, ledger: CommunicationLedger
+    ) -> None:
+        self._totals, self._ledger, self._started = totals, ledger, timed_event()
+        # NCCL reads the payload until the work is waited for, and its work holds what it writes. Only the first wait is
+        # the caller's own: after one on any other stream torch would give the payload's memory back too early.
+        self._held: tuple[dist.Work, torch.Tensor] | None = (launch(), payload)
 
     def wait(self) -> None:
-        self._part, self._begun = self._ledger.part, timed_event()
-        self._work.wait()
-        self._resumed = timed_event()
-
-    def read(self) -> None:
-        self._resumed.synchronize()
-        self._ended.synchronize()
-        self._ledger.waited(self._totals, self._part, self._begun.elapsed_time(self._resumed) / 1000)
-        self._totals.seconds += self._started.elapsed_time(self._ended) / 1000
+        if self._held is None:
+            raise AssertionError("waited for already")
+        begun = timed_event()
+        self._held[0].wait()
+        self._held = None
+        self._ledger.waited_on_cuda(_Times(self._totals, self._ledger.part, self._started, begun, timed_event()))
 
 
 def timed_event() -> torch.cuda.Event:

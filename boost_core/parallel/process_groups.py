@@ -28,9 +28,12 @@ class ProcessGroups:
     gang: Communicator
 
     @classmethod
-    def of(cls, mesh: ParallelMesh, embedding_is_shared: bool, ledger: CommunicationLedger) -> "ProcessGroups":
-        """Those of a mesh, counted by a ledger."""
-        tensor, pipeline, data = (Communicator(mesh.group(along), along, ledger) for along in ("tp", "pp", "dp"))
+    def of(
+        cls, mesh: ParallelMesh, embedding_is_shared: bool, ledger: CommunicationLedger,
+        communicator: type[Communicator] = Communicator,
+    ) -> "ProcessGroups":  # fmt: skip
+        """Those of a mesh, counted by a ledger; ``communicator`` is what makes their collectives."""
+        tensor, pipeline, data = (communicator(mesh.group(along), along, ledger) for along in ("tp", "pp", "dp"))
         shared = mesh.embedding_group() if embedding_is_shared and pipeline.size > 1 else None
-        embedding = Communicator(shared, "pp", ledger)
-        return cls(tensor, pipeline, data, embedding, Communicator(dist.group.WORLD, "all", ledger))
+        embedding = communicator(shared, "pp", ledger)
+        return cls(tensor, pipeline, data, embedding, communicator(dist.group.WORLD, "all", ledger))

@@ -44,6 +44,20 @@ def make_weights(
                 module.register_parameter(name, nn.Parameter(shard.to(device, dtype, copy=True).contiguous()))
 
 
+def allocate_weights(
+    model: nn.Module, axes: SplitAxes, rank: int, size: int, seed: int, device: torch.device,
+) -> None:  # fmt: skip
+    """As a ``WeightMaker``, without values: for weights that are loaded, or drawn when nothing is there to load."""
+    del rank, seed
+    for module in model.modules():
+        if isinstance(module, WeightedModule):
+            for name, spec in module.weight_specs.items():
+                shape, axis = list(spec.shape), axes[spec.role]
+                if axis is not None:
+                    shape[axis] //= size
+                module.register_parameter(name, nn.Parameter(torch.empty(shape, device=device)))
+
+
 def shard_of(full: torch.Tensor, axis: int | None, rank: int, size: int) -> torch.Tensor:
     """The part of a full weight that one rank holds."""
     return full if axis is None else full.chunk(size, dim=axis)[rank]

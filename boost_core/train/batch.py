@@ -34,7 +34,10 @@ class Batch:
                 other.
             device: Where they are to live.
         """
-        token_bt = torch.from_numpy(sequences).to(device)
+        token_bt = torch.from_numpy(sequences)
+        if device.type == "cuda":  # from pinned memory, so that the host goes on meanwhile
+            token_bt = token_bt.pin_memory()
+        token_bt = token_bt.to(device, non_blocking=True)
         token_bs, target_bs = token_bt[:, :-1], token_bt[:, 1:]
         ends_bs, document_T = torch.zeros_like(token_bs), None
         if end_of_document is not None:

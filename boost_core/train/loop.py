@@ -26,11 +26,13 @@ from boost_core.messages.reports import (
     StepReport,
 )
 from boost_core.parallel.clock import StepParts
+from boost_core.parallel.shard import allocate_weights
 from boost_core.plan.flops import FlopRates
 from boost_core.plan.parameters import parameter_count
 from boost_core.train.checkpoint_manager import CheckpointManager
 from boost_core.train.divergence import DivergenceDetector
 from boost_core.train.evaluate import evaluate
+from boost_core.train.garbage import collected_between_steps
 from boost_core.train.membership import Membership, Outcome, StepTimes
 from boost_core.train.resume import load_newest
 from boost_core.train.state import TrainState
@@ -63,16 +65,27 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
     device, reporter_of_rank = _device(spec), reporter if dist.get_rank() == 0 else None
     memory = membership.recovery
     if memory is not None and memory.step >= spec.training.steps:
-        return _Keeping(TrainState.initial(spec, device), membership, reporter_of_rank).until_stored()
+        state = TrainState.initial(spec, device, allocate_weights)
+        return _Keeping(state, membership, reporter_of_rank).until_stored()
     check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length)
     corpus = load_corpus(spec.data, spec.training.sequence_length)
-    state = TrainState.initial(spec, device, end_of_document=corpus.end_of_document)
+    state = TrainState.initial(spec, device, allocate_weights, corpus.end_of_document)
     run = _Run(state, corpus, membership, reporter_of_rank)
     try:
         run.resume()
+        return _stepped(run, state)
+    finally:
+        run.checkpoints.make_way()
+
+
+def _stepped(run: "_Run", state: TrainState) -> Outcome:
+    """Train until the last step, or until all ranks are asked to halt."""
+    spec = state.spec
+    with collected_between_steps() as garbage:
         while state.step < spec.training.steps:
             before = state.step
             asked = run.step()
+            garbage.after_step(state.step)
             ahead, last = state.step > before, state.step == spec.training.steps
             if ahead and (last or state.step % spec.training.evaluate_every_steps == 0):
                 run.evaluate()
@@ -80,9 +93,7 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
                 return run.halt(asked.store)
             if ahead:  # else it has gone back to a state that is kept already
                 run.checkpoints.after_step(asked.put_off)
-        return run.finish()
-    finally:
-        run.checkpoints.make_way()
+    return run.finish()
 
 
 def _device(spec: JobSpec) -> torch.device:
@@ -138,6 +149,7 @@ class _Keeping:
             return "memory", None
         source = load_newest(state.load, self._folder, state.spec.checkpoint.resume_from)
         if source is None:
+            state.draw()
             return None, 0
         folder, step = source
         url = folder.step_url(step)
@@ -192,7 +204,8 @@ class _Run(_Keeping):
         before, started = state.step, time.perf_counter()
         state.ledger.clear()
         asked = Requests(self._membership.halt.is_set(), self._membership.store.is_set(), put_off)
-        result = training_step(state, self._sampler, self._divergence.limit, asked)
+        refuse = self._membership.refuse_aborted
+        result = training_step(state, self._sampler, self._divergence.limit, asked, refuse)
         parts = state.clock.end()
         if result.diverged:
             self._diverged(result)
@@ -274,6 +287,7 @@ class _Run(_Keeping):
         """Evaluate on validation text and report it."""
         started = time.perf_counter()
         loss, tokens = evaluate(self._state, self._corpus)
+        self._membership.refuse_aborted()
         if self._reporter:
             self._report(
                 EvaluationReport(

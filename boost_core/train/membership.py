@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from torch.distributed import DistError
+
 from boost_core.checkpoint.snapshot_store import Fetch, SnapshotStore
 from boost_core.parallel.clock import StepParts
 from boost_core.parallel.ledger import Totals
@@ -55,6 +57,7 @@ class Membership:
         fetch: Gets parts of a snapshot from its owner.
         halt: Set it to stop after a step; all ranks then stop after the same one.
         store: Set it before, to have a checkpoint written then.
+        aborted: Set it before collectives are aborted: what they give from then on is worth nothing.
         after_step: Told of each step on every rank, before the next.
         after_copy: Told of each step whose state is in the memory of two ranks for every rank; from a thread.
         before_save: Called before a checkpoint is written; what it raises is taken for the store's refusal.
@@ -70,8 +73,20 @@ class Membership:
     fetch: Fetch = _nowhere
     halt: threading.Event = field(default_factory=threading.Event)
     store: threading.Event = field(default_factory=threading.Event)
+    aborted: threading.Event = field(default_factory=threading.Event)
     after_step: Callable[[StepTimes], None] = lambda _: None
     after_copy: Callable[[int], None] = lambda _: None
     before_save: Callable[[], None] = lambda: None
     while_saving: Callable[[str], None] = lambda _: None
     waited_seconds: float = 0.0
+
+    def refuse_aborted(self) -> None:
+        """Called once values are there that collectives had a part in, before they count for anything.
+
+        NCCL's collectives end early when they are aborted, and nothing in their results says so.
+
+        Raises:
+            DistError: They have been aborted.
+        """
+        if self.aborted.is_set():
+            raise DistError("its collectives were aborted, because another rank is gone")

@@ -1,6 +1,8 @@
 """Everything that a rank holds while it trains, and how it is saved and resumed."""
 
+from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -17,16 +19,18 @@ from boost_core.models.build import build
 from boost_core.models.decoder import Decoder
 from boost_core.models.stage import StageModule
 from boost_core.nn.attention import Rotation
+from boost_core.nn.weights import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.build import COMPUTE_TYPES, make_optimizer
 from boost_core.optim.gradients import Gradients
+from boost_core.optim.group import StateSlice
 from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.clock import StepClock
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.mesh import ParallelMesh
 from boost_core.parallel.process_groups import ProcessGroups
-from boost_core.parallel.shard import WeightMaker, make_weights, split_axes
+from boost_core.parallel.shard import WeightMaker, initial_value, make_weights, shard_of, split_axes
 from boost_core.plan.snapshots import MemoryState
 from boost_core.plan.stages import cut
 
@@ -72,8 +76,9 @@ class TrainState:
 
     @classmethod
     def initial(
-        cls, spec: JobSpec, device: torch.device, make: WeightMaker = make_weights, end_of_document: int = 0
-    ) -> "TrainState":
+        cls, spec: JobSpec, device: torch.device, make: WeightMaker = make_weights, end_of_document: int = 0,
+        communicator: type[Communicator] = Communicator,
+    ) -> "TrainState":  # fmt: skip
         """The state before the first step.
 
         Args:
@@ -81,11 +86,12 @@ class TrainState:
             device: Where this rank computes.
             end_of_document: The token that ends a document, which matters where documents are apart.
             make: Gives the declared weights their first values; the usual ones depend on the job's seed alone.
+            communicator: Makes the collectives.
         """
         mesh = ParallelMesh.build(spec.parallelism, device)
         ledger = CommunicationLedger()
         clock = StepClock(ledger, device)
-        groups = ProcessGroups.of(mesh, spec.model.tie_embeddings, ledger)
+        groups = ProcessGroups.of(mesh, spec.model.tie_embeddings, ledger, communicator)
         training, tensor = spec.training, groups.tensor
         stages = cut(spec.model, spec.parallelism, training.sequence_length)[
             groups.pipeline.rank :: groups.pipeline.size
@@ -106,6 +112,26 @@ class TrainState:
             spec, mesh, ledger, clock, groups, model, axes, rotation, optimizer, gradients, pipeline,
             end_of_document if spec.data.documents_apart else None,
         )  # fmt: skip
+
+    def draw(self) -> None:
+        """Give the weights the values that training starts from, which depend on the job's seed alone.
+
+        A rank draws the weights of which it keeps a part, several at a time on as many cores as torch may use.
+        """
+        masters: dict[str, list[StateSlice]] = defaultdict(list)
+        for piece in self.optimizer.pieces():
+            if piece.quantity == "master":
+                masters[piece.name].append(piece)
+        specs, tensor, seed = weight_specs(self.model), self.process_groups.tensor, self.spec.training.seed
+
+        def draw_one(name: str) -> None:
+            shard = shard_of(initial_value(name, specs[name], seed), self.axes[name], tensor.rank, tensor.size)
+            for piece in masters[name]:
+                piece.tensor.copy_(piece.of(shard))
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            list(threads.map(draw_one, masters))
+        self.optimizer.round_masters()
 
     def load(self, folder: CheckpointFolder, step: int) -> None:
         """Continue from a committed checkpoint, whatever layout wrote it. All ranks call it.

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -50,8 +51,9 @@ class StepResult:
 
 
 def training_step(
-    state: TrainState, sampler: Sampler, loss_limit: float = sys.float_info.max, requests: Requests = Requests()
-) -> StepResult:
+    state: TrainState, sampler: Sampler, loss_limit: float = sys.float_info.max, requests: Requests = Requests(),
+    refuse: Callable[[], None] = lambda: None,
+) -> StepResult:  # fmt: skip
     """Consume one global batch and update the weights; tells ``state.clock`` of the step's parts, but not of its end.
 
     Args:
@@ -59,6 +61,7 @@ def training_step(
         sampler: Gives the batch.
         loss_limit: A loss above it counts as divergence.
         requests: What this rank asks of all.
+        refuse: Called before the step's values count; raises if they must not.
     """
     replicas, size = state.process_groups.data, state.spec.training.global_batch_size
     state.clock.begin()
@@ -75,7 +78,7 @@ def training_step(
         loss = state.pipeline.train(batch.tokens, batch.targets, weight_N, batch.documents)
     state.clock.enter(Part.OPTIMIZER)
     with record_function("optimizer"):
-        return _update(state, loss, loss_limit, requests)
+        return _update(state, loss, loss_limit, requests, refuse)
 
 
 def _tokens_of_all(state: TrainState, batch: Batch) -> float | torch.Tensor:
@@ -100,7 +103,9 @@ def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tens
     return loss
 
 
-def _update(state: TrainState, loss: torch.Tensor, limit: float, requests: Requests) -> StepResult:
+def _update(
+    state: TrainState, loss: torch.Tensor, limit: float, requests: Requests, refuse: Callable[[], None]
+) -> StepResult:
     """Update the weights with the gradients of the step, unless it has diverged."""
     spec, optimizer, groups = state.spec, state.optimizer, state.process_groups
     state.gradients.finish()
@@ -115,6 +120,7 @@ def _update(state: TrainState, loss: torch.Tensor, limit: float, requests: Reque
     jumps = ~(loss <= limit)  # so does NaN
     norm, heard = global_norm(optimizer.groups, groups, (jumps, requests.halt, requests.store, requests.put_off))
     loss_value, norm_value, jumped, halt, store, put_off = state.clock.values(torch.stack([loss, norm, *heard]))
+    refuse()
     diverged = jumped > 0 or not math.isfinite(norm_value)
     state.step += 1
     state.samples += spec.training.global_batch_size

@@ -163,6 +163,7 @@ class Worker:
         on_gpu = spec.resources.gpus_per_worker > 0
         if on_gpu:  # else torch ends the process with its collectives; telling a hang is the supervisor's part
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+            os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # ranks wait for them, not for what hides them
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
             store=PrefixStore(rendezvous.prefix, store),
@@ -204,7 +205,9 @@ class Worker:
 
     def abort(self) -> None:
         """Have collectives fail that wait for a rank that is gone. Those of gloo do so by themselves."""
-        if self._membership is not None and dist.is_initialized() and dist.get_backend() == "nccl":
+        membership = self._membership
+        if membership is not None and dist.is_initialized() and dist.get_backend() == "nccl":
+            membership.aborted.set()
             _abort_process_group()
 
     def indexes(self) -> list[SnapshotIndex]:

@@ -3,6 +3,7 @@
 The interpreter would accept what the compiler refuses.
 """
 
+import re
 import subprocess
 from importlib import import_module
 from pathlib import Path
@@ -68,6 +69,10 @@ def type_of(argument: str, element: str, constants: dict[str, object]) -> str:
 def test_compiles_for_hopper_and_spills_nothing(tmp_path: Path, name: str, element: str) -> None:
     kernel = compiled(name, element)
     assert kernel.asm["cubin"]
+    # Sizes and strides are 32 bits wide; a stride times an index is not: 2³¹ elements are 1M tokens of 2048 latents.
+    integers = set(re.findall(r"(%\w+): i32", kernel.asm["ttir"]))
+    products = re.findall(r"= arith\.muli (%\w+), (%\w+).* : (?:i32|tensor<\w*xi32>)", kernel.asm["ttir"])
+    assert not [factors for factors in products if integers & set(factors)]
     source = tmp_path / "kernel.ptx"
     source.write_text(kernel.asm["ptx"])
     assembler = [

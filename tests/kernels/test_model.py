@@ -5,7 +5,8 @@ import torch
 
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels.dispatch import Implementation, always
-from tests.numerics.sharded import Outcome, relative_error, run_sharded
+from boost_core.parallel.communicator import Communicator
+from tests.numerics.sharded import HOST, Outcome, ThroughTheHost, relative_error, run_sharded
 from tests.ranks import Ranks
 
 SHAPE = {
@@ -13,6 +14,8 @@ SHAPE = {
     "vocab_size": 32,
 }  # fmt: skip
 SEQUENCES, LENGTH = 2, 3
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+COMMUNICATOR = ThroughTheHost if torch.cuda.is_available() else Communicator
 MODELS = [
     {"family": "svd"},
     {"family": "cola"},
@@ -47,7 +50,7 @@ def run(
     implementation: Implementation, model: ModelConfig, parallelism: ParallelismConfig, dtype: torch.dtype
 ) -> Outcome:
     with always(implementation):
-        return run_sharded(model, parallelism, SEQUENCES, LENGTH, dtype)
+        return run_sharded(model, parallelism, SEQUENCES, LENGTH, dtype, DEVICE, COMMUNICATOR)
 
 
 def error(outcome: Outcome, truth: Outcome) -> float:
@@ -68,3 +71,14 @@ def test_triton_is_as_accurate_as_the_reference(
     for dtype in (torch.float32, torch.bfloat16):
         limit = FACTOR * error(interpreting_ranks.run(size, run, "naive", model, parallelism, dtype)[0], truth)
         assert 0 < error(interpreting_ranks.run(size, run, "triton", model, parallelism, dtype)[0], truth) < limit
+
+
+def test_collectives_through_the_host_are_those_of_the_group(interpreting_ranks: Ranks) -> None:
+    model, parallelism = ModelConfig.model_validate(SHAPE | TIED_LAX), ParallelismConfig.model_validate({})
+    arguments = model, parallelism, SEQUENCES, LENGTH, torch.float64, HOST
+    direct, copied = (
+        interpreting_ranks.run(2, run_sharded, *arguments, each)[0] for each in (Communicator, ThroughTheHost)
+    )
+    assert torch.equal(copied.loss, direct.loss)
+    assert copied.gradients.keys() == direct.gradients.keys()
+    assert all(torch.equal(copied.gradients[name], gradient) for name, gradient in direct.gradients.items())

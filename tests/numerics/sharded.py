@@ -1,7 +1,9 @@
 """Runs the product's model as one tensor parallel rank and gathers what it computed."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,7 +14,7 @@ from boost_core.models.build import build
 from boost_core.nn.attention import Rotation
 from boost_core.nn.weights import weight_specs
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger, Entry, Totals
+from boost_core.parallel.ledger import CommunicationLedger, Entry, Pending, Totals
 from boost_core.parallel.shard import (
     initial_value,
     make_weights,
@@ -21,6 +23,7 @@ from boost_core.parallel.shard import (
 )
 
 SEED = 7
+HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -60,30 +63,59 @@ def _perturbed(value: torch.Tensor, spec: WeightSpec) -> torch.Tensor:
     return value + torch.linspace(-0.3, 0.3, value.numel()).view(value.shape)
 
 
+class ThroughTheHost(Communicator):
+    """Collectives by way of the CPU, so that several ranks can share a GPU, which NCCL refuses."""
+
+    def start_all_reduce_(self, tensor: torch.Tensor, purpose: str, operation: Any = dist.ReduceOp.SUM) -> Pending:
+        copy = tensor.to(HOST, copy=True)
+        super().start_all_reduce_(copy, purpose, operation).wait()
+        tensor.copy_(copy)
+        return _Done()
+
+    def _start(
+        self, kind: str, collective: Callable[..., Any], out: torch.Tensor, payload: torch.Tensor, purpose: str
+    ) -> Pending:
+        received = torch.empty_like(out, device=HOST)
+        super()._start(kind, collective, received, payload.to(HOST, copy=True), purpose).wait()
+        out.copy_(received)
+        return _Done()
+
+
+class _Done:
+    def wait(self) -> None:
+        pass
+
+
 def run_sharded(
-    model: ModelConfig, parallelism: ParallelismConfig, sequences: int, length: int, dtype: torch.dtype
+    model: ModelConfig,
+    parallelism: ParallelismConfig,
+    sequences: int,
+    length: int,
+    dtype: torch.dtype,
+    device: torch.device = HOST,
+    communicator: type[Communicator] = Communicator,
 ) -> Outcome:
-    """Forward and backward on this rank; call it on every rank of a group."""
+    """Forward and backward on this rank; call it on every rank of a group. The outcome is on the host."""
     ledger = CommunicationLedger()
-    collectives = Communicator(dist.group.WORLD, "tp", ledger)
+    collectives = communicator(dist.group.WORLD, "tp", ledger)
     network, axes = build(model, parallelism, collectives)
-    make_weights(network, axes, collectives.rank, collectives.size, SEED, torch.device("cpu"), dtype)
+    make_weights(network, axes, collectives.rank, collectives.size, SEED, device, dtype)
     full, axis_of = full_weights(model, dtype), split_axes(network, axes)
     for name, weight in network.named_parameters():
         weight.data.copy_(shard_of(full[name], axis_of[name], collectives.rank, collectives.size))
-    tokens, targets = batch(model, sequences, length)
-    rotation = Rotation(length, model.head_size, model.rope_theta, torch.device("cpu"))
-    loss_T = network(tokens.flatten(), targets.flatten(), rotation)
+    tokens, targets = (ids.flatten().to(device) for ids in batch(model, sequences, length))
+    rotation = Rotation(length, model.head_size, model.rope_theta, device)
+    loss_T = network(tokens, targets, rotation)
     forward = ledger.totals()
     ledger.clear()
-    (loss_T.double() * token_weights(loss_T.numel())).sum().backward()
+    (loss_T.double() * token_weights(loss_T.numel()).to(device)).sum().backward()
     backward = ledger.totals()
     own = {name: weight.grad for name, weight in network.named_parameters()}
     for name, spec in weight_specs(network).items():
         if spec.role is Role.LATENT:
             collectives.all_reduce_(own[name], "latent weights")
-    gradients = {name: _gathered(gradient, axis_of[name], collectives) for name, gradient in own.items()}
-    return Outcome(loss_T.detach(), gradients, forward, backward)
+    gradients = {name: _gathered(gradient.cpu(), axis_of[name], collectives) for name, gradient in own.items()}
+    return Outcome(loss_T.detach().cpu(), gradients, forward, backward)
 
 
 def relative_error(value: torch.Tensor, truth: torch.Tensor) -> float:

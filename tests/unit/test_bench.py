@@ -1,18 +1,31 @@
 import csv
+import math
 import sys
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeWork, Work
 from typer.testing import CliRunner
 
 import boost_core.bench.__main__ as bench
 from boost_core.architecture.sharding import micro_batch_payloads
+from boost_core.bench.rank import LoneCommunicator, _alone, draw_weights
 from boost_core.bench.results import NO_GPU, Row, table
 from boost_core.config import JobSpec
+from boost_core.data.corpus import load_corpus
+from boost_core.data.sampler import Sampler
 from boost_core.hardware import LINKS, Link
+from boost_core.parallel import communicator as communicator_module
+from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.plan.collectives import collective_seconds, fit
+from boost_core.train.state import TrainState
+from boost_core.train.step import Requests, StepResult, training_step
 from service.cli.main import app
+from tests.jobs import tiny_job, write_corpus
 
 AT_A_TINY_SHAPE = ["--model", "tiny", "--tp", "2", "--micro-batch", "1", "--sequence", "16", "--repeats", "2"]
 Figures = dict[str, dict[str, float]]
@@ -40,11 +53,15 @@ def rank(tmp_path_factory: pytest.TempPathFactory) -> Figures:
 @pytest.mark.full
 def test_a_ranks_step_falls_into_parts(rank: Figures) -> None:
     assert [case.partition(": ")[2] for case in rank] == [
-        "dense, fullrank", "cola, vanilla", "cola, btp as published", "cola, btp", "cola, btp, recompute latent",
+        "dense, fullrank", "cola, vanilla", "cola, as its 7B config",
+        "cola, btp as published", "cola, btp", "cola, btp, recompute latent",
     ]  # fmt: skip
-    for parts in rank.values():
+    for case, parts in rank.items():
         assert min(parts[part] for part in ("gemm", "attention", "elementwise", "head", "optimizer")) > 0
-        assert 0 < parts["MFU"] < parts["HFU"]
+        if "7B config" in case:  # it computes nothing again, not even logits
+            assert parts["HFU"] == pytest.approx(parts["MFU"], rel=0.01)
+        else:
+            assert 0 < parts["MFU"] < parts["HFU"]
 
 
 @pytest.mark.full
@@ -117,6 +134,60 @@ def test_what_cannot_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> 
     assert "leave one of the two out" in capsys.readouterr().err
     assert bench.main(["rank", "--model", "tiny", "--tp", "3"]) == 2
     assert "tensor_parallel_size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("gpus", "more"), [(1, []), (2, ["--ranks", "3"])])
+def test_ranks_of_nccl_have_a_gpu_each(gpus: int, more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with (
+        patch.object(torch.cuda, "is_available", return_value=True),
+        patch.object(torch.cuda, "device_count", return_value=gpus),
+        patch.object(bench.subprocess, "run", side_effect=AssertionError("started")),
+    ):
+        assert bench.main(["comm", *more]) == 2
+    assert f"this machine has {gpus}:" in capsys.readouterr().err
+
+
+def unwritten(out: torch.Tensor, payload: torch.Tensor, **_: object) -> Work:
+    """A collective of a fake process group that leaves poison where its result should be."""
+    out.fill_(float("nan"))
+    return FakeWork()
+
+
+@pytest.fixture
+def poisoned_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_all_gather", "_reduce_scatter"):
+        monkeypatch.setattr(communicator_module, name, unwritten)
+    monkeypatch.setattr(communicator_module.dist, "all_to_all_single", unwritten)
+
+
+@pytest.mark.usefixtures("poisoned_group")
+def test_a_group_that_writes_no_results_is_made_up_for(tmp_path: Path) -> None:
+    spec = tiny_job(write_corpus(tmp_path / "corpus"), "unused", model={"tie_embeddings": True})
+    sampler, diverged = Sampler(load_corpus(spec.data, 32), 32, 0), []
+    with _alone(2):
+        for communicator in (Communicator, LoneCommunicator):
+            state = TrainState.initial(spec, torch.device("cpu"), draw_weights, communicator=communicator)
+            diverged.append(training_step(state, sampler).diverged)
+        alone = LoneCommunicator(dist.group.WORLD, "tp", CommunicationLedger())
+        x_Tc = torch.arange(6.0).view(3, 2)
+        assert torch.equal(alone.all_gather(x_Tc, ""), torch.stack([x_Tc, x_Tc]))
+        x_pTc = torch.stack([x_Tc, x_Tc + 6])
+        assert torch.equal(alone.reduce_scatter(x_pTc, ""), x_Tc)
+        assert torch.equal(alone.all_to_all(x_pTc, ""), x_pTc)
+    assert diverged == [True, False]
+
+
+def test_nothing_is_timed_of_steps_that_diverge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "results.csv"
+    chosen = ["--family", "cola", "--strategy", "vanilla", "--layers", "1", "--results", str(path)]
+    left_out = StepResult(loss=5.5, gradient_norm=math.inf, learning_rate=0.1, diverged=True, requests=Requests())
+    with (
+        patch.object(bench, "_wrong", return_value=[]),
+        patch("boost_core.bench.rank.training_step", return_value=left_out),
+    ):
+        assert bench.main(["rank", *AT_A_TINY_SHAPE, *chosen]) == 1
+    assert not path.exists()
+    assert "diverges, with a loss of 5.5 and a gradient norm of inf" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("module", ["bench", "data"])

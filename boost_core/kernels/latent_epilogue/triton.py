@@ -20,7 +20,8 @@ def _forward(
     inverse_rms = 1.0
     if NORM:
         inverse_rms = tl.rsqrt(tl.load(s_ptr + row).to(tl.float32) / width + epsilon)
-    for group in tl.static_range(COUNT):
+    for index in tl.static_range(COUNT):
+        group = tl.cast(index, tl.int64)
         y = tl.load(h_ptr + row * h_stride + group * rank + column, mask=inside, other=0.0).to(tl.float32)
         y *= inverse_rms
         if ACTIVATION:
@@ -43,7 +44,8 @@ def _backward(
         mean_square = tl.load(s_ptr + row).to(tl.float32) / width + epsilon
         inverse_rms = tl.rsqrt(mean_square)
     products = tl.zeros([BLOCK], dtype=tl.float32)
-    for group in tl.static_range(COUNT):
+    for index in tl.static_range(COUNT):
+        group = tl.cast(index, tl.int64)
         y = tl.load(h_ptr + row * h_stride + group * rank + column, mask=inside, other=0.0).to(tl.float32)
         dz = dz_ptr + group * dz_group_stride + row * dz_stride + column
         dy = tl.load(dz, mask=inside, other=0.0).to(tl.float32)

@@ -1,0 +1,129 @@
+"""What the host does in and between steps: it reads once a step, and collects garbage only between two."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from boost_core.data.corpus import load_corpus
+from boost_core.data.sampler import Sampler
+from boost_core.train.garbage import FULL_EVERY_STEPS, collected_between_steps
+from boost_core.train.state import TrainState
+from boost_core.train.step import training_step
+from tests.jobs import tiny_job, write_corpus
+
+CPU = torch.device("cpu")
+# What makes the host wait for a GPU: reading a number, finding out a shape, copying one number to it.
+WAITS = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2", "lift_fresh"}
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Waits(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        if name in WAITS:
+            self.found.append(name)
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_host_reads_once_a_step(tmp_path: Path, apart: bool) -> None:
+    spec = tiny_job(
+        write_corpus(tmp_path / "corpus"), "unused", parallelism={"tensor_parallel_size": 1},
+        data={"documents_apart": apart},
+    )  # fmt: skip
+    state = TrainState.initial(spec, CPU)
+    sampler = Sampler(load_corpus(spec.data, 32), 32, 0)
+    training_step(state, sampler)
+    # The update on CPU is torch's own, which makes a tensor of the step's number.
+    reads, tolist = [], torch.Tensor.tolist
+
+    def read(tensor: torch.Tensor) -> Any:
+        reads.append(tensor.shape)
+        return tolist(tensor)
+
+    with patch.object(state.optimizer, "step"), patch.object(torch.Tensor, "tolist", read), Waits() as waits:
+        training_step(state, sampler)
+        step_waits = waits.found[:]
+        torch.as_tensor(True)  # the count sees what it is for
+        assert len(waits.found) == len(step_waits) + 1
+    assert len(reads) == 1
+    assert step_waits == ["lift_fresh"]  # the batch itself, which a GPU is sent out of pinned memory
+
+
+def test_garbage_is_collected_between_steps_alone() -> None:
+    class Node:
+        alive = 0
+
+        def __init__(self) -> None:
+            self.itself = self
+            Node.alive += 1
+
+        def __del__(self) -> None:
+            Node.alive -= 1
+
+    assert gc.isenabled()
+    frozen = gc.get_freeze_count()
+    with collected_between_steps() as garbage:
+        garbage.after_step(1)
+        assert gc.get_freeze_count() > frozen
+        for step in range(2, 5):
+            for _ in range(5_000):  # many more than the collector would wait for
+                Node()
+            assert Node.alive == 5_000
+            garbage.after_step(step)
+            assert Node.alive == 0
+        old = Node()
+        gc.collect()  # it has come through a full pass, and only another one looks at it
+        del old
+        garbage.after_step(FULL_EVERY_STEPS + 1)
+        assert Node.alive == 1
+        garbage.after_step(2 * FULL_EVERY_STEPS)
+        assert Node.alive == 0
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_nccls_streams_have_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    from service.gang import worker as worker_module
+
+    monkeypatch.delenv("TORCH_NCCL_HIGH_PRIORITY", raising=False)
+    seen: list[str | None] = []
+    worker = worker_module.Worker.__new__(worker_module.Worker)
+    worker._store, worker.place = SimpleNamespace(), SimpleNamespace(address="127.0.0.1")
+    assignment = SimpleNamespace(
+        spec=SimpleNamespace(
+            resources=SimpleNamespace(gpus_per_worker=1), parallelism=SimpleNamespace(world_size=1)
+        ),
+        rank=0, rendezvous=SimpleNamespace(prefix="x"),
+    )  # fmt: skip
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    monkeypatch.setattr(worker_module, "PrefixStore", lambda *_: None)
+    monkeypatch.setattr(worker_module.torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(
+        worker_module.dist, "init_process_group",
+        lambda *_, **__: seen.append(worker_module.os.environ.get("TORCH_NCCL_HIGH_PRIORITY")),
+    )  # fmt: skip
+    worker._meet(assignment)
+    monkeypatch.setenv("TORCH_NCCL_HIGH_PRIORITY", "0")  # an operator's word counts
+    worker._meet(assignment)
+    assert seen == ["1", "0"]
