@@ -13,7 +13,7 @@ from service.accounts.quotas import QuotaStore
 from service.api.app import create_app
 from service.api.middleware.connections import raise_descriptor_limit
 from service.api.server import ApiServer, listen
-from service.gang.ray_gangs import RayGangs
+from service.gang.ray.gangs import RayGangs
 from service.jobs.database import DatabaseTooNew, migrate
 from service.jobs.leases import Leases
 from service.jobs.store import JobStore

@@ -8,7 +8,8 @@ from ray.train.v2._internal.execution.worker_group import RayTrainWorker
 
 from boost_core.messages.reports import CheckpointReport
 from service.gang.assignment import Assignment, End, RankEnd, Rendezvous, WorkerPlace
-from service.gang.ray_train import SETTINGS, CheckpointReporter, RankWorker
+from service.gang.ray_train.rank_worker import CheckpointReporter, RankWorker
+from service.gang.ray_train.settings import SETTINGS
 from tests.jobs import tiny_job
 
 

@@ -8,8 +8,8 @@ from enum import StrEnum
 from boost_core import __version__
 from boost_core.config import JobSpec
 from boost_core.messages.reports import Report
+from service.gang.control.watch import Heartbeat
 from service.gang.status import JobTag
-from service.gang.watch import Heartbeat
 from service.logs import GangLogs
 from service.security.secrets import SecretReference
 

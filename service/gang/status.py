@@ -129,7 +129,7 @@ class Bundle:
 
 
 class Gangs(Protocol):
-    """Starts, watches and ends gangs. The Ray implementation is ``service.gang.ray_gangs.RayGangs``."""
+    """Starts, watches and ends gangs. The Ray implementation is ``service.gang.ray.gangs.RayGangs``."""
 
     def connect(self) -> None:
         """Reach the cluster; comes before all else. The calling thread must live until ``close``."""

@@ -84,24 +84,25 @@ def test_the_environment_is_read_where_contributing_says() -> None:
 
 def test_rays_own_modules_are_used_in_the_files_that_concepts_names() -> None:
     found = {path for path, used in names().items() if any(map(RAYS_OWN.search, used))}
-    named = {path for path in in_backticks(CONCEPTS, ".py") if path.startswith("service/gang/")}
-    assert found == {"service/gang/ray_private.py", "service/gang/ray_train.py"} <= named
+    elsewhere = {path for path in found if not path.startswith("service/gang/ray_train/")}
+    assert elsewhere == {"service/gang/ray/private_api.py"} < found
+    assert elsewhere <= in_backticks(CONCEPTS, ".py") and "`service/gang/ray_train/`" in CONCEPTS
 
 
 def test_each_call_into_rays_own_modules_is_named_in_concepts() -> None:
-    tree = ast.parse((ROOT / "service/gang/ray_private.py").read_text())
+    tree = ast.parse((ROOT / "service/gang/ray/private_api.py").read_text())
     receivers = r"(services|node|memory|raylet\.\w+(\.instance\(\))?|.*GcsClient\(.*\)|_gcs\(\))"
     calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     called = [name.rpartition(".")[2] for name in calls if re.fullmatch(rf"{receivers}\.(?!instance)\w+", name)]
-    said = paragraph("`service/gang/ray_private.py` calls")
+    said = paragraph("`service/gang/ray/private_api.py` calls")
     assert len(called) >= 9
     others = {
         "print_to_stdstream",
         "ENABLE_RAY_CLUSTER",
         "ActorClassID",
         "_temp_dir",
-        "service/gang/ray_private.py",
-        "service/gang/ray_gangs.py",
+        "service/gang/ray/private_api.py",
+        "service/gang/ray/gangs.py",
     }
     assert set(called) == in_backticks(said) - others
 

@@ -14,8 +14,8 @@ RAY_TRAIN = {"ray.train", "pandas"}  # take a second and 100 MB
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
-        ("service.serve, service.api.app, service.cli.main, service.gang.supervisor", TRAINERS | RAY_TRAIN),
-        ("service.gang.spare, service.gang.spare_copy", {"torch"} | RAY_TRAIN),
+        ("service.serve, service.api.app, service.cli.main, service.gang.ray.supervisor", TRAINERS | RAY_TRAIN),
+        ("service.gang.ray.spare, service.gang.worker.spare_copy", {"torch"} | RAY_TRAIN),
         ("service.client, service.cli.main", {"ray"}),
         ("boost_core.config, boost_core.plan", TRAINERS),
         ("boost_core.train, boost_core.__main__", {"ray"}),
@@ -53,10 +53,10 @@ def test_a_model_never_asks_how_many_ranks_there_are(floor: str) -> None:
         assert not [word for word in ("tensor_parallel_size", "world_size", "tp_size", ".rank()") if word in text], path
 
 
-def test_one_file_knows_ray_train() -> None:
+def test_one_room_knows_ray_train() -> None:
     files = [path for root in ("boost_core", "service") for path in (ROOT / root).rglob("*.py")]
     found = [path for path in files if any(name.startswith("ray.train") for name in imported(path))]
-    assert [path.name for path in found] == ["ray_train.py"]
+    assert {path.parent.name for path in found} == {"ray_train"}
 
 
 def test_only_the_guarded_readers_of_torchs_index_import_pickle() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # What starts a Ray cluster, a whole service or hosts of its own: ten seconds at least.
 EXPENSIVE = {
-    "service.gang.ray_gangs", "tests.deploy.scenario", "tests.elastic.autoscaled", "tests.elastic.ray_cluster",
+    "service.gang.ray.gangs", "tests.deploy.scenario", "tests.elastic.autoscaled", "tests.elastic.ray_cluster",
     "tests.hosts", "tests.joined_cluster", "tests.service.serving",
 }  # fmt: skip
 # Who may all the same: for these every change is worth it, or those of their tests that do are marked one by one.

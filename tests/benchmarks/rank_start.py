@@ -17,8 +17,8 @@ import psutil
 import ray
 
 from service.gang.assignment import GangContext, Message
-from service.gang.fork_server import python_of_forks
-from service.gang.ray_train import CALLS_AT_ONCE, RankWorker
+from service.gang.ray.fork_server import python_of_forks
+from service.gang.ray_train.rank_worker import CALLS_AT_ONCE, RankWorker
 from service.gang.status import JobTag
 from service.logs import GangLogs, LogFormat
 from tests.benchmarks.figures import FIGURES, write_table

@@ -46,7 +46,7 @@ from boost_core.messages.reports import (
     StartReport,
     StepReport,
 )
-from service.gang.ray_gangs import RayGangs
+from service.gang.ray.gangs import RayGangs
 from service.gang.status import GangPhase, GangReport, JobTag, Orders, PollRequest
 from tests.benchmarks.figures import FIGURES, provenance
 from tests.jobs import tiny_job, write_corpus

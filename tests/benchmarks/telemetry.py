@@ -30,7 +30,7 @@ from boost_core.parallel.ledger import CommunicationLedger, Entry, Part, Totals
 from boost_core.train import StepTimes
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
-from service.gang.rank_metrics import StepCollector, serve_metrics
+from service.gang.worker.rank_metrics import StepCollector, serve_metrics
 from tests.benchmarks.figures import FIGURES, write_table
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks

@@ -10,7 +10,7 @@ import time
 
 import ray
 
-from service.gang.ray_private import draining_nodes
+from service.gang.ray.private_api import draining_nodes
 from tests.s3 import free_ports
 
 HOLDS_SECONDS = 3.0

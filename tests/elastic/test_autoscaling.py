@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from service.client import Client
-from service.gang.ray_gangs import RayGangs
+from service.gang.ray.gangs import RayGangs
 from service.gang.status import Bundle
 from service.jobs.states import JobState
 from tests.elastic.autoscaled import autoscaled_cluster

@@ -17,8 +17,8 @@ from ray._private.workers import default_worker, setup_worker
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from service.gang.fork_server import PRELOADED, python_of_forks
-from service.gang.ray_private import OF_A_WORKER
+from service.gang.ray.fork_server import PRELOADED, python_of_forks
+from service.gang.ray.private_api import OF_A_WORKER
 from tests.elastic.ray_cluster import Nodes
 from tests.elastic.test_ray_contract import within, workers
 

@@ -14,9 +14,9 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from service.gang.executor import cluster_nodes, lost_nodes
-from service.gang.ray_private import draining_nodes, free_memory, free_resources, node_table
-from service.gang.watch import NodeWatch
+from service.gang.control.watch import NodeWatch
+from service.gang.ray.executor import cluster_nodes, lost_nodes
+from service.gang.ray.private_api import draining_nodes, free_memory, free_resources, node_table
 from tests.elastic.ray_cluster import Nodes
 
 

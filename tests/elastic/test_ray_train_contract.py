@@ -30,11 +30,15 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray.util.state import list_actors
 
-from service.gang import ray_train
 from service.gang.assignment import End, GangContext, RankEnd
-from service.gang.port import Finish
-from service.gang.ray_private import node_table
-from service.gang.ray_train import CALLS_AT_ONCE, RunWorker, TrainRun
+from service.gang.control.port import Finish
+from service.gang.ray.private_api import node_table
+from service.gang.ray_train.controller import GangController
+from service.gang.ray_train.decided import RunWorker
+from service.gang.ray_train.rank_worker import BROKEN_UP, CALLS_AT_ONCE, RankFailed, RankWorker
+from service.gang.ray_train.run import GangTrainer, TrainRun
+from service.gang.ray_train.run_state import RunState
+from service.gang.ray_train.worker_group import GangWorkerGroup, KeptGroupState, KeptGroupStateBuilder
 from service.gang.resources import ON_THE_HEAD
 from service.gang.status import GangPhase, JobTag
 from service.logs import GangLogs, LogFormat
@@ -108,15 +112,15 @@ CLASSES = [
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_what_is_overridden_is_what_it_was_when_it_was_read(name: str) -> None:
-    """After a change of Ray: read what has changed, see that ``ray_train`` still holds, and take the new digest."""
+    """After a change of Ray: read what has changed, see that our methods still hold, and take the new digest."""
     (owner,) = (each for each in CLASSES if each.__name__ == name.split(".")[0])
     source = inspect.getsource(getattr(owner, name.split(".")[1]))
     assert hashlib.sha256(source.encode()).hexdigest()[:12] == SOURCES[name]
 
 
 OURS = [
-    ray_train.GangController, ray_train.GangTrainer, ray_train.GangWorkerGroup, ray_train.KeptState,
-    ray_train.KeptStateBuilder, ray_train.RankWorker, ray_train.RunState,
+    GangController, GangTrainer, GangWorkerGroup, KeptGroupState,
+    KeptGroupStateBuilder, RankWorker, RunState,
 ]  # fmt: skip
 
 
@@ -134,8 +138,8 @@ def test_a_rank_whose_gang_breaks_up_before_it_trains_is_free_for_the_next() -> 
         first = thread.submit(rank.train, assigned(1), None, {})
         assert within(5, lambda: rank._turns)
         rank.abort()
-        assert first.result(5) == RankEnd(End.CONNECTION, ray_train.BROKEN_UP)
-        with pytest.raises(ray_train.RankFailed):  # Ray Train starts it all the same
+        assert first.result(5) == RankEnd(End.CONNECTION, BROKEN_UP)
+        with pytest.raises(RankFailed):  # Ray Train starts it all the same
             rank._train(1)
         second = thread.submit(rank.train, assigned(2), None, {})
         assert within(5, lambda: 2 in rank._turns)
@@ -149,7 +153,7 @@ def test_a_failed_rank_is_an_error_for_ray_train_and_an_end_for_the_gang() -> No
         end = thread.submit(rank.train, assigned(1), None, {})
         assert within(5, lambda: rank._turns)
         rank.stop(failed)
-        with pytest.raises(ray_train.RankFailed, match="no text is in the corpus"):
+        with pytest.raises(RankFailed, match="no text is in the corpus"):
             rank._train(1)
         assert end.result(5) == failed
 

@@ -24,7 +24,7 @@ import sys
 import time
 from pathlib import Path
 import psutil
-from service.gang.ray_gangs import RayGangs
+from service.gang.ray.gangs import RayGangs
 
 gangs = RayGangs(None, 1, Path(sys.argv[1]))
 gangs.connect()
@@ -50,8 +50,9 @@ import sys
 import time
 from pathlib import Path
 import psutil
-from service.gang import ray_gangs, ray_private
-from service.gang.ray_gangs import RayGangs
+from service.gang.ray import gangs as ray_gangs
+from service.gang.ray import private_api as ray_private
+from service.gang.ray.gangs import RayGangs
 
 gangs = RayGangs(None, 1, Path(sys.argv[1]))
 gangs.connect()
@@ -90,7 +91,7 @@ def test_a_gcs_that_dies_is_noticed_and_nothing_is_left_of_its_ray(tmp_path: Pat
 _JOINS = """
 import sys
 from pathlib import Path
-from service.gang.ray_gangs import RayGangs
+from service.gang.ray.gangs import RayGangs
 
 gangs = RayGangs(sys.argv[2], None, Path(sys.argv[1]))
 for _ in "the first head", "the second":
@@ -156,7 +157,7 @@ def test_a_head_that_dies_is_noticed_and_the_next_one_is_joined(tmp_path: Path) 
 _MEETS = """
 import sys
 from pathlib import Path
-from service.gang.ray_gangs import RayGangs
+from service.gang.ray.gangs import RayGangs
 
 gangs = RayGangs(sys.argv[2], None, Path(sys.argv[1]))
 try:

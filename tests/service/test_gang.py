@@ -21,8 +21,8 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.commands import Drill
 from boost_core.messages.reports import Cause, Report
-from service.gang import handles
-from service.gang.ray_gangs import NAMESPACE, RayGangs
+from service.gang.ray import handles
+from service.gang.ray.gangs import NAMESPACE, RayGangs
 from service.gang.status import GangPhase, GangReport, GangStatus, JobTag, Orders, PollRequest, PollResult
 from service.scheduler.actions import Wait
 from service.scheduler.decisions import decide

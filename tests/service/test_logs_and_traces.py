@@ -88,7 +88,9 @@ def test_all_that_the_service_says_is_json(life: Life) -> None:
     assert all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
     assert {"level", "logger", "message", "host"} <= set.intersection(*(set(line) for line in lines))
     assert any(line["logger"] == "uvicorn.error" and "startup complete" in line["message"] for line in lines)
-    assert any(line["logger"] == "service.gang.ray_private" and "A worker died" in line["message"] for line in lines)
+    assert any(
+        line["logger"] == "service.gang.ray.private_api" and "A worker died" in line["message"] for line in lines
+    )
     (submitted,) = [
         line for line in lines if line["logger"] == "uvicorn.access" and '"POST /v1/jobs ' in line["message"]
     ]

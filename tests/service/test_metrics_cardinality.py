@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from boost_core.messages.reports import Cause, Fault
 from boost_core.train import StepParts, StepTimes, Totals
-from service.gang.rank_metrics import StepCollector, gauges
+from service.gang.worker.rank_metrics import StepCollector, gauges
 from service.jobs.goodput import TimeKind
 from service.jobs.store import JobStore
 from tests.service.conftest import RunningApi

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 
 from service.accounts.quotas import QuotaStore
 from service.api.app import create_app
-from service.gang.rank_metrics import StepCollector, gauges
+from service.gang.worker.rank_metrics import StepCollector, gauges
 from service.jobs.store import JobStore
 from service.settings import Settings
 from service.telemetry.exporter import ServiceCollector

@@ -13,9 +13,9 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 
 from boost_core.train import StepParts, StepTimes, Totals
-from service.gang.rank_metrics import StepCollector, serve_metrics
-from service.gang.ray_gangs import RayGangs
+from service.gang.ray.gangs import RayGangs
 from service.gang.status import GangPhase
+from service.gang.worker.rank_metrics import StepCollector, serve_metrics
 from tests.jobs import tiny_job, write_corpus
 from tests.service.conftest import free_port
 from tests.service.test_gang import ENDLESS, Gang, ended, trained

@@ -15,7 +15,7 @@ _EMBEDDED = """
 import sys
 from pathlib import Path
 import ray
-from service.gang.ray_gangs import RayGangs
+from service.gang.ray.gangs import RayGangs
 
 gangs = RayGangs(None, 1, Path(sys.argv[1]), Path(sys.argv[1]) / "home" / "ray-token")
 gangs.connect()

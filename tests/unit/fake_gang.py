@@ -10,13 +10,13 @@ from typing import TypeVar
 from boost_core.config import JobSpec
 from boost_core.messages.reports import Cause, InterruptionReport, Report
 from boost_core.plan.snapshots import SnapshotIndex, SnapshotKey
-from service.gang import port
 from service.gang.assignment import End, Message, RankEnd, Rendezvous, WorkerPlace
-from service.gang.controller import GangController
-from service.gang.record import GangRecord
+from service.gang.control import port
+from service.gang.control.controller import GangController
+from service.gang.control.record import GangRecord
+from service.gang.control.watch import Heartbeat
 from service.gang.resources import selects
 from service.gang.status import Orders
-from service.gang.watch import Heartbeat
 from tests.service.records import a_start, a_step
 
 START_SECONDS = 3.0  # of a worker

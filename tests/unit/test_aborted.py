@@ -15,10 +15,10 @@ from boost_core.train import checkpoint_manager as manager_module
 from boost_core.train import loop as loop_module
 from boost_core.train.checkpoint_manager import CheckpointManager
 from boost_core.train.state import TrainState
-from service.gang import worker as worker_module
 from service.gang.assignment import End
-from service.gang.errors import end_of
-from service.gang.worker import Worker
+from service.gang.worker import worker as worker_module
+from service.gang.worker.errors import end_of
+from service.gang.worker.worker import Worker
 from tests.distributed.recording import Recorder
 from tests.jobs import tiny_job, write_corpus
 

@@ -8,16 +8,16 @@ import pytest
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.commands import Drill, Profile
 from boost_core.messages.reports import Cause, LogLine
-from service.gang import port
 from service.gang.assignment import End, RankEnd
-from service.gang.controller import (
+from service.gang.control import port
+from service.gang.control.controller import (
     FAILED_STOP_SECONDS,
     MOST_FAILED_STARTS,
     SAVE_AGAIN_SECONDS,
     SILENT_SECONDS,
     GangController,
 )
-from service.gang.record import GangRecord
+from service.gang.control.record import GangRecord
 from service.gang.status import GangPhase, Orders
 from tests.jobs import tiny_job
 from tests.unit.fake_gang import LOST_CONNECTION, START_SECONDS, FakeGang

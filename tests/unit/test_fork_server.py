@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from service.gang import fork_client
-from service.gang.fork_server import ForkServer
+from service.gang.ray import fork_client
+from service.gang.ray.fork_server import ForkServer
 
 SERVER = """
 import os, socket, sys
 import changing
-from service.gang.fork_client import _folder_of, _name
-from service.gang.fork_server import ForkServer, become
+from service.gang.ray.fork_client import _folder_of, _name
+from service.gang.ray.fork_server import ForkServer, become
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 folder = _folder_of(sys.argv)
 listener.bind(f"/proc/self/fd/{folder}/{_name()}")

@@ -8,8 +8,8 @@ import pytest
 from boost_core.config import Layout
 from boost_core.messages.reports import Cause, InterruptionReport, Report, RestartReport
 from service.gang.assignment import WorkerPlace
-from service.gang.port import Moment
-from service.gang.record import REPORTS_A_POLL, GangRecord
+from service.gang.control.port import Moment
+from service.gang.control.record import REPORTS_A_POLL, GangRecord
 from service.gang.status import GangPhase
 from tests.service.records import a_checkpoint, a_log_line, a_start, a_step
 

@@ -6,7 +6,7 @@ import pynvml
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from service.gang.rank_metrics import GpuCollector, gauges
+from service.gang.worker.rank_metrics import GpuCollector, gauges
 
 UUID = "GPU-8f6d"
 

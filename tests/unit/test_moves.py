@@ -8,7 +8,18 @@ from hypothesis import strategies as st
 
 from boost_core.config import Layout
 from boost_core.messages.reports import Cause
-from service.gang.policy import Action, Form, Halt, Keep, Pause, ReplicaSet, ReplicaView, View, next_action, replica_set
+from service.gang.control.policy import (
+    Action,
+    Form,
+    Halt,
+    Keep,
+    Pause,
+    ReplicaSet,
+    ReplicaView,
+    View,
+    next_action,
+    replica_set,
+)
 from service.gang.status import Orders
 
 STATES = {  # of a replica, in a letter

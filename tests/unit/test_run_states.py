@@ -20,10 +20,13 @@ from ray.train.v2._internal.state import state_manager
 from ray.train.v2._internal.state.state_actor import TrainStateActor
 from ray.train.v2.api import data_parallel_trainer, train_fn_utils
 
-from service.gang import ray_train
 from service.gang.assignment import End, GangContext, RankEnd, WorkerPlace
-from service.gang.port import Finish
-from service.gang.ray_train import RunWorker, TrainRun
+from service.gang.control.port import Finish
+from service.gang.ray_train import worker_group as own_group
+from service.gang.ray_train.decided import RunWorker
+from service.gang.ray_train.rank_worker import BROKEN_UP
+from service.gang.ray_train.run import TrainRun
+from service.gang.ray_train.run_state import RunState
 from service.gang.status import GangPhase, JobTag
 from service.logs import GangLogs, LogFormat
 from tests.idle_rank import Rank, assigned
@@ -126,7 +129,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         (train_fn_utils, "record_extra_usage_tag", lambda *_: None),
         (state_manager, "get_or_create_state_actor", lambda: Handle(state, calls)),
         (worker_group.ray_state, "get_max_resources_from_cluster_config", lambda: None),
-        (worker_group, "SynchronizationActor", barrier), (ray_train, "SynchronizationActor", barrier),
+        (worker_group, "SynchronizationActor", barrier), (own_group, "SynchronizationActor", barrier),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, stand_in)
     run = Run(tmp_path, calls, state)
@@ -153,7 +156,7 @@ class _Barrier:
         return SimpleNamespace(remote=called)
 
 
-BARRIER = ray_train.SynchronizationActor.__ray_metadata__.modified_class
+BARRIER = own_group.SynchronizationActor.__ray_metadata__.modified_class
 
 
 def test_a_life_with_a_fault_a_halt_and_a_generation_that_cannot_start(run: Run, tmp_path: Path) -> None:
@@ -169,7 +172,7 @@ def test_a_life_with_a_fault_a_halt_and_a_generation_that_cannot_start(run: Run,
     ends = run.form(2, rank, lost)
     run.until(lambda: run.attempts == {"1.1": ("ERRORED", [1]), "1.2": ("ERRORED", [])})
     rank.actor.abort.remote()
-    assert ends[0].result().message == ray_train.BROKEN_UP
+    assert ends[0].result().message == BROKEN_UP
     ends = run.form(3, rank)
     run.until(lambda: run.attempts.get("1.3") == ("RUNNING", [1]))
     rank.actor.stop.remote(HALTED)
@@ -212,7 +215,7 @@ def test_a_run_ends_as_the_gang_does(run: Run, phase: GangPhase, status: str, fo
 
 
 def test_a_run_that_ends_by_itself_is_told_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_train.RunState, "say", lambda *_: 1 / 0)
+    monkeypatch.setattr(RunState, "say", lambda *_: 1 / 0)
     run.train_run.say("trains")
     run.until(lambda: not run.train_run._thread.is_alive())
     with pytest.raises(RuntimeError, match="division by zero"):

@@ -9,7 +9,7 @@ from ray.train import Checkpoint
 from ray.train.v2._internal.execution.storage import StorageContext
 from ray.train.v2.api.result import Result
 
-from service.gang.run_storage import RunStorage, folder_of
+from service.gang.ray_train.storage import RunStorage, folder_of
 from service.security.secrets import SecretReference, SecretUnusable
 
 

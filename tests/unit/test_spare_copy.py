@@ -12,8 +12,8 @@ from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.host_copies import HostCopies
 from boost_core.checkpoint.snapshot_store import Snapshot, SnapshotStore
 from boost_core.plan.snapshots import Region, SnapshotIndex, SnapshotKey, newest_whole_state
-from service.gang import spare_copy
-from service.gang.spare_copy import Array, NoRoom, SpareCopy
+from service.gang.worker import spare_copy
+from service.gang.worker.spare_copy import Array, NoRoom, SpareCopy
 
 RANKS, ROWS = 3, 64
 PLENTY = 2**40

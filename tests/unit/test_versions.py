@@ -3,10 +3,10 @@
 import pytest
 
 from boost_core import __version__
-from service.gang import worker
 from service.gang.assignment import Assignment, End, GangContext, Rendezvous
 from service.gang.status import JobTag
 from service.gang.versions import require_version
+from service.gang.worker import worker
 from service.logs import GangLogs, LogFormat
 from tests.service.records import a_spec
 

@@ -1,7 +1,7 @@
 """Hangs, slow ranks and too many restarts, from beats at given times."""
 
 from boost_core.config import FaultToleranceConfig
-from service.gang.watch import GangWatch, Heartbeat, RestartLimit, SlowRank
+from service.gang.control.watch import GangWatch, Heartbeat, RestartLimit, SlowRank
 
 
 def watch(**config) -> GangWatch:

@@ -22,9 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.gang import fork_client
+from service.gang.ray import fork_client
 
-PRELOADED = ("service.gang.ray_train", "service.gang.worker", "service.gang.supervisor", "s3fs")
+PRELOADED = ("service.gang.ray_train.rank_worker", "service.gang.worker.worker", "service.gang.ray.supervisor", "s3fs")
 ONE_THREAD = {  # of libraries that would start threads when they are imported
     "OPENBLAS_NUM_THREADS": "1",  # numpy
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow
@@ -187,7 +187,7 @@ def become(request: Request) -> None:
 def preload() -> None:
     """Import what ranks need."""
     os.environ.update(ONE_THREAD)
-    from service.gang.ray_private import OF_A_WORKER, no_random_ids
+    from service.gang.ray.private_api import OF_A_WORKER, no_random_ids
 
     with no_random_ids():
         for module in (*PRELOADED, *OF_A_WORKER):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from service.gang.ray_private import nodes_here
+from service.gang.ray.private_api import nodes_here
 
 START_SECONDS = 120.0
 STOP_SECONDS = 15.0

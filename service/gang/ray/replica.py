@@ -21,13 +21,13 @@ from ray.util.scheduling_strategies import (
 )
 
 from service.gang.assignment import GangContext, WorkerPlace
-from service.gang.fork_server import python_of_forks
-from service.gang.port import StartReplica, WorkerStatus
+from service.gang.control.port import StartReplica, WorkerStatus
+from service.gang.ray.fork_server import python_of_forks
 from service.gang.resources import worker_resources
 
 if TYPE_CHECKING:
-    from service.gang.ray_train import RunWorker
-    from service.gang.supervisor import Supervisor
+    from service.gang.ray.supervisor import Supervisor
+    from service.gang.ray_train.decided import RunWorker
 
 _numbers = count(1)  # of workers, over all of a gang's life
 
@@ -56,7 +56,7 @@ class WorkerHandle:
         self, resources: Mapping[str, float], where: SchedulingStrategyT, supervisor: ActorProxy["Supervisor"],
         context: GangContext,
     ) -> None:  # fmt: skip
-        from service.gang.ray_train import CALLS_AT_ONCE, RankWorker
+        from service.gang.ray_train.rank_worker import CALLS_AT_ONCE, RankWorker
 
         self.number, self.resources = next_number(), dict(resources)
         self.actor: ActorProxy[RankWorker] = (
@@ -84,7 +84,7 @@ class WorkerHandle:
 
     def as_run_worker(self) -> "RunWorker":
         """One that is up, as a worker of the run."""
-        from service.gang.ray_train import RunWorker
+        from service.gang.ray_train.decided import RunWorker
 
         assert self._place is not None
         return RunWorker(self.actor, self._place, self.resources)

@@ -12,10 +12,10 @@ import ray
 from boost_core.config import JobSpec
 from boost_core.messages.commands import WorkerCommand
 from service.gang.assignment import GangContext, Message
-from service.gang.controller import GangController
-from service.gang.executor import RayExecutor
-from service.gang.port import Decision, Event, Executor, Finish, Moment
-from service.gang.record import GangRecord
+from service.gang.control.controller import GangController
+from service.gang.control.port import Decision, Event, Executor, Finish, Moment
+from service.gang.control.record import GangRecord
+from service.gang.ray.executor import RayExecutor
 from service.gang.status import GangPhase, GangStatus, Orders
 
 UPDATES = "updates"  # the concurrency group of calls that wait, so that all others are answered meanwhile

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from boost_core.config import Layout
 from boost_core.messages.reports import Cause
 from service.gang.assignment import RankEnd, WorkerPlace, ordered
-from service.gang.policy import Form, Halt
-from service.gang.port import WorkerStatus
-from service.gang.watch import GangWatch
+from service.gang.control.policy import Form, Halt
+from service.gang.control.port import WorkerStatus
+from service.gang.control.watch import GangWatch
 
 
 @dataclass

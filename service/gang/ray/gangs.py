@@ -19,9 +19,9 @@ from ray.util import list_named_actors
 from boost_core.config import JobSpec
 from boost_core.messages.commands import WorkerCommand
 from service.gang.assignment import GangContext
-from service.gang.handles import SupervisorHandles, name_of
-from service.gang.ray_node import JoinedNode, end_processes_of
-from service.gang.ray_private import (
+from service.gang.ray.handles import SupervisorHandles, name_of
+from service.gang.ray.node import JoinedNode, end_processes_of
+from service.gang.ray.private_api import (
     ANSWER_SECONDS,
     autoscaler_refuses,
     draining_nodes,
@@ -36,9 +36,9 @@ from service.gang.ray_private import (
     use_token,
     write_to_log,
 )
+from service.gang.ray.supervisor import UPDATES, WAITING_CALLS, Supervisor
 from service.gang.resources import ON_THE_HEAD
 from service.gang.status import Bundle, GangKey, JobTag, NodeCapacity, Orders, PollRequest, PollResult
-from service.gang.supervisor import UPDATES, WAITING_CALLS, Supervisor
 from service.gang.versions import require_version
 from service.logs import GangLogs, LogFormat
 from service.security.secrets import SecretReference

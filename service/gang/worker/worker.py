@@ -27,12 +27,12 @@ from boost_core.messages.commands import Drill, WorkerCommand
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotIndex, SnapshotKey
 from boost_core.train import Membership, SnapshotStore, StepProfiler, StepTimes, train
 from service.gang.assignment import Assignment, End, GangContext, Message, RankEnd, Rendezvous, WorkerPlace
-from service.gang.drills import Drills
-from service.gang.errors import end_of
-from service.gang.rank_metrics import StepCollector, serve_metrics
-from service.gang.reporter import LogReports, SupervisorReporter
+from service.gang.control.watch import Heartbeat
 from service.gang.versions import require_version
-from service.gang.watch import Heartbeat
+from service.gang.worker.drills import Drills
+from service.gang.worker.errors import end_of
+from service.gang.worker.rank_metrics import StepCollector, serve_metrics
+from service.gang.worker.reporter import LogReports, SupervisorReporter
 from service.security.redaction import redact, redact_logs
 from service.security.secrets import configure_fsspec, load
 

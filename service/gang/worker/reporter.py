@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from boost_core.messages.reports import FaultReport, LogLine, Report
 from service.gang.assignment import Message
-from service.gang.watch import Heartbeat
+from service.gang.control.watch import Heartbeat
 from service.security.redaction import redact
 
 BACKLOG = 10_000  # reports; more than that wait only when the supervisor is stuck, and then the oldest go first

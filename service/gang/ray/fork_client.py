@@ -16,7 +16,7 @@ import select
 import socket
 import sys
 
-SERVER = "service.gang.fork_server"
+SERVER = "service.gang.ray.fork_server"
 START_SECONDS = 40.0  # for a server to be up; Ray waits for 60 until a worker has registered
 BACKLOG = 1024  # workers that may wait for that
 OF_ONE_WORKER = {"RAY_JOB_ID"}  # in its environment; all else is of the server, too

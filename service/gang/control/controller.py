@@ -19,13 +19,12 @@ from boost_core.config import JobSpec, Layout
 from boost_core.messages.commands import Drill, Profile, WorkerCommand
 from boost_core.messages.reports import Cause, Fault, FaultReport, RankTimesReport
 from boost_core.plan.snapshots import copy_owners, newest_whole_state, uncopied_ranks
-from service.gang import port
 from service.gang.assignment import FAILURES, Assignment, End, Message, MisplacedRanks, WorkerPlace
-from service.gang.policy import Form, Halt, Keep, Pause, ReplicaView, View, next_action, replica_set
-from service.gang.record import GangRecord
-from service.gang.resources import bytes_to_keep, gang_in_words, node_selector, without_resources, worker_resources
-from service.gang.spare_policy import SparePolicy, SpareView
-from service.gang.state import (
+from service.gang.control import port
+from service.gang.control.policy import Form, Halt, Keep, Pause, ReplicaView, View, next_action, replica_set
+from service.gang.control.record import GangRecord
+from service.gang.control.spare_policy import SparePolicy, SpareView
+from service.gang.control.state import (
     Break,
     Checking,
     Finished,
@@ -37,8 +36,9 @@ from service.gang.state import (
     Stopping,
     Suspecting,
 )
+from service.gang.control.watch import GangWatch, NodeWatch, RestartLimit
+from service.gang.resources import bytes_to_keep, gang_in_words, node_selector, without_resources, worker_resources
 from service.gang.status import GangPhase, Orders
-from service.gang.watch import GangWatch, NodeWatch, RestartLimit
 
 STOP_SECONDS = 5.0  # for ranks to stop by themselves once others have been killed
 FAILED_STOP_SECONDS = 10.0  # the same once one of them has failed

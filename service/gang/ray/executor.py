@@ -11,15 +11,15 @@ from ray.actor import ActorProxy
 from ray.exceptions import RayError
 
 from boost_core.config import JobSpec
-from service.gang import port
 from service.gang.assignment import End, GangContext, RankEnd
-from service.gang.ray_private import draining_nodes, free_resources, node_table
-from service.gang.replica import RayReplica, WorkerHandle, next_number
+from service.gang.control import port
+from service.gang.ray.private_api import draining_nodes, free_resources, node_table
+from service.gang.ray.replica import RayReplica, WorkerHandle, next_number
+from service.gang.ray.spare import RaySpare
 from service.gang.resources import selects
-from service.gang.spare import RaySpare
 
 if TYPE_CHECKING:
-    from service.gang.supervisor import Supervisor
+    from service.gang.ray.supervisor import Supervisor
 
 ANSWER_SECONDS = 5.0  # for a worker to say what it has
 NODES_SECONDS = 1.0  # between two looks at the cluster's nodes
@@ -39,7 +39,7 @@ class RayExecutor:
     """
 
     def __init__(self, spec: JobSpec, supervisor: ActorProxy["Supervisor"], context: GangContext) -> None:
-        from service.gang.ray_train import TrainRun  # which the service's own process does without
+        from service.gang.ray_train.run import TrainRun  # which the service's own process does without
 
         self._supervisor, self._context = supervisor, context
         self._run = TrainRun(spec, context)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from boost_core.config import JobSpec
 from boost_core.messages.reports import SpareReport
-from service.gang import port
-from service.gang.record import GangRecord
+from service.gang.control import port
+from service.gang.control.record import GangRecord
 from service.gang.resources import node_selector, worker_resources
 
 LOOK_SECONDS = 10.0  # between two looks for a node

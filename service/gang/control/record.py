@@ -20,7 +20,7 @@ from boost_core.messages.reports import (
     StepReport,
 )
 from service.gang.assignment import WorkerPlace
-from service.gang.port import Moment
+from service.gang.control.port import Moment
 from service.gang.status import GangPhase, GangReport, GangStatus
 
 REPORTS_A_POLL = 1000

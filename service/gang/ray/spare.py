@@ -12,12 +12,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from boost_core.plan.snapshots import Region, SnapshotIndex, SnapshotKey
 from service.gang.assignment import GangContext
-from service.gang.port import SpareStatus
-from service.gang.ray_private import free_memory, total_memory
+from service.gang.control.port import SpareStatus
+from service.gang.ray.private_api import free_memory, total_memory
 
 if TYPE_CHECKING:
-    from service.gang.ray_train import RankWorker
-    from service.gang.spare_copy import Array
+    from service.gang.ray_train.rank_worker import RankWorker
+    from service.gang.worker.spare_copy import Array
 
 CALLS_AT_ONCE = 6  # one that copies, and ranks that read meanwhile
 SHARE_TO_LEAVE = 0.1  # of a node's memory, which is left to others
@@ -50,7 +50,7 @@ class SpareHolder:
     """
 
     def __init__(self, title: str, context: GangContext) -> None:
-        from service.gang.spare_copy import SpareCopy  # which the supervisor does without
+        from service.gang.worker.spare_copy import SpareCopy  # which the supervisor does without
 
         context.logs.write()
         self._title = title

@@ -1,0 +1,1 @@
+"""What a gang does next. Pure: events and their times in, decisions out."""

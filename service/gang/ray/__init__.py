@@ -1,0 +1,1 @@
+"""Gangs on Ray: supervisors, replicas and the executor of a controller's decisions."""

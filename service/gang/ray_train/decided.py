@@ -1,0 +1,48 @@
+"""What the executor tells Ray Train's controller."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ray.actor import ActorProxy
+
+from service.gang.assignment import WorkerPlace
+from service.gang.control.port import Finish
+from service.gang.ray_train.rank_worker import RankWorker
+
+
+@dataclass(frozen=True)
+class RunWorker:
+    """A worker of a generation.
+
+    Attributes:
+        actor: Its handle.
+        place: Where it is.
+        resources: What it takes, by Ray's names.
+    """
+
+    actor: ActorProxy[RankWorker]
+    place: WorkerPlace
+    resources: dict[str, float]
+
+
+@dataclass(frozen=True)
+class FormGeneration:
+    """A generation trains, by these workers in the order of their ranks."""
+
+    generation: int
+    workers: Sequence[RunWorker]
+
+
+@dataclass(frozen=True)
+class GenerationHalted:
+    """All ranks have stopped as they were told to; what becomes of workers from now on is no fault."""
+
+
+@dataclass(frozen=True)
+class ShowMessage:
+    """Where the gang is in its life, for people."""
+
+    message: str
+
+
+Decided = FormGeneration | GenerationHalted | ShowMessage | Finish

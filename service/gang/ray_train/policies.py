@@ -1,0 +1,70 @@
+"""Ray Train's policies, which leave decisions to the gang's controller."""
+
+from typing import Any
+
+from ray.exceptions import RayActorError
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+from ray.train.v2._internal.execution.context import TrainRunContext
+from ray.train.v2._internal.execution.failure_handling import FailureDecision, FailurePolicy
+from ray.train.v2._internal.execution.scaling_policy import (
+    NoopDecision,
+    ResizeDecision,
+    ScalingDecision,
+    ScalingPolicy,
+)
+from ray.train.v2.api.config import ScalingConfig
+from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
+
+from service.gang.ray_train.decided import FormGeneration
+
+
+class GangScalingPolicy(ScalingPolicy):
+    """Decides for what the gang's controller has decided. Asks no autoscaler for nodes, as the service does that.
+
+    Attributes:
+        next: The generation that is to train next.
+    """
+
+    def __init__(self, scaling_config: ScalingConfig) -> None:
+        super().__init__(scaling_config)
+        self.next: FormGeneration | None = None
+
+    def take(self) -> FormGeneration:
+        """The generation that is to train next, once."""
+        form, self.next = self.next, None
+        assert form is not None
+        return form
+
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        """Whether a generation is to train."""
+        if self.next is None:
+            return NoopDecision()
+        return ResizeDecision(len(self.next.workers), self.next.workers[0].resources)
+
+    def make_decision_for_running_worker_group(self, *status: Any, **more: Any) -> ScalingDecision:
+        """The same."""
+        return self.make_decision_for_non_running_worker_group()
+
+    def _get_num_workers_for_resource_request(self) -> int:
+        return 0
+
+    def after_controller_start(self, train_run_context: TrainRunContext) -> None:
+        """Ask for no nodes."""
+
+    async def before_controller_shutdown(self) -> None:
+        """Nothing was asked for."""
+
+    def before_controller_abort(self) -> None:
+        """Nothing was asked for."""
+
+
+class GangFailurePolicy(FailurePolicy):
+    """Has the run wait for the next generation where workers are lost; whether there is one, the gang decides."""
+
+    def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
+        """Whether the run goes on."""
+        cause: Exception = training_failed_error
+        if isinstance(training_failed_error, ControllerError):
+            cause = training_failed_error.controller_failure
+        lost = isinstance(cause, (WorkerGroupError, WorkerGroupStartupFailedError, RayActorError))
+        return FailureDecision.RETRY if lost else FailureDecision.RAISE

@@ -1,0 +1,259 @@
+"""The actor of a worker, and how Ray Train has it train."""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import ray
+import ray.train
+from ray.actor import ActorProxy
+from ray.train import Checkpoint, CheckpointUploadMode
+from ray.train.v2._internal.execution.context import get_train_context
+from ray.train.v2._internal.execution.worker_group import (
+    RayTrainWorker,
+)
+from ray.train.v2._internal.util import ObjectRefWrapper
+
+from boost_core.messages.commands import WorkerCommand
+from boost_core.messages.reports import CheckpointReport
+from boost_core.plan.snapshots import MemoryState, Region, SnapshotIndex, SnapshotKey
+from service.gang.assignment import FAILURES, Assignment, End, GangContext, Message, RankEnd, Rendezvous, WorkerPlace
+from service.gang.ray.private_api import free_memory
+from service.gang.ray_train.settings import set_environment
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from service.gang.ray.supervisor import Supervisor
+    from service.gang.worker.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+CALLS_AT_ONCE = 8  # of a worker: waiting for its training to end, and what is asked of it meanwhile
+FLUSH_SECONDS = 10.0  # for Ray Train to take the checkpoints of a generation
+BROKEN_UP = "the gang broke up before it trained"
+
+
+class RankFailed(Exception):
+    """A rank's training has failed."""
+
+
+class WorkerGeneration:
+    """A generation in one worker.
+
+    Attributes:
+        assignment: What it is to train.
+        end: What that has come to; cancelled if the gang broke up before it began.
+    """
+
+    def __init__(self) -> None:
+        self.assignment: futures.Future[Assignment] = futures.Future()
+        self.end: futures.Future[RankEnd] = futures.Future()
+
+
+class RankWorker(RayTrainWorker):
+    """The actor of a worker: Ray Train's, to which the gang's supervisor speaks, too.
+
+    It loads what training needs in its own process, so that its supervisor need not import torch.
+
+    Args:
+        title: What Ray's dashboard shows of it.
+        number: The worker's number.
+        supervisor: Handle of the gang's ``Supervisor`` actor.
+        context: Settings of the service that workers need.
+    """
+
+    def __init__(self, title: str, number: int, supervisor: ActorProxy["Supervisor"], context: GangContext) -> None:
+        set_environment()
+        super().__init__()
+        logging.getLogger("ray.train").setLevel(logging.CRITICAL)  # it repeats what the gang's own log has
+        self._title, self._supervisor = title, supervisor
+        self._owners: dict[int, ActorProxy[RankWorker]] = {}
+        self._generations: dict[int, WorkerGeneration] = {}
+        self._checkpoints = CheckpointReporter()
+        self._worker = self._load(number, context)
+
+    def _load(self, number: int, context: GangContext) -> "Worker":
+        from service.gang.worker.worker import Worker
+
+        runtime = ray.get_runtime_context()
+        return Worker(
+            number, context,
+            node=runtime.get_node_id(),
+            actor=str(runtime.get_actor_id()),
+            address=ray.util.get_node_ip_address(),
+            gpus=tuple(map(str, runtime.get_accelerator_ids().get("GPU", ()))),
+            push=self._push,
+            read=lambda owner, key, regions: ray.get(self._owners[owner].read.remote(key, regions)),
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return self._title
+
+    def _push(self, message: Message) -> None:
+        ray.get(self._supervisor.push.remote(message))
+        for _, report in message.reports:
+            if isinstance(report, CheckpointReport):
+                self._checkpoints.report(report)
+
+    @ray.method
+    def place(self) -> WorkerPlace:
+        """Where it is; answers when it is up."""
+        return self._worker.place
+
+    @ray.method
+    def rendezvous(self) -> Rendezvous:
+        """Open the place where the ranks of the next gang meet."""
+        return self._worker.rendezvous()
+
+    @ray.method
+    def train(
+        self, assignment: Assignment, recovery: MemoryState[int] | None, owners: dict[int, "ActorProxy[RankWorker]"]
+    ) -> RankEnd:
+        """Take a rank, which Ray Train then has trained; answers when that has come to its end.
+
+        Args:
+            assignment: The rank.
+            recovery: The state to continue from, in memory; ``None`` to look for a checkpoint.
+            owners: The workers that have parts of it.
+        """
+        self._owners = owners
+        self._worker.join(assignment, recovery)
+        own = self._generation(assignment.generation)
+        own.assignment.set_result(assignment)
+        try:
+            return own.end.result()
+        except futures.CancelledError:
+            return RankEnd(End.CONNECTION, BROKEN_UP)
+
+    def run_train_fn(self, train_fn_ref: ObjectRefWrapper[Callable[[], Any]]) -> None:
+        """Start Ray Train's training thread, for a generation."""
+        assert isinstance(train_fn_ref, TrainingFunction)
+        super().run_train_fn(InWorker(partial(self._train, train_fn_ref.generation)))
+
+    def _train(self, generation: int) -> RankEnd:
+        own = self._generation(generation)
+        assignment = own.assignment.result()
+        if not own.end.set_running_or_notify_cancel():
+            raise RankFailed(BROKEN_UP)
+        try:
+            end = self._worker.train(assignment)
+            if end.how not in FAILURES:  # the others wait for the end of one that has failed
+                self._checkpoints.flush()
+        except BaseException as error:
+            own.end.set_exception(error)
+            raise
+        own.end.set_result(end)
+        if end.how in FAILURES:
+            raise RankFailed(end.message)
+        return end
+
+    def _generation(self, generation: int) -> WorkerGeneration:
+        return self._generations.setdefault(generation, WorkerGeneration())
+
+    @ray.method
+    def halt(self, store: bool) -> None:
+        """Have the gang stop after a step; ``store``: once it has written a checkpoint."""
+        self._worker.halt(store)
+
+    @ray.method
+    def abort(self) -> None:
+        """Have collectives fail that wait for a rank that is gone, and training that has not begun end."""
+        for own in list(self._generations.values()):
+            own.end.cancel()
+        self._worker.abort()
+
+    @ray.method
+    def indexes(self) -> list[SnapshotIndex]:
+        """What of the state is in its memory."""
+        return self._worker.indexes()
+
+    @ray.method
+    def read(self, key: SnapshotKey, regions: Sequence[Region]) -> "list[np.ndarray[Any, Any]]":
+        """Parts of a snapshot that is in its memory."""
+        return self._worker.read(key, regions)
+
+    @ray.method
+    def hold(self, generation: int, rank: int) -> SnapshotIndex | None:
+        """Keep its rank's newest snapshot as it is, to be read; ``None`` if there is none."""
+        return self._worker.hold(generation, rank)
+
+    @ray.method
+    def release(self) -> None:
+        """Let it go."""
+        self._worker.release()
+
+    @ray.method
+    def free_memory(self) -> int:
+        """Bytes of its node's memory, or of its container's, that nobody uses."""
+        return free_memory()
+
+    @ray.method
+    def stacks(self) -> str:
+        """What each of its threads is doing."""
+        return self._worker.stacks()
+
+    @ray.method
+    def command(self, command: WorkerCommand) -> None:
+        """Bring a fault about in its process, or trace its next steps."""
+        self._worker.command(command)
+
+
+class CheckpointReporter:
+    """Reports committed checkpoints to Ray Train, from a thread: it takes one once it has taken the one before."""
+
+    def __init__(self) -> None:
+        self._thread = futures.ThreadPoolExecutor(1, "checkpoints")
+        self._reported: list[futures.Future[None]] = []
+
+    def report(self, report: CheckpointReport) -> None:
+        """Report one."""
+        self._reported.append(self._thread.submit(_report, report))
+
+    def flush(self) -> None:
+        """Wait until all have been taken, for a while at most."""
+        reported, self._reported = self._reported, []
+        futures.wait(reported, FLUSH_SECONDS)
+
+
+def _report(report: CheckpointReport) -> None:
+    storage = get_train_context().get_storage()
+    path = storage.build_checkpoint_path_from_name(report.url.rpartition("/")[2])
+    try:
+        ray.train.report(
+            report.model_dump(include={"step", "bytes"}),
+            checkpoint=Checkpoint(path, storage.storage_filesystem),
+            checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD,  # it is there
+        )
+    except Exception as error:
+        logger.warning("Ray Train does not take the checkpoint of step %d: %s", report.step, error)
+
+
+class TrainingFunction(ObjectRefWrapper[Callable[[], Any]]):
+    """What Ray Train sends to workers instead of an object's reference: which generation they are to train.
+
+    A worker would wait ten seconds for an object of which a node that was lost has had a copy.
+
+    Args:
+        generation: The generation.
+    """
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+
+
+class InWorker(ObjectRefWrapper[Callable[[], Any]]):
+    """The same, once it is there.
+
+    Args:
+        function: Trains.
+    """
+
+    def __init__(self, function: Callable[[], RankEnd]) -> None:
+        self._function = function
+
+    def get(self) -> Callable[[], RankEnd]:
+        """The training function."""
+        return self._function

@@ -1,0 +1,144 @@
+"""A job's attempt as a run of Ray Train, in a thread of the supervisor."""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any, cast
+
+from pyarrow.fs import PyFileSystem
+from ray.train.v2._internal.callbacks.metrics import ControllerMetricsCallback, WorkerMetricsCallback
+from ray.train.v2._internal.execution.storage import StorageContext
+from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.train.v2.api.result import Result
+
+from boost_core.config import JobSpec
+from service.gang.assignment import GangContext
+from service.gang.control.port import Finish
+from service.gang.ray_train.controller import END_SECONDS, GangController, GangError
+from service.gang.ray_train.decided import Decided, FormGeneration, GenerationHalted, RunWorker, ShowMessage
+from service.gang.ray_train.policies import GangFailurePolicy, GangScalingPolicy
+from service.gang.ray_train.run_state import RunState
+from service.gang.ray_train.settings import set_environment
+from service.gang.ray_train.storage import RunStorage, folder_of
+from service.gang.resources import worker_resources
+
+logger = logging.getLogger(__name__)
+
+
+class TrainRun:
+    """One attempt of a job as a run of Ray Train, in a thread. For the executor's thread.
+
+    Args:
+        spec: The job.
+        context: What its workers are told of their surroundings.
+
+    Attributes:
+        result: What Ray Train makes of it; ``None`` before its end.
+    """
+
+    def __init__(self, spec: JobSpec, context: GangContext) -> None:
+        set_environment()
+        logging.getLogger("ray.train").setLevel(logging.WARNING)
+        self.result: Result | None = None
+        self._decided: queue.SimpleQueue[Decided] = queue.SimpleQueue()
+        self._said = ""
+        self._failure: Exception | None = None
+        self._ending = False
+        self._trainer = GangTrainer(spec, context, self._decided)
+        self._thread = threading.Thread(target=self._run, name="ray-train", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._trainer.fit()
+        except GangError:
+            pass  # as it was told
+        except Exception as error:
+            logger.exception("Ray Train's run has failed")
+            self._failure = error
+        self.result = self._trainer.result
+
+    def form(self, generation: int, workers: Sequence[RunWorker]) -> None:
+        """Have a generation train. Its workers have been told what by ``RankWorker.train``."""
+        self._decided.put(FormGeneration(generation, workers))
+
+    def halted(self) -> None:
+        """Take note that all ranks have stopped as they were told to."""
+        self._decided.put(GenerationHalted())
+
+    def say(self, message: str) -> None:
+        """Tell people what the gang is at."""
+        if message != self._said:
+            self._said = message
+            self._decided.put(ShowMessage(message))
+
+    def check(self) -> None:
+        """Find out whether the run goes on.
+
+        Raises:
+            RuntimeError: It has ended, and nobody has told it to.
+        """
+        if not self._thread.is_alive() and not self._ending:
+            raise RuntimeError(f"Ray Train's run has ended: {self._failure or 'nobody told it to'}")
+
+    def finish(self, end: Finish) -> None:
+        """Have the run end; waits until it has, for a few seconds at most."""
+        self._ending = True
+        self._decided.put(end)
+        self._thread.join(END_SECONDS)
+        if self._thread.is_alive():
+            logger.warning("Ray Train's run has not ended within %g s", END_SECONDS)
+
+
+class GangTrainer(DataParallelTrainer):
+    """Ray Train's trainer, whose controller runs where this does and hears what the gang's has decided.
+
+    Args:
+        spec: The job.
+        context: What its workers are told of their surroundings.
+        decided: What is decided, in order.
+
+    Attributes:
+        result: That of ``fit``, also if it raises.
+    """
+
+    def __init__(self, spec: JobSpec, context: GangContext, decided: "queue.SimpleQueue[Decided]") -> None:
+        self.result: Result | None = None
+        self._decided, self._tag = decided, context.tag
+        assert spec.checkpoint.url is not None
+        folder, files = folder_of(spec.checkpoint.url), PyFileSystem(RunStorage(spec.checkpoint.url, context.secret))
+        resources, tag = worker_resources(spec), context.tag
+        run = RunConfig(name=f"{tag.name} ({tag.job_id})", storage_path=folder, storage_filesystem=files)
+        vars(run)["storage_context"] = StorageContext(folder, "", files)  # not a folder of the run's name in it
+        self._scaling = ScalingConfig(
+            num_workers=spec.parallelism.world_size, use_gpu="GPU" in resources, resources_per_worker=resources
+        )
+        super().__init__(
+            _train,
+            train_loop_config={"page": tag.url, "tenant": tag.tenant, "submitted_by": tag.submitted_by},
+            scaling_config=self._scaling,
+            run_config=cast(Any, run),  # its types name the class before
+        )
+        object.__setattr__(self.train_run_context, "run_id", tag.job_id)
+
+    def _create_default_callbacks(self) -> list[Any]:
+        """Those that show the run. The others set up what the gang does by itself, and clean up after it."""
+        return [ControllerMetricsCallback(), WorkerMetricsCallback(self.train_run_context), RunState()]
+
+    def _initialize_and_run_controller(self, **arguments: Any) -> Result:
+        async def run() -> Result:
+            arguments["scaling_policy"] = GangScalingPolicy(self._scaling)
+            arguments["failure_policy"] = GangFailurePolicy(FailureConfig(max_failures=-1))
+            controller = GangController(self._tag.attempt, self._decided, **arguments)
+            await controller.run()
+            return controller.get_result()
+
+        self.result = asyncio.run(run())
+        return self.result
+
+
+def _train() -> None:
+    """What Ray Train is told to run; workers are told the generation instead, by ``TrainingFunction``."""

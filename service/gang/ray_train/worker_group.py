@@ -1,0 +1,150 @@
+"""Ray Train's worker group for one generation, on workers that outlive it."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from ray.actor import ActorHandle
+from ray.train.v2._internal.execution.checkpoint.sync_actor import SynchronizationActor
+from ray.train.v2._internal.execution.context import DistributedContext
+from ray.train.v2._internal.execution.worker_group import (
+    ActorMetadata,
+    PlacementGroupHandle,
+    WorkerGroup,
+    WorkerGroupContext,
+    WorkerGroupPollStatus,
+    WorkerGroupState,
+    WorkerGroupStateBuilder,
+)
+from ray.train.v2._internal.execution.worker_group import Worker as TrainWorker
+from ray.train.v2.api.config import ScalingConfig
+
+from service.gang.assignment import WorkerPlace
+from service.gang.ray_train.decided import RunWorker
+
+ANSWER_SECONDS = 0.1  # for a worker to answer a poll; a later answer is read with the next one
+
+
+class GangWorkerGroup(WorkerGroup):
+    """Ray Train's worker group for one generation, on workers that outlive it.
+
+    Args:
+        workers: By rank.
+        arguments: Ray Train's own.
+
+    Attributes:
+        halted: Whether all its ranks have stopped as they were told to.
+    """
+
+    def __init__(self, workers: Sequence[RunWorker], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._given = workers
+        self.halted = False
+
+    def _start(self) -> None:
+        self._start_impl(KeptGroupStateBuilder())
+
+    def _create_placement_group(self, scaling_config: ScalingConfig, worker_group_context: WorkerGroupContext) -> Any:
+        return ReservedPlacement()
+
+    def _create_workers(self, *arguments: Any, **more: Any) -> list[TrainWorker]:
+        return train_workers(self._given)
+
+    def shutdown(self) -> None:
+        """End, with all that was reported."""
+        self.poll_status(ANSWER_SECONDS)
+        super().shutdown()
+
+    def abort(self) -> None:
+        """The same."""
+        self.poll_status(ANSWER_SECONDS)
+        super().abort()
+
+    def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
+        """What workers say; of a generation that has halted, their reports alone."""
+        status = super().poll_status(timeout)
+        if self.halted:
+            status = self._latest_poll_status = WorkerGroupPollStatus({})
+        return status
+
+
+def train_workers(workers: Sequence[RunWorker]) -> list[TrainWorker]:
+    """Workers by rank as Ray Train has them."""
+    nodes = [worker.place.node for worker in workers]
+    distinct = list(dict.fromkeys(nodes))
+    return [
+        TrainWorker(
+            cast(ActorHandle[Any], worker.actor), _metadata(worker.place), worker.resources,
+            DistributedContext(
+                world_rank=rank, world_size=len(workers), local_rank=nodes[:rank].count(node),
+                local_world_size=nodes.count(node), node_rank=distinct.index(node),
+            ),
+        )
+        for rank, (worker, node) in enumerate(zip(workers, nodes, strict=True))
+    ]  # fmt: skip
+
+
+def _metadata(place: WorkerPlace) -> ActorMetadata:
+    gpus = [int(gpu) for gpu in place.accelerators if gpu.isdigit()]  # Ray Train's list of runs has no other
+    return ActorMetadata(place.host, place.node, place.address, place.pid, {"GPU": list(gpus)})
+
+
+class KeptGroupState(WorkerGroupState):
+    """What a worker group has; none of it ends with it."""
+
+    def shutdown(self) -> None:
+        """Leave the workers to the gang, and the barrier to the next generation."""
+
+
+class KeptGroupStateBuilder(WorkerGroupStateBuilder):
+    """Makes that."""
+
+    def build(self) -> WorkerGroupState:
+        """The state of a group that has started."""
+        return KeptGroupState(**vars(super().build()))
+
+    def shutdown(self) -> None:
+        """As above, where a group could not be started."""
+
+
+class ReservedPlacement(PlacementGroupHandle):
+    """The gang's placement groups, one a replica, which it makes and removes by itself."""
+
+    @property
+    def placement_group(self) -> Any:
+        """Workers are not created by it."""
+        return None
+
+    def ready(self) -> Any:
+        """Nothing waits for it."""
+        raise NotImplementedError
+
+    def wait(self, timeout_seconds: float = 30) -> bool:
+        """They are ready before there are workers."""
+        return True
+
+    def shutdown(self) -> None:
+        """Leave them."""
+
+
+class SharedBarrier:
+    """In the place of Ray Train's ``SynchronizationActor``: one for all generations, since it is a process.
+
+    Ranks meet there when they report. Here rank 0 reports alone, so nobody waits.
+    """
+
+    def __init__(self) -> None:
+        self._options: dict[str, Any] = {}
+        self._actor: ActorHandle[Any] | None = None
+
+    def options(self, **options: Any) -> "SharedBarrier":
+        """Where it is to be."""
+        self._options = options
+        return self
+
+    def remote(self, **arguments: Any) -> "ActorHandle[Any]":
+        """The actor, made when it is first asked for."""
+        if self._actor is None:
+            barrier: Any = SynchronizationActor  # an actor's class, which its types do not say
+            self._actor = barrier.options(**self._options).remote(**arguments)
+            self._actor.set_required_ranks.remote([0])
+        return self._actor

@@ -1,0 +1,1 @@
+"""What a worker does in its own process, free of Ray."""
