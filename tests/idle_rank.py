@@ -40,7 +40,7 @@ class Rank(RankWorker):
     def __init__(self) -> None:
         os.environ.update(SETTINGS)
         RayTrainWorker.__init__(self)
-        self._title, self._turns, self._owners = "rank", {}, {}
+        self._title, self._generations, self._owners = "rank", {}, {}
         self._checkpoints, self._worker = CheckpointReporter(), Idle()
 
     def where(self) -> WorkerPlace:

@@ -136,13 +136,13 @@ def test_a_rank_whose_gang_breaks_up_before_it_trains_is_free_for_the_next() -> 
     rank = Rank()
     with ThreadPoolExecutor(1) as thread:
         first = thread.submit(rank.train, assigned(1), None, {})
-        assert within(5, lambda: rank._turns)
+        assert within(5, lambda: rank._generations)
         rank.abort()
         assert first.result(5) == RankEnd(End.CONNECTION, BROKEN_UP)
         with pytest.raises(RankFailed):  # Ray Train starts it all the same
             rank._train(1)
         second = thread.submit(rank.train, assigned(2), None, {})
-        assert within(5, lambda: 2 in rank._turns)
+        assert within(5, lambda: 2 in rank._generations)
         rank.stop(RankEnd(End.HALTED))
         assert rank._train(2) == second.result(5) == RankEnd(End.HALTED)
 
@@ -151,7 +151,7 @@ def test_a_failed_rank_is_an_error_for_ray_train_and_an_end_for_the_gang() -> No
     rank, failed = Rank(), RankEnd(End.FAILED, "no text is in the corpus")
     with ThreadPoolExecutor(1) as thread:
         end = thread.submit(rank.train, assigned(1), None, {})
-        assert within(5, lambda: rank._turns)
+        assert within(5, lambda: rank._generations)
         rank.stop(failed)
         with pytest.raises(RankFailed, match="no text is in the corpus"):
             rank._train(1)
