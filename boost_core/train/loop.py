@@ -81,11 +81,11 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
 def _stepped(run: "_Run", state: TrainState) -> Outcome:
     """Train until the last step, or until all ranks are asked to halt."""
     spec = state.spec
-    with collected_between_steps() as garbage:
+    with collected_between_steps() as collect_garbage:
         while state.step < spec.training.steps:
             before = state.step
             asked = run.step()
-            garbage.after_step(state.step)
+            collect_garbage(state.step)
             ahead, last = state.step > before, state.step == spec.training.steps
             if ahead and (last or state.step % spec.training.evaluate_every_steps == 0):
                 run.evaluate()
