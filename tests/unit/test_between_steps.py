@@ -99,7 +99,7 @@ def test_garbage_is_collected_between_steps_alone() -> None:
 
 
 def test_nccls_streams_have_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    from service.gang import worker as worker_module
+    from service.gang.worker import worker as worker_module
 
     monkeypatch.delenv("TORCH_NCCL_HIGH_PRIORITY", raising=False)
     seen: list[str | None] = []
