@@ -33,6 +33,7 @@ from ray.util.state import list_actors
 from service.gang.assignment import End, GangContext, RankEnd
 from service.gang.control.port import Finish
 from service.gang.ray.private_api import node_table
+from service.gang.ray.supervisor import Supervisor
 from service.gang.ray_train.controller import GangController
 from service.gang.ray_train.decided import RunWorker
 from service.gang.ray_train.rank_worker import BROKEN_UP, CALLS_AT_ONCE, RankFailed, RankWorker
@@ -78,8 +79,6 @@ SOURCES = {  # of what is overridden, and of what calls it
     "RayTrainWorker.poll_status": "703b285a0c2d",
     "RayTrainWorker.init_train_context": "9b0f2f48a6f5",
     "SynchronizationActor.broadcast_from_rank_zero": "954b6033b34d",
-    "SynchronizationActor.set_required_ranks": "33dfc8c83c63",
-    "SynchronizationActor._barrier_release": "0b1de7ab2674",
     "TrainContext.report": "a3134ab706d4",
     "TrainContext._wait_then_report": "b263a3661097",
     "TrainContext._sync_checkpoint_dir_name_across_ranks": "9b2f2c96c399",
@@ -169,6 +168,8 @@ class Gang:
         )
         self._ranks: list[RunWorker] = []
         self._trained: list[Any] = []
+
+    broadcast_from_rank_zero = Supervisor.broadcast_from_rank_zero
 
     def start(self, *nodes: str) -> list[int]:
         """Ranks on nodes; their process ids."""
@@ -289,7 +290,7 @@ def test_a_run_goes_on_with_those_that_are_left(nodes: Nodes, tmp_path: Path) ->
     assert within(5, lambda: run_of("job-1").status_detail == "trained 8 steps")
     assert (status("job-1"), attempts("job-1")["1.4"].status.value) == ("FINISHED", "FINISHED")
     there = {actor.class_name for actor in list_actors(address=nodes.address) if actor.state == "ALIVE"}
-    assert there <= {"Gang", "Rank", "SynchronizationActor", "TrainStateActor"}, "no coordinator, cleaner or watcher"
+    assert there <= {"Gang", "Rank", "TrainStateActor"}, "no barrier, coordinator, cleaner or watcher"
     assert list(tmp_path.iterdir()) == []
 
 

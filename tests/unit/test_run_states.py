@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -22,7 +21,7 @@ from ray.train.v2.api import data_parallel_trainer, train_fn_utils
 
 from service.gang.assignment import End, GangContext, RankEnd, WorkerPlace
 from service.gang.control.port import Finish
-from service.gang.ray_train import worker_group as own_group
+from service.gang.ray.supervisor import Supervisor
 from service.gang.ray_train.decided import RunWorker
 from service.gang.ray_train.rank_worker import BROKEN_UP
 from service.gang.ray_train.run import TrainRun
@@ -117,9 +116,9 @@ class Run:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     calls, state = ThreadPoolExecutor(16), TrainStateActor()
     runtime = SimpleNamespace(
-        get_node_id=lambda: "node", get_actor_id=lambda: "ab", get_job_id=lambda: "01", current_actor=None
-    )
-    barrier = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda **more: _Barrier()))
+        get_node_id=lambda: "node", get_actor_id=lambda: "ab", get_job_id=lambda: "01",
+        current_actor=Handle(Supervisor.__new__(Supervisor), calls),
+    )  # fmt: skip
     for owner, name, stand_in in (
         (ray, "get", _get), (ray, "wait", _wait), (ray, "put", lambda value: value),
         (ray, "get_runtime_context", lambda: runtime),
@@ -129,34 +128,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         (train_fn_utils, "record_extra_usage_tag", lambda *_: None),
         (state_manager, "get_or_create_state_actor", lambda: Handle(state, calls)),
         (worker_group.ray_state, "get_max_resources_from_cluster_config", lambda: None),
-        (worker_group, "SynchronizationActor", barrier), (own_group, "SynchronizationActor", barrier),
+        (worker_group, "SynchronizationActor", None),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, stand_in)
     run = Run(tmp_path, calls, state)
     yield run
     run.close()
     calls.shutdown(wait=False, cancel_futures=True)
-
-
-class _Barrier:
-    """Ray Train's, in a thread: its callers wait for each other in its own event loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self._actor = asyncio.run_coroutine_threadsafe(self._made(), self._loop).result()
-
-    async def _made(self) -> Any:
-        return BARRIER()
-
-    def __getattr__(self, name: str) -> Any:
-        def called(*args: Any, **more: Any) -> Any:
-            return asyncio.run_coroutine_threadsafe(getattr(self._actor, name)(*args, **more), self._loop)
-
-        return SimpleNamespace(remote=called)
-
-
-BARRIER = own_group.SynchronizationActor.__ray_metadata__.modified_class
 
 
 def test_a_life_with_a_fault_a_halt_and_a_generation_that_cannot_start(run: Run, tmp_path: Path) -> None:

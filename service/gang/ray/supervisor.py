@@ -75,6 +75,15 @@ class Supervisor:
         with self._changed:
             return self._changed.wait_for(lambda: self._record.has_more(after_sequence), WAIT_SECONDS)
 
+    @ray.method
+    def broadcast_from_rank_zero(self, data: str, **_: object) -> str:
+        """Answer a rank that reports a checkpoint to Ray Train and asks which name all ranks give it: its own.
+
+        Args:
+            data: The name that it brings; rank 0 reports alone.
+        """
+        return data
+
     def _handle(self, event: Event) -> list[Decision]:
         with self._changed:
             return self._controller.handle(event, _now())

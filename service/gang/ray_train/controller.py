@@ -28,7 +28,7 @@ from service.gang.ray_train.decided import Decided, FormGeneration, GenerationHa
 from service.gang.ray_train.policies import GangScalingPolicy
 from service.gang.ray_train.rank_worker import TrainingFunction
 from service.gang.ray_train.run_state import RunState
-from service.gang.ray_train.worker_group import ANSWER_SECONDS, GangWorkerGroup, SharedBarrier
+from service.gang.ray_train.worker_group import ANSWER_SECONDS, GangWorkerGroup, NoBarrier
 from service.gang.status import GangPhase
 
 POLL_SECONDS = 1.0  # between Ray Train's polls; checkpoints wait for them, decisions do not
@@ -55,7 +55,7 @@ class GangController(TrainController):
         self._end_by = 0.0
         (self._run_state,) = (each for each in arguments["callbacks"] if isinstance(each, RunState))
         self._policy: GangScalingPolicy = arguments["scaling_policy"]
-        vars(worker_group_module)["SynchronizationActor"] = SharedBarrier()  # this process has no other run
+        vars(worker_group_module)["SynchronizationActor"] = NoBarrier()  # this process has no other run
         super().__init__(**arguments)
 
     async def _step(self) -> TrainControllerLoopIterationResult:

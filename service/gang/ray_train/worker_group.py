@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
+import ray
 from ray.actor import ActorHandle
-from ray.train.v2._internal.execution.checkpoint.sync_actor import SynchronizationActor
 from ray.train.v2._internal.execution.context import DistributedContext
 from ray.train.v2._internal.execution.worker_group import (
     ActorMetadata,
@@ -126,25 +126,16 @@ class ReservedPlacement(PlacementGroupHandle):
         """Leave them."""
 
 
-class SharedBarrier:
-    """In the place of Ray Train's ``SynchronizationActor``: one for all generations, since it is a process.
+class NoBarrier:
+    """In the place of Ray Train's ``SynchronizationActor``, where ranks meet when they report: a process of its own.
 
-    Ranks meet there when they report. Here rank 0 reports alone, so nobody waits.
+    Here rank 0 reports alone, and the gang's supervisor, which is the actor of this process, answers it.
     """
 
-    def __init__(self) -> None:
-        self._options: dict[str, Any] = {}
-        self._actor: ActorHandle[Any] | None = None
-
-    def options(self, **options: Any) -> "SharedBarrier":
-        """Where it is to be."""
-        self._options = options
+    def options(self, **_: Any) -> "NoBarrier":
+        """Where it would be."""
         return self
 
-    def remote(self, **arguments: Any) -> "ActorHandle[Any]":
-        """The actor, made when it is first asked for."""
-        if self._actor is None:
-            barrier: Any = SynchronizationActor  # an actor's class, which its types do not say
-            self._actor = barrier.options(**self._options).remote(**arguments)
-            self._actor.set_required_ranks.remote([0])
-        return self._actor
+    def remote(self, **_: Any) -> "ActorHandle[Any]":
+        """The supervisor; see ``Supervisor.broadcast_from_rank_zero``."""
+        return cast("ActorHandle[Any]", ray.get_runtime_context().current_actor)
