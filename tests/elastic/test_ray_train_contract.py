@@ -225,7 +225,8 @@ def nodes() -> Iterator[Nodes]:
 
 def a_gang(job_id: str, folder: Path) -> Any:
     actor: Any = ray.remote(Gang)
-    return actor.options(num_cpus=0, resources=ON_THE_HEAD).remote(job_id, str(folder))
+    # As the real one, it answers ranks while its run ends.
+    return actor.options(num_cpus=0, max_concurrency=4, resources=ON_THE_HEAD).remote(job_id, str(folder))
 
 
 def run_of(job_id: str) -> Any:
