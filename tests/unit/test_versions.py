@@ -22,7 +22,9 @@ def test_a_rank_refuses_a_service_of_another_version(monkeypatch: pytest.MonkeyP
     assert GangContext(tag, None, range(0), logs).version == __version__
     context = GangContext(tag, None, range(0), logs, version="0.0.9")
     rank = worker.Worker(0, context, "node", "actor", "127.0.0.1", (), lambda _: None, lambda *_: [])
-    end = rank.train(Assignment(1, a_spec(), 0, Rendezvous("127.0.0.1", 1, "p"), (0,)), None)
+    assignment = Assignment(1, a_spec(), 0, Rendezvous("127.0.0.1", 1, "p"), (0,))
+    rank.join(assignment, None)
+    end = rank.train(assignment)
     assert end.how is End.LASTING
     assert end.message.startswith(
         f"the service has BOOST 0.0.9, but this process has {__version__}; run the same version"
