@@ -66,13 +66,24 @@ def started(node: str, count: int) -> list[tuple[Any, dict[str, Any]]]:
     there = NodeAffinitySchedulingStrategy(node, soft=False)
     options = {"num_cpus": 0, "scheduling_strategy": there, "runtime_env": {"py_executable": python_of_forks()}}
     ranks = [actor.options(**options).remote() for _ in range(count)]
-    return list(zip(ranks, ray.get([rank.tell.remote() for rank in ranks]), strict=True))
+    return list(zip(ranks, ray.get([rank.tell.remote() for rank in ranks], timeout=60), strict=True))
 
 
 def clients(raylet: int) -> set[int]:
     """The processes that stand for ranks."""
     children = psutil.Process(raylet).children()
     return {child.pid for child in children if any("fork_client" in argument for argument in child.cmdline())}
+
+
+def test_whoever_joins_the_cluster_next_has_ranks_too(nodes: Nodes) -> None:
+    (node,) = workers()
+    ((_, of_the_first),) = started(node, 1)
+    ray.shutdown()
+    ray.init(nodes.address, namespace="boost", log_to_driver=False, logging_level="ERROR")
+    ((rank, of_the_next),) = started(node, 1)
+    assert of_the_next["job"] == ray.get_runtime_context().get_job_id() != of_the_first["job"]
+    ray.kill(rank)
+    assert within(20, lambda: not clients(of_the_next["raylet"]))
 
 
 def test_ranks_are_forks_of_their_nodes_server(nodes: Nodes) -> None:

@@ -116,10 +116,8 @@ def test_a_fork_is_as_a_process_that_was_started_by_itself(node: Node) -> None:
     own = node.start(node.worker, 0, 0, node.named)
     usual, error = own.communicate()
     server = node.serve()
-    of_a_job = node.environment | {"RAY_JOB_ID": "01000000"}
-    client, another = node.work(0, env=of_a_job), node.work(0, env=of_a_job)
+    client, another = node.work(0), node.work(0)
     fork, sibling, expected = seen(client), seen(another), json.loads(usual)
-    expected["environment"]["RAY_JOB_ID"] = "01000000"
     same = ["arguments", "name", "path", "folder", "environment", "input", "files", "threads"]
     assert {each: fork[each] for each in same} == {each: expected[each] for each in same}
     assert fork["parent"] == sibling["parent"] == server.pid
@@ -186,6 +184,6 @@ def test_a_server_that_nobody_needs_ends(node: Node) -> None:
 def test_another_environment_has_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
     before = fork_client._name()
     monkeypatch.setenv("RAY_JOB_ID", "02000000")
-    assert fork_client._name() == before
+    of_another_driver = fork_client._name()
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    assert fork_client._name() != before
+    assert len({before, of_another_driver, fork_client._name()}) == 3

@@ -19,7 +19,6 @@ import sys
 SERVER = "service.gang.ray.fork_server"
 START_SECONDS = 40.0  # for a server to be up; Ray waits for 60 until a worker has registered
 BACKLOG = 1024  # workers that may wait for that
-OF_ONE_WORKER = {"RAY_JOB_ID"}  # in its environment; all else is of the server, too
 
 
 def main() -> None:
@@ -72,8 +71,11 @@ def _folder_of(arguments: list[str]) -> int:
 
 
 def _name() -> str:
-    """A server's name: workers with another interpreter, another installation or another environment have another."""
-    environment = sorted(each for each in os.environ.items() if each[0] not in OF_ONE_WORKER)
+    """A server's name: workers with another interpreter, another installation or another environment have another.
+
+    With another driver, too: Ray reads its job's id from the environment once in a process, and keeps it in forks.
+    """
+    environment = sorted(os.environ.items())
     return hashlib.sha256(json.dumps([sys.executable, __file__, environment]).encode()).hexdigest()[:16]
 
 
