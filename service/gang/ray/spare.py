@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from boost_core.plan.snapshots import Region, SnapshotIndex, SnapshotKey
 from service.gang.assignment import GangContext
 from service.gang.control.port import SpareStatus
+from service.gang.ray.fork_server import python_of_forks
 from service.gang.ray.private_api import free_memory, total_memory
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class RaySpare:
                 num_cpus=0,
                 max_concurrency=CALLS_AT_ONCE,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+                runtime_env={"py_executable": python_of_forks()},  # ranks that are placed there find a warm server
             )
             .remote(f"{context.tag}: spare copy", context)
         )
