@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
-from boost_core.architecture.roles import SplitAxes
+from boost_core.architecture.roles import SplitAxes, WeightSpec
 from boost_core.bench.breakdown import PARTS, launches, seconds_by_part
 from boost_core.bench.published import PublishedRun
 from boost_core.bench.results import Row
@@ -33,10 +33,10 @@ from boost_core.data.sampler import Sampler
 from boost_core.data.stream import TokenStream
 from boost_core.hardware import LINKS
 from boost_core.kernels.dispatch import always
-from boost_core.nn.weights import WeightedModule
 from boost_core.optim.build import COMPUTE_TYPES
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger, Pending
+from boost_core.parallel.shard import replace_weights, shard_shape
 from boost_core.plan.collectives import collective_seconds
 from boost_core.plan.flops import model_flops_per_token
 from boost_core.train.state import TrainState
@@ -209,20 +209,15 @@ def _communication(ledger: CommunicationLedger, interconnect: str, shape: RunSha
 def draw_weights(model: nn.Module, axes: SplitAxes, rank: int, size: int, seed: int, device: torch.device) -> None:
     """One rank's shards drawn on the device itself; as a ``WeightMaker``, but the values depend on the layout."""
     generator, numbers = torch.Generator(device).manual_seed(seed), count()
-    for module in model.modules():
-        if not isinstance(module, WeightedModule):
-            continue
-        for name, spec in module.weight_specs.items():
-            generator.manual_seed(seed + next(numbers) * size + rank)
-            shape, axis = list(spec.shape), axes[spec.role]
-            if axis is not None:
-                shape[axis] //= size
-            weight = torch.empty(shape, device=device)
-            if isinstance(spec.start, float):
-                weight.fill_(spec.start)
-            else:
-                weight.normal_(0.0, spec.start[0], generator=generator)
-            module.register_parameter(name, nn.Parameter(weight))
+
+    def shard(_: str, spec: WeightSpec) -> torch.Tensor:
+        generator.manual_seed(seed + next(numbers) * size + rank)
+        weight = torch.empty(shard_shape(spec, axes, size), device=device)
+        if isinstance(spec.start, float):
+            return weight.fill_(spec.start)
+        return weight.normal_(0.0, spec.start[0], generator=generator)
+
+    replace_weights(model, shard)
 
 
 def _random_corpus(spec: JobSpec) -> Corpus:

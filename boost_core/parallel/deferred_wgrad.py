@@ -62,7 +62,7 @@ class DeferredWeightGradients:
     def _take(self) -> Callable[[], None]:
         taken, self._deferred = self._deferred, deque()
 
-        @torch.no_grad()  # as in the backward pass, of which this is no longer a part
+        @torch.no_grad()  # which the backward pass sets by itself, and this runs after it
         def compute() -> None:
             while taken:
                 taken.popleft()()

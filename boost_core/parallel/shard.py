@@ -1,6 +1,7 @@
 """Turns a model's declarations into this rank's weights, the same full weights in any layout."""
 
 import hashlib
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -37,11 +38,12 @@ def make_weights(
         device: Where the shards live.
         dtype: Their type.
     """
-    for path, module in model.named_modules():
-        if isinstance(module, WeightedModule):
-            for name, spec in module.weight_specs.items():
-                shard = shard_of(initial_value(f"{path}.{name}", spec, seed), axes[spec.role], rank, size)
-                module.register_parameter(name, nn.Parameter(shard.to(device, dtype, copy=True).contiguous()))
+
+    def shard(name: str, spec: WeightSpec) -> torch.Tensor:
+        full = initial_value(name, spec, seed)
+        return shard_of(full, axes[spec.role], rank, size).to(device, dtype, copy=True).contiguous()
+
+    replace_weights(model, shard)
 
 
 def allocate_weights(
@@ -49,13 +51,23 @@ def allocate_weights(
 ) -> None:  # fmt: skip
     """As a ``WeightMaker``, without values: for weights that are loaded, or drawn when nothing is there to load."""
     del rank, seed
-    for module in model.modules():
+    replace_weights(model, lambda _, spec: torch.empty(shard_shape(spec, axes, size), device=device))
+
+
+def replace_weights(model: nn.Module, shard: Callable[[str, WeightSpec], torch.Tensor]) -> None:
+    """Replace every declared weight by what ``shard`` makes of its full name and its declaration."""
+    for path, module in model.named_modules():
         if isinstance(module, WeightedModule):
             for name, spec in module.weight_specs.items():
-                shape, axis = list(spec.shape), axes[spec.role]
-                if axis is not None:
-                    shape[axis] //= size
-                module.register_parameter(name, nn.Parameter(torch.empty(shape, device=device)))
+                module.register_parameter(name, nn.Parameter(shard(f"{path}.{name}", spec)))
+
+
+def shard_shape(spec: WeightSpec, axes: SplitAxes, size: int) -> list[int]:
+    """The shape of one rank's part of a weight."""
+    shape, axis = list(spec.shape), axes[spec.role]
+    if axis is not None:
+        shape[axis] //= size
+    return shape
 
 
 def shard_of(full: torch.Tensor, axis: int | None, rank: int, size: int) -> torch.Tensor:

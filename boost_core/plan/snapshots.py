@@ -94,7 +94,7 @@ class MemoryState(Generic[Owner]):
 def newest_whole_state(
     stores: Iterable[tuple[Owner, Sequence[SnapshotIndex]]],
 ) -> MemoryState[Owner] | None:
-    """The newest state for which the owners together hold every rank's snapshot; ``None`` if there is none.
+    """The newest state of which the owners together hold all ranks' snapshots; ``None`` if there is none.
 
     Args:
         stores: What each owner has.

@@ -34,7 +34,7 @@ from service.gang.assignment import End, GangContext, RankEnd
 from service.gang.control.port import Finish
 from service.gang.ray.private_api import node_table
 from service.gang.ray.supervisor import Supervisor
-from service.gang.ray_train.controller import GangController
+from service.gang.ray_train.controller import GangTrainController
 from service.gang.ray_train.decided import RunWorker
 from service.gang.ray_train.rank_worker import BROKEN_UP, CALLS_AT_ONCE, RankFailed, RankWorker
 from service.gang.ray_train.run import GangTrainer, TrainRun
@@ -118,7 +118,7 @@ def test_what_is_overridden_is_what_it_was_when_it_was_read(name: str) -> None:
 
 
 OURS = [
-    GangController, GangTrainer, GangWorkerGroup, KeptGroupState,
+    GangTrainController, GangTrainer, GangWorkerGroup, KeptGroupState,
     KeptGroupStateBuilder, RankWorker, RunState,
 ]  # fmt: skip
 

@@ -48,7 +48,8 @@ def main() -> None:
     has = {_normal(name) for name in given.has}
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        wheels = download(requirements(has), given.python, has, Path(folder)) if requirements(has) else []
+        wanted = requirements(has)
+        wheels = download(wanted, given.python, has, Path(folder)) if wanted else []
         write(given.out, wheels)
     print(f"{given.out}: {given.out.stat().st_size / 1e6:.1f} MB, {len(wheels)} wheels")
 

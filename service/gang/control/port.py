@@ -89,7 +89,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Answer to ``Prepare``: the rendezvous, or why there is none, and the snapshots that each owner has."""
+    """Answer to ``Prepare``: where the ranks meet, or why they cannot; and the snapshots that each owner has."""
 
     rendezvous: Rendezvous | None
     failure: str

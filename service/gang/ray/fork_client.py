@@ -1,8 +1,8 @@
-"""Starts a worker of Ray's as a fork of its node's fork server; where there is none, as Ray does.
+"""Starts a Ray worker as a fork of the node's fork server, or as a process of its own where no server can be had.
 
-Ray runs this in the place of the Python interpreter, with what that would run: its program for workers and its
-arguments, in the worker's environment. So this is a script that imports little, and nothing of ours. It stays for as
-long as the worker does, which it is for Ray until the worker has registered: if Ray ends this, the worker ends, too.
+Ray runs this script instead of the Python interpreter, with that one's arguments and the worker's environment. It
+imports little, and nothing of ours. Until the worker has registered, this process is the worker to Ray; so it lasts as
+long as the worker, and the worker ends when Ray kills it.
 """
 # pathlib would take as long to import as all else here.
 # ruff: noqa: PTH102, PTH108, PTH109
@@ -34,10 +34,10 @@ def main() -> None:
 
 
 def fork(arguments: list[str]) -> int | None:
-    """Have the fork server make the worker, and the server be started if there is none.
+    """Ask the fork server for the worker; start the server if there is none.
 
     Returns:
-        The worker's process id, which lives for as long as this process at most; ``None`` if no server can be had.
+        The worker's process id; ``None`` if no server can be had. The worker does not outlive this process.
     """
     request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
     try:

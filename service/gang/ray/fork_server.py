@@ -1,4 +1,6 @@
-"""Makes the processes of ranks on a node as forks of itself, so that none spends seconds on importing torch.
+"""Makes a node's worker processes as forks of itself, so that none spends seconds on importing torch.
+
+Workers are ranks and the holders of spare copies.
 
 There is one for each node of Ray's and each environment of workers. The first worker that needs it starts it
 (``fork_client.py``); it ends with the node's Ray, and once it has had no fork for a while. If it is killed, its forks

@@ -133,7 +133,7 @@ class RaySpare:
         ray.kill(cast(ActorHandle[Any], self.actor))
 
     def _take(self, copied: "ObjectRef[tuple[int, int] | None]") -> None:
-        """A copy that is not made because a rank has gone is none of its faults; the one before is still there."""
+        """Take the outcome of a copy. One that fails because a rank is gone leaves the copy before it in place."""
         try:
             self._kept = ray.get(copied) or self._kept
         except ray.exceptions.RayTaskError as error:

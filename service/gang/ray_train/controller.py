@@ -16,10 +16,7 @@ from ray.train.v2._internal.execution.controller.state import (
     ShuttingDownState,
     TrainControllerState,
 )
-from ray.train.v2._internal.execution.worker_group import (
-    WorkerGroupContext,
-    WorkerGroupPollStatus,
-)
+from ray.train.v2._internal.execution.worker_group import WorkerGroupContext, WorkerGroupPollStatus
 from ray.train.v2._internal.execution.worker_group import worker_group as worker_group_module
 from ray.train.v2.api.exceptions import TrainingFailedError
 
@@ -40,7 +37,7 @@ class GangError(TrainingFailedError):
     """The gang's controller has given the job up."""
 
 
-class GangController(TrainController):
+class GangTrainController(TrainController):
     """Ray Train's controller, which waits for what the gang's has decided.
 
     Args:

@@ -35,7 +35,7 @@ class FormGeneration:
 
 @dataclass(frozen=True)
 class GenerationHalted:
-    """All ranks have stopped as they were told to; what becomes of workers from now on is no fault."""
+    """All ranks have stopped as they were told to; a worker that ends from now on has not failed."""
 
 
 @dataclass(frozen=True)

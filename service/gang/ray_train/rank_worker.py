@@ -11,9 +11,7 @@ import ray.train
 from ray.actor import ActorProxy
 from ray.train import Checkpoint, CheckpointUploadMode
 from ray.train.v2._internal.execution.context import get_train_context
-from ray.train.v2._internal.execution.worker_group import (
-    RayTrainWorker,
-)
+from ray.train.v2._internal.execution.worker_group import RayTrainWorker
 from ray.train.v2._internal.util import ObjectRefWrapper
 
 from boost_core.messages.commands import WorkerCommand
@@ -177,7 +175,7 @@ class RankWorker(RayTrainWorker):
 
     @ray.method
     def hold(self, generation: int, rank: int) -> SnapshotIndex | None:
-        """Keep its rank's newest snapshot as it is, to be read; ``None`` if there is none."""
+        """Keep a rank's newest snapshot readable until ``release``; ``None`` if it has none of that generation."""
         return self._worker.hold(generation, rank)
 
     @ray.method

@@ -17,7 +17,7 @@ from ray.train.v2.api.result import Result
 from boost_core.config import JobSpec
 from service.gang.assignment import GangContext
 from service.gang.control.port import Finish
-from service.gang.ray_train.controller import END_SECONDS, GangController, GangError
+from service.gang.ray_train.controller import END_SECONDS, GangError, GangTrainController
 from service.gang.ray_train.decided import Decided, FormGeneration, GenerationHalted, RunWorker, ShowMessage
 from service.gang.ray_train.policies import GangFailurePolicy, GangScalingPolicy
 from service.gang.ray_train.run_state import RunState
@@ -33,7 +33,7 @@ class TrainRun:
 
     Args:
         spec: The job.
-        context: What its workers are told of their surroundings.
+        context: Settings of the service that workers need.
 
     Attributes:
         result: What Ray Train makes of it; ``None`` before its end.
@@ -98,7 +98,7 @@ class GangTrainer(DataParallelTrainer):
 
     Args:
         spec: The job.
-        context: What its workers are told of their surroundings.
+        context: Settings of the service that workers need.
         decided: What is decided, in order.
 
     Attributes:
@@ -132,7 +132,7 @@ class GangTrainer(DataParallelTrainer):
         async def run() -> Result:
             arguments["scaling_policy"] = GangScalingPolicy(self._scaling)
             arguments["failure_policy"] = GangFailurePolicy(FailureConfig(max_failures=-1))
-            controller = GangController(self._tag.attempt, self._decided, **arguments)
+            controller = GangTrainController(self._tag.attempt, self._decided, **arguments)
             await controller.run()
             return controller.get_result()
 

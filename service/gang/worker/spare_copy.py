@@ -1,6 +1,6 @@
 """A copy of ranks' snapshots in a process that trains nothing: one whole, and the next while it is being made.
 
-Free of torch and of Ray, so that the process is small and up in a moment.
+Free of torch and of Ray: what a rank's snapshot holds is numbers and where they belong.
 """
 
 import threading
