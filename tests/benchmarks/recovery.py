@@ -115,6 +115,8 @@ class Recovery:
         pause_seconds: Between two steps, to get there; ``None`` if the first step was of as many already.
         problem: Why there was no such step.
         launch_seconds: From the job's launch to the end of its first step.
+        again_seconds: The same for its next gang, on nodes that have had ranks of the same service; ``None`` where
+            nothing of the first is left to it, or not all nodes are.
         control: MB that each of the job's actors but the ranks has to itself, by class.
     """
 
@@ -126,6 +128,7 @@ class Recovery:
     pause_seconds: float | None = None
     problem: str = ""
     launch_seconds: float = 0.0
+    again_seconds: float | None = None
     control: dict[str, float] = field(default_factory=dict)
 
 
@@ -243,6 +246,10 @@ class Training(ABC):
     def recovery(self, since: float) -> Recovery | None:
         """What the fault at a time of the wall clock came to, once it is over."""
 
+    def launch_again(self) -> float | None:
+        """End it and launch it again; seconds to the end of its first step. ``None`` if that is as the first time."""
+        return None
+
     @abstractmethod
     def close(self) -> None:
         """End it."""
@@ -252,17 +259,21 @@ class Ours(Training):
     """A gang of ours, polled as the scheduler does."""
 
     def __init__(self, address: str, spec: JobSpec, scenario: Scenario, folder: Path) -> None:
-        self._scenario = scenario
-        self._reports: list[GangReport] = []
-        self._sequence = 0
+        self._spec, self._scenario = spec, scenario
         layouts = spec.layouts()
         self._orders = Orders(layouts[-1], tuple(layouts), Cause.LIMITS_CHANGED)
         self._gangs = RayGangs(address, None, folder / "secrets")
         self._gangs.connect()
-        self._gangs.launch(JobTag("recovery", 1, spec.name, "default", "anonymous"), spec, self._orders)
+        self._launch(attempt=1)
+
+    def _launch(self, attempt: int) -> None:
+        self._reports: list[GangReport] = []
+        self._sequence, self._attempt = 0, attempt
+        tag = JobTag("recovery", attempt, self._spec.name, "default", "anonymous")
+        self._gangs.launch(tag, self._spec, self._orders)
 
     def look(self) -> None:
-        (status,) = self._gangs.poll([PollRequest(("recovery", 1), self._sequence, self._orders)])
+        (status,) = self._gangs.poll([PollRequest(("recovery", self._attempt), self._sequence, self._orders)])
         if isinstance(status, Exception):
             raise status
         if status is None or status.phase is GangPhase.FAILED:
@@ -315,8 +326,16 @@ class Ours(Training):
     def _pause(self, ended: float) -> float:
         return next(restart.seconds for moment, restart in self._of(RestartReport) if moment == ended)
 
+    def launch_again(self) -> float:
+        self._gangs.end("recovery", self._attempt)
+        time.sleep(BUSY_SECONDS)  # for its processes to be gone
+        launched = time.time()
+        self._launch(self._attempt + 1)
+        self.until(lambda: self._of(StepReport), PATIENCE_SECONDS)
+        return self.first_step() - launched
+
     def close(self) -> None:
-        self._gangs.end("recovery", 1)
+        self._gangs.end("recovery", self._attempt)
         self._gangs.close()
 
 
@@ -509,7 +528,8 @@ def measure(system: str, scenario: Scenario, pause_seconds: float) -> Recovery:
                 nodes.remove(victim.node)
             found: Recovery | None = training.until(lambda: training.recovery(since), PATIENCE_SECONDS)
             found = found or Recovery(NEVER, problem=f"did not go on within {PATIENCE_SECONDS:.0f} s of the fault")
-            return replace(found, launch_seconds=launch_seconds, control=control)
+            again_seconds = training.launch_again() if scenario.kind == "worker" else None
+            return replace(found, launch_seconds=launch_seconds, again_seconds=again_seconds, control=control)
         except RunEnded as ended:
             logger.exception("a run has ended")
             return Recovery(NEVER, problem=str(ended).partition("\n")[0])
@@ -569,13 +589,15 @@ def _row(scenario: Scenario, system: str, runs: Sequence[Recovery]) -> list[str]
 
 def started(measured: Measured) -> list[str]:
     """A row a number of ranks and system: how soon it trains, and what its control takes."""
-    rows = [["ranks", "", "launch to the first step", "actors that are not ranks"], ["---"] * 4]
+    rows = [["ranks", "", "launch to the first step", "its next launch", "actors that are not ranks"], ["---"] * 5]
     for (scenario, system), runs in measured.items():
         if scenario in (SCENARIOS[0], SCENARIOS[1]):
             launches = [run.launch_seconds for run in runs if run.launch_seconds]
+            again = [run.again_seconds for run in runs if run.again_seconds is not None]
             actors = {name: [run.control.get(name, 0.0) for run in runs] for run in runs for name in run.control}
             parts = [f"{name} {_median(values, '{:.0f} MB')}" for name, values in sorted(actors.items())]
-            rows.append([str(scenario.ranks), system, f"{_median(launches)} s", ", ".join(parts)])
+            seconds = [_median(values, "{:.1f} s") for values in (launches, again)]
+            rows.append([str(scenario.ranks), system, *seconds, ", ".join(parts)])
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 
@@ -635,9 +657,10 @@ The parts of ours are from the restart's report, with *detect* from the fault on
 rank has entered its function (with the process group made), *start* when it begins to load. The last rank is killed, or
 its node removed; our supervisor and Ray Train's controller are both on the head, which stays.
 
-Launch: from the call that starts the job, with nodes and cluster up; stock's has its driver's imports in it. Memory is
-what a process has to itself; `TrainStateActor` is one a cluster, and stock's driver, which lives as long as its job,
-comes on top."""
+Launch: from the call that starts the job, with nodes and cluster up; stock's has its driver's imports in it. The
+next launch, as after a pause or of another job, finds the nodes' fork servers running; stock starts as the first time.
+Memory is what a process has to itself; `TrainStateActor` is one a cluster, and stock's driver, which lives as long as
+its job, comes on top."""
 
 
 def main() -> None:
