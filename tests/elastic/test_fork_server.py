@@ -5,7 +5,9 @@ import inspect
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +110,14 @@ def test_ranks_are_forks_of_their_nodes_server(nodes: Nodes) -> None:
     assert three["server"] == server.pid
     ray.kill(third)
     assert within(20, lambda: not psutil.pid_exists(three["pid"]) and len(clients(raylet)) == 1)
-    # The server is killed: its rank lives on, and the next one has another server.
-    server.kill()
-    ((_, four),) = started(node, 1)
+    # The server is killed while it is asked: its rank lives on, and the next one has another server.
+    server.suspend()
+    with ThreadPoolExecutor() as asking:
+        answer = asking.submit(started, node, 1)
+        assert within(20, lambda: len(clients(raylet)) == 2)
+        time.sleep(0.5)  # for it to ask
+        server.kill()
+        ((_, four),) = answer.result()
     assert four["server"] != server.pid
     assert psutil.pid_exists(two["pid"])
     # With the node all of this goes.

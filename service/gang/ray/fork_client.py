@@ -18,6 +18,7 @@ import sys
 
 SERVER = "service.gang.ray.fork_server"
 START_SECONDS = 40.0  # for a server to be up; Ray waits for 60 until a worker has registered
+TRIES = 2  # a server may end while it is asked
 BACKLOG = 1024  # workers that may wait for that
 
 
@@ -40,16 +41,19 @@ def fork(arguments: list[str]) -> int | None:
         The worker's process id; ``None`` if no server can be had. The worker does not outlive this process.
     """
     request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
-    try:
-        server = _connect(_folder_of(arguments), _name())
-        socket.send_fds(server, [request], [0, 1, 2])
-        answer = server.recv(32)
-    except (OSError, ValueError):
-        return None
-    if not answer:
-        return None
-    server.detach()  # left open
-    return int(answer)
+    for _ in range(TRIES):
+        try:
+            server = _connect(_folder_of(arguments), _name())
+            socket.send_fds(server, [request], [0, 1, 2])
+            answer = server.recv(32)
+        except ConnectionError:
+            continue
+        except (OSError, ValueError):
+            return None
+        if answer:
+            server.detach()  # left open
+            return int(answer)
+    return None
 
 
 def _folder_of(arguments: list[str]) -> int:
