@@ -29,6 +29,7 @@ from typing import Any, cast
 import psutil
 import ray
 import ray.train
+from ray._common.utils import get_default_ray_temp_dir
 from ray.cluster_utils import Cluster
 from ray.exceptions import RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig, UserCallback
@@ -145,6 +146,8 @@ class SimulatedNodes:
 
     def __init__(self) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        # Ray writes the address there, wherever the head has its own.
+        Path(get_default_ray_temp_dir()).mkdir(exist_ok=True)
         self._folder = tempfile.mkdtemp(prefix="recovery-")  # short: Ray puts sockets there
         self._cluster = Cluster()
 
