@@ -8,10 +8,19 @@ import torch
 from hypothesis import settings
 
 from tests.ranks import Ranks
+from tests.used import module_name, starts_cluster
 
 # How long an example takes depends on the machine, and says nothing about the code.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two processes share the tests: one takes what starts a cluster, one by one, the other all else, file by file."""
+    clustered = {path: starts_cluster(module_name(path)) for path in {item.path for item in items}}
+    items.sort(key=lambda item: not clustered[item.path])
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("cluster" if clustered[item.path] else item.path.stem))
 
 
 def pytest_collection_finish() -> None:
