@@ -101,15 +101,14 @@ def _batch_problems(parallelism: ParallelismConfig, training: TrainingConfig) ->
 
 
 def _schedule_problems(training: TrainingConfig, optimizer: OptimizerConfig) -> list[FieldProblem]:
-    if optimizer.warmup_steps <= training.steps:
-        return []
-    return [
-        FieldProblem(
-            ("optimizer", "warmup_steps"),
-            optimizer.warmup_steps,
-            f"a warm-up of {optimizer.warmup_steps} steps does not fit training.steps={training.steps}; shorten it",
-        )
-    ]
+    warmup, decay, steps = optimizer.warmup_steps, optimizer.decay_steps or 0, f"training.steps={training.steps}"
+    if warmup > training.steps:
+        message = f"a warm-up of {warmup} steps does not fit {steps}; shorten it"
+        return [FieldProblem(("optimizer", "warmup_steps"), warmup, message)]
+    if warmup + decay > training.steps:
+        message = f"a decay of {decay} steps after a warm-up of {warmup} does not fit {steps}; shorten one of them"
+        return [FieldProblem(("optimizer", "decay_steps"), decay, message)]
+    return []
 
 
 def _optimizer_problems(

@@ -36,7 +36,7 @@ class LoroConfig(Config):
 
 
 class OptimizerConfig(Config):
-    """AdamW or LORO with a cosine schedule after a linear warm-up; defaults of the CoLA paper."""
+    """The optimizer, and the learning rate's schedule after a linear warm-up; defaults of the CoLA paper."""
 
     kind: Literal["adamw", "loro"] = Field(
         "adamw", description="loro: Riemannian steps on the low-rank products; for family=svd under btp."
@@ -49,7 +49,7 @@ class OptimizerConfig(Config):
     clip_norm: float = Field(0.5, gt=0, le=1e12, description="Largest global gradient norm.")
     warmup_steps: int = Field(0, ge=0)
     final_learning_rate_ratio: float = Field(
-        0.1, ge=0, le=1, description="Final learning rate as a fraction of the peak."
+        0.1, ge=0, le=1, description="Final learning rate as a fraction of the peak; not for schedule=constant."
     )
 
     @field_validator("loro")
@@ -64,3 +64,11 @@ class OptimizerConfig(Config):
     def adam_epsilon(self) -> float:
         """Added to the root of the second moment, with the default filled in."""
         return self.epsilon or (1e-6 if self.kind == "loro" else 1e-8)
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
+        "cosine",
+        description="The learning rate after the warm-up: down by a cosine, down by a line, constant, or wsd: constant "
+        "and then down by a line in the last decay_steps.",
+    )
+    decay_steps: Count | None = Field(
+        None, description="For schedule=wsd only. Default: a tenth of the steps after the warm-up."
+    )

@@ -1,4 +1,13 @@
-"""The learning rate: linear warm-up, then a cosine down to a share of the peak."""
+"""The learning rate: a linear warm-up to the peak, and then what the job's schedule says.
+
+========  ==============================================================================================================
+cosine    half a cosine from the peak down to a share of it (SGDR, arXiv 1608.03983)
+linear    a straight line down to it
+constant  the peak, to the end
+wsd       warm-up, stable, decay: the peak, and a straight line down to the share in the last steps (MiniCPM, arXiv
+          2404.06395); what comes before the decay does not depend on how many steps there will be
+========  ==============================================================================================================
+"""
 
 import math
 
@@ -9,7 +18,15 @@ def learning_rate(step: int, steps: int, optimizer: OptimizerConfig) -> float:
     """Learning rate of the optimizer step number ``step``, counted from 1 to ``steps``."""
     if step <= optimizer.warmup_steps:
         return optimizer.learning_rate * step / optimizer.warmup_steps
-    progress = (step - optimizer.warmup_steps) / (steps - optimizer.warmup_steps)
-    cosine = 0.5 * (1 + math.cos(math.pi * progress))
     floor = optimizer.final_learning_rate_ratio
-    return optimizer.learning_rate * (floor + (1 - floor) * cosine)
+    return optimizer.learning_rate * (floor + (1 - floor) * _height(step, steps, optimizer))
+
+
+def _height(step: int, steps: int, optimizer: OptimizerConfig) -> float:
+    """How much is left of the way from the peak, 1, to the share in which the schedule ends, 0."""
+    if optimizer.schedule == "constant":
+        return 1.0
+    if optimizer.schedule == "wsd":
+        return min(1.0, (steps - step) / optimizer.steps_of_decay(steps))
+    progress = (step - optimizer.warmup_steps) / (steps - optimizer.warmup_steps)
+    return 1 - progress if optimizer.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))

@@ -233,7 +233,11 @@ def test_all_that_is_refused_is_said_at_once(tmp_path: Path) -> None:
         ("optimizer__weight_decay_exclude_named_params", [".*bias"], "params.0=.*bias: not carried over"),
         ("optimizer__zero_stage", 3, "zero_stage=3: stage 2"),
         ("optimizer__learning_rate_scheduler__lr_decay_style", "1-sqrt", "lr_decay_style=1-sqrt: it is cosine here"),
-        ("optimizer__learning_rate_scheduler__lr_decay_style", None, "lr_decay_style=linear: it is cosine here"),
+        (
+            "optimizer__learning_rate_scheduler__lr_warmup_style",
+            "constant",
+            "lr_warmup_style=constant: it is linear here",
+        ),
         ("optimizer__learning_rate_scheduler__lr_decay_steps", 13, "there it is 13 steps from step 2"),
         ("optimizer__learning_rate_scheduler__lr_decay_starting_step", 4, "there it is 7 steps from step 4"),
         ("optimizer__learning_rate_scheduler__lr_warmup_steps", 90, "the run ends within it, at learning_rate=3e-05"),
@@ -326,15 +330,26 @@ def nanotrons_rates(steps: int, **schedule: Any) -> list[float]:
     return rates
 
 
+@pytest.mark.parametrize("style", ["cosine", "linear"])
 @pytest.mark.parametrize("warmup", [0, 2, 9, 90])
-def test_learning_rates_are_those_of_nanotrons_own_scheduler(tmp_path: Path, warmup: int) -> None:
+def test_learning_rates_are_those_of_nanotrons_own_scheduler(tmp_path: Path, warmup: int, style: str) -> None:
     pytest.importorskip("nanotron", reason="optional: pip install 'boost-service[nanotron]'", exc_type=ImportError)
     example = replace(COLA_7B, schedule=(3e-4, warmup, None, 3e-5))
-    spec = spec_of(import_config(written(tmp_path, example)))
-    schedule = configuration(example)["optimizer"]["learning_rate_scheduler"]
+    spec = spec_of(import_config(written(tmp_path, example, optimizer__learning_rate_scheduler__lr_decay_style=style)))
+    schedule = configuration(example)["optimizer"]["learning_rate_scheduler"] | {"lr_decay_style": style}
     theirs = nanotrons_rates(9, **schedule | {"lr_decay_steps": max(9 - warmup, 0)})
     ours = [learning_rate(step, 9, spec.optimizer) for step in range(1, 10)]
     assert ours == pytest.approx(theirs[1:], rel=1e-12)
+
+
+def test_a_linear_decay_in_the_last_steps_becomes_wsd(tmp_path: Path) -> None:
+    example = replace(COLA_7B, schedule=(3e-4, 2, 3, 3e-5))
+    changes = {"lr_decay_style": "linear", "lr_decay_starting_step": 6}
+    paths = {f"optimizer__learning_rate_scheduler__{name}": value for name, value in changes.items()}
+    imported = import_config(written(tmp_path, example, **paths))
+    optimizer = spec_of(imported).optimizer
+    assert (optimizer.schedule, optimizer.decay_steps, optimizer.warmup_steps) == ("wsd", 3, 2)
+    assert not any("lr_decay" in note for note in imported.notes)
 
 
 def test_what_nanotrons_own_classes_write_is_read(tmp_path: Path) -> None:

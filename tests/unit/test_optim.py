@@ -1,8 +1,17 @@
+import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import (
+    get_constant_schedule_with_warmup,
+    get_cosine_with_min_lr_schedule_with_warmup,
+    get_polynomial_decay_schedule_with_warmup,
+    get_wsd_schedule,
+)
 
 from boost_core.architecture.roles import ParamKind
 from boost_core.config import ModelConfig, OptimizerConfig, ParallelismConfig
@@ -30,6 +39,36 @@ def test_the_schedule_warms_up_peaks_and_ends_at_its_floor() -> None:
 def test_without_warm_up_and_with_only_warm_up() -> None:
     assert learning_rate(1, 1, OptimizerConfig(learning_rate=1.0)) == pytest.approx(0.1)
     assert learning_rate(5, 5, OptimizerConfig(learning_rate=1.0, warmup_steps=5)) == 1.0
+
+
+def theirs(schedule: str, optimizer: torch.optim.Optimizer, warmup: int, steps: int, decay: int) -> LambdaLR:
+    """The same schedule by transformers, with a peak of 1 and a floor of 0.1."""
+    if schedule == "cosine":
+        return get_cosine_with_min_lr_schedule_with_warmup(optimizer, warmup, steps, min_lr_rate=0.1)
+    if schedule == "linear":
+        return get_polynomial_decay_schedule_with_warmup(optimizer, warmup, steps, lr_end=0.1)
+    if schedule == "constant":
+        return get_constant_schedule_with_warmup(optimizer, warmup)
+    return get_wsd_schedule(
+        optimizer, warmup, decay, num_training_steps=steps, decay_type="linear", min_lr_ratio=0.1
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", get_args(OptimizerConfig.model_fields["schedule"].annotation))
+@pytest.mark.parametrize(("warmup", "steps", "decay"), [(0, 20, 7), (10, 110, None), (3, 13, 10)])
+def test_each_schedule_is_that_of_transformers(schedule: str, warmup: int, steps: int, decay: int | None) -> None:
+    config = OptimizerConfig(
+        learning_rate=1.0, warmup_steps=warmup, schedule=schedule, decay_steps=decay if schedule == "wsd" else None
+    )
+    sgd = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler, expected = theirs(schedule, sgd, warmup, steps, decay or math.ceil((steps - warmup) / 10)), []
+    for _ in range(steps):  # the step before the first has number 0 there
+        sgd.step()
+        scheduler.step()
+        expected += scheduler.get_last_lr()
+    rates = [learning_rate(step, steps, config) for step in range(1, steps + 1)]
+    begin = warmup if schedule == "wsd" else 0  # whose warm-up begins at the floor there
+    assert rates[begin:] == pytest.approx(expected[begin:], rel=1e-12)
 
 
 ALONE = Communicator(None, "dp", CommunicationLedger())

@@ -94,10 +94,10 @@ def _schedule(reader: Reader) -> dict[str, Any]:
     steps, warmup = reader.whole("tokens.train_steps"), reader.whole(f"{_SCHEDULE}lr_warmup_steps", 0, least=0)
     rate = reader.number(f"{_SCHEDULE}learning_rate")
     lowest = reader.number(f"{_SCHEDULE}min_decay_lr", rate)
-    _look_at_the_decay(reader, steps, warmup)
+    decay = _decay(reader, steps, warmup)
     if rate <= 0 or lowest < 0:
         raise ValueError(f"{_SCHEDULE}learning_rate={rate} and min_decay_lr={lowest} are not both positive")
-    schedule = {"learning_rate": rate, "warmup_steps": warmup, "final_learning_rate_ratio": lowest / rate}
+    schedule = {"learning_rate": rate, "warmup_steps": warmup, "final_learning_rate_ratio": lowest / rate} | decay
     if warmup > steps:
         reached = rate * steps / warmup
         remark = f"the run ends within it, at learning_rate={reached:g} after warmup_steps={steps}"
@@ -109,15 +109,21 @@ def _schedule(reader: Reader) -> dict[str, Any]:
     return schedule
 
 
-def _look_at_the_decay(reader: Reader, steps: int, warmup: int) -> None:
-    for key, default, here in (("lr_decay_style", "linear", "cosine"), ("lr_warmup_style", "linear", "linear")):
-        if (style := reader.take(f"{_SCHEDULE}{key}", default)) != here:
-            reader.note(f"{_SCHEDULE}{key}", style, f"it is {here} here")
+def _decay(reader: Reader, steps: int, warmup: int) -> dict[str, Any]:
+    """The schedule after the warm-up: a line or a cosine to the last step, or a line in the last steps alone."""
+    style = reader.take(f"{_SCHEDULE}lr_decay_style", "linear")
+    if style not in ("cosine", "linear"):
+        reader.note(f"{_SCHEDULE}lr_decay_style", style, "it is cosine here")
+    if (warmup_style := reader.take(f"{_SCHEDULE}lr_warmup_style", "linear")) != "linear":
+        reader.note(f"{_SCHEDULE}lr_warmup_style", warmup_style, "it is linear here")
     start = reader.whole(f"{_SCHEDULE}lr_decay_starting_step", warmup, least=0)
     duration = reader.whole(f"{_SCHEDULE}lr_decay_steps", steps - warmup, least=0)
+    if style == "linear" and warmup < start < steps == start + duration:
+        return {"schedule": "wsd", "decay_steps": duration}
     if warmup <= steps and (start, duration) != (warmup, steps - warmup):
         remark = f"the decay is from the end of the warm-up, step {warmup}, to the last step, {steps}"
         reader.note(f"{_SCHEDULE}lr_decay_steps", duration, f"{remark}; there it is {duration} steps from step {start}")
+    return {"schedule": "linear"} if style == "linear" else {}
 
 
 def checkpoint_section(reader: Reader) -> dict[str, Any]:
