@@ -139,7 +139,7 @@ def model_facts(model: ModelConfig) -> dict[str, Any]:
     """All that decides which function a model's weights compute, under the names that manifests have for it.
 
     The names and what they mean stay, whatever becomes of ``ModelConfig``'s. Defaults are filled in, for they may
-    change.
+    change; but what a model does without is left out where earlier versions knew no such thing.
     """
     return {
         "family": model.family,

@@ -67,6 +67,9 @@ def _pipeline_problems(
     if parallelism.split_micro_batch:
         message = "a pipeline's stages take whole micro-batches; leave split_micro_batch out"
         problems.append(FieldProblem(("parallelism", "split_micro_batch"), True, message))
+    if training.batch_size_warmup:
+        message = "a pipeline is built for one number of micro-batches; leave it out, or use pipeline_parallel_size=1"
+        problems.append(FieldProblem(("training", "batch_size_warmup"), None, message))
     count = training.micro_batches(parallelism.data_parallel_size)
     if count < size:
         message = f"{size} stages need as many micro-batches a step and data parallel rank, and there are {count}"
@@ -89,15 +92,19 @@ def _batch_problems(parallelism: ParallelismConfig, training: TrainingConfig) ->
         message = "a micro-batch of 1 sequence has no halves; use 2 or more, or leave split_micro_batch out"
         problems.append(FieldProblem(("training", "micro_batch_size"), 1, message))
     portion = training.micro_batch_size * parallelism.data_parallel_size
-    if training.global_batch_size % portion == 0:
-        return problems
-    multiple = -(-training.global_batch_size // portion) * portion
-    message = (
-        f"{training.global_batch_size} sequences do not split into micro-batches of "
-        f"{training.micro_batch_size} on {parallelism.data_parallel_size} data parallel rank(s); "
-        f"use a multiple of {portion} such as {multiple}, or a smaller micro_batch_size"
-    )
-    return [*problems, FieldProblem(("training", "global_batch_size"), training.global_batch_size, message)]
+    warmup = (stage.global_batch_size for stage in training.batch_size_warmup)
+    for field, size in (
+        ("global_batch_size", training.global_batch_size),
+        *(("batch_size_warmup", of) for of in warmup),
+    ):
+        if size % portion:
+            message = (
+                f"{size} sequences do not split into micro-batches of "
+                f"{training.micro_batch_size} on {parallelism.data_parallel_size} data parallel rank(s); "
+                f"use a multiple of {portion} such as {-(-size // portion) * portion}, or a smaller micro_batch_size"
+            )
+            problems.append(FieldProblem(("training", field), size, message))
+    return problems
 
 
 def _schedule_problems(training: TrainingConfig, optimizer: OptimizerConfig) -> list[FieldProblem]:
@@ -184,7 +191,9 @@ def _replica_layouts(parallelism: ParallelismConfig, elasticity: ElasticityConfi
 def _numbers_of_replicas(training: TrainingConfig, elasticity: ElasticityConfig) -> list[int]:
     """Those that a job allows and that divide a step's micro-batches."""
     sizes = elasticity.data_parallel_size
-    return [number for number in _divisors(training.micro_batches(1)) if sizes.min <= number <= sizes.max]
+    batches = (training.global_batch_size, *(stage.global_batch_size for stage in training.batch_size_warmup))
+    micro_batches = math.gcd(*(size // training.micro_batch_size for size in batches))
+    return [number for number in _divisors(micro_batches) if sizes.min <= number <= sizes.max]
 
 
 @lru_cache(_REMEMBERED)

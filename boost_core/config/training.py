@@ -1,10 +1,18 @@
 """The optimizer's trajectory: steps, batches, learning rate."""
 
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from boost_core.config.base import Config, Count
+
+
+class BatchStage(Config):
+    """A smaller batch at the start of training."""
+
+    until_step: int = Field(ge=1, le=100_000_000, description="The last optimizer step with this batch.")
+    global_batch_size: Count = Field(description="Sequences per optimizer step.")
 
 
 class TrainingConfig(Config):
@@ -13,6 +21,11 @@ class TrainingConfig(Config):
     steps: int = Field(ge=1, le=100_000_000, description="Optimizer steps.")
     sequence_length: int = Field(256, ge=2, le=1_048_576, description="Tokens per sequence.")
     global_batch_size: Count = Field(16, description="Sequences per optimizer step, whatever the gang's size.")
+    batch_size_warmup: tuple[BatchStage, ...] = Field(
+        (),
+        max_length=16,
+        description="Smaller batches at the start, one after the other; then global_batch_size. Without a pipeline.",
+    )
     micro_batch_size: Count = Field(16, description="Sequences per micro-batch of a rank.")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="Compute type; master weights stay fp32.")
     seed: int = Field(0, ge=0, lt=2**31)
@@ -22,16 +35,44 @@ class TrainingConfig(Config):
     evaluate_sequences: Count = Field(64, description="Validation sequences per evaluation.")
 
     def micro_batches(self, replicas: int) -> int:
-        """Micro-batches of a data parallel replica in a step."""
+        """Micro-batches of a data parallel replica in a step, once the batch has grown."""
         return self.global_batch_size // (self.micro_batch_size * replicas)
 
 
 class LoroConfig(Config):
     """How LORO alternates its steps."""
+    @field_validator("batch_size_warmup")
+    @classmethod
+    def _batches_grow(cls, value: tuple[BatchStage, ...], info: Any) -> tuple[BatchStage, ...]:
+        for before, after in pairwise(value):
+            if after.until_step <= before.until_step:
+                raise ValueError(
+                    f"until_step={after.until_step} comes after until_step={before.until_step}; put stages in order"
+                )
+        sizes = [*(stage.global_batch_size for stage in value), info.data.get("global_batch_size")]
+        for smaller, larger in pairwise(sizes):
+            if larger is not None and larger <= smaller:
+                raise ValueError(f"a batch of {larger} follows one of {smaller}; let batches grow up to the last")
+        return value
+
 
     exact_every_steps: Count = Field(500, description="Take an exact step every this many steps; the others are lazy.")
     rewarm_steps: Count = Field(
         5, description="Steps over which the factors' learning rate is warmed up again after an exact step."
+    def batch_size(self, step: int) -> int:
+        """Sequences of the optimizer step number ``step``, counted from 1."""
+        stages = (stage.global_batch_size for stage in self.batch_size_warmup if step <= stage.until_step)
+        return next(stages, self.global_batch_size)
+
+    def samples(self, steps: int) -> int:
+        """Sequences of the first ``steps`` optimizer steps."""
+        total = done = 0
+        for stage in self.batch_size_warmup:
+            until = min(stage.until_step, steps)
+            total += (until - done) * stage.global_batch_size
+            done = until
+        return total + (steps - done) * self.global_batch_size
+
     )
 
 

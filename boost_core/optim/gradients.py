@@ -18,21 +18,24 @@ _AT_ONCE = 2
 class Gradients:
     """Takes the gradients of all groups.
 
-    How often a weight's gradient comes up in a step is learnt in the first one. From the second on, a bucket is sent as
-    soon as its last gradient is in, while the rest of the backward pass goes on: once a step, or under ZeRO's second
-    stage once a micro-batch. Buckets go in one order, from the last to the first, as all replicas must agree on one.
+    How often a weight's gradient comes up in a step is learnt in the first one of so many micro-batches. From the
+    second on, a bucket is sent as soon as its last gradient is in, while the rest of the backward pass goes on: once a
+    step, or under ZeRO's second stage once a micro-batch. Buckets go in one order, from the last to the first, as all
+    replicas must agree on one.
 
     Args:
         weights: The model's weights by name.
         groups: The groups that they are in.
         replicas: The data parallel group.
-        rounds: How often each bucket is sent in a step.
+        by_micro_batch: Whether each bucket is sent once a micro-batch, or once a step.
     """
 
     def __init__(
-        self, weights: Mapping[str, nn.Parameter], groups: Sequence[ParamGroup], replicas: Communicator, rounds: int = 1
-    ) -> None:
-        self._groups, self._replicas, self._rounds = groups, replicas, rounds
+        self, weights: Mapping[str, nn.Parameter], groups: Sequence[ParamGroup], replicas: Communicator,
+        by_micro_batch: bool = False,
+    ) -> None:  # fmt: skip
+        self._groups, self._replicas, self._by_micro_batch = groups, replicas, by_micro_batch
+        self._micro_batches, self._rounds = 1, 1
         self._buckets = [(group, bucket) for group in groups for bucket in reversed(range(len(group.buckets)))]
         self._group_of = {name: group for group in groups for name in group.names}
         self._places = {
@@ -48,8 +51,11 @@ class Gradients:
             weight.register_post_accumulate_grad_hook(partial(self._take, name))  # type: ignore[no-untyped-call]
             send_gradients_to(partial(self._add, name), weight)
 
-    def begin(self) -> None:
-        """Begin a step."""
+    def begin(self, micro_batches: int = 1) -> None:
+        """Begin a step of so many micro-batches."""
+        if micro_batches != self._micro_batches:
+            self._micro_batches, self._expected = micro_batches, None
+            self._rounds = micro_batches if self._by_micro_batch else 1
         for group in self._groups:
             group.clear_gradients()
         self._arrivals.clear()

@@ -130,7 +130,7 @@ def _planned(spec: JobSpec, layout: Layout, seconds: float) -> PlannedShape:
         fits_device=None if device is None else memory.total <= device,
         step_seconds=seconds,
         tokens_per_second=_tokens_per_step(spec) / seconds,
-        total_seconds=seconds * spec.training.steps,
+        total_seconds=seconds * spec.training.samples(spec.training.steps) / spec.training.global_batch_size,
         communication=_communication(spec, layout),
     )
 

@@ -226,7 +226,9 @@ class _Run(_Keeping):
             return
         state, training = self._state, self._state.spec.training
         sent, seconds = state.ledger.sum(), parts.seconds
-        tokens_per_second = training.global_batch_size * training.sequence_length / seconds
+        size = training.batch_size(state.step)
+        left = training.samples(training.steps) - training.samples(state.step)
+        tokens_per_second = size * training.sequence_length / seconds
         self._report(
             StepReport(
                 step=state.step,
@@ -243,7 +245,7 @@ class _Run(_Keeping):
                 model_flops_per_second=tokens_per_second * self._flops.model,
                 model_flops_utilization=self._flops.utilization(tokens_per_second, self._flops.model),
                 hardware_flops_utilization=self._flops.utilization(tokens_per_second, self._flops.hardware),
-                eta_seconds=(training.steps - state.step) * seconds,
+                eta_seconds=left / size * seconds,
                 data_seconds=parts.data,
                 forward_seconds=parts.forward,
                 backward_seconds=parts.backward,

@@ -106,8 +106,8 @@ class TrainState:
             grouped = spec.parallelism.group_projections
             parts = [StageModule(model, spec.model, stage, rotation, grouped) for stage in stages]
             pipeline = _pipeline(spec, parts, model, groups.pipeline, mesh, ledger, clock)
-        rounds = training.micro_batches(groups.data.size) if spec.parallelism.zero_stage == 2 else 1
-        gradients = Gradients(dict(model.named_parameters()), optimizer.groups, groups.data, rounds)
+        by_micro_batch = spec.parallelism.zero_stage == 2
+        gradients = Gradients(dict(model.named_parameters()), optimizer.groups, groups.data, by_micro_batch)
         return cls(
             spec, mesh, ledger, clock, groups, model, axes, rotation, optimizer, gradients, pipeline,
             end_of_document if spec.data.documents_apart else None,

@@ -63,15 +63,15 @@ def training_step(
         requests: What this rank asks of all.
         refuse: Called before the step's values count; raises if they must not.
     """
-    replicas, size = state.process_groups.data, state.spec.training.global_batch_size
+    replicas, size = state.process_groups.data, state.spec.training.batch_size(state.step + 1)
     state.clock.begin()
     with record_function("data"):  # these are names for profiles
         sequences = sampler.sequences(*replica_share(state.samples, size, replicas.rank, replicas.size))
     state.clock.has_batch()
     batch = _batch(state, sequences)
     # The mean over the global batch is the sum of the replicas' parts of it, and so are the gradients.
-    weight_N = batch.counts / _tokens_of_all(state, batch)
-    state.gradients.begin()
+    weight_N = batch.counts / _tokens_of_all(state, batch, size)
+    state.gradients.begin(size // (state.spec.training.micro_batch_size * replicas.size))
     if state.pipeline is None:
         loss = _through_micro_batches(state, batch, weight_N)
     else:
@@ -81,10 +81,10 @@ def training_step(
         return _update(state, loss, loss_limit, requests, refuse)
 
 
-def _tokens_of_all(state: TrainState, batch: Batch) -> float | torch.Tensor:
-    """Tokens of the global batch whose losses count."""
+def _tokens_of_all(state: TrainState, batch: Batch, size: int) -> float | torch.Tensor:
+    """Tokens of the global batch of so many sequences whose losses count."""
     if batch.documents is None:
-        return state.spec.training.global_batch_size * state.spec.training.sequence_length
+        return size * state.spec.training.sequence_length
     return state.process_groups.data.all_reduce_(batch.counts.double().sum(), "tokens")
 
 
@@ -123,7 +123,7 @@ def _update(
     refuse()
     diverged = jumped > 0 or not math.isfinite(norm_value)
     state.step += 1
-    state.samples += spec.training.global_batch_size
+    state.samples += spec.training.batch_size(state.step)
     rate = learning_rate(state.step, spec.training.steps, spec.optimizer)
     if not diverged:
         optimizer.step(clip_factor(norm, spec.optimizer.clip_norm), rate, state.step)

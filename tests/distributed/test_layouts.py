@@ -4,6 +4,7 @@ import gc
 import itertools
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -144,6 +145,26 @@ def test_training_is_that_of_one_process(
 
 def kept_bytes(spec: JobSpec) -> int:
     """What is alive after two steps of all that was made for training, on this rank."""
+def grown(small: JobSpec, large: JobSpec, steps: int) -> list[float]:
+    """Losses of some steps of one job, and of the rest of another's that goes on from its state."""
+    state = TrainState.initial(small, CPU)
+    sampler = Sampler(load_corpus(small.data, 16), 16, small.training.seed)
+    losses = [training_step(state, sampler).loss for _ in range(steps)]
+    state = replace(state, spec=large)
+    return losses + [training_step(state, sampler).loss for _ in range(STEPS - steps)]
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_a_batch_that_grows_is_that_of_two_jobs(ranks: Ranks, corpus: Path, zero_stage: int) -> None:
+    small, large = (job(corpus, "cola", 1, {}, global_batch_size=size) for size in (4, 8))
+    (expected,) = ranks.run(1, grown, small, large, 2)
+    warmup = [{"until_step": 2, "global_batch_size": 4}]
+    layout = {"data_parallel_size": 2, "zero_stage": zero_stage}
+    for losses, _ in ranks.run(2, trained, job(corpus, "cola", 1, layout, batch_size_warmup=warmup), torch.float32):
+        # Sums in another order, in fp32, as in five steps of a resumed job.
+        assert losses == pytest.approx(expected, rel=2e-6)
+
+
     with Made() as made:
         state = TrainState.initial(spec, CPU)
         sampler = Sampler(load_corpus(spec.data, 16), 16, spec.training.seed)

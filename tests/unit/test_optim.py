@@ -142,6 +142,18 @@ def test_a_gradient_that_comes_less_often_than_it_did_is_missed() -> None:
         gradients.finish()
 
 
+def test_another_number_of_micro_batches_is_learnt_anew() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    group = grouped(PLAIN, torch.float32, weight=weight)
+    gradients = Gradients({"weight": weight}, [group], ALONE)
+    for micro_batches in (2, 2, 3, 3, 1):
+        gradients.begin(micro_batches)
+        for _ in range(micro_batches):
+            weight.sum().backward()
+        gradients.finish()
+        assert group.summed_gradients()["weight"].tolist() == [micro_batches] * 2
+
+
 def test_every_norm_of_a_model_is_left_undecayed() -> None:
     shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "rank": 4}
     model = ModelConfig.model_validate(shape | {"family": "lax"})
