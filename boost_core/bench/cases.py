@@ -227,9 +227,9 @@ def _losses(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     # Half of the targets are other ranks', on either side.
     target_c = draw.ids(-(sizes.vocabulary // 2), sizes.vocabulary + sizes.vocabulary // 2, sizes.tokens)
     log_sum_c = logits_cV.double().logsumexp(dim=-1).to(torch.promote_types(logits_cV.dtype, torch.float32)) + 0.5
-    dloss_c = draw.normal(sizes.tokens, precise=True)
+    dloss_c, dlog_sum_c = (draw.normal(sizes.tokens, precise=True) for _ in range(2))
     yield Case("cross_entropy, statistics", (logits_cV, target_c), (), row_statistics, _bytes(logits_cV))
-    inputs = (logits_cV, target_c, log_sum_c, dloss_c)
+    inputs = (logits_cV, target_c, log_sum_c, dloss_c, dlog_sum_c)
     yield Case(
         "cross_entropy, gradient", inputs, (), lambda *inputs: (logits_gradient(*inputs),), _bytes(logits_cV) * 2
     )

@@ -29,6 +29,13 @@ class TrainingConfig(Config):
     micro_batch_size: Count = Field(16, description="Sequences per micro-batch of a rank.")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="Compute type; master weights stay fp32.")
     seed: int = Field(0, ge=0, lt=2**31)
+    z_loss: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Weight of the z-loss, the square of the logits' log-sum-exp (PaLM: 1e-4). It is in the gradients, "
+        "and not in the losses that are reported.",
+    )
     evaluate_every_steps: Count = Field(
         100, description="Evaluate on the validation text every this many steps, and at the end."
     )

@@ -20,6 +20,7 @@ def build(
     parallelism: ParallelismConfig,
     communicator: Communicator,
     stages: Sequence[Stage] | None = None,
+    z_loss: float = 0.0,
 ) -> tuple[Decoder, SplitAxes]:
     """A model whose weights are declared, and the axes along which its strategy splits them.
 
@@ -28,6 +29,7 @@ def build(
         parallelism: The strategy and its choices.
         communicator: The tensor parallel group.
         stages: The pipeline stages of this rank; ``None`` for the whole model.
+        z_loss: The weight of the z-loss in the loss's gradient.
     """
     layers: Sequence[int] = range(model.num_hidden_layers)
     ends = (True, True)
@@ -38,4 +40,4 @@ def build(
         ends = (any(stage.first for stage in stages) or (with_head and model.tie_embeddings), with_head)
     sharding = chosen_sharding(model, parallelism)
     (strategy,) = (each(communicator, parallelism.norm) for each in _STRATEGIES if each.SHARDING is sharding)
-    return Decoder(model, parallelism, strategy, layers, ends), sharding.axes
+    return Decoder(model, parallelism, strategy, layers, ends, z_loss), sharding.axes

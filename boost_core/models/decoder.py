@@ -28,6 +28,7 @@ class Decoder(nn.Module):
         strategy: How it is split over the tensor parallel ranks.
         layers: Numbers of the blocks.
         ends: Whether the embedding is there, and whether the head is.
+        z_loss: The weight of the z-loss.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Decoder(nn.Module):
         strategy: Strategy,
         layers: Iterable[int],
         ends: tuple[bool, bool],
+        z_loss: float,
     ) -> None:
         super().__init__()
         self.strategy, self.splits = strategy, 2 if parallelism.split_micro_batch else 1
@@ -46,7 +48,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleDict(
             {str(layer): Block(model, parallelism, strategy, model.crosses_into(layer)) for layer in layers}
         )
-        self.head = HeadAndLoss(model, strategy, self.embedding) if with_head else None
+        self.head = HeadAndLoss(model, strategy, self.embedding, z_loss) if with_head else None
 
     def forward(self, token_T: torch.Tensor, target_T: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Loss of each token in nats, ``[T]``; sequences of ``rotation.sequence_length`` one after the other."""

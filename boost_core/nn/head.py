@@ -17,18 +17,21 @@ class HeadAndLoss(WeightedModule):
         model: The model's shape.
         strategy: Where the hidden vectors are made whole.
         embedding: The embedding, whose weight a tied head uses; ``None`` on ranks that do not have it.
+        z_loss: The weight of the z-loss.
     """
 
-    def __init__(self, model: ModelConfig, strategy: Strategy, embedding: TokenEmbedding | None) -> None:
+    def __init__(self, model: ModelConfig, strategy: Strategy, embedding: TokenEmbedding | None, z_loss: float) -> None:
         super().__init__(head_weights(model))
         self.hidden_size, self.norm_epsilon, self.strategy = model.hidden_size, model.norm_epsilon, strategy
+        self.z_loss = z_loss
         # In a tuple, so that the embedding does not become a part of the head, too.
         self._tied_to = (embedding if model.tie_embeddings else None,)
 
     def forward(self, residual: Residual, target_T: torch.Tensor) -> torch.Tensor:
         """Loss of each token in nats, ``[T]``."""
         norm = NormWeights(self.declared("scale"), self.hidden_size, self.norm_epsilon)
-        return self.strategy.token_losses(self.strategy.final_norm(residual, norm), self._head(), target_T)
+        hidden_Td = self.strategy.final_norm(residual, norm)
+        return self.strategy.token_losses(hidden_Td, self._head(), target_T, self.z_loss)
 
     def _head(self) -> torch.Tensor:
         (tied_to,) = self._tied_to

@@ -49,8 +49,10 @@ class Strategy(Protocol):
     def final_norm(self, residual: Residual, norm: NormWeights) -> torch.Tensor:
         """The normalised hidden vectors, whole on every rank, on their way into this rank's part of the head."""
 
-    def token_losses(self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor:
-        """Cross entropy of each token in nats, ``[T]``, at least fp32."""
+    def token_losses(
+        self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, z_loss: float
+    ) -> torch.Tensor:
+        """Cross entropy of each token in nats, ``[T]``, at least fp32; its gradient has the z-loss's in it."""
 
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
         """The embedding as a head, ``[d, V]``."""

@@ -122,9 +122,11 @@ class BottleneckTensorParallel:
         whole_Td = payload_pTc[:, :, :-1].transpose(0, 1).reshape(len(scaled_Td), -1)
         return scale_rows(whole_Td, precise(payload_pTc[:, :, -1]).sum(dim=0), norm.width, norm.epsilon)
 
-    def token_losses(self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor:
+    def token_losses(
+        self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, z_loss: float
+    ) -> torch.Tensor:
         """Cross entropy over the vocabulary's shards."""
-        return head_losses(x_Td, head_dV, target_T, self._communicator)
+        return head_losses(x_Td, head_dV, target_T, self._communicator, z_loss)
 
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
         """All columns of some rows from some columns of all rows: one all-to-all of the embedding's shard."""

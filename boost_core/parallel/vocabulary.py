@@ -20,7 +20,10 @@ CHUNK_ELEMENTS = 1 << 26
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Loss of token t: log Σ_v exp(x_t·w_v) − x_t·w_target. Saved of the logits: their log-sum-exp, one a token."""
+    """Loss of token t: m − x_t·w_target with m = log Σ_v exp(x_t·w_v). Saved of the logits: m, one a token.
+
+    The gradient is that of loss + ζ m²; the z-loss, ζ m², keeps logits from drifting (PaLM, arXiv 2204.02311).
+    """
 
     @staticmethod
     def forward(
@@ -30,6 +33,7 @@ class _HeadLoss(torch.autograd.Function):
         target_T: torch.Tensor,
         communicator: Communicator,
         chunk: int,
+        z_loss: float,
     ) -> torch.Tensor:
         local_T = target_T - communicator.rank * head_dV.shape[1]
         statistics = [
@@ -42,36 +46,43 @@ class _HeadLoss(torch.autograd.Function):
         sum_T, target_logit_T = communicator.all_reduce_(sums_2T, "loss sums")
         log_sum_T = maximum_T + sum_T.log()
         ctx.save_for_backward(x_Td, head_dV, local_T, log_sum_T)
-        ctx.chunk = chunk
+        ctx.chunk, ctx.z_loss = chunk, z_loss
         loss_T: torch.Tensor = log_sum_T - target_logit_T
         return loss_T
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x_Td, head_dV, local_T, log_sum_T = ctx.saved_tensors
+        dloss_T = gradients[0]
+        dlog_sum_T = dloss_T * (1 + 2 * ctx.z_loss * log_sum_T)
         dx_Td, dhead_dV = torch.empty_like(x_Td), torch.zeros_like(precise(head_dV))
         for begin in range(0, len(x_Td), ctx.chunk):
             here = slice(begin, begin + ctx.chunk)
             x_cd = x_Td[here]
-            dlogits_cV = logits_gradient(x_cd @ head_dV, local_T[here], log_sum_T[here], gradients[0][here])
+            dlogits_cV = logits_gradient(
+                x_cd @ head_dV, local_T[here], log_sum_T[here], dloss_T[here], dlog_sum_T[here]
+            )
             dx_Td[here] = dlogits_cV @ head_dV.T
             dhead_dV += x_cd.T @ dlogits_cV
-        return dx_Td, dhead_dV.to(head_dV.dtype), None, None, None
+        return dx_Td, dhead_dV.to(head_dV.dtype), None, None, None, None
 
 
 def head_losses(
-    x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, communicator: Communicator
+    x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, communicator: Communicator, z_loss: float = 0.0
 ) -> torch.Tensor:
     """Cross entropy of each token, ``[T]`` in nats and at least fp32, the same on all ranks.
+
+    The z-loss is in its gradient alone, so that losses compare whatever the z-loss is.
 
     Args:
         x_Td: Whole normed hidden vectors; their gradient is this rank's part of it.
         head_dV: This rank's columns of the head.
         target_T: Token ids over the whole vocabulary.
         communicator: The tensor parallel group.
+        z_loss: ζ, the weight of the z-loss.
     """
     chunk = max(1, CHUNK_ELEMENTS // head_dV.shape[1])
-    return _HeadLoss.apply(x_Td, head_dV, target_T, communicator, chunk)  # type: ignore[no-any-return, no-untyped-call]
+    return _HeadLoss.apply(x_Td, head_dV, target_T, communicator, chunk, z_loss)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def vocabulary_parallel_embedding(

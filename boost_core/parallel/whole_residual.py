@@ -43,9 +43,11 @@ class WholeResidual:
         """A norm of whole rows; backward, one all-reduce of ``[T, d]``."""
         return copy_to_tp(rms_norm(residual.inputs, norm), self._communicator, "hidden")
 
-    def token_losses(self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor:
+    def token_losses(
+        self, x_Td: torch.Tensor, head_dV: torch.Tensor, target_T: torch.Tensor, z_loss: float
+    ) -> torch.Tensor:
         """Cross entropy over the vocabulary's shards."""
-        return head_losses(x_Td, head_dV, target_T, self._communicator)
+        return head_losses(x_Td, head_dV, target_T, self._communicator, z_loss)
 
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
         """Embedding and head have the same shard."""

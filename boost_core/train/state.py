@@ -96,7 +96,7 @@ class TrainState:
         stages = cut(spec.model, spec.parallelism, training.sequence_length)[
             groups.pipeline.rank :: groups.pipeline.size
         ]
-        model, split = build(spec.model, spec.parallelism, tensor, stages)
+        model, split = build(spec.model, spec.parallelism, tensor, stages, training.z_loss)
         make(model, split, tensor.rank, tensor.size, training.seed, device)
         axes = split_axes(model, split)
         rotation = Rotation(training.sequence_length, spec.model.head_size, spec.model.rope_theta, device)

@@ -28,8 +28,8 @@ KERNELS = {
 # At a latent of 1024 and a vocabulary shard of 8000, as in the 7B preset at tp 4.
 SIZES = {"BLOCK": 1024, "COUNT": 3, "HALF": 64}
 BLOCKS = {"cross_entropy_row_statistics": 8192, "latent_epilogue_statistic_gradient": 4096}
-PRECISE = {"s_ptr", "ds_ptr", "log_sum_ptr", "target_logit_ptr", "dloss_ptr", "cosine_ptr", "sine_ptr", "clip_ptr",
-           "dscale_ptr", "dshift_ptr", "master_ptr", "gradient_ptr", "first_ptr", "second_ptr"}  # fmt: skip
+PRECISE = {"s_ptr", "ds_ptr", "log_sum_ptr", "target_logit_ptr", "dloss_ptr", "dlog_sum_ptr", "cosine_ptr", "sine_ptr",
+           "clip_ptr", "dscale_ptr", "dshift_ptr", "master_ptr", "gradient_ptr", "first_ptr", "second_ptr"}  # fmt: skip
 REAL = {"epsilon", "norm_epsilon", "sign", "keep", "rate", "first_decay", "first_share", "second_decay", "second_share",
         "second_correction"}  # fmt: skip
 

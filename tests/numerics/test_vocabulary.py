@@ -24,27 +24,28 @@ def operands() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return x_Td, head_dV, torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
 
 
-def chunked(tokens_at_once: int) -> tuple[torch.Tensor, Gradients, int]:
+def chunked(tokens_at_once: int, z_loss: float) -> tuple[torch.Tensor, Gradients, int]:
     """Losses, gradients (of the vectors: this rank's part) and the largest tensor, in elements."""
     collectives = Communicator(dist.group.WORLD, "tp", CommunicationLedger())
     x_Td, head_dV, target_T = operands()
     head_dV = shard_of(head_dV, 1, collectives.rank, collectives.size).clone().requires_grad_()
     x_Td.requires_grad_()
     with Made() as made, patch.object(vocabulary, "CHUNK_ELEMENTS", tokens_at_once * head_dV.shape[1]):
-        loss_T = vocabulary.head_losses(x_Td, head_dV, target_T, collectives)
+        loss_T = vocabulary.head_losses(x_Td, head_dV, target_T, collectives, z_loss)
         loss_T.sum().backward()
     return loss_T.detach(), (x_Td.grad, head_dV.grad), made.largest_bytes() // 8
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("tokens_at_once", [1, 10, TOKENS])
-def test_the_loss_in_chunks_is_the_loss(ranks: Ranks, size: int, tokens_at_once: int) -> None:
+@pytest.mark.parametrize(("tokens_at_once", "z_loss"), [(1, 0.0), (10, 0.5), (TOKENS, 0.0)])
+def test_the_loss_in_chunks_is_the_loss(ranks: Ranks, size: int, tokens_at_once: int, z_loss: float) -> None:
     x_Td, head_dV, target_T = operands()
     x_Td.requires_grad_()
     head_dV.requires_grad_()
-    expected = torch.nn.functional.cross_entropy(x_Td @ head_dV, target_T, reduction="none")
-    expected.sum().backward()
-    outcomes = ranks.run(size, chunked, tokens_at_once)
+    logits_TV = x_Td @ head_dV
+    expected = torch.nn.functional.cross_entropy(logits_TV, target_T, reduction="none")
+    (expected + z_loss * logits_TV.logsumexp(dim=-1).square()).sum().backward()
+    outcomes = ranks.run(size, chunked, tokens_at_once, z_loss)
     for loss_T, _, largest in outcomes:
         torch.testing.assert_close(loss_T, expected.detach(), rtol=1e-12, atol=1e-12)
         # A chunk of logits, or else the head itself.

@@ -23,7 +23,7 @@ _WITHOUT_EFFECT = {
 }  # fmt: skip
 
 # Fields with the one value that means what is computed here.
-_THE_SAME_HERE: dict[str, Any] = {"hidden_act": "silu", "attention_bias": False, "z_loss_enabled": False}
+_THE_SAME_HERE: dict[str, Any] = {"hidden_act": "silu", "attention_bias": False}
 
 
 def model_section(reader: Reader) -> dict[str, Any]:
@@ -118,6 +118,8 @@ def _refuse_the_rest(reader: Reader) -> None:
     for field, same in _THE_SAME_HERE.items():
         if (value := reader.take(f"{_AT}{field}", same)) != same:
             reader.refuse(f"{_AT}{field}", value, f"it is {str(same).lower()} here")
+    if reader.flag(f"{_AT}z_loss_enabled", False):
+        reader.refuse(f"{_AT}z_loss_enabled", True, "leave it out, and set training.z_loss of the job instead")
     for field, value in reader.under(_AT).items():
         if field not in _WITHOUT_EFFECT:
             remark = "not here, and it may change what the model computes; if it does not, leave it out"

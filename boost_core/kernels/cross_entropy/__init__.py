@@ -4,7 +4,9 @@ With ``l`` a chunk of logits and ``t`` the target::
 
     m = log Σ_v exp(l_v)  over this rank's part,     l_t  where this rank has it
     loss = log Σ_ranks exp(m) − l_t
-    dl = (exp(l − log Σ_v exp(l)) − [v = t]) dloss
+    dl = exp(l − log Σ_v exp(l)) dlog_sum − [v = t] dloss
+
+Of the loss alone dlog_sum is dloss; a term in the log-sum-exp itself, as the z-loss, makes it another.
 
 Each pass reads the logits once in the type that the matrix product gave them; the second overwrites them with their
 gradient, which the next two products read. (The chunks are those of Liger-Kernel's fused linear cross entropy, arXiv
@@ -35,7 +37,11 @@ def row_statistics(logits_cV: torch.Tensor, target_c: torch.Tensor) -> tuple[tor
 
 
 def logits_gradient(
-    logits_cV: torch.Tensor, target_c: torch.Tensor, log_sum_c: torch.Tensor, dloss_c: torch.Tensor
+    logits_cV: torch.Tensor,
+    target_c: torch.Tensor,
+    log_sum_c: torch.Tensor,
+    dloss_c: torch.Tensor,
+    dlog_sum_c: torch.Tensor,
 ) -> torch.Tensor:
     """The logits' gradient in their own type; their memory may be the result's.
 
@@ -44,9 +50,10 @@ def logits_gradient(
         target_c: As in ``row_statistics``.
         log_sum_c: The log-sum-exp over all ranks.
         dloss_c: Gradient of each token's loss.
+        dlog_sum_c: Gradient of each token's log-sum-exp.
     """
     if runs_on_triton(logits_cV):
         from boost_core.kernels.cross_entropy import triton
 
-        return triton.logits_gradient(logits_cV, target_c, log_sum_c, dloss_c)
-    return naive.logits_gradient(logits_cV, target_c, log_sum_c, dloss_c)
+        return triton.logits_gradient(logits_cV, target_c, log_sum_c, dloss_c, dlog_sum_c)
+    return naive.logits_gradient(logits_cV, target_c, log_sum_c, dloss_c, dlog_sum_c)

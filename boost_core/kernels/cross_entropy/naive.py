@@ -12,13 +12,17 @@ def row_statistics(logits_cV: torch.Tensor, target_c: torch.Tensor) -> tuple[tor
 
 
 def logits_gradient(
-    logits_cV: torch.Tensor, target_c: torch.Tensor, log_sum_c: torch.Tensor, dloss_c: torch.Tensor
+    logits_cV: torch.Tensor,
+    target_c: torch.Tensor,
+    log_sum_c: torch.Tensor,
+    dloss_c: torch.Tensor,
+    dlog_sum_c: torch.Tensor,
 ) -> torch.Tensor:
-    """Softmax less one at the target, times the loss's gradient; see the package for the arguments."""
-    probability_cV = (_precise(logits_cV) - log_sum_c.unsqueeze(-1)).exp_()
+    """Softmax times the log-sum-exp's gradient, less the loss's at the target; see the package for the arguments."""
+    gradient_cV = (_precise(logits_cV) - log_sum_c.unsqueeze(-1)).exp_().mul_(dlog_sum_c.unsqueeze(-1))
     index_c1, is_here_c1 = _places(target_c, logits_cV.shape[1])
-    probability_cV.scatter_add_(-1, index_c1, -is_here_c1.to(probability_cV.dtype))
-    return probability_cV.mul_(dloss_c.unsqueeze(-1)).to(logits_cV.dtype)
+    gradient_cV.scatter_add_(-1, index_c1, -(is_here_c1 * dloss_c.unsqueeze(-1)).to(gradient_cV.dtype))
+    return gradient_cV.to(logits_cV.dtype)
 
 
 def _places(target_c: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:

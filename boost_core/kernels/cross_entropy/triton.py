@@ -30,14 +30,16 @@ def _row_statistics(logits_ptr, target_ptr, log_sum_ptr, target_logit_ptr, strid
 
 
 @triton.jit
-def _logits_gradient(logits_ptr, target_ptr, log_sum_ptr, dloss_ptr, stride, columns, BLOCK: tl.constexpr):
+def _logits_gradient(
+    logits_ptr, target_ptr, log_sum_ptr, dloss_ptr, dlog_sum_ptr, stride, columns, BLOCK: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     logits = tl.load(logits_ptr + row * stride + column, mask=inside, other=float("-inf")).to(tl.float32)
     probability = tl.exp(logits - tl.load(log_sum_ptr + row))
-    probability = tl.where(column == tl.load(target_ptr + row), probability - 1.0, probability)
-    gradient = probability * tl.load(dloss_ptr + row)
+    of_target = tl.where(column == tl.load(target_ptr + row), tl.load(dloss_ptr + row), 0.0)
+    gradient = probability * tl.load(dlog_sum_ptr + row) - of_target
     tl.store(logits_ptr + row * stride + column, gradient.to(logits_ptr.dtype.element_ty), mask=inside)
 
 
@@ -55,14 +57,18 @@ def row_statistics(logits_cV: torch.Tensor, target_c: torch.Tensor) -> tuple[tor
 
 
 def logits_gradient(
-    logits_cV: torch.Tensor, target_c: torch.Tensor, log_sum_c: torch.Tensor, dloss_c: torch.Tensor
+    logits_cV: torch.Tensor,
+    target_c: torch.Tensor,
+    log_sum_c: torch.Tensor,
+    dloss_c: torch.Tensor,
+    dlog_sum_c: torch.Tensor,
 ) -> torch.Tensor:
     """The same function as :func:`naive.logits_gradient`, in place; see the package for the arguments."""
     logits_cV = rows(logits_cV)
     tokens, columns = logits_cV.shape
     block = min(block_of(columns), LARGEST_BLOCK)
     _logits_gradient[(tokens, triton.cdiv(columns, block))](
-        logits_cV, target_c, log_sum_c.float(), dloss_c.float().contiguous(), logits_cV.stride(0), columns,
-        BLOCK=block, num_warps=warps_of(block),
+        logits_cV, target_c, log_sum_c.float(), dloss_c.float().contiguous(), dlog_sum_c.float().contiguous(),
+        logits_cV.stride(0), columns, BLOCK=block, num_warps=warps_of(block),
     )  # fmt: skip
     return logits_cV
