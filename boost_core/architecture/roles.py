@@ -49,6 +49,11 @@ class WeightSpec:
     transposed: bool = False
 
 
+def moments_of(spec: WeightSpec, optimizer: OptimizerConfig) -> int:
+    """How many running means of a weight's gradient an optimizer keeps."""
+    return 1 if optimizer.kind == "muon" and spec.role in FACTORS else 2
+
+
 @dataclass(frozen=True)
 class ParamKind:
     """What weights that are updated alike have in common.
@@ -59,6 +64,7 @@ class ParamKind:
         latent: Whether each tensor parallel rank computes a part of their gradients.
         tied: Whether the first and the last pipeline rank both have them, and compute a part of their gradients each.
         custom_update: Whether the optimizer updates them by a rule of its own, for which it needs each of them whole.
+        moments: How many running means of their gradients it keeps: the first, or that of their squares, too.
     """
 
     decay: float
@@ -66,13 +72,14 @@ class ParamKind:
     latent: bool
     tied: bool
     custom_update: bool
+    moments: int = 2
 
     @classmethod
     def of(cls, spec: WeightSpec, split: bool, optimizer: OptimizerConfig, tied: bool) -> "ParamKind":
         """That of one weight; what starts at a constant does not decay."""
         decay = 0.0 if isinstance(spec.start, float) else optimizer.weight_decay
-        custom_update = optimizer.loro is not None and spec.role in FACTORS
-        return cls(decay, split, spec.role is Role.LATENT, tied, custom_update)
+        custom_update = optimizer.kind != "adamw" and spec.role in FACTORS
+        return cls(decay, split, spec.role is Role.LATENT, tied, custom_update, moments_of(spec, optimizer))
 
     @property
     def order(self) -> tuple[float, bool, bool, bool]:

@@ -83,6 +83,10 @@ class Chunk:
         return ChunkStorageMetadata(torch.Size(self.offsets), self.tensor.shape)
 
 
+class TensorMissing(ValueError):
+    """A checkpoint does not have a tensor; its only argument is the name."""
+
+
 class SaveChunks(DefaultSavePlanner):
     """Writes this rank's chunks; of equal ones that several ranks have, one rank's.
 
@@ -129,13 +133,14 @@ class LoadChunks(DefaultLoadPlanner):
         """What this rank reads.
 
         Raises:
-            ValueError: The checkpoint does not have a tensor, or one of another shape.
+            TensorMissing: The checkpoint does not have a tensor.
+            ValueError: It has one of another shape.
         """
         items: list[ReadItem] = []
         for chunk in self._chunks.values():
             stored = self.metadata.state_dict_metadata.get(chunk.name) if self.metadata else None
             if not isinstance(stored, TensorStorageMetadata):
-                raise ValueError(f"the checkpoint has no tensor {chunk.name}")
+                raise TensorMissing(chunk.name)
             if tuple(stored.size) != chunk.shape:
                 raise ValueError(f"{chunk.name} is {tuple(stored.size)} in the checkpoint and {chunk.shape} here")
             items += create_read_items_for_chunk_list(chunk.name, stored, [chunk.place])

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from boost_core.checkpoint.checksums import ChecksummingWriter, StoreRefused
-from boost_core.checkpoint.chunks import Chunk, LoadChunks, SaveChunks
+from boost_core.checkpoint.chunks import Chunk, LoadChunks, SaveChunks, TensorMissing
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
 from boost_core.checkpoint.reading import ShardReader
@@ -107,6 +107,7 @@ def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[C
 
     Raises:
         CheckpointDamaged: On all ranks: a file is not what was written.
+        ValueError: On all ranks: it lacks a tensor, as of an optimizer that keeps fewer moments.
         OSError: On all ranks, whichever failed.
     """
     url, rank, ranks = folder.step_url(manifest.step), dist.get_rank(), dist.get_world_size()
@@ -115,6 +116,12 @@ def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[C
         load({}, storage_reader=reader, planner=LoadChunks(chunks))
     except CheckpointException as failure:  # raised on all ranks; no Exception, by torch's choice
         _refuse(_of_all_ranks(folder.damage(manifest.step, rank, ranks)), failure)
+        for cause, _ in failure.failures.values():
+            if isinstance(cause, TensorMissing):
+                raise ValueError(
+                    f"the checkpoint at {url} has no tensor {cause}; if another optimizer.kind wrote it, use that, or "
+                    "start from its weights alone (boost ckpt export, then python -m boost_core.convert start)"
+                ) from failure
         raise OSError(f"checkpoint {url} cannot be read: {_first_cause(failure)}") from failure
     unread = sorted(manifest.files.keys() - set(_of_all_ranks(reader.verified)))
     _refuse(_of_all_ranks(folder.damage_of(manifest, unread[rank::ranks])))

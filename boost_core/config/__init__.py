@@ -11,7 +11,7 @@ from boost_core.config.job import JobSpec, ResourcesConfig, load_job
 from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
-from boost_core.config.training import LoroConfig, OptimizerConfig, TrainingConfig
+from boost_core.config.training import LoroConfig, MuonConfig, OptimizerConfig, TrainingConfig
 
 __all__ = [
     "CheckpointConfig",
@@ -23,6 +23,7 @@ __all__ = [
     "Layout",
     "LoroConfig",
     "ModelConfig",
+    "MuonConfig",
     "OptimizerConfig",
     "ParallelismConfig",
     "ResourcesConfig",

@@ -121,15 +121,17 @@ def _schedule_problems(training: TrainingConfig, optimizer: OptimizerConfig) -> 
 def _optimizer_problems(
     model: ModelConfig, parallelism: ParallelismConfig, optimizer: OptimizerConfig
 ) -> list[FieldProblem]:
-    if optimizer.kind != "loro":
+    kind = optimizer.kind
+    if kind == "adamw":
         return []
-    field = ("optimizer", "kind")
-    if model.family != "svd":
+    message = ""
+    if kind == "loro" and model.family != "svd":
         message = f"optimizer.kind=loro requires model.family=svd, not {model.family}; use family=svd or adamw"
-        return [FieldProblem(field, "loro", message)]
-    if chosen_strategy(model, parallelism) != "btp":
-        return [FieldProblem(field, "loro", "loro needs factors that are whole along their rank; use strategy=btp")]
-    return []
+    elif kind == "muon" and model.family == "dense":
+        message = "muon is for low-rank factors, and model.family=dense has none; use another family, or adamw"
+    elif chosen_strategy(model, parallelism) != "btp":
+        message = f"{kind} needs factors that are whole along their rank; use strategy=btp"
+    return [FieldProblem(("optimizer", "kind"), kind, message)] if message else []
 
 
 @lru_cache(_REMEMBERED)

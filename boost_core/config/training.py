@@ -83,13 +83,22 @@ class LoroConfig(Config):
     )
 
 
+class MuonConfig(Config):
+    """How Muon moves low-rank factors; the other weights are AdamW's."""
+
+    momentum: float = Field(0.95, ge=0, lt=1, description="Nesterov's momentum of the factors' gradients.")
+
+
 class OptimizerConfig(Config):
     """The optimizer, and the learning rate's schedule after a linear warm-up; defaults of the CoLA paper."""
 
-    kind: Literal["adamw", "loro"] = Field(
-        "adamw", description="loro: Riemannian steps on the low-rank products; for family=svd under btp."
+    kind: Literal["adamw", "loro", "muon"] = Field(
+        "adamw",
+        description="loro: Riemannian steps on the low-rank products; for family=svd under btp. muon: orthogonalized "
+        "steps of the low-rank factors, as large as AdamW's; under btp.",
     )
     loro: LoroConfig | None = Field(None, validate_default=True, description="For kind=loro only.")
+    muon: MuonConfig | None = Field(None, validate_default=True, description="For kind=muon only.")
     learning_rate: float = Field(3e-3, gt=0, lt=10)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     epsilon: float | None = Field(None, gt=0, lt=1, description="Default: 1e-8; 1e-6 for loro.")
@@ -116,6 +125,26 @@ class OptimizerConfig(Config):
         "cosine",
         description="The learning rate after the warm-up: down by a cosine, down by a line, constant, or wsd: constant "
         "and then down by a line in the last decay_steps.",
+    @field_validator("muon")
+    @classmethod
+    def _muon_belongs_to_muon(cls, value: MuonConfig | None, info: Any) -> MuonConfig | None:
+        kind = info.data.get("kind")
+        if value is not None and kind != "muon":
+            raise ValueError(f"kind={kind} orthogonalizes nothing; leave muon out, or set kind=muon")
+        return value or (MuonConfig() if kind == "muon" else None)
+
+    @field_validator("decay_steps")
+    @classmethod
+    def _decay_belongs_to_wsd(cls, value: int | None, info: Any) -> int | None:
+        schedule = info.data.get("schedule")
+        if value is not None and schedule != "wsd":
+            raise ValueError(f"schedule={schedule} has no decay of its own length; leave it out, or set schedule=wsd")
+        return value
+
+    def steps_of_decay(self, steps: int) -> int:
+        """Steps in which wsd's learning rate goes down at the end of a job of ``steps``."""
+        return self.decay_steps or -(-(steps - self.warmup_steps) // 10)
+
     )
     decay_steps: Count | None = Field(
         None, description="For schedule=wsd only. Default: a tenth of the steps after the warm-up."

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from boost_core.architecture.families import model_weights
+from boost_core.architecture.roles import moments_of
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.shards import load_whole, save_whole
 from boost_core.config import JobSpec, ModelConfig, ParallelismConfig
@@ -33,10 +34,11 @@ def read_weights(folder: CheckpointFolder, step: int) -> tuple[ModelConfig, dict
 def write_start(folder: CheckpointFolder, job: JobSpec, weights: Mapping[str, torch.Tensor]) -> None:
     """Commit weights as a checkpoint of step 0, from which a job can start."""
     masters = {f"{name}.master": weight for name, weight in weights.items()}
+    specs = model_weights(job.model)
     moments = {
         f"{name}.{moment}": torch.zeros_like(weight)
         for name, weight in weights.items()
-        for moment in ("first_moment", "second_moment")
+        for moment in ("first_moment", "second_moment")[: moments_of(specs[name], job.optimizer)]
     }
     checksums = save_whole(folder, 0, masters | moments)
     folder.commit_written(job, ParallelismConfig(), 0, 0, checksums)

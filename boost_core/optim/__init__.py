@@ -1,1 +1,1 @@
-"""The optimizer: AdamW on fp32 master weights, the learning rate's schedule, and clipping by the global norm."""
+"""The optimizer: AdamW on fp32 master weights, LORO and Muon on low-rank factors, schedules, and clipping by norm."""

@@ -1,4 +1,4 @@
-"""A job's optimizer: its weights in groups, updated by AdamW or LORO."""
+"""A job's optimizer: its weights in groups, updated by AdamW, LORO or Muon."""
 
 from collections.abc import Mapping
 
@@ -11,6 +11,7 @@ from boost_core.nn.weights import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.group import ParamGroup
 from boost_core.optim.loro import Loro, factor_pairs
+from boost_core.optim.muon import Muon
 from boost_core.parallel.communicator import Communicator
 
 COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -32,7 +33,7 @@ def make_optimizer(
         tensor_parallel: The tensor parallel group.
         replicas: The data parallel group.
     """
-    loro, config, specs = spec.optimizer.loro, spec.optimizer, weight_specs(model)
+    config, specs = spec.optimizer, weight_specs(model)
     tied = "embedding.weight" if spec.model.tie_embeddings and spec.parallelism.pipeline_parallel_size > 1 else None
     members: dict[ParamKind, dict[str, nn.Parameter]] = {}
     for name, weight in model.named_parameters():
@@ -41,7 +42,10 @@ def make_optimizer(
     kinds = sorted(members, key=lambda kind: kind.order)
     compute_type, zero_stage = COMPUTE_TYPES[spec.training.precision], spec.parallelism.zero_stage
     groups = [ParamGroup(kind, members[kind], compute_type, replicas, zero_stage) for kind in kinds]
-    if loro is None:
-        return MasterWeightAdamW(groups, config)
-    rank_share = spec.model.bottleneck_rank / spec.model.hidden_size
-    return Loro(groups, config, loro, factor_pairs(model), rank_share, tensor_parallel)
+    if config.loro is not None:
+        rank_share = spec.model.bottleneck_rank / spec.model.hidden_size
+        return Loro(groups, config, config.loro, factor_pairs(model), rank_share, tensor_parallel)
+    if config.muon is not None:
+        roles = {name: weight.role for name, weight in specs.items()}
+        return Muon(groups, config, config.muon, roles, tensor_parallel)
+    return MasterWeightAdamW(groups, config)

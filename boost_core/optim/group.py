@@ -67,7 +67,7 @@ class ParamGroup:
         own_gradient: The reduced gradients of what this replica keeps; flat, as the next four.
         master: Its weights in the same type.
         first_moment: Running mean of its gradients.
-        second_moment: Running mean of their squares.
+        second_moment: Running mean of their squares; empty where the update goes without.
         own_weight: Its weights in the compute type; ``None`` where the masters serve as such.
     """
 
@@ -98,7 +98,8 @@ class ParamGroup:
 
         self.master = torch.cat([full[own] for own in self._own]) if self.sharded else full
         self.own_gradient = torch.zeros_like(self.master) if self._gradient is None or self.sharded else self._gradient
-        self.first_moment, self.second_moment = torch.zeros_like(self.master), torch.zeros_like(self.master)
+        self.first_moment = torch.zeros_like(self.master)
+        self.second_moment = torch.zeros_like(self.master) if kind.moments == 2 else self.master.new_empty(0)
         self.own_weight = None
         if compute_type != precise:
             self.own_weight = self.master.to(compute_type) if self.sharded else self._weight
@@ -214,7 +215,9 @@ class ParamGroup:
 
     def pieces(self) -> Iterator[StateSlice]:
         """The state that this rank keeps."""
-        flats = {"master": self.master, "first_moment": self.first_moment, "second_moment": self.second_moment}
+        flats = {"master": self.master, "first_moment": self.first_moment}
+        if self.kind.moments == 2:
+            flats["second_moment"] = self.second_moment
         for own, place in zip(self._own, self._places, strict=True):
             for box in self._layout.boxes_within(own.start, own.stop):
                 begin = place.start + box.begin - own.start

@@ -66,7 +66,7 @@ def _remedies(spec: JobSpec, layout: Layout) -> list[str]:
         remedies.append(f"set parallelism.recompute={'latent or full' if latent else 'full'}")
     if parallelism.zero_stage == 0 and layout.dp > 1:
         remedies.append("set parallelism.zero_stage=1")
-    if parallelism.zero_stage > 0 and spec.optimizer.loro is None:
+    if parallelism.zero_stage > 0 and spec.optimizer.kind == "adamw":
         remedies.append("use more replicas, which share the optimizer's state")
     if training.precision == "fp32":
         remedies.append("set training.precision=bf16")

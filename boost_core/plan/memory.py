@@ -15,8 +15,9 @@ documents  a byte a pair of positions of a micro-batch, and in each block one of
 
 A step is fullest either as the loss's backward pass begins, with all activations and the head's, or after that in the
 final norm or the block before it, with gradients of activations and what is computed again. ``total`` is the fuller of
-the two, or what the start or LORO's update takes if that is more; so it can be less than the sum of its parts. CUDA's
-context, NCCL's buffers, the scratch memory of a CPU's matrix products and the allocator's gaps are not in it.
+the two, or what the start or LORO's or Muon's update takes if that is more; so it can be less than the sum of its
+parts. CUDA's context, NCCL's buffers, the scratch memory of a CPU's matrix products and the allocator's gaps are not
+in it.
 ``tests/numerics/test_memory_plan.py`` compares with what torch's allocator gives out.
 """
 
@@ -38,6 +39,7 @@ _CHUNK_ELEMENTS = 1 << 26  # ``parallel.vocabulary.CHUNK_ELEMENTS``
 _BATCH_BYTES = 24
 _DOCUMENT_BYTES = 8
 
+_GRAM_MATRICES, _MOST_PROJECTIONS = 7, 3  # of ``optim.muon`` at a time; of one input
 
 @dataclass(frozen=True)
 class RankMemory:
@@ -239,8 +241,13 @@ class _Rank:
         return self._job.model.vocab_size * self._job.model.hidden_size // self._job.parallelism.tensor_parallel_size
 
     def _update(self, weights: int) -> int:
-        """LORO has the directions of all factors at once."""
-        return PRECISE * weights if self._job.optimizer.loro is not None else 0
+        """LORO has the directions of all factors at once; Muon one factor's, and its Gram matrices, also in float64."""
+        if self._job.optimizer.loro is not None:
+            return PRECISE * weights
+        if self._job.optimizer.muon is None:
+            return 0
+        grams = _GRAM_MATRICES * self._job.model.bottleneck_rank**2 * _MOST_PROJECTIONS
+        return 5 * PRECISE * largest_weight(self._job, self._stages) + 2 * PRECISE * grams
 
 
 @lru_cache(4096)  # the ranks of a pipeline ask for the same

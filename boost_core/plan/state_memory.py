@@ -13,7 +13,8 @@ optimizer  moments 8n/dp; the master 4n/dp, unless it is the weight itself (fp32
            (bf16, shared)
 =========  =============================================================================================================
 
-LORO's factors are whole on each replica (``ParamKind.custom_update``). A checkpoint's copy is in the host's memory.
+LORO's and Muon's factors are whole on each replica (``ParamKind.custom_update``); Muon's have one moment, 4n. A
+checkpoint's copy is in the host's memory.
 """
 
 from collections import Counter, defaultdict
@@ -116,7 +117,7 @@ def _group(spec: JobSpec, kind: ParamKind, sizes: Mapping[int, int], element_byt
         under_way = (sent // parts if shared else 0) + (sent if spec.training.micro_batches(replicas) > 1 else 0)
         if shared and not spec.resources.gpus_per_worker:
             under_way += sent  # gloo's copy
-    optimizer = 2 * PRECISE * own
+    optimizer = kind.moments * PRECISE * own
     if rounded or shared:
         optimizer += PRECISE * own
     if rounded and shared:

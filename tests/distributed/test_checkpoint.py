@@ -73,6 +73,9 @@ LAYOUTS = [  # tensor, pipeline and data parallel ranks, schedule, ZeRO stage
 ]  # fmt: skip
 
 
+OPTIMIZERS = {"loro": {"kind": "loro", "loro": {"exact_every_steps": 50}}, "muon": {"kind": "muon"}}
+
+
 def at_layout(corpus: Path, folder: Path, layout: tuple[int, int, int, str, int], kind: str) -> JobSpec:
     tensor, pipeline, data, schedule, zero = layout
     return tiny_job(
@@ -83,7 +86,7 @@ def at_layout(corpus: Path, folder: Path, layout: tuple[int, int, int, str, int]
             "pipeline_schedule": schedule, "zero_stage": zero,
         },
         training={"global_batch_size": 24},
-        optimizer={"kind": "loro", "loro": {"exact_every_steps": 50}} if kind == "loro" else {},
+        optimizer=OPTIMIZERS.get(kind, {}),
     )  # fmt: skip
 
 
@@ -97,6 +100,7 @@ FEW = [1, 3, 6]  # replicas with ZeRO, a pipeline of other stages, one process
         pytest.param("cola", 0, EACH, marks=pytest.mark.full, id="cola by stages"),
         pytest.param("cola", 4, [1, 2, 5], id="cola by replicas"),
         pytest.param("loro", 0, FEW, marks=pytest.mark.full, id="loro"),
+        pytest.param("muon", 4, FEW, marks=pytest.mark.full, id="muon"),
         pytest.param("tied", 0, FEW, marks=pytest.mark.full, id="tied"),
     ],
 )
@@ -114,6 +118,15 @@ def test_loads_bit_equal_at_any_other_layout(
             assert loss == pytest.approx(following, rel=2e-6)
             assert loaded.keys() == saved.keys()
             assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+
+
+def test_a_checkpoint_without_a_moment_is_refused_with_the_remedy(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    writer = at_layout(corpus, tmp_path, LAYOUTS[6], "muon")
+    ranks.run(1, step_and_save, writer)
+    with pytest.raises(
+        Exception, match=r"has no tensor .*second_moment; if another optimizer\.kind wrote it, use that"
+    ):
+        ranks.run(1, load, at_layout(corpus, tmp_path, LAYOUTS[6], "cola"))
 
 
 def uncommit(folder: Path, step: int) -> None:

@@ -35,8 +35,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lax": {"family": "lax", "lax": {"gate": "tensor"}},
     "lax in chains": {"family": "lax", "lax": {"gate": "dense", "chain_length": 2}},
     "loro": {"family": "svd"},
+    "muon": {"family": "cola"},
     "tied": {"family": "cola", "tie_embeddings": True},
 }
+OPTIMIZERS = {"loro": {"kind": "loro", "loro": {"exact_every_steps": 3}}, "muon": {"kind": "muon"}}
 Layout = dict[str, Any]
 
 
@@ -74,7 +76,7 @@ def sample(seed: int, most_ranks: int) -> list[tuple[str, int, Layout]]:
 # Seeds with which the two together have everything, and all three axes at once.
 SMALL, ANY = sample(seed=1, most_ranks=4), sample(seed=7, most_ranks=8)
 SAMPLE = SMALL + ANY
-SOME = ("dense", "svd", "cola", "lax", "loro")  # for every run
+SOME = ("dense", "svd", "cola", "lax", "loro", "muon")  # for every run
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +90,7 @@ def job(corpus: Path, family: str, micro: int, layout: Layout, **training: Any) 
         model={"num_hidden_layers": 4, **FAMILIES[family]},
         parallelism={"tensor_parallel_size": 1, **layout},
         training={"global_batch_size": 8, "micro_batch_size": micro, "sequence_length": 16, **training},
-        optimizer={"kind": "loro", "loro": {"exact_every_steps": 3}} if family == "loro" else {},
+        optimizer=OPTIMIZERS.get(family, {}),
     )  # fmt: skip
 
 

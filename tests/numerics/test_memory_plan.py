@@ -108,6 +108,7 @@ STATES = [
         ({"family": "lax", "lax": {"gate": "dense"}}, {"tensor_parallel_size": 2}, {}),
         ({"family": "cola"}, {"data_parallel_size": 4}, {"optimizer": {"weight_decay": 0.0}}),
         ({"family": "svd"}, {"data_parallel_size": 2}, {"optimizer": {"kind": "loro"}}),
+        ({"family": "cola"}, {"data_parallel_size": 2, "tensor_parallel_size": 2}, {"optimizer": {"kind": "muon"}}),
         ({"family": "cola", "tie_embeddings": True}, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, {}),
     )
 ]  # fmt: skip
@@ -205,6 +206,7 @@ PEAKS = [
         ("naive", "fp32", COLA, {"recompute": "latent"}, {}),
         ("naive", "fp32", {"family": "dense"}, {"tensor_parallel_size": 2}, {}),
         ("naive", "fp32", {"family": "svd"}, {"data_parallel_size": 2}, {"optimizer": {"kind": "loro"}}),
+        ("naive", "fp32", {"family": "svd", "rank": 64}, {}, {"optimizer": {"kind": "muon"}}),
     )
 ]  # fmt: skip
 
