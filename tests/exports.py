@@ -32,6 +32,10 @@ _CHANGES = {
     "gate": {"gate_activation": True},
     "no gate": {"gate_activation": False},
 }
+_SCALINGS = {
+    rope_type: {"rope_scaling": {"rope_type": rope_type, "factor": 4.0, "original_max_position_embeddings": 24}}
+    for rope_type in ("llama3", "yarn")
+}
 
 # What CoLA's published class computes.
 COLA: dict[str, dict[str, Any]] = {
@@ -48,12 +52,15 @@ OWN: dict[str, dict[str, Any]] = {
     **{
         f"lax, {gate}": {"family": "lax", "lax": {"gate": gate}} | _LOW_RANK for gate in ("identity", "dense", "tensor")
     },
+    **{f"cola, {name}": {"family": "cola"} | _LOW_RANK | change for name, change in _SCALINGS.items()},
+    "dense, window": {"family": "dense", "sliding_window": 3},
+    "cola, window": {"family": "cola", "sliding_window": 3} | _LOW_RANK,
     "lax of svd, chains": {"family": "lax", "lax": {"base": "svd", "chain_length": 2}} | _LOW_RANK,
 }
 DENSE: dict[str, dict[str, Any]] = {
     "dense": {"family": "dense"},
     "dense, grouped queries": {"family": "dense", "num_key_value_heads": 2},
-    **{f"dense, {name}": {"family": "dense"} | change for name, change in _CHANGES.items()},
+    **{f"dense, {name}": {"family": "dense"} | change for name, change in (_CHANGES | _SCALINGS).items()},
 }
 
 
@@ -83,7 +90,5 @@ def log_probabilities(model: ModelConfig) -> torch.Tensor:
     # The decoder gives the loss of one target a token, so every token is its target in turn.
     targets = torch.arange(vocabulary).repeat_interleave(length)
     with torch.no_grad():
-        losses = decoder(
-            TOKENS.repeat(vocabulary), targets, Rotation(length, model.head_size, model.rope_theta, device)
-        )
+        losses = decoder(TOKENS.repeat(vocabulary), targets, Rotation.of(model, length, device))
     return -losses.view(vocabulary, length).T

@@ -141,7 +141,11 @@ def model_facts(model: ModelConfig) -> dict[str, Any]:
     The names and what they mean stay, whatever becomes of ``ModelConfig``'s. Defaults are filled in, for they may
     change; but what a model does without is left out where earlier versions knew no such thing.
     """
-    return {
+    later = {
+        "rope_scaling": model.rope_scaling and model.rope_scaling.model_dump(),
+        "sliding_window": model.sliding_window,
+    }
+    return {name: fact for name, fact in later.items() if fact is not None} | {
         "family": model.family,
         "lax": model.lax and {"base": model.lax.base, "gate": model.lax.gate, "chain_length": model.lax.chain_length},
         "vocab_size": model.vocab_size,

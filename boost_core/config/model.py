@@ -1,5 +1,6 @@
 """The shape of a model."""
 
+from math import log
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -34,6 +35,63 @@ class LaxConfig(Config):
         description="Start the latents afresh every this many blocks. Default: they cross into every block but "
         "the first, and between pipeline stages along with the residual.",
     )
+
+
+# The rope_type whose setting each is, and its default.
+_OF_ROPE_TYPE = {
+    "low_freq_factor": ("llama3", 1.0),
+    "high_freq_factor": ("llama3", 4.0),
+    "beta_fast": ("yarn", 32.0),
+    "beta_slow": ("yarn", 1.0),
+    "attention_factor": ("yarn", None),
+}
+
+
+class RopeScalingConfig(Config):
+    """How rotary frequencies are scaled for longer sequences, in the words of Hugging Face's ``config.json``."""
+
+    rope_type: Literal["llama3", "yarn"] = Field(description="The published way of scaling.")
+    factor: float = Field(ge=1, le=10_000, description="How many times as slowly slow pairs of elements turn.")
+    original_max_position_embeddings: int = Field(
+        ge=2, le=16_777_216, description="Length of the sequences for which the frequencies were right unscaled."
+    )
+    low_freq_factor: float | None = Field(
+        None, gt=0, validate_default=True, description="llama3: a pair that turns no more often is slow. Default: 1."
+    )
+    high_freq_factor: float | None = Field(
+        None, gt=0, validate_default=True, description="llama3: a pair that turns as often is fast. Default: 4."
+    )
+    beta_slow: float | None = Field(
+        None, gt=0, validate_default=True, description="yarn: a pair that turns no more often is slow. Default: 1."
+    )
+    beta_fast: float | None = Field(
+        None, gt=0, validate_default=True, description="yarn: a pair that turns as often is fast. Default: 32."
+    )
+    attention_factor: float | None = Field(
+        None, gt=0, le=100, description="yarn: what queries and keys are multiplied by. Default: 0.1 ln(factor) + 1."
+    )
+
+    @field_validator(*_OF_ROPE_TYPE)
+    @classmethod
+    def _setting_belongs_to_its_type(cls, value: float | None, info: Any) -> float | None:
+        rope_type, (owner, default) = info.data.get("rope_type"), _OF_ROPE_TYPE[info.field_name]
+        if value is not None and rope_type not in (owner, None):
+            raise ValueError(f"{rope_type} has no {info.field_name}; leave it out, or set rope_type to {owner}")
+        return default if value is None and rope_type == owner else value
+
+    @field_validator("high_freq_factor", "beta_fast")
+    @classmethod
+    def _fast_is_above_slow(cls, value: float | None, info: Any) -> float | None:
+        slow = "low_freq_factor" if info.field_name == "high_freq_factor" else "beta_slow"
+        least = info.data.get(slow)
+        if value is not None and least is not None and value <= least:
+            raise ValueError(f"{value} must exceed {slow}={least}: a fast pair turns more often than a slow one")
+        return value
+
+    @property
+    def attention(self) -> float:
+        """What queries and keys are multiplied by, with the default filled in."""
+        return self.attention_factor or (0.1 * log(self.factor) + 1 if self.rope_type == "yarn" else 1.0)
 
 
 class ModelConfig(Config):
@@ -71,6 +129,15 @@ class ModelConfig(Config):
     )
     tie_embeddings: bool = Field(False, description="Share the embedding's weights with the head.")
     rope_theta: float = Field(10_000.0, gt=0, le=1e12, description="Base of the rotary position frequencies.")
+    rope_scaling: RopeScalingConfig | None = Field(
+        None, description="Scale the rotary frequencies for sequences longer than a model has seen."
+    )
+    sliding_window: int | None = Field(
+        None,
+        ge=1,
+        le=16_777_216,
+        description="How many positions each position attends to, itself included. Default: all up to itself.",
+    )
     norm_epsilon: float = Field(1e-6, gt=0, lt=1, description="Added to the mean square in RMSNorm.")
 
     @model_validator(mode="before")
@@ -94,6 +161,14 @@ class ModelConfig(Config):
         if value is not None and family != "lax":
             raise ValueError(f"family={family} has no latent crossing; leave lax out, or set family=lax")
         return value or (LaxConfig() if family == "lax" else None)
+
+    @field_validator("rope_scaling")
+    @classmethod
+    def _scaled_rotations_slow_down(cls, value: RopeScalingConfig | None, info: Any) -> RopeScalingConfig | None:
+        theta = info.data.get("rope_theta")
+        if value is not None and theta is not None and theta <= 1:
+            raise ValueError(f"rope_theta={theta} has no slow pairs to scale; set rope_theta above 1, or leave it out")
+        return value
 
     @field_validator("num_key_value_heads")
     @classmethod

@@ -41,13 +41,6 @@ class TrainingConfig(Config):
     )
     evaluate_sequences: Count = Field(64, description="Validation sequences per evaluation.")
 
-    def micro_batches(self, replicas: int) -> int:
-        """Micro-batches of a data parallel replica in a step, once the batch has grown."""
-        return self.global_batch_size // (self.micro_batch_size * replicas)
-
-
-class LoroConfig(Config):
-    """How LORO alternates its steps."""
     @field_validator("batch_size_warmup")
     @classmethod
     def _batches_grow(cls, value: tuple[BatchStage, ...], info: Any) -> tuple[BatchStage, ...]:
@@ -62,10 +55,10 @@ class LoroConfig(Config):
                 raise ValueError(f"a batch of {larger} follows one of {smaller}; let batches grow up to the last")
         return value
 
+    def micro_batches(self, replicas: int) -> int:
+        """Micro-batches of a data parallel replica in a step, once the batch has grown."""
+        return self.global_batch_size // (self.micro_batch_size * replicas)
 
-    exact_every_steps: Count = Field(500, description="Take an exact step every this many steps; the others are lazy.")
-    rewarm_steps: Count = Field(
-        5, description="Steps over which the factors' learning rate is warmed up again after an exact step."
     def batch_size(self, step: int) -> int:
         """Sequences of the optimizer step number ``step``, counted from 1."""
         stages = (stage.global_batch_size for stage in self.batch_size_warmup if step <= stage.until_step)
@@ -80,6 +73,13 @@ class LoroConfig(Config):
             done = until
         return total + (steps - done) * self.global_batch_size
 
+
+class LoroConfig(Config):
+    """How LORO alternates its steps."""
+
+    exact_every_steps: Count = Field(500, description="Take an exact step every this many steps; the others are lazy.")
+    rewarm_steps: Count = Field(
+        5, description="Steps over which the factors' learning rate is warmed up again after an exact step."
     )
 
 
@@ -104,6 +104,14 @@ class OptimizerConfig(Config):
     epsilon: float | None = Field(None, gt=0, lt=1, description="Default: 1e-8; 1e-6 for loro.")
     weight_decay: float = Field(0.01, ge=0, le=1000)
     clip_norm: float = Field(0.5, gt=0, le=1e12, description="Largest global gradient norm.")
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
+        "cosine",
+        description="The learning rate after the warm-up: down by a cosine, down by a line, constant, or wsd: constant "
+        "and then down by a line in the last decay_steps.",
+    )
+    decay_steps: Count | None = Field(
+        None, description="For schedule=wsd only. Default: a tenth of the steps after the warm-up."
+    )
     warmup_steps: int = Field(0, ge=0)
     final_learning_rate_ratio: float = Field(
         0.1, ge=0, le=1, description="Final learning rate as a fraction of the peak; not for schedule=constant."
@@ -117,14 +125,6 @@ class OptimizerConfig(Config):
             raise ValueError(f"kind={kind} makes no exact steps; leave loro out, or set kind=loro")
         return value or (LoroConfig() if kind == "loro" else None)
 
-    @property
-    def adam_epsilon(self) -> float:
-        """Added to the root of the second moment, with the default filled in."""
-        return self.epsilon or (1e-6 if self.kind == "loro" else 1e-8)
-    schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
-        "cosine",
-        description="The learning rate after the warm-up: down by a cosine, down by a line, constant, or wsd: constant "
-        "and then down by a line in the last decay_steps.",
     @field_validator("muon")
     @classmethod
     def _muon_belongs_to_muon(cls, value: MuonConfig | None, info: Any) -> MuonConfig | None:
@@ -145,7 +145,7 @@ class OptimizerConfig(Config):
         """Steps in which wsd's learning rate goes down at the end of a job of ``steps``."""
         return self.decay_steps or -(-(steps - self.warmup_steps) // 10)
 
-    )
-    decay_steps: Count | None = Field(
-        None, description="For schedule=wsd only. Default: a tenth of the steps after the warm-up."
-    )
+    @property
+    def adam_epsilon(self) -> float:
+        """Added to the root of the second moment, with the default filled in."""
+        return self.epsilon or (1e-6 if self.kind == "loro" else 1e-8)

@@ -11,6 +11,7 @@ _CHANGED_BY_A_CUT = {"family", "rank"}
 _PUBLISHED_NAMES = {
     "norm_epsilon": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings", "family": "model_type and hidden_act",
     "gate_activation": "hidden_act and only_lr_act", "rope_theta": "rope_theta or rope_parameters",
+    "rope_scaling": "rope_scaling or rope_parameters",
 }  # fmt: skip
 
 

@@ -3,9 +3,10 @@
 ===========================================  ================  ===================================================
 the model                                    the class         why
 ===========================================  ================  ===================================================
-dense                                        LlamaForCausalLM  ``hidden_act`` is the gate's activation
-cola and svd without grouped queries, whose  ColaForCausalLM   ``hidden_act`` is the activation of all bottlenecks,
-gate has their activation or none                              and of the gate too unless ``only_lr_act``
+dense without a sliding window               LlamaForCausalLM  ``hidden_act`` is the gate's activation
+cola and svd without grouped queries,        ColaForCausalLM   ``hidden_act`` is the activation of all bottlenecks,
+scaled rotations and a sliding window,                         and of the gate too unless ``only_lr_act``
+whose gate has their activation or none
 any other                                    BoostForCausalLM  no published class computes it, so none is named
 ===========================================  ================  ===================================================
 
@@ -40,8 +41,12 @@ class TrainedOn:
 
 def model_type(model: ModelConfig) -> str:
     """Which class computes the model: ``llama``, ``cola``, or ``boost`` for none that is published."""
+    if model.sliding_window is not None:
+        return OWN_TYPE
     if is_dense(model):
         return LLAMA
+    if model.rope_scaling is not None:
+        return OWN_TYPE
     grouped_queries = model.key_value_heads != model.num_attention_heads
     gate_differs = model.gated_by_silu and not model.latent_activation
     return COLA if is_low_rank(model) and not grouped_queries and not gate_differs else OWN_TYPE
@@ -75,6 +80,7 @@ def _published_shape(model: ModelConfig, kind: str) -> dict[str, Any]:
         "num_attention_heads": model.num_attention_heads,
         "num_key_value_heads": model.key_value_heads,
         "rope_theta": model.rope_theta,
+        "rope_scaling": model.rope_scaling and model.rope_scaling.model_dump(exclude_none=True),
         "rms_norm_eps": model.norm_epsilon,
         "tie_word_embeddings": model.tie_embeddings,
         "attention_bias": False,

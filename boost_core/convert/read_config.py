@@ -4,12 +4,13 @@ A field that is known to change nothing is passed over, and one that is not know
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from boost_core.config import ModelConfig
 from boost_core.config.base import in_lines
+from boost_core.config.model import RopeScalingConfig
 from boost_core.convert.published_config import COLA, LLAMA, OWN_TYPE
 
 # Those of LlamaConfig, from which CoLA's class inherits.
@@ -19,6 +20,10 @@ _DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 _JOBS_NAMES = {"rms_norm_eps": "norm_epsilon", "tie_word_embeddings": "tie_embeddings"}
 _DEFAULT_ROPE_THETA = 10_000.0
+
+# Where the rotary embedding is described, and the ways of scaling it that the trainer has.
+_ROPES = ("rope_parameters", "rope_scaling")
+_SCALED = get_args(RopeScalingConfig.model_fields["rope_type"].annotation)
 
 _ACTIVATIONS = {"silu": True, "swish": True, "linear": False}
 
@@ -65,7 +70,7 @@ def model_of(config: Any, file: str = "config.json") -> ModelConfig:
     _refuse(file, _unknown(config, known))
     if kind == OWN_TYPE:
         return _validated(file, config.get("model"))
-    _refuse(file, (*_rope_problems(config), *_activation_problems(config, kind)))
+    _refuse(file, (*_rope_problems(config, kind), *_activation_problems(config, kind)))
     model = _validated(file, _common(config) | (_of_cola(config) if kind == COLA else _of_llama(config)))
     _refuse(file, _head_problems(config, model))
     return model
@@ -92,7 +97,12 @@ def _common(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_llama(config: dict[str, Any]) -> dict[str, Any]:
-    return {"family": "dense", "gate_activation": _ACTIVATIONS[_activation(config)]}
+    scalings = [_scaling(config.get(name)) for name in _ROPES]
+    return {
+        "family": "dense",
+        "gate_activation": _ACTIVATIONS[_activation(config)],
+        "rope_scaling": next(filter(None, scalings), None),
+    }
 
 
 def _of_cola(config: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +156,7 @@ def _activation(config: dict[str, Any]) -> str:
 
 def _rope_thetas(config: dict[str, Any]) -> dict[str, Any]:
     """The base of the rotary frequencies by each of the names under which it is given."""
-    places = {"": config} | {f"{name}.": config.get(name) for name in ("rope_parameters", "rope_scaling")}
+    places = {"": config} | {f"{name}.": config.get(name) for name in _ROPES}
     return {
         f"{prefix}rope_theta": place["rope_theta"]
         for prefix, place in places.items()
@@ -154,16 +164,27 @@ def _rope_thetas(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rope_problems(config: dict[str, Any]) -> Iterator[str]:
-    """What is not the plain rotary embedding, in the form of either time: a base of its own, and scaling or none."""
-    for name in ("rope_parameters", "rope_scaling"):
+def _scaling(rope: Any) -> dict[str, Any] | None:
+    """Scaled rotary frequencies in a job's words, which are the published ones; ``None`` for another kind, or none."""
+    if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) not in _SCALED:
+        return None
+    settings = {name: value for name, value in rope.items() if name not in ("type", "rope_theta") and value is not None}
+    return {"rope_type": rope.get("type")} | settings
+
+
+def _rope_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
+    """What the trainer's rotary embedding is not, in the form of either time: a base of its own, and scaling or none.
+
+    What is wrong with a way of scaling that the trainer has, its model says.
+    """
+    for name in _ROPES:
         rope = config.get(name)
-        if rope is None:
+        if rope is None or (kind == LLAMA and _scaling(rope)):
             continue
         expected = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1}
         others = set(rope) - {"rope_theta"} if isinstance(rope, dict) else set()
         if not isinstance(rope, dict) or any(rope[key] not in (None, expected.get(key)) for key in others):
-            yield f"{name} is {_short(rope)}, and the trainer's rotary embeddings are neither scaled nor partial"
+            yield f"{name} is {_short(rope)}, and the trainer's rotary embeddings are neither scaled so nor partial"
     thetas = _rope_thetas(config)
     if any(theta != next(iter(thetas.values())) for theta in thetas.values()):
         yield " and ".join(f"{name} is {_short(theta)}" for name, theta in thetas.items())

@@ -1,6 +1,7 @@
 """Causal attention over the heads that are at hand, with rotary position embeddings.
 
-Where documents that share a sequence are not to see each other, a mask says who sees whom.
+Where positions see a sliding window alone (Longformer, arXiv 2004.05150), or documents that share a sequence are not to
+see each other, a mask says who sees whom.
 
 Shape suffixes: b sequences, s positions, h heads, e head size; g projections, T = b·s tokens, d = h·e.
 """
@@ -10,7 +11,9 @@ from copy import copy
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from boost_core.config.model import ModelConfig, RopeScalingConfig
 from boost_core.kernels.rotary import rotary
+from boost_core.nn.rope import rotary_frequencies
 
 
 def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size: int) -> torch.Tensor:
@@ -45,19 +48,37 @@ class Rotation:
         head_size: Width of a head; even.
         theta: Base of the frequencies.
         device: Where the angles live.
+        scaling: How the frequencies are scaled, if they are.
+        window: How many positions each sees, itself included; ``None`` for all before it.
 
     Attributes:
-        sees_b1ss: Which position sees which; ``None`` where each sees all before it.
+        sees_b1ss: Which position sees which; b is 1 where all sequences share it. ``None``: each sees all before it.
     """
 
-    def __init__(self, sequence_length: int, head_size: int, theta: float, device: torch.device) -> None:
+    def __init__(
+        self,
+        sequence_length: int,
+        head_size: int,
+        theta: float,
+        device: torch.device,
+        scaling: RopeScalingConfig | None = None,
+        window: int | None = None,
+    ) -> None:
         self.sequence_length = sequence_length
-        # In float64, so that the angles of far positions keep their bits whatever the compute type is.
-        frequency_e = theta ** -(torch.arange(0, head_size, 2, dtype=torch.float64, device=device) / head_size)
+        frequency_e = rotary_frequencies(head_size, theta, scaling, device)
         angle_se = torch.outer(torch.arange(sequence_length, dtype=torch.float64, device=device), frequency_e)
-        self._cosine_se, self._sine_se = angle_se.cos(), angle_se.sin()
+        growth = 1.0 if scaling is None else scaling.attention
+        self._cosine_se, self._sine_se = growth * angle_se.cos(), growth * angle_se.sin()
         self.sees_b1ss: torch.Tensor | None = None
+        if window is not None and window < sequence_length:
+            sees_ss = torch.ones(sequence_length, sequence_length, dtype=torch.bool, device=device)
+            self.sees_b1ss = sees_ss.tril().triu(1 - window)[None, None]
         self._cast: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @classmethod
+    def of(cls, model: ModelConfig, sequence_length: int, device: torch.device) -> "Rotation":
+        """That of a model."""
+        return cls(sequence_length, model.head_size, model.rope_theta, device, model.rope_scaling, model.sliding_window)
 
     def with_document_mask(self, document_T: torch.Tensor | None) -> "Rotation":
         """The same for tokens that see none but those of their own document, by its number; ``None``: all see all.
@@ -68,12 +89,13 @@ class Rotation:
             return self
         document_bs = document_T.view(-1, self.sequence_length)
         among = copy(self)
-        among.sees_b1ss = (document_bs.unsqueeze(1) == document_bs.unsqueeze(2)).tril().unsqueeze(1)
+        own_b1ss = (document_bs.unsqueeze(1) == document_bs.unsqueeze(2)).tril().unsqueeze(1)
+        among.sees_b1ss = own_b1ss if self.sees_b1ss is None else own_b1ss & self.sees_b1ss
         return among
 
     def splits(self, count: int) -> list["Rotation"]:
         """The same for each of equal splits of the sequences."""
-        if self.sees_b1ss is None:
+        if self.sees_b1ss is None or len(self.sees_b1ss) == 1:
             return [self] * count
         splits = [copy(self) for _ in range(count)]
         for split, sees_b1ss in zip(splits, self.sees_b1ss.chunk(count), strict=True):

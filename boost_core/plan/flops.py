@@ -17,7 +17,8 @@ def model_flops_per_token(model: ModelConfig, sequence_length: int) -> int:
     """FLOPs of one token's forward and backward pass, without recomputation.
 
     Two for each matrix parameter forward and four backward, and the attention scores counted in full
-    (12·L·d·s), as in the PaLM paper's appendix B (arXiv 2204.02311). The embedding look-up is free.
+    (12·L·d·s, or 12·L·d·w with a sliding window w < s), as in the PaLM paper's appendix B (arXiv 2204.02311). The
+    embedding look-up is free.
     """
     return model.num_hidden_layers * block_flops_per_token(model, sequence_length) + head_flops_per_token(model)
 
@@ -32,21 +33,22 @@ def hardware_flops_per_token(model: ModelConfig, parallelism: ParallelismConfig,
 
 def block_flops_per_token(model: ModelConfig, sequence_length: int) -> int:
     """Those of one block."""
-    return 6 * block_matrix_parameters(model) + _attention_flops_per_token(model, sequence_length)
+    seen = min(sequence_length, model.sliding_window or sequence_length)
+    return 6 * block_matrix_parameters(model) + _attention_flops_per_token(model, seen)
 
 
 def computed_block_flops_per_token(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> int:
     """Those of one block on all tensor parallel ranks together.
 
     The matrices are divided among the ranks, and so are the heads, except under vanilla: there queries, keys and values
-    are whole on every rank, and each computes the attention of all heads.
+    are whole on every rank, and each computes the attention of all heads. What a sliding window masks is computed, too.
     """
     ranks = 1 if chosen_sharding(model, parallelism).wide else parallelism.tensor_parallel_size
     return 6 * block_matrix_parameters(model) + ranks * _attention_flops_per_token(model, sequence_length)
 
 
-def _attention_flops_per_token(model: ModelConfig, sequence_length: int) -> int:
-    return 12 * model.hidden_size * sequence_length
+def _attention_flops_per_token(model: ModelConfig, positions: int) -> int:
+    return 12 * model.hidden_size * positions
 
 
 def head_flops_per_token(model: ModelConfig) -> int:

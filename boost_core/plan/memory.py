@@ -10,7 +10,8 @@ pipeline   torch's stages have a buffer for each micro-batch of a step that a ne
            schedules of several stages keep what they have sent until the step's end
 batch      24 bytes a token of a replica's step: ids and targets in 64 bits, what counts, and weights
 rotary     24 bytes for each position and pair of a head's elements: angles in fp64 and fp32
-documents  a byte a pair of positions of a micro-batch, and in each block one of the compute type, where apart
+masks      where documents are apart a byte a pair of positions of a micro-batch, and in each block one of the compute
+           type; where a window slides, the same of one sequence
 =========  ==========================================================================================================
 
 A step is fullest either as the loss's backward pass begins, with all activations and the head's, or after that in the
@@ -38,8 +39,8 @@ from boost_core.plan.state_memory import largest_weight, starting_peak, state_by
 _CHUNK_ELEMENTS = 1 << 26  # ``parallel.vocabulary.CHUNK_ELEMENTS``
 _BATCH_BYTES = 24
 _DOCUMENT_BYTES = 8
-
 _GRAM_MATRICES, _MOST_PROJECTIONS = 7, 3  # of ``optim.muon`` at a time; of one input
+
 
 @dataclass(frozen=True)
 class RankMemory:
@@ -169,11 +170,18 @@ class _Rank:
         return self._each.carried if self._job.model.crosses_into(layer) else 0
 
     def _masks(self, stage: Stage) -> int:
-        if not self._job.data.documents_apart:
+        apart = self._job.data.documents_apart
+        if not apart and not self._window_mask():
             return 0
-        pairs = self._tokens * self._job.training.sequence_length
+        length = self._job.training.sequence_length
+        pairs = (self._tokens if apart else length) * length
         again = 1 if self._job.parallelism.recompute != "none" else len(stage.layers)
-        return pairs * (1 + self._element * again)
+        return pairs * (apart + self._element * again)
+
+    def _window_mask(self) -> int:
+        """Bytes of the mask that all sequences share."""
+        length, window = self._job.training.sequence_length, self._job.model.sliding_window
+        return length**2 if window is not None and window < length else 0
 
     def _owed(self, stage: Stage) -> int:
         """What weight gradients that wait need of a micro-batch: inputs and output gradients of all products.
@@ -203,7 +211,7 @@ class _Rank:
         return a_token * self._tokens * self._micro_batches
 
     def _rotary(self) -> int:
-        return 24 * self._job.training.sequence_length * self._job.model.head_size // 2
+        return 24 * self._job.training.sequence_length * self._job.model.head_size // 2 + self._window_mask()
 
     def _backward(self) -> int:
         """What a block's backward pass takes, with a weight's gradient; or the embedding's gradient."""

@@ -99,7 +99,7 @@ class TrainState:
         model, split = build(spec.model, spec.parallelism, tensor, stages, training.z_loss)
         make(model, split, tensor.rank, tensor.size, training.seed, device)
         axes = split_axes(model, split)
-        rotation = Rotation(training.sequence_length, spec.model.head_size, spec.model.rope_theta, device)
+        rotation = Rotation.of(spec.model, training.sequence_length, device)
         optimizer = make_optimizer(spec, model, axes, tensor, groups.data)
         pipeline = None
         if groups.pipeline.size > 1:
@@ -197,7 +197,9 @@ def _pipeline(
 def _refuse_other_model(manifest: Manifest, spec: JobSpec, url: str) -> None:
     saved, asked = model_facts(manifest.read_model()), model_facts(spec.model)
     different = [
-        f"{name} is {saved[name]} there and {asked[name]} here" for name in asked if saved[name] != asked[name]
+        f"{name} is {saved.get(name)} there and {asked.get(name)} here"
+        for name in saved | asked
+        if saved.get(name) != asked.get(name)
     ]
     if different:
         raise ValueError(

@@ -145,8 +145,6 @@ def test_training_is_that_of_one_process(
             assert family == "loro" or error < 1e-9, name
 
 
-def kept_bytes(spec: JobSpec) -> int:
-    """What is alive after two steps of all that was made for training, on this rank."""
 def grown(small: JobSpec, large: JobSpec, steps: int) -> list[float]:
     """Losses of some steps of one job, and of the rest of another's that goes on from its state."""
     state = TrainState.initial(small, CPU)
@@ -167,6 +165,8 @@ def test_a_batch_that_grows_is_that_of_two_jobs(ranks: Ranks, corpus: Path, zero
         assert losses == pytest.approx(expected, rel=2e-6)
 
 
+def kept_bytes(spec: JobSpec) -> int:
+    """What is alive after two steps of all that was made for training, on this rank."""
     with Made() as made:
         state = TrainState.initial(spec, CPU)
         sampler = Sampler(load_corpus(spec.data, 16), 16, spec.training.seed)

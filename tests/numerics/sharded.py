@@ -104,7 +104,7 @@ def run_sharded(
     for name, weight in network.named_parameters():
         weight.data.copy_(shard_of(full[name], axis_of[name], collectives.rank, collectives.size))
     tokens, targets = (ids.flatten().to(device) for ids in batch(model, sequences, length))
-    rotation = Rotation(length, model.head_size, model.rope_theta, device)
+    rotation = Rotation.of(model, length, device)
     loss_T = network(tokens, targets, rotation)
     forward = ledger.totals()
     ledger.clear()

@@ -18,22 +18,22 @@ CPU = torch.device("cpu")
 LENGTHS = [[5, 1, 9], [15], [2, 2, 11]]
 
 
-def network(family: str) -> tuple[ModelConfig, Decoder]:
+def network(family: str, window: int | None) -> tuple[ModelConfig, Decoder]:
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "rank": 8}
-    config = ModelConfig.model_validate(shape | {"family": family, "num_key_value_heads": 2})
+    config = ModelConfig.model_validate(shape | {"family": family, "num_key_value_heads": 2, "sliding_window": window})
     decoder, axes = build(config, ParallelismConfig(), Communicator(None, "tp", CommunicationLedger()))
     make_weights(decoder, axes, 0, 1, 7, CPU, torch.float64)
     return config, decoder
 
 
 def losses(config: ModelConfig, decoder: Decoder, batch: Batch, length: int) -> torch.Tensor:
-    rotation = Rotation(length, config.head_size, config.rope_theta, CPU)
+    rotation = Rotation.of(config, length, CPU)
     return decoder(batch.tokens, batch.targets, rotation.with_document_mask(batch.documents))
 
 
-@pytest.mark.parametrize("family", ["cola", "lax"])
-def test_a_packed_document_has_the_losses_that_it_has_alone(family: str) -> None:
-    config, decoder = network(family)
+@pytest.mark.parametrize(("family", "window"), [("cola", None), ("lax", None), ("cola", 4)])
+def test_a_packed_document_has_the_losses_that_it_has_alone(family: str, window: int | None) -> None:
+    config, decoder = network(family, window)
     draw = np.random.default_rng(3)
     documents = [[[*draw.integers(1, 256, length - 1).tolist(), END] for length in row] for row in LENGTHS]
     packed = np.array([[*(token for document in row for token in document), 7] for row in documents])

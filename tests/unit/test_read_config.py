@@ -90,11 +90,32 @@ def test_a_cut_to_low_rank_is_compared_in_all_that_it_keeps() -> None:
         refuse_another_function(model_of(LLAMA), cola_job(rope_theta=500.0, norm_epsilon=1e-5))
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 4096}
+LLAMA_3_1 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+             "original_max_position_embeddings": 8192}  # fmt: skip
+
+
+@pytest.mark.parametrize("scaling", [YARN, LLAMA_3_1], ids=lambda scaling: scaling["rope_type"])
+def test_scaled_rotary_frequencies_are_read(scaling: dict) -> None:
+    written = LlamaConfig(**SHAPE, max_position_embeddings=1 << 20, rope_parameters={"rope_theta": 1e4} | scaling)
+    ours = {name: value for name, value in scaling.items() if name != "rope_theta"}
+    for config in (written.to_dict(), LLAMA | {"rope_scaling": ours}):
+        refuse_another_function(model_of(config | {"rms_norm_eps": 1e-6}), job(rope_scaling=ours))
+    with pytest.raises(
+        ValueError, match=r"rope_scaling \(published as rope_scaling or rope_parameters\) is \{'rope_type"
+    ):
+        refuse_another_function(model_of(LLAMA | {"rope_scaling": ours}), job())
+    with pytest.raises(ValueError, match="are neither scaled so nor partial"):
+        model_of(COLA | {"rope_scaling": ours})
+
+
 NOT_OURS = [
     ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling is {'type': 'linear', 'factor': 2.0}"),
-    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                       "original_max_position_embeddings": 8192}}, "rope_scaling is {'rope_type': 'llama3'"),
-    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0}}, "neither scaled nor partial"),
+    ({"rope_scaling": {"rope_type": "longrope", "factor": 8.0, "original_max_position_embeddings": 8192}},
+     "rope_scaling is {'rope_type': 'longrope'"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0}},
+     "rope_scaling.original_max_position_embeddings: Field required"),
+    ({"rope_parameters": YARN | {"mscale": 0.7}}, "rope_scaling.mscale: Extra inputs are not permitted"),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "nor partial"),
     ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters is {'full_attention'"),
     ({"rope_parameters": "default"}, "rope_parameters is 'default'"),

@@ -83,6 +83,8 @@ def write_nanotron(
     """
     if model.rank is not None:
         raise ValueError(f"nanotron's LLaMA is dense, and the model is {model.family}; export it without --nanotron")
+    if without := [name for name in _NOT_THERE if getattr(model, name) is not None]:
+        raise ValueError(f"nanotron's LLaMA has no {' and no '.join(without)}; export it without --nanotron")
     parts = (model.key_value_heads, model.intermediate_size, model.vocab_size)
     if any(part % tensor_parallel_size for part in parts):
         raise ValueError(
@@ -100,6 +102,8 @@ def write_nanotron(
     content = {name: config[name] for name in _FIELDS} | {"is_llama_config": True, "rope_interleaved": True}
     (folder / CONFIG).write_text(json.dumps(content, indent=2))
 
+
+_NOT_THERE = ("rope_scaling", "sliding_window")
 
 # Those of the published configuration that nanotron has, too.
 _FIELDS = (
