@@ -21,6 +21,7 @@ class Device:
         tflops: TFLOP/s of dense products at each precision. Sheets give bf16 with sparsity; dense is half of it. fp32
             is the rate without TF32, which the trainer leaves off.
         source: The data sheet.
+        bandwidth: Of its memory, in bytes a second.
         memory: Bytes, by Ray's names of the forms of which they are known. Gigabytes as NVIDIA's data sheets have them
             are some 6 % less than what drivers report.
     """
@@ -28,28 +29,31 @@ class Device:
     words: tuple[str, ...]
     tflops: Mapping[str, float]
     source: str
+    bandwidth: float
     memory: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def _nvidia(
-    sheet: str, bf16: float, fp32: float, words: tuple[str, ...] = (), memory: Mapping[str, int] = MappingProxyType({})
-) -> Device:
+    sheet: str, bf16: float, fp32: float, terabytes: float, words: tuple[str, ...] = (),
+    memory: Mapping[str, int] = MappingProxyType({}),
+) -> Device:  # fmt: skip
     bytes_of_forms = {name: gigabytes * 10**9 for name, gigabytes in memory.items()}
     source = f"NVIDIA {sheet} data sheet"
-    return Device(words or (sheet.split()[0],), {"bf16": bf16, "fp32": fp32}, source, bytes_of_forms)
+    words = words or (sheet.split()[0],)
+    return Device(words, {"bf16": bf16, "fp32": fp32}, source, terabytes * 1e12, bytes_of_forms)
 
 
 # The first that fits a name counts, so what is said of a form stands before the kind.
 DEVICES = (
-    _nvidia("GB200 NVL72", 2500, 80),
-    _nvidia("HGX B200", 2250, 75, ("B200",)),
-    _nvidia("H200 NVL", 835.5, 60, ("H200", "NVL")),
-    _nvidia("H200", 989, 67, memory={"H200": 141}),
-    _nvidia("H100 NVL", 835.5, 60, ("H100", "NVL")),
-    _nvidia("H100 PCIe", 756.5, 51, ("H100", "PCIe")),
-    _nvidia("H100 SXM", 989, 67, memory={"H100": 80}),
-    _nvidia("L40S", 362, 91.6),
-    _nvidia("A100", 312, 19.5, memory={"A100": 80, "A100-40G": 40, "A100-80G": 80}),
+    _nvidia("GB200 NVL72", 2500, 80, 8.0),
+    _nvidia("HGX B200", 2250, 75, 8.0, ("B200",)),
+    _nvidia("H200 NVL", 835.5, 60, 4.8, ("H200", "NVL")),
+    _nvidia("H200", 989, 67, 4.8, memory={"H200": 141}),
+    _nvidia("H100 NVL", 835.5, 60, 3.9, ("H100", "NVL")),
+    _nvidia("H100 PCIe", 756.5, 51, 2.0, ("H100", "PCIe")),
+    _nvidia("H100 SXM", 989, 67, 3.35, memory={"H100": 80}),
+    _nvidia("L40S", 362, 91.6, 0.864),
+    _nvidia("A100", 312, 19.5, 2.039, memory={"A100": 80, "A100-40G": 40, "A100-80G": 80}),
 )
 
 # Of each kind whose memory is known, by Ray's names.

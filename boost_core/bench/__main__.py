@@ -14,6 +14,7 @@ from boost_core.bench.cases import AWKWARD, Draw, Sizes, cases
 from boost_core.bench.comm import comm_rows
 from boost_core.bench.correctness import disagreements
 from boost_core.bench.kernels import kernel_rows
+from boost_core.bench.profile import measure
 from boost_core.bench.rank import RunShape, rank_rows
 from boost_core.bench.results import NO_GPU, RESULTS, Environment, Row, append, table
 from boost_core.bench.timing import matrix_rate, memory_bandwidth
@@ -21,8 +22,9 @@ from boost_core.bench.variants import PUBLISHED_SIZES, VARIANTS
 from boost_core.config import ModelConfig
 from boost_core.config.base import in_lines
 from boost_core.config.presets import PRESETS
-from boost_core.hardware import LINKS
+from boost_core.hardware import LINKS, Link
 from boost_core.kernels.dispatch import Implementation
+from boost_core.plan.measured import MeasuredLink, MeasuredProfile
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if wrong := _wrong(device):
             print("Nothing was timed, because results are wrong:", *wrong, sep="\n", file=sys.stderr)
             return 1
-        (_rank if given.benchmark == "rank" else _kernels)(given, device)
+        {"rank": _rank, "kernels": _kernels, "profile": _profile}[given.benchmark](given, device)
     except ValueError as error:
         print(in_lines(error), file=sys.stderr)
         return 2
@@ -98,6 +100,16 @@ def _kernels(given: argparse.Namespace, device: torch.device) -> None:
     _say_what_it_is_worth(device)
 
 
+def _profile(given: argparse.Namespace, device: torch.device) -> None:
+    shape = RunShape(given.model, given.tp, given.micro_batch, given.sequence)
+    measured = measure(shape, device, given.repeats)
+    given.out.write_text(measured.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    for name, value in measured.model_dump(exclude={"cases", "link"}).items():
+        print(f"{name:<16}{value:.4g}" if isinstance(value, float) else f"{name:<16}{value}")
+    print(*measured.cases, sep="\n")
+    print(f"written to {given.out}; boost plan JOB.YAML --profile {given.out} goes by it")
+
+
 def _start_ranks(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     ranks, gpus = given.ranks or max(2, torch.cuda.device_count()), torch.cuda.device_count()
     if 0 < gpus < ranks:
@@ -115,14 +127,26 @@ def _comm(given: argparse.Namespace, device: torch.device) -> int:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        rows = comm_rows(device, given.largest << 20, given.repeats)
+        link, rows = comm_rows(device, given.largest << 20, given.repeats)
         if dist.get_rank() == 0:
             append(given.results, Environment.of(device), rows)
             print(table(rows))
+            if given.profile is not None:
+                _add_link(given.profile, link)
             _say_what_it_is_worth(device)
     finally:
         dist.destroy_process_group()
     return 0
+
+
+def _add_link(path: Path, link: Link) -> None:
+    """Have a profile say what a link does."""
+    measured = MeasuredProfile.model_validate_json(path.read_text(encoding="utf-8"))
+    found = MeasuredLink(
+        ranks=dist.get_world_size(), base_seconds=link.base_seconds, bytes_per_second=link.bytes_per_second
+    )
+    path.write_text(measured.model_copy(update={"link": found}).model_dump_json(indent=2) + "\n", encoding="utf-8")
+    print(f"added to {path}")
 
 
 def _compute_type(device: torch.device) -> torch.dtype:
@@ -163,9 +187,18 @@ def _parser() -> argparse.ArgumentParser:
     kernels.add_argument("--micro-batch", type=_count, default=4)
     kernels.add_argument("--sequence", type=_count, default=4096)
 
+    profile = commands.add_parser("profile", help="what this device does of each kind of work, for boost plan")
+    profile.add_argument("--model", choices=PRESETS, default="7b", help="whose blocks are measured")
+    profile.add_argument("--tp", type=_count, default=4, help="tensor parallel ranks that share one")
+    profile.add_argument("--micro-batch", type=_count, default=1)
+    profile.add_argument("--sequence", type=_count, default=4096)
+    profile.add_argument("--repeats", type=_count, default=20, help="repetitions of each measurement")
+    profile.add_argument("--out", type=Path, default=Path("profile.json"), help="file to write")
+
     comm = commands.add_parser("comm", help="all-reduces among live ranks, fitted to α + n/β")
     comm.add_argument("--ranks", type=_count, help="ranks to start here (default: one per GPU, or torchrun's)")
     comm.add_argument("--largest", type=_count, default=256, help="largest payload in MiB")
+    comm.add_argument("--profile", type=Path, help="profile to add the link between these ranks to, for boost plan")
 
     for command in (rank, kernels, comm):
         command.add_argument("--repeats", type=_count, default=20, help="repetitions of each measurement")

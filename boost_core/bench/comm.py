@@ -8,13 +8,14 @@ import torch.distributed as dist
 
 from boost_core.bench.results import Row
 from boost_core.bench.timing import Spread, synchronize
+from boost_core.hardware import Link
 from boost_core.plan.collectives import fit
 
 _WARM_CALLS = 3
 
 
-def comm_rows(device: torch.device, largest_bytes: int, repeats: int) -> list[Row]:
-    """Times of all-reduces over the default group. All its ranks call it.
+def comm_rows(device: torch.device, largest_bytes: int, repeats: int) -> tuple[Link, list[Row]]:
+    """Times of all-reduces over the default group, and the link that they make. All its ranks call it.
 
     Args:
         device: Where the payloads live.
@@ -33,7 +34,7 @@ def comm_rows(device: torch.device, largest_bytes: int, repeats: int) -> list[Ro
     link, case = fit(ranks, sizes, medians), f"all-reduce among {ranks} ranks ({dist.get_backend()})"
     rows.append(Row.single("comm", case, "fitted α", "s", link.base_seconds))
     rows.append(Row.single("comm", case, "fitted β", "bytes/s", link.bytes_per_second))
-    return rows
+    return link, rows
 
 
 def _seconds(payload: torch.Tensor, repeats: int) -> list[float]:

@@ -9,8 +9,9 @@ import gc
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,20 @@ def rank_rows(
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def block_seconds(shape: RunShape, variant: Variant, device: torch.device, repeats: int) -> float:
+    """What a step takes longer for each block, by steps of few and more of them."""
+    few, more = 2, 4
+    seconds = []
+    for layers in (few, more):
+        with _alone(shape.tensor_parallel_size):
+            deep = replace(shape, layers=layers)
+            step, _ = _trainer_step(deep.job(variant, device), deep, device, f"{deep}: {variant.name}")
+            for _ in range(_WARM_STEPS):
+                step()
+            seconds.append(median(wall_seconds(step, device, repeats)))
+    return (seconds[1] - seconds[0]) / (more - few)
 
 
 def _measured(

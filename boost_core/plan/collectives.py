@@ -1,4 +1,4 @@
-"""How long a collective takes: α + n/β over a ring, by the link.
+"""How long a collective takes: α + n/β over a ring, by the link; and over several levels of a network.
 
 =============  =====================  ==========================
 collective     steps over the ring    bytes through a link
@@ -11,12 +11,17 @@ all_to_all     p − 1                  (p − 1)/p of the payload
 
 The payload is what a rank hands over (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
 Operations in MPICH", 2005).
+
+Over levels (``cluster``) ranks scatter inside, reduce outside and gather inside: level by level a ring, whose payload
+is that of the level inside divided by the ranks there, or multiplied for an all-gather. Or it is one ring through all
+of them, at the pace of the slowest level, whichever takes less.
 """
 
 import math
 from collections.abc import Sequence
 
 from boost_core.hardware import Link
+from boost_core.plan.cluster import Cluster, Row
 
 
 def collective_seconds(link: Link, collective: str, ranks: int, payload_bytes: float, calls: int = 1) -> float:
@@ -30,6 +35,43 @@ def collective_seconds(link: Link, collective: str, ranks: int, payload_bytes: f
     steps = (2 if collective == "all_reduce" else 1) * (ranks - 1)
     start = link.base_seconds + steps * link.hop_seconds
     return calls * start + link_bytes(collective, ranks, payload_bytes) / link.bytes_per_second
+
+
+def group_seconds(cluster: Cluster, row: Row, collective: str, payload_bytes: float, calls: int = 1) -> float:
+    """As ``collective_seconds``, for groups that are spread over levels, all of which send at once.
+
+    Args:
+        cluster: The network.
+        row: How many ranks of each group there are at each level.
+        collective: One of the table's.
+        payload_bytes: Of all calls together.
+        calls: How many.
+
+    Raises:
+        ValueError: The collective is not one of the table's.
+    """
+    spread = [(level.among(ranks), ranks) for level, ranks in zip(cluster.levels, row, strict=True) if ranks > 1]
+    if not spread:
+        return 0.0
+    flat = collective_seconds(_slowest(spread), collective, math.prod(row), payload_bytes, calls)
+    if len(spread) == 1:
+        return flat
+    nested, payload = 0.0, payload_bytes
+    for link, ranks in reversed(spread) if collective == "all_gather" else spread:
+        nested += collective_seconds(link, collective, ranks, payload, calls)
+        payload *= {"all_gather": ranks, "all_to_all": 1}.get(collective, 1 / ranks)
+    return min(nested, flat)
+
+
+def _slowest(spread: Sequence[tuple[Link, int]]) -> Link:
+    """The link of a ring through all levels: in each step some rank waits for the slowest."""
+    links = [link for link, _ in spread]
+    return Link(
+        max(link.base_seconds for link in links),
+        max(link.hop_seconds for link in links),
+        min(link.bytes_per_second for link in links),
+        "the slowest of several levels",
+    )
 
 
 def link_bytes(collective: str, ranks: int, payload_bytes: float) -> float:

@@ -14,11 +14,16 @@ def block_matrix_parameters(model: ModelConfig) -> int:
     return sum(math.prod(spec.shape) for spec in weights if spec.role in MATRICES)
 
 
+def block_parameters(model: ModelConfig, crossed: bool) -> int:
+    """All of one block, into which latents of the block before cross or do not."""
+    return _parameters(block_weights(model, crossed))
+
+
 def parameter_count(model: ModelConfig) -> int:
     """All trainable parameters: blocks with their two norms, crossings, embedding, head, final norm."""
     crossed = sum(map(model.crosses_into, range(model.num_hidden_layers)))
-    blocks = (model.num_hidden_layers - crossed) * _parameters(block_weights(model, crossed=False))
-    blocks += crossed * _parameters(block_weights(model, crossed=True))
+    blocks = (model.num_hidden_layers - crossed) * block_parameters(model, crossed=False)
+    blocks += crossed * block_parameters(model, crossed=True)
     return blocks + _parameters(embedding_weights(model)) + _parameters(head_weights(model))
 
 

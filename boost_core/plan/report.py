@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import get_args
+from typing import Literal, get_args
 
 from pydantic import Field
 
@@ -15,10 +15,13 @@ from boost_core.config.presets import PRESETS
 from boost_core.hardware import BYTES, DEVICE_BYTES
 from boost_core.plan.devices import device_bytes, kind_of_gpu, too_large
 from boost_core.plan.flops import model_flops_per_token
+from boost_core.plan.machine import Machine, machine_for
+from boost_core.plan.measured import MeasuredProfile
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.parameters import parameter_count
+from boost_core.plan.profile import Profile
 from boost_core.plan.resize import fastest
-from boost_core.plan.throughput import step_seconds
+from boost_core.plan.throughput import StepSeconds, step_parts
 
 _PRESET_VOCABULARY = 32_000  # the CoLA paper's, so that counts are comparable with it
 
@@ -41,6 +44,17 @@ class Communication(Config):
     elements_per_token: int = Field(description="Elements of their payloads per token on a rank.")
 
 
+class StepParts(Config):
+    """Seconds of a step on the slowest pipeline rank, by what they are spent on."""
+
+    arithmetic: float = Field(description="Matrix products, attention and passes over memory.")
+    exchange: float = Field(description="Tensor parallel collectives, as far as nothing hides them.")
+    sends: float = Field(description="Between pipeline stages.")
+    idle: float = Field(description="Waiting while the pipeline fills and empties.")
+    reduction: float = Field(description="Gradients between replicas, as far as nothing hides them, and weights.")
+    update: float = Field(description="The optimizer.")
+
+
 class PlannedShape(Config):
     """The job in one layout."""
 
@@ -54,6 +68,8 @@ class PlannedShape(Config):
     )
     fits_device: bool | None = Field(description="Whether memory.total fits; null if unknown.")
     step_seconds: float = Field(description="Predicted seconds per step, for ranking layouts.")
+    step_seconds_range: tuple[float, float] = Field(description="Between which eight of ten steps are expected.")
+    step_parts: StepParts = Field(description="What step_seconds is made of.")
     tokens_per_second: float
     total_seconds: float = Field(description="Predicted seconds of all steps.")
     communication: Communication
@@ -71,6 +87,9 @@ class Plan(Config):
     shapes: tuple[PlannedShape, ...] = Field(description="Layouts that the gang may take, the fewest ranks first.")
     fastest: int | None = Field(
         description="Index of the layout with the highest predicted throughput of those that fit; null if none fits."
+    )
+    provenance: Literal["measured", "assumed"] = Field(
+        description="Where the rates are from that seconds are predicted by: a profile, or data sheets."
     )
     notes: tuple[str, ...] = Field(description="Notes for people.")
 
@@ -94,13 +113,24 @@ class PresetList(Config):
     presets: tuple[Preset, ...]
 
 
-def plan(spec: JobSpec) -> Plan:
-    """What a job will need in each of its layouts."""
-    seconds = {layout: step_seconds(spec, layout) for layout in spec.layouts()}
-    layouts = list(seconds)
-    planned = tuple(_planned(spec, layout, seconds[layout]) for layout in layouts)
+def plan(spec: JobSpec, profile: MeasuredProfile | None = None) -> Plan:
+    """What a job will need in each of its layouts.
+
+    Args:
+        spec: The job.
+        profile: What was measured of the devices that it will run on.
+
+    Raises:
+        ValueError: The profile is of another precision.
+    """
+    machine = machine_for(spec.resources, spec.training.precision)
+    if profile is not None:
+        machine = profile.machine(machine, spec.training.precision)
+    parts = {layout: step_parts(spec, layout, machine) for layout in spec.layouts()}
+    layouts = list(parts)
+    planned = tuple(_planned(spec, layout, parts[layout], machine.profile) for layout in layouts)
     fitting = [layout for layout, each in zip(layouts, planned, strict=True) if each.fits_device is not False]
-    best = fastest(spec, fitting, seconds.__getitem__)
+    best = fastest(spec, fitting, lambda layout: parts[layout].total)
     bytes_an_element = BYTES[spec.training.precision]
     # A master and two moments, and gradients, in fp32; the weights are apart from the masters if they are rounded.
     bytes_a_parameter = 16 if bytes_an_element == BYTES["fp32"] else 16 + bytes_an_element
@@ -111,7 +141,10 @@ def plan(spec: JobSpec) -> Plan:
         tokens_per_step=_tokens_per_step(spec),
         shapes=planned,
         fastest=None if best is None else layouts.index(best),
-        notes=tuple(_notes(spec, {layout: each.memory.total for layout, each in zip(layouts, planned, strict=True)})),
+        provenance="measured" if machine.profile.measured else "assumed",
+        notes=tuple(
+            _notes(spec, machine, {layout: each.memory.total for layout, each in zip(layouts, planned, strict=True)})
+        ),
     )
 
 
@@ -120,7 +153,7 @@ def presets() -> PresetList:
     return PresetList(presets=tuple(sorted(map(_preset, PRESETS), key=lambda preset: preset.parameters["dense"])))
 
 
-def _planned(spec: JobSpec, layout: Layout, seconds: float) -> PlannedShape:
+def _planned(spec: JobSpec, layout: Layout, seconds: StepSeconds, profile: Profile) -> PlannedShape:
     memory, device = rank_memory(spec, layout), device_bytes(spec.resources)
     return PlannedShape(
         **layout.sizes,
@@ -128,9 +161,11 @@ def _planned(spec: JobSpec, layout: Layout, seconds: float) -> PlannedShape:
         memory=Memory(**asdict(memory)),
         device_memory_bytes=device,
         fits_device=None if device is None else memory.total <= device,
-        step_seconds=seconds,
-        tokens_per_second=_tokens_per_step(spec) / seconds,
-        total_seconds=seconds * spec.training.samples(spec.training.steps) / spec.training.global_batch_size,
+        step_seconds=seconds.total,
+        step_seconds_range=profile.range_of(seconds.total),
+        step_parts=StepParts(**asdict(seconds)),
+        tokens_per_second=_tokens_per_step(spec) / seconds.total,
+        total_seconds=seconds.total * spec.training.samples(spec.training.steps) / spec.training.global_batch_size,
         communication=_communication(spec, layout),
     )
 
@@ -148,9 +183,13 @@ def _tokens_per_step(spec: JobSpec) -> int:
     return spec.training.global_batch_size * spec.training.sequence_length
 
 
-def _notes(spec: JobSpec, needed: Mapping[Layout, int]) -> list[str]:
+def _notes(spec: JobSpec, machine: Machine, needed: Mapping[Layout, int]) -> list[str]:
     """For people, by the bytes that each layout needs."""
-    notes = ["seconds are predictions that are meant to rank layouts; how long a step really takes, its report says"]
+    levels = " of ".join(f"{level.fan_out:,} a {level.name}" for level in machine.cluster.levels[:-1])
+    notes = [
+        "seconds are predictions that are meant to rank layouts; how long a step really takes, its report says",
+        f"they are for {machine.profile.description}{f'; GPUs: {levels}' if levels else ''}",
+    ]
     if not spec.resources.gpus_per_worker:
         return notes
     device = device_bytes(spec.resources)

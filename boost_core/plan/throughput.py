@@ -1,146 +1,218 @@
 """How long an optimizer step of a job would take in a layout, to tell layouts apart before any of them runs.
 
-A step is (m + idle) micro-batches of the slowest pipeline rank, and then the exchange of gradients and weights:
+A pipeline rank takes t for a micro-batch, forward and backward; a step is then
 
-* arithmetic: what the tensor parallel ranks compute of its stages' blocks, which is the model's FLOPs and, under
-  vanilla, the attention of all heads on every rank;
-* tensor parallel exchanges: what ``architecture.sharding`` says they carry, over the link inside the node;
-* idle, in micro-batches: p − 1 under 1f1b; half of that where a rank has two stages; a third of that half where weight
-  gradients fill it (arXiv 2104.04473, 2401.10241);
-* data parallel: gradients in fp32 and, under ZeRO, the gathering of weights, over the fabric between nodes.
+    m · max t + idle · (Σ t − max t) + exposed reduction + update
 
-Nothing is taken to be hidden behind anything else, and sends between stages are left out; memory is not looked at.
-Only the ranking of a job's layouts is meant to be right; the seconds are not. ``tests/unit/test_published_times.py``
-holds them against the BOOST paper's: btp comes first by about as much as published. Passes over wide vectors outside
-matrix products are not counted, of which vanilla has most: at tp 2, and at 30B, it was behind full-rank where this puts
-it ahead.
+for m micro-batches, where idle is 1 under 1f1b; half of that where a rank has two stages; a third of that half where
+weight gradients fill it (arXiv 2104.04473, 2401.10241). t is the sum of
+
+* arithmetic: what the rank computes and moves of its stages' blocks and the head (``work``), by its device's rates
+  (``profile``);
+* exchange: what ``architecture.sharding`` says that tensor parallel ranks send in each block, and the head's hidden
+  vectors, over the levels that they are spread over (``cluster``, ``collectives``). Backward, weight gradients may be
+  computed meanwhile; forward the other half of a micro-batch, if it is split; the profile says which share of that
+  costs no time;
+* sends: a stage's input, and the gradient of its output, at the level at which it and its neighbour are apart.
+
+The reduction is of gradients in fp32 over the replicas, under ZeRO's second stage for each micro-batch, and the
+gathering of weights; the last micro-batch's backward pass goes on meanwhile. Memory is not looked at.
+``tests/unit/test_published_times.py`` holds the seconds to those that the BOOST paper has measured.
 """
 
-from collections import defaultdict
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
 
-from boost_core.architecture.sharding import micro_batch_payloads
-from boost_core.config.job import JobSpec, ResourcesConfig
+from boost_core.architecture.sharding import Payload, Sharding, block_exchanges, chosen_sharding
+from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
-from boost_core.config.model import ModelConfig
-from boost_core.config.parallelism import ParallelismConfig
-from boost_core.config.training import TrainingConfig
-from boost_core.hardware import BYTES, LINKS, LOOPBACK, Link, device_named
-from boost_core.plan.collectives import collective_seconds
-from boost_core.plan.flops import RECOMPUTED, computed_block_flops_per_token, head_flops_per_token
-from boost_core.plan.parameters import parameter_count
+from boost_core.hardware import BYTES
+from boost_core.plan.cluster import Row
+from boost_core.plan.collectives import group_seconds
+from boost_core.plan.machine import Machine, machine_for
+from boost_core.plan.parameters import block_parameters
 from boost_core.plan.stages import Stage, cut
+from boost_core.plan.work import block_work, head_work
 
-# What a step reaches of the nominal rate of dense bf16 products: an assumption, and the same for all layouts.
-EFFICIENCY = 0.4
 _IDLE_SHARE = {"1f1b": 1.0, "interleaved_1f1b": 1 / 2, "zero_bubble": 1 / 6}
-_GRADIENT_BYTES = 4
+_GRADIENT_BYTES = BYTES["fp32"]
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What ranks run on.
+class StepSeconds:
+    """A step's seconds by what they are spent on, on the slowest pipeline rank.
 
     Attributes:
-        flops_per_second: Of one rank.
-        block_seconds: A block takes this long for a micro-batch however small it is: its kernels must be launched.
-        tensor_link: Between ranks of a node.
-        fabric_link: Between nodes.
-        description: What it stands for and where its figures are from.
+        arithmetic: Computing and moving.
+        exchange: Tensor parallel collectives, as far as nothing hides them.
+        sends: Between pipeline stages.
+        idle: Waiting as the pipeline fills and empties.
+        reduction: Of gradients between replicas, as far as nothing hides it, and gathering weights.
+        update: The optimizer.
     """
 
-    flops_per_second: float
-    block_seconds: float
-    tensor_link: Link
-    fabric_link: Link
-    description: str
+    arithmetic: float
+    exchange: float
+    sends: float
+    idle: float
+    reduction: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return sum(astuple(self))
 
 
-def _gpu(name: str, tensor_link: str) -> Machine:
-    """A GPU by its nominal rate of dense bf16 products."""
-    device = device_named(name)
-    assert device is not None
-    peak = device.tflops["bf16"]
-    description = f"{peak:g} TFLOP/s of dense bf16 ({device.source}) at {EFFICIENCY:.0%}; 0.5 ms a block, assumed"
-    fabric = LINKS["fabric-200g"]
-    return Machine(EFFICIENCY * peak * 1e12, 5e-4, LINKS[tensor_link], fabric, description)
+@dataclass(frozen=True)
+class _MicroBatch:
+    """What a pipeline rank takes for a micro-batch, in seconds."""
 
+    arithmetic: float
+    exchange: float
+    sends: float
 
-# A CPU's figures are of one core.
-CPU = Machine(2e10, 2e-3, LOOPBACK, LOOPBACK, "20 GFLOP/s a core and 2 ms a block, both assumed")
-
-MACHINES = {
-    "A100": _gpu("A100", "nvlink-a100"),
-    "H100": _gpu("H100", "nvlink-h200"),
-    "H200": _gpu("H200", "nvlink-h200"),
-}
-_UNKNOWN_GPU = "A100"
-
-
-def machine_for(resources: ResourcesConfig) -> Machine:
-    """The machine that a job's workers run on, as far as the job says.
-
-    A GPU of another kind, or of none in particular, is taken for an A100: kinds differ less in how they rank layouts
-    than a GPU does from a CPU.
-    """
-    if resources.gpus_per_worker:
-        return MACHINES.get(resources.accelerator_type or _UNKNOWN_GPU, MACHINES[_UNKNOWN_GPU])
-    return replace(CPU, flops_per_second=CPU.flops_per_second * resources.cpus_per_worker)
+    @property
+    def total(self) -> float:
+        return self.arithmetic + self.exchange + self.sends
 
 
 def step_seconds(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> float:
-    """Predicted seconds of one optimizer step.
+    """Predicted seconds of one optimizer step. Arguments as ``step_parts``."""
+    return step_parts(spec, layout, machine).total
+
+
+def step_parts(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> StepSeconds:
+    """The same by parts.
 
     Args:
         spec: The job.
         layout: One of ``spec.layouts()``.
         machine: What it runs on; by default what ``machine_for`` says.
+
+    Raises:
+        ValueError: The layout's groups do not go into the machine's network.
     """
-    machine = machine or machine_for(spec.resources)
-    job = spec.at(layout)
-    parallelism, training = job.parallelism, job.training
-    micro_batch = _micro_batch_seconds(job.model, parallelism, training, machine)
-    idle = (layout.pp - 1) * _IDLE_SHARE[parallelism.pipeline_schedule]
-    return (training.micro_batches(layout.dp) + idle) * micro_batch + _reduction_seconds(job, machine.fabric_link)
+    return _Step(spec.at(layout), layout, machine or machine_for(spec.resources, spec.training.precision)).parts()
 
 
-def _micro_batch_seconds(
-    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, machine: Machine
-) -> float:
-    """What the slowest pipeline rank takes for a micro-batch, forward and backward."""
-    tokens = training.micro_batch_size * training.sequence_length
-    rate = parallelism.tensor_parallel_size * machine.flops_per_second
-    computed = computed_block_flops_per_token(model, parallelism, training.sequence_length)
-    block = max(tokens * computed * (1 + RECOMPUTED[parallelism.recompute]) / rate, machine.block_seconds)
-    block += _exchange_seconds(model, parallelism, tokens * BYTES[training.precision], machine.tensor_link)
-    head = tokens * head_flops_per_token(model) / rate
-    return max(
-        sum(len(stage.layers) * block + stage.last * head for stage in stages)
-        for stages in _stages_of_ranks(model, parallelism, training.sequence_length)
-    )
+class _Step:
+    """A job at a layout, on a machine."""
 
+    def __init__(self, job: JobSpec, layout: Layout, machine: Machine) -> None:
+        self._job, self._layout = job, layout
+        self._profile, self._cluster = machine.profile, machine.cluster
+        self._tensor_row, self._pipeline_row, self._replica_row = machine.cluster.rows(
+            [layout.tp, layout.pp, layout.dp]
+        )
+        self._element = BYTES[job.training.precision]
+        self._tokens = job.training.micro_batch_size * job.training.sequence_length
+        self._stages: list[list[Stage]] = [[] for _ in range(layout.pp)]
+        for stage in cut(job.model, job.parallelism, job.training.sequence_length):
+            self._stages[stage.index % layout.pp].append(stage)
+        self._block, self._head = block_work(job), head_work(job)
 
-def _stages_of_ranks(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> list[list[Stage]]:
-    ranks: dict[int, list[Stage]] = defaultdict(list)
-    for stage in cut(model, parallelism, sequence_length):
-        ranks[stage.index % parallelism.pipeline_parallel_size].append(stage)
-    return list(ranks.values())
+    def parts(self) -> StepSeconds:
+        ranks = self._ranks()
+        slowest = max(ranks, key=lambda rank: rank.total)
+        micro_batches = self._job.training.micro_batches(self._layout.dp)
+        others = sum(rank.total for rank in ranks) - slowest.total
+        weights = max(map(self._weights, self._stages))
+        return StepSeconds(
+            micro_batches * slowest.arithmetic,
+            micro_batches * slowest.exchange,
+            micro_batches * slowest.sends,
+            _IDLE_SHARE[self._job.parallelism.pipeline_schedule] * others,
+            self._reduction(weights, micro_batches),
+            self._profile.update_seconds(weights / self._sharers, self._element),
+        )
 
+    def _ranks(self) -> list[_MicroBatch]:
+        arithmetic = max(self._profile.seconds(self._block.all), self._profile.block_seconds)
+        head, exchange, head_exchange = self._profile.seconds(self._head.all), self._exchange(), self._head_exchange()
+        ranks = []
+        for stages in self._stages:
+            blocks, last = sum(len(stage.layers) for stage in stages), any(stage.last for stage in stages)
+            sends = sum(self._send(stage) for stage in stages)
+            ranks.append(
+                _MicroBatch(blocks * arithmetic + last * head, blocks * exchange + last * head_exchange, sends)
+            )
+        return ranks
 
-def _exchange_seconds(model: ModelConfig, parallelism: ParallelismConfig, token_bytes: int, link: Link) -> float:
-    """One block's tensor parallel exchanges of a micro-batch; ``token_bytes`` are of one element of each token."""
-    payloads = micro_batch_payloads(model, parallelism)
-    payload_bytes = token_bytes * sum(payload.total for payload in payloads)
-    return collective_seconds(link, "all_reduce", parallelism.tensor_parallel_size, payload_bytes, len(payloads))
+    def _exchange(self) -> float:
+        """One block's, as far as nothing hides it."""
+        parallelism, profile = self._job.parallelism, self._profile
+        exchanges = block_exchanges(self._job.model, parallelism)
+        forward, backward = self._all_reduces(exchanges.forward), self._all_reduces(exchanges.backward)
+        if parallelism.recompute == "full":
+            backward += forward
+        if self._sharding.residual:
+            backward = profile.exposed(backward, profile.seconds(self._block.weight_gradients))
+        if parallelism.split_micro_batch:
+            forward = profile.exposed(forward, profile.seconds(self._block.forward) / 2)
+        return forward + backward
 
+    def _all_reduces(self, payloads: Sequence[Payload]) -> float:
+        payload_bytes = self._tokens * self._element * sum(payload.total for payload in payloads)
+        return self._over(self._tensor_row, "all_reduce", payload_bytes, len(payloads))
 
-def _reduction_seconds(job: JobSpec, link: Link) -> float:
-    """The exchange of gradients between replicas, and of the weights that each of them has updated."""
-    parallelism, training = job.parallelism, job.training
-    replicas = parallelism.data_parallel_size
-    weights = parameter_count(job.model) / (parallelism.tensor_parallel_size * parallelism.pipeline_parallel_size)
-    if parallelism.zero_stage == 0:
-        return collective_seconds(link, "all_reduce", replicas, weights * _GRADIENT_BYTES)
-    rounds = training.micro_batches(replicas) if parallelism.zero_stage == 2 else 1
-    reduce = collective_seconds(link, "reduce_scatter", replicas, weights * _GRADIENT_BYTES * rounds, rounds)
-    return reduce + collective_seconds(link, "all_gather", replicas, weights / replicas * BYTES[training.precision])
+    def _head_exchange(self) -> float:
+        """Hidden vectors that are gathered, and their gradients; where they are whole, these are summed up."""
+        hidden = self._tokens * self._job.model.hidden_size * self._element
+        if not self._sharding.residual:
+            return self._over(self._tensor_row, "all_reduce", hidden)
+        gathered = self._over(self._tensor_row, "all_gather", hidden / self._layout.tp)
+        return gathered + self._over(self._tensor_row, "reduce_scatter", hidden)
+
+    def _send(self, stage: Stage) -> float:
+        """A stage's input, and its output's gradient."""
+        before, after = (stage.index - 1) % self._layout.pp, stage.index % self._layout.pp
+        received = 0.0 if stage.first else self._between(before, stage.layers.start)
+        return received + (0.0 if stage.last else self._between(after, stage.layers.stop))
+
+    def _between(self, place: int, layer: int) -> float:
+        """What goes from one pipeline rank to the next, before a block."""
+        model = self._job.model
+        width = model.hidden_size // (self._layout.tp if self._sharding.residual else 1)
+        if model.crosses_into(layer):
+            width += 7 * model.bottleneck_rank
+        link = self._cluster.levels[self._cluster.level_between(self._pipeline_row, place)].link
+        return link.base_seconds + self._tokens * width * self._element / link.bytes_per_second
+
+    def _reduction(self, weights: float, micro_batches: int) -> float:
+        """The exchange of gradients between replicas, and of the weights that each of them has updated."""
+        zero, replicas = self._job.parallelism.zero_stage, self._layout.dp
+        rounds = micro_batches if zero == 2 else 1
+        kind = "all_reduce" if zero == 0 else "reduce_scatter"
+        one_round = self._over(self._replica_row, kind, weights * _GRADIENT_BYTES)
+        blocks = max(sum(len(stage.layers) for stage in stages) for stages in self._stages)
+        backward = blocks * self._profile.seconds(self._block.backward + self._block.weight_gradients)
+        reduced = rounds * self._profile.exposed(one_round, backward)
+        if zero == 0:
+            return reduced
+        return reduced + self._over(self._replica_row, "all_gather", weights / replicas * self._element)
+
+    def _over(self, row: Row, collective: str, payload_bytes: float, calls: int = 1) -> float:
+        return group_seconds(self._cluster, row, collective, payload_bytes, calls)
+
+    @property
+    def _sharding(self) -> Sharding:
+        return chosen_sharding(self._job.model, self._job.parallelism)
+
+    @property
+    def _sharers(self) -> int:
+        """Replicas that share a weight's update; LORO's factors are whole on each."""
+        shared = self._job.parallelism.zero_stage > 0 and self._job.optimizer.loro is None
+        return self._layout.dp if shared else 1
+
+    def _weights(self, stages: Sequence[Stage]) -> float:
+        """Of a pipeline rank, as though tensor parallel ranks had equal parts of all of them."""
+        return sum(self._weights_of(stages)) / self._layout.tp
+
+    def _weights_of(self, stages: Sequence[Stage]) -> Iterator[int]:
+        model = self._job.model
+        for stage in stages:
+            crossed = sum(map(model.crosses_into, stage.layers))
+            yield crossed * block_parameters(model, crossed=True)
+            yield (len(stage.layers) - crossed) * block_parameters(model, crossed=False)
+            yield (stage.first + stage.last) * model.vocab_size * model.hidden_size

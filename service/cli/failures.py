@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from boost_core.config import JobSpec, load_job
 from boost_core.config.nanotron import Imported, import_config
+from boost_core.plan.measured import MeasuredProfile
 from service.cli.output.printing import print_line
 from service.client import ApiError, ServiceUnreachable
 from service.models.problems import FieldError, job_errors
@@ -95,6 +96,20 @@ def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:
     except ValidationError as error:
         raise BadInput(*_field_lines(job_errors(error.errors()))) from error
     except (OSError, ValueError) as error:
+        raise BadInput(str(error)) from error
+
+
+def read_profile(path: Path) -> MeasuredProfile:
+    """Read what was measured of a device.
+
+    Raises:
+        BadInput: It cannot be read, or is not a profile.
+    """
+    try:
+        return MeasuredProfile.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise BadInput(*(f"{path}: {line}" for line in _field_lines(job_errors(error.errors())))) from error
+    except OSError as error:
         raise BadInput(str(error)) from error
 
 

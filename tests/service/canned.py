@@ -47,6 +47,10 @@ def a_planned_shape(data: int, total: int, fits: bool | None) -> dict[str, Any]:
             "total": total,
         },
         "device_memory_bytes": None if fits is None else 80 * GIB, "fits_device": fits, "step_seconds": 0.25,
+        "step_seconds_range": [0.2, 0.3],
+        "step_parts": {
+            "arithmetic": 0.2, "exchange": 0.04, "sends": 0.0, "idle": 0.0, "reduction": 0.009, "update": 0.001,
+        },
         "tokens_per_second": 1_000_000 * data, "total_seconds": 7200 / data,
         "communication": {"all_reduces": 4, "elements_per_token": 7},
     }  # fmt: skip
@@ -54,7 +58,7 @@ def a_planned_shape(data: int, total: int, fits: bool | None) -> dict[str, Any]:
 
 A_PLAN = {
     "parameters": 1_234_567, "trainable_bytes_per_parameter": 18, "flops_per_token": 7_500_000,
-    "tokens_per_step": 2048, "fastest": 1,
+    "tokens_per_step": 2048, "fastest": 1, "provenance": "assumed",
     "shapes": [a_planned_shape(1, 100 * GIB, False), a_planned_shape(2, 36 * GIB, True)],
     "notes": ["times are of an H100"],
 }  # fmt: skip

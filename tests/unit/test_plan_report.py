@@ -40,6 +40,8 @@ def test_a_plan_of_one_shape() -> None:
     assert (layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.data_parallel_size) == (4, 1, 1)
     assert layout.world_size == 4
     assert layout.step_seconds == step_seconds(spec, Layout(4, 1, 1))
+    assert layout.step_seconds == pytest.approx(sum(layout.step_parts.model_dump().values()))
+    assert layout.step_parts.arithmetic > layout.step_parts.exchange > layout.step_parts.update > 0
     assert layout.tokens_per_second == pytest.approx(64 * 4096 / layout.step_seconds)
     assert layout.total_seconds == pytest.approx(100 * layout.step_seconds)
     assert layout.memory.model_dump() == vars(rank_memory(spec, Layout(4, 1, 1)))

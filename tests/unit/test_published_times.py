@@ -1,12 +1,27 @@
-"""The plan's times beside the BOOST paper's (arXiv 2512.12131): A100-80GB, 4 sequences of 4096, bf16, r = d/4."""
+"""The plan's times beside the BOOST paper's (arXiv 2512.12131): A100-80GB, 4 sequences of 4096, bf16, r = d/4.
 
-from dataclasses import dataclass
+The paper does not say how its GPUs are wired. Its times at tp 2 follow from boards of four where every two have
+100 GB/s a direction to each other (NVIDIA's HGX A100 of four GPUs), and not from a switch, at which two have 300 GB/s
+as four do: vanilla at 3B would be 27 % below its time. The shares that ``plan.profile`` takes of data sheets were
+chosen by the rows of 1B and 3B; those of 7B were held out.
+"""
+
+from dataclasses import dataclass, replace
+from math import log, sqrt
 
 import pytest
 
 from boost_core.config import JobSpec
 from boost_core.config.layout import Layout
-from boost_core.plan.throughput import step_seconds
+from boost_core.hardware import LINKS
+from boost_core.plan.cluster import Cluster, Level
+from boost_core.plan.machine import machine_for
+from boost_core.plan.throughput import StepSeconds, step_parts
+
+STRATEGIES = ("fullrank", "vanilla", "btp")
+BOARDS_OF_FOUR = Cluster(
+    (Level("board", 4, LINKS["nvlink-a100"], meshed=True), Level("fabric", 1024, LINKS["fabric-200g"]))
+)
 
 
 @dataclass(frozen=True)
@@ -21,53 +36,70 @@ class Published:
     btp: float
 
 
-RUNS = (
-    Published("3b", 2, 1, 1.14, 1.41, 0.78),
-    Published("7b", 4, 1, 1.06, 1.64, 0.72),
-    Published("13b", 4, 2, 2.07, 2.42, 1.30),
-    Published("30b", 4, 4, 2.43, 2.58, 1.27),
-)
+FITTED = (Published("1b", 1, 1, 0.85, 0.56, 0.59), Published("3b", 2, 1, 1.14, 1.41, 0.78))
+HELD_OUT = Published("7b", 4, 1, 1.06, 1.64, 0.72)
+# How many micro-batches a step had there is not said, so that only ratios compare.
+PIPELINES = (Published("13b", 4, 2, 2.07, 2.42, 1.30), Published("30b", 4, 4, 2.43, 2.58, 1.27))
 
 
-def planned(run: Published, strategy: str) -> float:
-    # Putting projections of one input together is BOOST's; its vanilla has a pair of collectives for each projection.
-    parallelism = {
-        "tensor_parallel_size": run.tensor, "pipeline_parallel_size": run.pipeline, "strategy": strategy,
-        "group_projections": strategy != "vanilla",
+def parts(run: Published, strategy: str) -> StepSeconds:
+    # Putting projections of one input together is BOOST's, as is its form of the norm; its vanilla has a pair of
+    # collectives for each projection.
+    choices = {"group_projections": strategy != "vanilla"} | ({"norm": "online_paper"} if strategy == "btp" else {})
+    model = {"preset": run.preset, "family": "dense" if strategy == "fullrank" else "svd", "vocab_size": 32_000}
+    training = {
+        "steps": 1, "sequence_length": 4096, "micro_batch_size": 4, "precision": "bf16",
+        "global_batch_size": 4 * 2 * run.pipeline if run.pipeline > 1 else 4,
     }  # fmt: skip
     spec = JobSpec.model_validate(
         {
             "name": "published",
-            "model": {
-                "preset": run.preset, "family": "dense" if strategy == "fullrank" else "svd", "vocab_size": 32_000,
+            "model": model | ({"intermediate_size": 5504} if run.preset == "1b" else {}),
+            "parallelism": {
+                "tensor_parallel_size": run.tensor, "pipeline_parallel_size": run.pipeline, "strategy": strategy,
+                **choices,
             },
-            "parallelism": parallelism,
-            "training": {
-                "steps": 1, "sequence_length": 4096, "micro_batch_size": 4, "precision": "bf16",
-                "global_batch_size": 4 * 2 * run.pipeline if run.pipeline > 1 else 4,
-            },
+            "training": training,
             "resources": {"gpus_per_worker": 1, "accelerator_type": "A100"},
         }
     )  # fmt: skip
-    return step_seconds(spec, Layout.of(spec.parallelism))
+    machine = replace(machine_for(spec.resources, "bf16"), cluster=BOARDS_OF_FOUR)
+    return step_parts(spec, Layout.of(spec.parallelism), machine)
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.preset)
-def test_boost_comes_first_by_about_as_much_as_it_did(run: Published) -> None:
-    fullrank, vanilla, btp = (planned(run, strategy) for strategy in ("fullrank", "vanilla", "btp"))
-    assert btp < min(vanilla, fullrank)
-    assert vanilla / btp == pytest.approx(run.vanilla / run.btp, rel=0.16)
-    # Taken at one rate for all products, though those of whole matrices reach more.
-    assert run.fullrank / run.btp < fullrank / btp < 1.4 * run.fullrank / run.btp
+def seconds(run: Published, strategy: str) -> float:
+    return parts(run, strategy).total
 
 
-@pytest.mark.parametrize("run", RUNS[1:3], ids=lambda run: run.preset)
-def test_vanilla_comes_after_full_rank_where_attention_on_every_rank_outweighs_what_low_rank_saves(
-    run: Published,
-) -> None:
-    assert planned(run, "vanilla") > planned(run, "fullrank")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_times_that_were_held_out(strategy: str) -> None:
+    assert seconds(HELD_OUT, strategy) == pytest.approx(getattr(HELD_OUT, strategy), rel=0.15)
 
 
-def test_vanilla_at_7b_takes_as_much_longer_than_boost_as_it_did() -> None:
-    run = next(run for run in RUNS if run.preset == "7b")
-    assert planned(run, "vanilla") / planned(run, "btp") == pytest.approx(run.vanilla / run.btp, rel=0.02)
+def test_times_that_the_profile_was_chosen_by() -> None:
+    errors = [log(seconds(run, strategy) / getattr(run, strategy)) for run in FITTED for strategy in STRATEGIES]
+    assert sqrt(sum(error**2 for error in errors) / len(errors)) < 0.06
+    assert max(map(abs, errors)) < 0.1
+
+
+@pytest.mark.parametrize("run", [*FITTED, HELD_OUT, *PIPELINES], ids=lambda run: run.preset)
+def test_strategies_come_in_the_order_in_which_they_did(run: Published) -> None:
+    by_plan, by_clock = (sorted(STRATEGIES, key=key) for key in (lambda name: seconds(run, name), run.__getattribute__))
+    if run.tensor == 1:  # BOOST's was 5 % behind vanilla, which is the same without tensor parallelism
+        assert seconds(run, "btp") == pytest.approx(seconds(run, "vanilla"), rel=0.01)
+        assert by_plan[-1] == by_clock[-1]
+    else:
+        assert by_plan == by_clock
+
+
+@pytest.mark.parametrize("run", [*PIPELINES, HELD_OUT], ids=lambda run: run.preset)
+def test_boost_is_faster_by_about_as_much_as_it_was(run: Published) -> None:
+    fullrank, vanilla, btp = (seconds(run, strategy) for strategy in STRATEGIES)
+    assert vanilla / btp == pytest.approx(run.vanilla / run.btp, rel=0.25)
+    assert fullrank / btp == pytest.approx(run.fullrank / run.btp, rel=0.2)
+
+
+def test_what_makes_vanilla_slow_is_its_exchange_and_all_heads_on_every_rank() -> None:
+    vanilla, btp = parts(HELD_OUT, "vanilla"), parts(HELD_OUT, "btp")
+    assert vanilla.exchange > 4 * btp.exchange
+    assert vanilla.arithmetic - btp.arithmetic > 0.25

@@ -1,15 +1,15 @@
 """Shapes on nodes, and which is best: tables, and what holds whatever the nodes are."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boost_core.config import JobSpec, Layout
+from boost_core.hardware import DEVICES, LINKS, LOOPBACK
 from boost_core.plan.collectives import collective_seconds
+from boost_core.plan.machine import machine_for
 from boost_core.plan.resize import best, fastest, fits, legal, own_slots, place, why_not
-from boost_core.plan.throughput import CPU, MACHINES, Machine, machine_for, step_seconds
+from boost_core.plan.throughput import step_parts, step_seconds
 from tests.jobs import tiny_job
 
 LAYOUTS = [[1, 1], [2, 1], [1, 2], [4, 1], [2, 2]]
@@ -177,19 +177,42 @@ def test_a_small_model_does_not_become_faster_by_cutting_its_kernels() -> None:
 
 def test_the_loopback_is_as_measured() -> None:
     for payload, milliseconds in ((2**18, 5), (2**25, 62)):
-        assert collective_seconds(CPU.tensor_link, "all_reduce", 4, payload) == pytest.approx(
-            milliseconds / 1e3, rel=0.03
-        )
+        assert collective_seconds(LOOPBACK, "all_reduce", 4, payload) == pytest.approx(milliseconds / 1e3, rel=0.03)
 
 
 @pytest.mark.parametrize(
-    ("resources", "machine"),
-    [
-        ({"gpus_per_worker": 1, "accelerator_type": "H200"}, MACHINES["H200"]),
-        ({"gpus_per_worker": 1, "accelerator_type": "MI300X"}, MACHINES["A100"]),
-        ({"gpus_per_worker": 1}, MACHINES["A100"]),
-        ({"cpus_per_worker": 4}, replace(CPU, flops_per_second=4 * CPU.flops_per_second)),
-    ],
-)
-def test_machines(resources: dict, machine: Machine) -> None:
-    assert machine_for(elastic(resources=resources).resources) == machine
+    ("kind", "sheet", "link"),
+    [("A100", 312e12, "nvlink-a100"), ("H200", 989e12, "nvlink-h200"), ("MI300X", 312e12, "nvlink-a100"),
+     (None, 312e12, "nvlink-a100")],
+)  # fmt: skip
+def test_machines_of_gpus(kind: str | None, sheet: float, link: str) -> None:
+    machine = machine_for(elastic(resources={"gpus_per_worker": 1, "accelerator_type": kind}).resources, "bf16")
+    assert sheet / 2 < machine.profile.product_flops < sheet
+    assert [level.link for level in machine.cluster.levels] == [LINKS[link], LINKS["fabric-200g"]]
+
+
+def test_cores_of_a_machine_without_gpus_add_up() -> None:
+    one, four = (machine_for(elastic(resources={"cpus_per_worker": cores}).resources, "fp32") for cores in (1, 4))
+    assert four.profile.product_flops == 4 * one.profile.product_flops
+    assert one.cluster == four.cluster
+
+
+def test_every_gpu_has_rates_of_products_and_of_its_memory() -> None:
+    for device in DEVICES:
+        assert 100 < device.tflops["bf16"] * 1e12 / device.bandwidth < 500  # FLOPs a byte
+
+
+def test_a_pipeline_sends_and_a_larger_one_sends_no_less() -> None:
+    spec = of_7b()
+    alone, two, sixteen = (step_parts(spec, Layout(1, pp, 1)) for pp in (1, 2, 16))
+    assert alone.sends == alone.idle == alone.reduction == 0
+    # Both ranks of two receive once; one in the middle twice.
+    payload = 64 * 4096 * 4096 * 2
+    assert two.sends == pytest.approx(payload / LINKS["nvlink-h200"].bytes_per_second, rel=0.2)
+    assert sixteen.sends == pytest.approx(2 * two.sends)
+
+
+def test_masked_documents_cost_whole_attention() -> None:
+    spec = of_7b()
+    apart = spec.model_copy(update={"data": spec.data.model_copy(update={"documents_apart": True})})
+    assert 1.05 < step_seconds(apart, Layout(1, 1, 1)) / step_seconds(spec, Layout(1, 1, 1)) < 1.3

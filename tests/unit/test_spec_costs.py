@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from boost_core.config import JobSpec, legality
 from boost_core.config.elasticity import MOST_LAYOUTS
 from boost_core.hardware import ACCELERATOR_LABEL
-from boost_core.plan import devices, memory, report, resize, throughput
+from boost_core.plan import devices, memory, report, throughput, work
 from boost_core.plan.in_flight import _of_two_stages
 from boost_core.plan.report import plan
 from boost_core.plan.stages import _cut
@@ -30,7 +30,7 @@ CLUSTER = [
 ]
 CACHES = (
     legality.legal_layouts, legality._divisors, _of_two_stages, _cut, _block_weights, memory._extremes, memory._alike,
-    memory._of_block, demand._remembered, demand._known,
+    memory._of_block, work._block_work, demand._remembered, demand._known,
 )  # fmt: skip
 WAITING = job("a", 1)
 STRESSING = [32, 30, 28, 26, 24, 22, 21, 20, 18, 17, 16, 15, 14, 13, 12, 11]  # divide the batch, and differ
@@ -104,8 +104,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     for module in (devices, report):
         count(module, "rank_memory")
-    for module in (demand, report, resize, throughput):
-        count(module, "step_seconds")
+    for module in (report, throughput):
+        count(module, "step_parts")
     count(legality, "_layout_problems")
     return counted
 
@@ -116,7 +116,7 @@ def test_the_largest_specs_are_checked_in_a_bounded_number_of_steps(seed: int, c
     assert len(spec.layouts()) <= MOST_LAYOUTS
     assert calls["_layout_problems"] <= MOST_LAYOUTS + 1
     assert calls["rank_memory"] <= 2 * MOST_LAYOUTS  # at the door, and for the scheduler
-    assert calls["step_seconds"] <= MOST_LAYOUTS
+    assert calls["step_parts"] <= MOST_LAYOUTS
     again = WAITING.model_copy(update={"spec": JobSpec.model_validate(spec.model_dump(mode="json"))})
     decide([again], CLUSTER)
     worked_out = calls.copy()

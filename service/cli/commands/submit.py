@@ -11,7 +11,7 @@ from boost_core.config import JobSpec
 from boost_core.config.parsing.yaml_text import read_yaml
 from boost_core.plan.report import plan as plan_of
 from service.cli.connection import open_client
-from service.cli.failures import BadInput, read_job
+from service.cli.failures import BadInput, read_job, read_profile
 from service.cli.options import AsJson, Follow, IdempotencyKey, JobId, Url
 from service.cli.output.plan_table import print_plan
 from service.cli.output.printing import print_json, say
@@ -63,10 +63,20 @@ def clone(
         _go_on(client, record, follow_it, as_json)
 
 
-def plan(job: JobFile, as_json: AsJson = False) -> None:
+def plan(
+    job: JobFile,
+    profile: Annotated[
+        Path | None, typer.Option(help="What `boost bench profile` measured of such devices (default: data sheets).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Show a job's memory, communication, throughput and time in each of its layouts. Needs no service."""
     spec = read_job(job)
-    found = plan_of(spec)
+    measured = read_profile(profile) if profile else None
+    try:
+        found = plan_of(spec, measured)
+    except ValueError as error:
+        raise BadInput(f"{profile}: {error}") from error
     if as_json:
         print_json(found)
     else:

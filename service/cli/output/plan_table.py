@@ -19,6 +19,8 @@ def print_plan(plan: Plan, spec: JobSpec) -> None:
     print_table(_COLUMNS, (_row(one, spec, index == plan.fastest) for index, one in enumerate(plan.shapes)))
     largest = max((one.memory for one in plan.shapes), key=lambda memory: memory.total)
     say(f"the most that a rank needs: {', '.join(f'{part} {_size(getattr(largest, part))}' for part in _MEMORY)}")
+    if plan.fastest is not None:
+        say(f"a step of the fastest: {', '.join(_parts(plan.shapes[plan.fastest]))}")
     say("exchange: what a rank hands to tensor parallel all-reduces for a micro-batch, and in how many of them")
     for note in plan.notes:
         say(f"note: {note}")
@@ -30,6 +32,14 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "tokens a step", f"{plan.tokens_per_step:,}"
 
 
+def _parts(planned: PlannedShape) -> Iterator[str]:
+    """What a step's time is spent on, the longest first; a hundredth and less is left out."""
+    parts = planned.step_parts.model_dump()
+    for name in sorted(parts, key=lambda name: -parts[name]):
+        if (share := parts[name] / planned.step_seconds) > 0.01:
+            yield f"{name} {share:.0%}"
+
+
 def _row(planned: PlannedShape, spec: JobSpec, is_fastest: bool) -> tuple[str, ...]:
     return (
         str(Layout.of(planned)),
@@ -37,7 +47,7 @@ def _row(planned: PlannedShape, spec: JobSpec, is_fastest: bool) -> tuple[str, .
         _size(planned.memory.total),
         _fits(planned),
         _exchange(planned, spec),
-        f"{planned.step_seconds:.3g} s",
+        "{:.3g} s ({:.2g} – {:.2g})".format(planned.step_seconds, *planned.step_seconds_range),
         f"{planned.tokens_per_second:,.0f}",
         duration(planned.total_seconds),
         "fastest" if is_fastest else "",

@@ -1,0 +1,137 @@
+"""What this device does of each kind of work, for the plan (``plan.measured``).
+
+Timed are the forward and the weight gradient's product of every weight of a dense and of low-rank blocks at two numbers
+of tokens, attention, copies, and training steps of a few blocks on one rank, without the other ranks' work.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from boost_core.bench.rank import RunShape, block_seconds
+from boost_core.bench.results import Environment
+from boost_core.bench.timing import kernel_seconds
+from boost_core.bench.variants import VARIANTS
+from boost_core.config import JobSpec
+from boost_core.hardware import BYTES
+from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.parameters import block_parameters
+from boost_core.plan.profile import Profile
+from boost_core.plan.work import Product, Work, block_products, block_work
+
+Sample = tuple[Work, float]
+
+_COPIED_BYTES = [1 << power for power in (22, 24, 26)]
+_FEW_TOKENS = 16  # of a sequence that takes no longer than its kernels' launches
+_NAMES = ("dense, fullrank", "cola, vanilla", "cola, btp", "cola, btp, recompute latent")
+
+
+def measure(shape: RunShape, device: torch.device, repeats: int) -> MeasuredProfile:
+    """A profile by the blocks of a model.
+
+    Args:
+        shape: The model, how many ranks share it, and its micro-batches.
+        device: What is measured.
+        repeats: Of each measurement.
+    """
+    variants = [variant for variant in VARIANTS if variant.name in _NAMES]
+    jobs = [shape.job(variant, device) for variant in variants]
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    samples = [
+        *_copies(device, repeats),
+        *(sample for job in jobs for sample in _products(job, dtype, device, repeats)),
+    ]
+    rate, bandwidth, start = fit(samples)
+    attention = _attention_rate(jobs[0], dtype, device, repeats)
+    few = replace(shape, sequence_length=_FEW_TOKENS, micro_batch_size=1)
+    launched = max(0.0, min(block_seconds(few, variant, device, repeats) for variant in variants))
+    profile = Profile(rate, attention, bandwidth, start, launched, 0.0, 0.0, True, "as fitted")
+    ratios = {
+        variant.name: block_seconds(shape, variant, device, repeats) / _planned(job, profile)
+        for variant, job in zip(variants, jobs, strict=True)
+    }
+    if min(ratios.values()) <= 0:
+        raise ValueError("steps do not take longer with more blocks: give --repeats more, or a larger shape")
+    logs = [math.log(ratio) for ratio in ratios.values()]
+    environment = Environment.of(device)
+    return MeasuredProfile(
+        device=environment.device, commit=environment.commit, torch_version=environment.torch_version,
+        triton_version=environment.triton_version, precision=jobs[0].training.precision,
+        cores=torch.get_num_threads(),
+        cases=(f"{len(samples)} products and copies; {shape}",
+               *(f"{name}: {ratio:.3f} of its work's time" for name, ratio in ratios.items())),
+        product_flops=rate, attention_flops=attention, bandwidth=bandwidth, start_seconds=start,
+        block_seconds=launched, correction=math.exp(statistics.mean(logs)), spread=statistics.stdev(logs),
+    )  # fmt: skip
+
+
+def fit(samples: Sequence[Sample]) -> tuple[float, float, float]:
+    """FLOPs a second, bytes a second and seconds a start that the times of some products and copies follow from.
+
+    Raises:
+        ValueError: There are no such figures above 0; a start's may be 0.
+    """
+    terms = np.array([(work.product_flops, work.moved_bytes, work.starts) for work, _ in samples], dtype=float)
+    terms /= np.array([seconds for _, seconds in samples])[:, None]
+    scale = terms.max(axis=0)
+    for chosen in ([0, 1, 2], [0, 1]):
+        found, *_ = np.linalg.lstsq(terms[:, chosen] / scale[chosen], np.ones(len(samples)), rcond=None)
+        if (found > 0).all():
+            a_flop, a_byte, *a_start = (found / scale[chosen]).tolist()
+            return 1 / a_flop, 1 / a_byte, a_start[0] if a_start else 0.0
+    raise ValueError("products and copies do not take longer the larger they are: is something else running here?")
+
+
+def _products(job: JobSpec, dtype: torch.dtype, device: torch.device, repeats: int) -> Iterator[Sample]:
+    tokens = job.training.micro_batch_size * job.training.sequence_length
+    for rows in {max(tokens // 4, 1), tokens}:
+        for product in block_products(job.model, job.parallelism, rows):
+            inputs, weights, outputs = _operands(product, dtype, device)
+            for left, right in ((inputs, weights), (inputs.transpose(1, 2), outputs)):
+                seconds = statistics.median(kernel_seconds(partial(torch.bmm, left, right), device, repeats))
+                yield replace(product, starts=1).work(dtype.itemsize), seconds
+
+
+def _operands(product: Product, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
+    """Input, weight and output's gradient; of matrices that have one input, the wide one that they make up."""
+    batch = product.matrices if product.inputs == product.matrices else 1
+    outer = product.outer * product.matrices // batch
+    shapes = (product.rows, product.inner), (product.inner, outer), (product.rows, outer)
+    return [torch.randn(batch, *shape, device=device).to(dtype) for shape in shapes]
+
+
+def _copies(device: torch.device, repeats: int) -> Iterator[Sample]:
+    for size in _COPIED_BYTES:
+        source = torch.zeros(size, dtype=torch.int8, device=device)
+        target = torch.empty_like(source)
+        seconds = statistics.median(kernel_seconds(partial(target.copy_, source), device, repeats))
+        yield Work(moved_bytes=2 * size, starts=1), seconds
+
+
+def _attention_rate(job: JobSpec, dtype: torch.dtype, device: torch.device, repeats: int) -> float:
+    """FLOPs a second forward and backward, as ``plan.work`` counts them."""
+    training, ranks = job.training, job.parallelism.tensor_parallel_size
+    shape = training.micro_batch_size, job.model.num_attention_heads // ranks, training.sequence_length
+    parts = [torch.randn(*shape, job.model.head_size, device=device).to(dtype).requires_grad_() for _ in range(3)]
+
+    def both() -> None:
+        query, key, value = parts
+        out = scaled_dot_product_attention(query, key, value, is_causal=True)
+        torch.autograd.grad(out, parts, out.detach())
+
+    passes = block_work(job)
+    flops = passes.forward.attention_flops + passes.backward.attention_flops
+    return flops / statistics.median(kernel_seconds(both, device, repeats))
+
+
+def _planned(job: JobSpec, profile: Profile) -> float:
+    """A block's part of a step by the plan, without its exchanges."""
+    weights = block_parameters(job.model, crossed=False) / job.parallelism.tensor_parallel_size
+    update = profile.update_seconds(weights, BYTES[job.training.precision])
+    return max(profile.seconds(block_work(job).all), profile.block_seconds) + update

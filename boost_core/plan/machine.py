@@ -1,0 +1,49 @@
+"""What a job's workers run on, as far as the job says: a device's profile and a network."""
+
+from dataclasses import dataclass
+
+from boost_core.config.job import ResourcesConfig
+from boost_core.hardware import LINKS, LOOPBACK, device_named
+from boost_core.plan.cluster import Cluster, Level
+from boost_core.plan.profile import Profile, of_cores
+
+_MANY = 65_536  # more than any gang's nodes
+_NODE_GPUS = 8  # of NVIDIA's HGX boards
+_UNKNOWN_GPU = "A100"
+_NODE_LINKS = {"A100": "nvlink-a100", "H100": "nvlink-h200", "H200": "nvlink-h200"}
+
+LOCAL = Cluster((Level("node", _MANY, LOOPBACK),))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What ranks run on.
+
+    Attributes:
+        profile: Of each rank's device.
+        cluster: Of all of them.
+    """
+
+    profile: Profile
+    cluster: Cluster
+
+
+def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
+    """The machine that a job's workers run on.
+
+    A GPU of another kind, or of none in particular, is taken for an A100: kinds differ less in how they rank layouts
+    than a GPU does from a CPU. How many of them a node has is taken to be 8, each with an adapter of its own.
+
+    Args:
+        resources: The job's.
+        precision: Of its products.
+    """
+    if not resources.gpus_per_worker:
+        return Machine(of_cores(resources.cpus_per_worker), LOCAL)
+    kind = resources.accelerator_type if resources.accelerator_type in _NODE_LINKS else _UNKNOWN_GPU
+    device = device_named(kind)
+    if device is None:
+        raise AssertionError(f"hardware.DEVICES has no {kind}")
+    nodes = Level("fabric", _MANY, LINKS["fabric-200g"])
+    board = Level("node", _NODE_GPUS, LINKS[_NODE_LINKS[kind]])
+    return Machine(Profile.nominal(device, precision), Cluster((board, nodes)))

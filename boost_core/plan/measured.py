@@ -1,0 +1,71 @@
+"""A profile as ``boost bench profile`` writes it, and the machine that a plan makes of it.
+
+Samples of work and its seconds become rates by non-negative least squares of relative errors, as ``profile`` adds them
+up. A training step of a few blocks, with and without some of them, says by how much a block takes longer than its work
+at those rates: the correction, by which all rates are divided. What is left between kinds of blocks is the spread, of
+which a plan's range is made.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field
+
+from boost_core.config.base import Config
+from boost_core.hardware import Link
+from boost_core.plan.cluster import Cluster
+from boost_core.plan.machine import Machine
+from boost_core.plan.profile import Profile
+
+
+class MeasuredLink(Config):
+    """All-reduces among the ranks of one node, all at once: α + n/β."""
+
+    ranks: int = Field(ge=2)
+    base_seconds: float = Field(ge=0, description="α, of so many ranks.")
+    bytes_per_second: float = Field(gt=0, description="β, of each rank.")
+
+
+class MeasuredProfile(Config):
+    """What one kind of device does, at one precision."""
+
+    format: Literal[1] = 1
+    device: str
+    commit: str
+    torch_version: str
+    triton_version: str
+    precision: Literal["fp32", "bf16"]
+    cores: int = Field(ge=1, description="CPU cores that a rank had; of a GPU it does not matter.")
+    cases: tuple[str, ...] = Field(description="What was timed.")
+    product_flops: float = Field(gt=0)
+    attention_flops: float = Field(gt=0)
+    bandwidth: float = Field(gt=0)
+    start_seconds: float = Field(ge=0)
+    block_seconds: float = Field(ge=0)
+    correction: float = Field(gt=0, description="A block's seconds over those of its work at the rates.")
+    spread: float = Field(ge=0, description="Standard deviation of the logarithm of what is left.")
+    link: MeasuredLink | None = Field(None, description="Added by boost bench comm --profile.")
+
+    def machine(self, otherwise: Machine, precision: str) -> Machine:
+        """What a job runs on if it runs on such devices; what was not measured is as otherwise.
+
+        Raises:
+            ValueError: The job's precision is another one.
+        """
+        if precision != self.precision:
+            raise ValueError(
+                f"the profile is of {self.precision}, and training.precision={precision}: measure one of {precision}"
+            )
+        profile = Profile(
+            self.product_flops / self.correction, self.attention_flops / self.correction,
+            self.bandwidth / self.correction, self.start_seconds * self.correction, self.block_seconds,
+            otherwise.profile.overlap, self.spread, True, f"{self.device}, measured at {self.commit[:12]}",
+        )  # fmt: skip
+        return Machine(profile, self._cluster(otherwise.cluster))
+
+    def _cluster(self, otherwise: Cluster) -> Cluster:
+        if self.link is None:
+            return otherwise
+        inner, *outer = otherwise.levels
+        link = Link(self.link.base_seconds, 0.0, self.link.bytes_per_second, f"measured among {self.link.ranks} ranks")
+        return Cluster((replace(inner, link=link), *outer))

@@ -1,0 +1,90 @@
+"""What a kind of device does: rates by which work (``work``) becomes seconds.
+
+    seconds = FLOPs of products / rate + FLOPs of attention / rate + bytes / bandwidth + starts of kernels
+
+A product's operands are read and written at the bandwidth, and that is added rather than hidden, so that small sizes
+are slow by themselves: at 234 TFLOP/s and 1.4 TB/s a product of 16,384 × 1,024 by 1,024 × 1,024 reaches 176, one with
+widths of 4,096 reaches 215. Nominal figures are the same shares of what data sheets promise on every GPU. They were
+chosen by the 1B and 3B rows of BOOST's table (arXiv 2512.12131, A100); its 7B rows were held out
+(``tests/unit/test_published_times.py``).
+"""
+
+from dataclasses import dataclass
+from math import exp
+
+from boost_core.hardware import Device
+from boost_core.plan.work import Work
+
+PRODUCT_SHARE, ATTENTION_SHARE, BANDWIDTH_SHARE = 0.75, 0.5, 0.7
+_ASSUMED_SPREAD = 0.2  # the nine published times are within 0.1, of one kind of GPU and one trainer
+_TENTH = 1.2816  # standard deviations from the middle of a normal distribution to its lowest and its highest tenth
+_UPDATE_BYTES = 28  # of a weight: its gradient, master and moments read, master and moments written, in fp32
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One kind of device, as one rank has it.
+
+    Attributes:
+        product_flops: FLOPs a second of large matrix products.
+        attention_flops: Of attention.
+        bandwidth: Bytes a second that passes and operands are read and written at.
+        start_seconds: Of each product.
+        block_seconds: A block takes this long for a micro-batch however small it is: its kernels must be launched.
+        overlap: Of the shorter of two, an exchange and the work that may go on meanwhile, the share that costs no time;
+            0 where it was not measured.
+        spread: Standard deviation of the logarithm of a step's seconds over predicted ones.
+        measured: Whether it was measured on such a device, or assumed.
+        description: What it stands for and where its figures are from.
+    """
+
+    product_flops: float
+    attention_flops: float
+    bandwidth: float
+    start_seconds: float
+    block_seconds: float
+    overlap: float
+    spread: float
+    measured: bool
+    description: str
+
+    @classmethod
+    def nominal(cls, device: Device, precision: str) -> "Profile":
+        """What a data sheet lets expect."""
+        peak = device.tflops[precision] * 1e12
+        shares = f"products at {PRODUCT_SHARE:.0%}, attention at {ATTENTION_SHARE:.0%}"
+        return cls(
+            PRODUCT_SHARE * peak, ATTENTION_SHARE * peak, BANDWIDTH_SHARE * device.bandwidth, 0.0, 5e-4, 0.0,
+            _ASSUMED_SPREAD, False,
+            f"{peak / 1e12:g} TFLOP/s of dense {precision} and {device.bandwidth / 1e12:g} TB/s ({device.source}), "
+            f"{shares}, bytes at {BANDWIDTH_SHARE:.0%}; 0.5 ms a block; assumed",
+        )  # fmt: skip
+
+    def seconds(self, work: Work) -> float:
+        """How long some work takes."""
+        return (
+            work.product_flops / self.product_flops
+            + work.attention_flops / self.attention_flops
+            + work.moved_bytes / self.bandwidth
+            + work.starts * self.start_seconds
+        )
+
+    def range_of(self, seconds: float) -> tuple[float, float]:
+        """Between which a step is in eight of ten cases, where so many are predicted."""
+        return seconds * exp(-_TENTH * self.spread), seconds * exp(_TENTH * self.spread)
+
+    def exposed(self, exchange_seconds: float, work_seconds: float) -> float:
+        """What an exchange adds to the work that goes on meanwhile."""
+        return exchange_seconds - self.overlap * min(exchange_seconds, work_seconds)
+
+    def update_seconds(self, weights: float, element_bytes: int) -> float:
+        """The optimizer's pass over so many weights of this rank."""
+        return weights * (_UPDATE_BYTES + element_bytes) / self.bandwidth
+
+
+def of_cores(cores: float) -> Profile:
+    """CPU cores: rates of one, times their number."""
+    return Profile(
+        2e10 * cores, 2e10 * cores, 5e9 * cores, 0.0, 2e-3, 0.0, _ASSUMED_SPREAD, False,
+        "20 GFLOP/s and 5 GB/s a core and 2 ms a block, all assumed",
+    )  # fmt: skip

@@ -1,0 +1,200 @@
+"""What a rank computes and moves of a micro-batch: in a block, and in the head.
+
+Widths are this rank's, as in ``activations``. A product of T × k by k × n takes 2·T·k·n FLOPs and moves the three
+matrices; its backward pass is two products of the same sizes, and adds the weight's gradient to a sum in fp32. All
+blocks are taken for such as latents cross into; and a block that is computed again, for one whose last product is, too.
+
+==========  ==========================================================================================================
+attention   4 FLOPs for each pair of positions and element of the queries, and 10 backward, as its kernels compute the
+            scores again (arXiv 2205.14135). Pairs of a token are half its sequence; with a mask that keeps documents
+            apart, all of it: its kernels go through what the mask hides
+passes      elements read and written outside of products, about: residual 6w and 6w backward; a norm that is a pass of
+            its own 4w and 8w; rotary embedding 2(q + k) both ways; the MLP's product 3m and 5m; latents that are scaled
+            or activated 2 and 3 of each, thrice that where latents of the block before cross into them
+head        logits, and backward those again, with two passes over them each; gathered hidden vectors
+==========  ==========================================================================================================
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from boost_core.architecture.families import block_weights
+from boost_core.architecture.projections import projection_groups
+from boost_core.architecture.roles import MATRICES, Role, WeightSpec
+from boost_core.architecture.sharding import Sharding, chosen_sharding
+from boost_core.config.job import JobSpec
+from boost_core.config.model import ModelConfig
+from boost_core.config.parallelism import ParallelismConfig
+from boost_core.hardware import BYTES
+
+_PRECISE = BYTES["fp32"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of a device; a profile says how long it takes.
+
+    Attributes:
+        product_flops: Of matrix products.
+        attention_flops: Of attention.
+        moved_bytes: That products and passes read and write.
+        starts: Kernels of products that are started.
+    """
+
+    product_flops: float = 0.0
+    attention_flops: float = 0.0
+    moved_bytes: float = 0.0
+    starts: int = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.product_flops + other.product_flops,
+            self.attention_flops + other.attention_flops,
+            self.moved_bytes + other.moved_bytes,
+            self.starts + other.starts,
+        )
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product of a block, forward, with a rank's part of a weight.
+
+    Attributes:
+        role: The weight's.
+        rows: Of the input, for each of the matrices.
+        inner: Its columns.
+        outer: Columns of the output of each matrix.
+        inputs: How many inputs there are: of what has one for all matrices, as often as it is read.
+        matrices: How many there are.
+        starts: In how many kernels.
+    """
+
+    role: Role
+    rows: int
+    inner: int
+    outer: int
+    inputs: int
+    matrices: int
+    starts: int
+
+    @property
+    def weights(self) -> int:
+        """Elements of the matrices."""
+        return self.matrices * self.inner * self.outer
+
+    def work(self, element: int) -> Work:
+        """Of one pass, by the bytes of an element."""
+        moved = self.rows * (self.inputs * self.inner + self.matrices * self.outer) + self.weights
+        return Work(2 * self.rows * self.weights, 0.0, moved * element, self.starts)
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What a micro-batch takes.
+
+    Attributes:
+        forward: Once.
+        backward: Gradients of inputs, and what is computed again for them.
+        weight_gradients: Apart, as exchanges may be under way meanwhile.
+    """
+
+    forward: Work
+    backward: Work
+    weight_gradients: Work
+
+    @property
+    def all(self) -> Work:
+        """Everything."""
+        return self.forward + self.backward + self.weight_gradients
+
+
+def block_work(job: JobSpec) -> Passes:
+    """That of one block on one rank of a job at its layout."""
+    training = job.training
+    return _block_work(
+        job.model, job.parallelism.model_copy(update={"data_parallel_size": 1, "pipeline_parallel_size": 1}),
+        training.micro_batch_size * training.sequence_length, pairs_of_token(job), BYTES[training.precision],
+    )  # fmt: skip
+
+
+def pairs_of_token(job: JobSpec) -> float:
+    """Positions that attention goes through for each token, in the mean."""
+    length = job.training.sequence_length
+    return length if job.data.documents_apart else (length + 1) / 2
+
+
+@lru_cache(1024)
+def _block_work(model: ModelConfig, parallelism: ParallelismConfig, tokens: int, pairs: float, element: int) -> Passes:
+    sharding = chosen_sharding(model, parallelism)
+    products = block_products(model, parallelism, tokens)
+    down = sum((each.work(element) for each in products if each.role is Role.DOWN_PROJECTION), Work())
+    up = sum((each.work(element) for each in products if each.role is not Role.DOWN_PROJECTION), Work())
+    weights = sum(each.weights for each in products)
+    width = model.hidden_size // (parallelism.tensor_parallel_size if sharding.wide else 1)
+    attention_forward = Work(attention_flops=4 * width * tokens * pairs)
+    attention_backward = Work(attention_flops=10 * width * tokens * pairs)
+    forward_passes, backward_passes = _passes(model, parallelism, sharding)
+    forward = down + up + attention_forward + Work(moved_bytes=forward_passes * tokens * element)
+    backward = down + up + attention_backward + Work(moved_bytes=backward_passes * tokens * element)
+    again = {"none": Work(), "full": forward, "latent": up + attention_forward}[parallelism.recompute]
+    gradients = down + up + Work(moved_bytes=2 * _PRECISE * weights)
+    return Passes(forward, backward + again, gradients)
+
+
+def block_products(model: ModelConfig, parallelism: ParallelismConfig, tokens: int) -> list[Product]:
+    """All products of a block's forward pass on one rank."""
+    sharding = chosen_sharding(model, parallelism)
+    return [
+        product
+        for spec in block_weights(model, crossed=True).values()
+        if (product := _product(spec, sharding, parallelism, tokens, model.rank or 0))
+    ]
+
+
+def _product(
+    spec: WeightSpec, sharding: Sharding, parallelism: ParallelismConfig, tokens: int, rank: int
+) -> Product | None:
+    """That with a weight; ``None`` of norms."""
+    shape, axis = list(spec.shape), sharding.axes.get(spec.role)
+    if axis is not None:
+        shape[axis] //= parallelism.tensor_parallel_size
+    if spec.role is Role.LATENT and len(shape) > 2:  # LaX's gate, whose rows are pieces of a latent
+        count, side, _ = shape
+        return Product(spec.role, tokens * rank // side, side, side, count, count, 1)
+    if spec.role not in MATRICES:
+        return None
+    if spec.role is Role.UP_PROJECTION:  # a latent for each projection
+        count, inner, outer = shape
+        return Product(spec.role, tokens, inner, outer, count, count, 1 if parallelism.group_projections else count)
+    inner, outer, count = shape[0], shape[-1], shape[1] if len(shape) > 2 else 1
+    times = 1 if parallelism.group_projections else count
+    return Product(spec.role, tokens, inner, outer, times, count, times)
+
+
+def _passes(model: ModelConfig, parallelism: ParallelismConfig, sharding: Sharding) -> tuple[int, int]:
+    """Elements of a token that are read and written outside of products, forward and backward."""
+    size = parallelism.tensor_parallel_size
+    split = size if sharding.wide else 1
+    residual = model.hidden_size // (size if sharding.residual else 1)
+    turned, mlp = (model.hidden_size + model.key_value_size) // split, model.intermediate_size // split
+    fused = sharding.residual and parallelism.norm == "fused"
+    norm = 0 if fused else residual
+    forward, backward = 6 * residual + 4 * norm + 2 * turned + 3 * mlp, 6 * residual + 8 * norm + 2 * turned + 5 * mlp
+    if model.latent_activation or (sharding.residual and parallelism.norm != "sync"):
+        groups = projection_groups(model)
+        latents = sum(len(group.wide_outs) for group in groups) * (model.rank or 0) // (size if sharding.latents else 1)
+        crossings = 3 if model.lax is not None else 1  # sum and norm besides
+        forward, backward = forward + 2 * crossings * latents, backward + 3 * crossings * latents
+    return forward, backward
+
+
+def head_work(job: JobSpec) -> Passes:
+    """That of the head and the loss."""
+    tokens, element = job.training.micro_batch_size * job.training.sequence_length, BYTES[job.training.precision]
+    vocabulary = job.model.vocab_size // job.parallelism.tensor_parallel_size
+    hidden = job.model.hidden_size
+    moved = element * (tokens * (hidden + vocabulary) + hidden * vocabulary)
+    logits = Work(2 * tokens * hidden * vocabulary, 0.0, moved, 1)
+    pass_over = Work(moved_bytes=2 * element * tokens * vocabulary)
+    weight = Work(moved_bytes=2 * _PRECISE * hidden * vocabulary)
+    return Passes(logits + pass_over, logits + logits + pass_over, logits + weight)

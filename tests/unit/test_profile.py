@@ -1,0 +1,125 @@
+"""Profiles: from times to rates, and from rates to plans. How long anything takes here is made up."""
+
+import json
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from boost_core.bench import profile as bench
+from boost_core.bench.rank import RunShape
+from boost_core.bench.variants import Variant
+from boost_core.config import Layout
+from boost_core.plan.machine import machine_for
+from boost_core.plan.measured import MeasuredLink, MeasuredProfile
+from boost_core.plan.parameters import block_parameters
+from boost_core.plan.profile import Profile
+from boost_core.plan.report import plan
+from boost_core.plan.throughput import step_parts
+from boost_core.plan.work import Work, block_work
+from service.cli.main import app
+from tests.jobs import tiny_job
+
+FLOPS, BANDWIDTH, START = 3e10, 4e9, 2e-5
+CPU = torch.device("cpu")
+EXACT = Profile(FLOPS, FLOPS, BANDWIDTH, START, 0.0, 0.0, 0.0, True, "a test's")
+MEASURED = MeasuredProfile(
+    device="a test's", commit="0123456789abcdef", torch_version="2", triton_version="", precision="fp32", cores=1,
+    cases=("made up",), product_flops=1e11, attention_flops=5e10, bandwidth=1e10, start_seconds=1e-5,
+    block_seconds=1e-4, correction=1.25, spread=0.1,
+)  # fmt: skip
+
+
+def made_up_seconds(call: Callable[[], object], *_: Any) -> list[float]:
+    """What a product or a copy would take."""
+    assert isinstance(call, partial)
+    operands = call.args if len(call.args) > 1 else (call.func.__self__, *call.args)  # type: ignore[attr-defined]
+    if len(operands[0].shape) < 3:
+        return [2 * operands[0].numel() / BANDWIDTH + START]
+    (batch, rows, inner), (_, _, outer) = operands[0].shape, operands[1].shape
+    moved = 4 * batch * (rows * inner + inner * outer + rows * outer)
+    return [2 * batch * rows * inner * outer / FLOPS + moved / BANDWIDTH + START]
+
+
+def test_what_is_measured_are_the_rates_that_times_were_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made_up_block(shape: RunShape, variant: Variant, *_: Any) -> float:
+        """Half as long again as its work and its update; but no sequence of a few tokens is so short."""
+        if shape.sequence_length == 16:
+            return 1e-5
+        job = shape.job(variant, CPU)
+        weights = block_parameters(job.model, crossed=False) / 2
+        return 1.5 * (EXACT.seconds(block_work(job).all) + EXACT.update_seconds(weights, 4))
+
+    monkeypatch.setattr(bench, "_attention_rate", lambda *_: FLOPS)
+    monkeypatch.setattr(bench, "kernel_seconds", made_up_seconds)
+    monkeypatch.setattr(bench, "block_seconds", made_up_block)
+    measured = bench.measure(RunShape("tiny", 2, 2, 64), CPU, 1)
+    assert measured.product_flops == pytest.approx(FLOPS, rel=0.02)
+    assert measured.bandwidth == pytest.approx(BANDWIDTH, rel=0.02)
+    assert measured.start_seconds == pytest.approx(START, rel=0.02)
+    assert measured.block_seconds == 1e-5
+    assert measured.correction == pytest.approx(1.5, rel=0.01)
+    assert measured.spread < 0.01
+    assert len(measured.cases) == 5
+
+
+def test_a_fit_takes_the_middle_of_what_disagrees() -> None:
+    work = [Work(10.0**power, 0.0, 10.0 ** (power - 1 + power % 2), 1) for power in range(5, 12)]
+    samples = [
+        (each, EXACT.seconds(each) * factor)
+        for each, factor in zip(work, (1.03, 0.97, 1.02, 0.98, 1.03, 0.97, 1.0), strict=True)
+    ]
+    for found, made_of in zip(bench.fit(samples), (FLOPS, BANDWIDTH, START), strict=True):
+        assert found == pytest.approx(made_of, rel=0.15)
+
+
+def test_times_that_follow_from_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="something else running"):
+        bench.fit([(Work(flops, 0.0, 1e6, 1), 1e8 / flops) for flops in (1e9, 1e10, 1e11)])
+
+
+def test_a_plan_goes_by_what_was_measured_and_says_so() -> None:
+    spec = tiny_job("corpus", "checkpoints")
+    assumed, measured = plan(spec), plan(spec, MEASURED)
+    assert (assumed.provenance, measured.provenance) == ("assumed", "measured")
+    (shape,) = measured.shapes
+    low, high = shape.step_seconds_range
+    assert math.sqrt(low * high) == pytest.approx(shape.step_seconds)
+    assert high / low == pytest.approx(math.exp(2 * 1.2816 * 0.1))
+    assert any("measured at 0123456789ab" in note for note in measured.notes)
+    twice = MEASURED.model_copy(update={"correction": 2.5, "block_seconds": 0.0})
+    once = MEASURED.model_copy(update={"block_seconds": 0.0})
+    slow, fast = (step_parts(spec, Layout(1, 1, 1), one.machine(MACHINE, "fp32")) for one in (twice, once))
+    assert slow.arithmetic == pytest.approx(2 * fast.arithmetic)
+
+
+MACHINE = machine_for(tiny_job("corpus", "checkpoints").resources, "fp32")
+
+
+def test_a_measured_link_takes_the_place_of_the_innermost() -> None:
+    link = MeasuredLink(ranks=2, base_seconds=1e-4, bytes_per_second=5e9)
+    machine = MEASURED.model_copy(update={"link": link}).machine(MACHINE, "fp32")
+    assert machine.cluster.levels[0].link.bytes_per_second == 5e9
+    assert MEASURED.machine(MACHINE, "fp32").cluster == MACHINE.cluster
+
+
+def test_the_command_line_reads_a_profile_or_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    job, profile = tmp_path / "job.yaml", tmp_path / "profile.json"
+    job.write_text(json.dumps({"name": "x", "model": {"preset": "tiny"}, "training": {"steps": 1}}))
+
+    def run(content: str) -> Any:
+        profile.write_text(content)
+        return CliRunner().invoke(app, ["plan", str(job), "--profile", str(profile)])
+
+    good = run(MEASURED.model_dump_json())
+    assert good.exit_code == 0
+    assert "measured at 0123456789ab" in good.output
+    other = run(MEASURED.model_copy(update={"precision": "bf16"}).model_dump_json())
+    assert (other.exit_code, "the profile is of bf16" in other.output) == (2, True)
+    assert run(MEASURED.model_copy(update={"bandwidth": -1.0}).model_dump_json()).exit_code == 2
+    assert run("{").exit_code == 2
