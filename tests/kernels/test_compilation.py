@@ -26,17 +26,18 @@ KERNELS = {
     if isinstance(kernel, JITFunction) and any(argument.endswith("_ptr") for argument in kernel.arg_names)
 }
 # At a latent of 1024 and a vocabulary shard of 8000, as in the 7B preset at tp 4.
-SIZES = {"BLOCK": 1024, "COUNT": 3, "HALF": 64}
+SIZES = {"BLOCK": 1024, "COUNT": 3, "HALF": 64, "COLUMNS": 16, "DEPTH": 128}
 BLOCKS = {"cross_entropy_row_statistics": 8192, "latent_epilogue_statistic_gradient": 4096}
-PRECISE = {"s_ptr", "ds_ptr", "log_sum_ptr", "target_logit_ptr", "dloss_ptr", "dlog_sum_ptr", "cosine_ptr", "sine_ptr",
+PRECISE = {"s_ptr", "row_scale_ptr", "ds_ptr", "log_sum_ptr", "target_logit_ptr", "dloss_ptr", "dlog_sum_ptr",
+           "cosine_ptr", "sine_ptr",
            "clip_ptr", "dscale_ptr", "dshift_ptr", "master_ptr", "gradient_ptr", "first_ptr", "second_ptr"}  # fmt: skip
 REAL = {"epsilon", "norm_epsilon", "sign", "keep", "rate", "first_decay", "first_share", "second_decay", "second_share",
         "second_correction"}  # fmt: skip
 
 
 def test_no_kernel_is_forgotten() -> None:
-    assert len(MODULES) == 7
-    assert len(KERNELS) == 13
+    assert len(MODULES) == 8
+    assert len(KERNELS) == 15
 
 
 def compiled(name: str, element: str) -> triton.compiler.CompiledKernel:
@@ -59,6 +60,8 @@ def type_of(argument: str, element: str, constants: dict[str, object]) -> str:
         return "constexpr"
     if argument == "target_ptr":
         return "*i64"
+    if argument == "value_ptr":
+        return "*fp8e4nv"
     if argument.endswith("_ptr"):
         return "*fp32" if argument in PRECISE else f"*{element}"
     return "fp32" if argument in REAL else "i32"

@@ -11,6 +11,7 @@ from boost_core.bench.cases import AWKWARD, Case, Draw, Sizes, cases
 from boost_core.bench.correctness import disagreements
 from boost_core.kernels.dispatch import runs_on_triton
 from boost_core.kernels.residual_add import naive
+from tests.kernels.interpreter import rounding_to_fp8_as_torch
 from tests.ranks import Ranks
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -28,6 +29,7 @@ def check(name: str) -> list[str]:
         patch.object(torch, "empty", poisoned(torch.empty)),
         patch.object(torch, "empty_like", poisoned(torch.empty_like)),
         patch.object(torch.Tensor, "new_empty_strided", poisoned(torch.Tensor.new_empty_strided)),
+        rounding_to_fp8_as_torch(),
     ):
         return [
             f"{sizes}, {dtype}, {arrange.__name__}: {problem}"

@@ -16,16 +16,17 @@ from boost_core.kernels.dispatch import runs_on_triton
 from boost_core.kernels.gated_product import naive
 
 
-def gated_product(parts: list[torch.Tensor], activation: bool) -> torch.Tensor:
+def gated_product(parts: list[torch.Tensor], activation: bool, fp8: bool = False) -> torch.Tensor:
     """The gated product, ``[T, f]``.
 
     Args:
         parts: Gate and up, ``[2, T, f]`` or two of ``[1, T, f]``.
         activation: Whether the gate passes a SiLU.
+        fp8: Whether the kernel is to leave the rows for a scaled product (``fp8_product.quantised``), too.
     """
     if runs_on_triton(parts[0]):
         # Imported here because Triton is not installed where there is no GPU.
         from boost_core.kernels.gated_product import triton
 
-        return triton.gated_product(parts, activation)
+        return triton.gated_product(parts, activation, fp8)
     return naive.gated_product(parts, activation)

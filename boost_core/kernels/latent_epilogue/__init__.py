@@ -26,8 +26,9 @@ from boost_core.kernels.latent_epilogue import naive
 
 
 def latent_epilogue(
-    h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float, activation: bool
-) -> torch.Tensor:
+    h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float, activation: bool,
+    fp8: bool = False,
+) -> torch.Tensor:  # fmt: skip
     """Scale by the norm's statistic (if there is one), apply SiLU (if asked), and set the projections apart.
 
     Args:
@@ -37,6 +38,7 @@ def latent_epilogue(
         width: The full hidden size d that the squares were summed over.
         epsilon: Added to the mean square.
         activation: Whether the bottleneck has a SiLU.
+        fp8: Whether the kernel is to leave the rows for a scaled product (``fp8_product.quantised``), too.
 
     Returns:
         ``z_gTr`` in the type of ``h``; a view of it where there is nothing to compute.
@@ -47,7 +49,7 @@ def latent_epilogue(
         # Imported here because Triton is not installed where there is no GPU.
         from boost_core.kernels.latent_epilogue import triton
 
-        return triton.latent_epilogue(h_Tc, s_T, count, width, epsilon, activation)
+        return triton.latent_epilogue(h_Tc, s_T, count, width, epsilon, activation, fp8)
     return naive.latent_epilogue(h_Tc, s_T, count, width, epsilon, activation)
 
 

@@ -6,13 +6,14 @@ import torch
 import triton
 import triton.language as tl
 
+from boost_core.kernels.fp8_product.triton import empty_quantised, store_quantised, with_quantised
 from boost_core.kernels.launch import block_of, rows, warps_of
 
 
 @triton.jit
 def _forward(
-    h_ptr, s_ptr, z_ptr, h_stride, z_group_stride, z_stride, rank, width, epsilon,
-    COUNT: tl.constexpr, NORM: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
+    h_ptr, s_ptr, z_ptr, value_ptr, row_scale_ptr, h_stride, z_group_stride, z_stride, rank, width, epsilon,
+    COUNT: tl.constexpr, NORM: tl.constexpr, ACTIVATION: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -26,8 +27,11 @@ def _forward(
         y *= inverse_rms
         if ACTIVATION:
             y *= tl.sigmoid(y)
-        z = z_ptr + group * z_group_stride + row * z_stride + column
-        tl.store(z, y.to(z_ptr.dtype.element_ty), mask=inside)
+        z = y.to(z_ptr.dtype.element_ty)
+        to = group * z_group_stride + row * z_stride + column
+        tl.store(z_ptr + to, z, mask=inside)
+        if FP8:
+            store_quantised(z, value_ptr + to, row_scale_ptr + group * tl.num_programs(0) + row, inside)
 
 
 @triton.jit
@@ -79,18 +83,24 @@ def _statistic_gradient(
 class _LatentEpilogue(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float, activation: bool
-    ) -> torch.Tensor:
+        ctx: Any, h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float,
+        activation: bool, fp8: bool,
+    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
         tokens, rank = h_Tc.shape[0], h_Tc.shape[1] // count
         z_gTr = torch.empty((count, tokens, rank), dtype=h_Tc.dtype, device=h_Tc.device)
+        values, scales = empty_quantised(z_gTr.shape, h_Tc.device) if fp8 else (None, None)
         block = block_of(rank)
         _forward[(tokens,)](
-            h_Tc, h_Tc if s_T is None else s_T, z_gTr, h_Tc.stride(0), z_gTr.stride(0), z_gTr.stride(1), rank, width,
-            epsilon, COUNT=count, NORM=s_T is not None, ACTIVATION=activation, BLOCK=block, num_warps=warps_of(block),
+            h_Tc, h_Tc if s_T is None else s_T, z_gTr, z_gTr if values is None else values,
+            z_gTr if scales is None else scales, h_Tc.stride(0), z_gTr.stride(0), z_gTr.stride(1), rank, width, epsilon,
+            COUNT=count, NORM=s_T is not None, ACTIVATION=activation, FP8=fp8, BLOCK=block,
+            num_warps=warps_of(block),
         )  # fmt: skip
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(h_Tc, s_T)
         ctx.count, ctx.width, ctx.epsilon, ctx.activation = count, width, epsilon, activation
-        return z_gTr
+        ctx.mark_non_differentiable(*(each for each in (values, scales) if each is not None))
+        return z_gTr, values, scales
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -105,15 +115,17 @@ class _LatentEpilogue(torch.autograd.Function):
             dz_gTr.stride(0), dz_gTr.stride(1), dh_Tc.stride(0), rank, ctx.width, ctx.epsilon,
             COUNT=ctx.count, NORM=s_T is not None, ACTIVATION=ctx.activation, BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
-        return dh_Tc, ds_T, None, None, None, None
+        return dh_Tc, ds_T, None, None, None, None, None
 
 
 def latent_epilogue(
-    h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float, activation: bool
-) -> torch.Tensor:
+    h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float, activation: bool,
+    fp8: bool,
+) -> torch.Tensor:  # fmt: skip
     """The same function as :func:`naive.latent_epilogue`; see the package for the arguments."""
     statistic = None if s_T is None else s_T.contiguous()
-    return _LatentEpilogue.apply(rows(h_Tc), statistic, count, width, epsilon, activation)  # type: ignore[no-any-return, no-untyped-call]
+    z_gTr, *made = _LatentEpilogue.apply(rows(h_Tc), statistic, count, width, epsilon, activation, fp8)  # type: ignore[no-untyped-call]
+    return with_quantised(z_gTr, made)
 
 
 def statistic_gradient(

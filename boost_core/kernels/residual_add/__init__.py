@@ -35,25 +35,26 @@ class Residual(NamedTuple):
     squares: torch.Tensor | None
 
 
-def residual_add(x_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
+def residual_add(x_Td: torch.Tensor, y_Td: torch.Tensor, fp8: bool = False) -> Residual:
     """``x + y`` with its sums of squares.
 
     Args:
         x_Td: The stream so far, ``[T, d]``.
         y_Td: What a block adds, of the same shape and type.
+        fp8: Whether the kernel is to leave the rows for a scaled product (``fp8_product.quantised``), too.
     """
     if runs_on_triton(x_Td):
         # Imported here because Triton is not installed where there is no GPU.
         from boost_core.kernels.residual_add import triton
 
-        return Residual(*triton.residual_add(x_Td, y_Td))
+        return Residual(*triton.residual_add(x_Td, y_Td, fp8))
     return Residual(*naive.residual_add(x_Td, y_Td))
 
 
-def residual_start(x_Td: torch.Tensor) -> Residual:
-    """The stream before anything is added: ``x`` with its sums of squares."""
+def residual_start(x_Td: torch.Tensor, fp8: bool = False) -> Residual:
+    """The stream before anything is added: ``x`` with its sums of squares; ``fp8`` as ``residual_add``."""
     if runs_on_triton(x_Td):
         from boost_core.kernels.residual_add import triton
 
-        return Residual(*triton.residual_add(x_Td, None))
+        return Residual(*triton.residual_add(x_Td, None, fp8))
     return Residual(*naive.residual_add(x_Td, None))

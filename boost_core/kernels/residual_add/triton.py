@@ -6,13 +6,15 @@ import torch
 import triton
 import triton.language as tl
 
+from boost_core.kernels.fp8_product.triton import empty_quantised, store_quantised, with_quantised
 from boost_core.kernels.launch import block_of, rows, warps_of
 
 
 @triton.jit
 def _forward(
-    x_ptr, y_ptr, out_ptr, s_ptr, x_stride, y_stride, out_stride, columns, ADD: tl.constexpr, BLOCK: tl.constexpr
-):
+    x_ptr, y_ptr, out_ptr, s_ptr, value_ptr, row_scale_ptr, x_stride, y_stride, out_stride, columns,
+    ADD: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < columns
@@ -21,6 +23,9 @@ def _forward(
         x += tl.load(y_ptr + row * y_stride + column, mask=inside, other=0.0).to(tl.float32)
         tl.store(out_ptr + row * out_stride + column, x.to(out_ptr.dtype.element_ty), mask=inside)
     tl.store(s_ptr + row, tl.sum(x * x, axis=0))
+    if FP8:
+        # Of what is stored, as a pass over it would see it.
+        store_quantised(x.to(out_ptr.dtype.element_ty), value_ptr + row * columns + column, row_scale_ptr + row, inside)
 
 
 @triton.jit
@@ -44,21 +49,22 @@ def _backward(
 
 class _ResidualAdd(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x_Td: torch.Tensor, y_Td: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, x_Td: torch.Tensor, y_Td: torch.Tensor | None, fp8: bool) -> tuple[torch.Tensor | None, ...]:
         ctx.set_materialize_grads(False)
         tokens, columns = x_Td.shape
         sum_Td = x_Td.view_as(x_Td) if y_Td is None else torch.empty(x_Td.shape, dtype=x_Td.dtype, device=x_Td.device)
         squares_T = torch.empty(tokens, dtype=torch.float32, device=x_Td.device)
+        values, scales = empty_quantised(x_Td.shape, x_Td.device) if fp8 else (None, None)
         block, y = block_of(columns), x_Td if y_Td is None else y_Td
         _forward[(tokens,)](
-            x_Td, y, sum_Td, squares_T, x_Td.stride(0), y.stride(0), sum_Td.stride(0), columns,
-            ADD=y_Td is not None, BLOCK=block, num_warps=warps_of(block),
+            x_Td, y, sum_Td, squares_T, x_Td if values is None else values, x_Td if scales is None else scales,
+            x_Td.stride(0), y.stride(0), sum_Td.stride(0), columns,
+            ADD=y_Td is not None, FP8=fp8, BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
         ctx.save_for_backward(sum_Td)
         ctx.added = y_Td is not None
-        return sum_Td, sum_Td.view_as(sum_Td), squares_T
+        ctx.mark_non_differentiable(*(each for each in (values, scales) if each is not None))
+        return sum_Td, sum_Td.view_as(sum_Td), squares_T, values, scales
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -76,9 +82,13 @@ class _ResidualAdd(torch.autograd.Function):
             STREAM=stream_Td is not None, INPUT=input_Td is not None, SQUARES=squares_T is not None,
             BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
-        return dx_Td, dx_Td if ctx.added else None
+        return dx_Td, dx_Td if ctx.added else None, None
 
 
-def residual_add(x_Td: torch.Tensor, y_Td: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def residual_add(
+    x_Td: torch.Tensor, y_Td: torch.Tensor | None, fp8: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same function as :func:`naive.residual_add`; see the package for the arguments."""
-    return _ResidualAdd.apply(rows(x_Td), None if y_Td is None else rows(y_Td))  # type: ignore[no-any-return, no-untyped-call]
+    y_Td = None if y_Td is None else rows(y_Td)
+    stream_Td, input_Td, squares_T, *made = _ResidualAdd.apply(rows(x_Td), y_Td, fp8)  # type: ignore[no-untyped-call]
+    return stream_Td, with_quantised(input_Td, made), squares_T
