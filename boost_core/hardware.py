@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-BYTES = {"fp32": 4, "bf16": 2}  # of an element
+# Of an element that is stored or sent at each precision; in fp8 only factors of products are in 8 bits, meanwhile.
+BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}
 
 ACCELERATOR_LABEL = "ray.io/accelerator-type"  # which Ray gives to nodes with GPUs
 
@@ -19,7 +20,8 @@ class Device:
     Attributes:
         words: What the names of such devices hold, as CUDA or Ray gives them.
         tflops: TFLOP/s of dense products at each precision. Sheets give bf16 with sparsity; dense is half of it. fp32
-            is the rate without TF32, which the trainer leaves off.
+            is the rate without TF32, which the trainer leaves off. Devices without fp8 have bf16's,
+            in which the trainer then computes.
         source: The data sheet.
         bandwidth: Of its memory, in bytes a second.
         memory: Bytes, by Ray's names of the forms of which they are known. Gigabytes as NVIDIA's data sheets have them
@@ -34,26 +36,26 @@ class Device:
 
 
 def _nvidia(
-    sheet: str, bf16: float, fp32: float, terabytes: float, words: tuple[str, ...] = (),
+    sheet: str, fp8: float, bf16: float, fp32: float, terabytes: float, words: tuple[str, ...] = (),
     memory: Mapping[str, int] = MappingProxyType({}),
 ) -> Device:  # fmt: skip
     bytes_of_forms = {name: gigabytes * 10**9 for name, gigabytes in memory.items()}
     source = f"NVIDIA {sheet} data sheet"
     words = words or (sheet.split()[0],)
-    return Device(words, {"bf16": bf16, "fp32": fp32}, source, terabytes * 1e12, bytes_of_forms)
+    return Device(words, {"fp8": fp8, "bf16": bf16, "fp32": fp32}, source, terabytes * 1e12, bytes_of_forms)
 
 
 # The first that fits a name counts, so what is said of a form stands before the kind.
 DEVICES = (
-    _nvidia("GB200 NVL72", 2500, 80, 8.0),
-    _nvidia("HGX B200", 2250, 75, 8.0, ("B200",)),
-    _nvidia("H200 NVL", 835.5, 60, 4.8, ("H200", "NVL")),
-    _nvidia("H200", 989, 67, 4.8, memory={"H200": 141}),
-    _nvidia("H100 NVL", 835.5, 60, 3.9, ("H100", "NVL")),
-    _nvidia("H100 PCIe", 756.5, 51, 2.0, ("H100", "PCIe")),
-    _nvidia("H100 SXM", 989, 67, 3.35, memory={"H100": 80}),
-    _nvidia("L40S", 362, 91.6, 0.864),
-    _nvidia("A100", 312, 19.5, 2.039, memory={"A100": 80, "A100-40G": 40, "A100-80G": 80}),
+    _nvidia("GB200 NVL72", 5000, 2500, 80, 8.0),
+    _nvidia("HGX B200", 4500, 2250, 75, 8.0, ("B200",)),
+    _nvidia("H200 NVL", 1671, 835.5, 60, 4.8, ("H200", "NVL")),
+    _nvidia("H200", 1979, 989, 67, 4.8, memory={"H200": 141}),
+    _nvidia("H100 NVL", 1671, 835.5, 60, 3.9, ("H100", "NVL")),
+    _nvidia("H100 PCIe", 1513, 756.5, 51, 2.0, ("H100", "PCIe")),
+    _nvidia("H100 SXM", 1979, 989, 67, 3.35, memory={"H100": 80}),
+    _nvidia("L40S", 733, 362, 91.6, 0.864),
+    _nvidia("A100", 312, 312, 19.5, 2.039, memory={"A100": 80, "A100-40G": 40, "A100-80G": 80}),
 )
 
 # Of each kind whose memory is known, by Ray's names.
@@ -67,7 +69,7 @@ def device_named(name: str) -> Device | None:
 
 
 def peak_flops_per_second(device_name: str, precision: str) -> float | None:
-    """Dense FLOPs a second at ``bf16`` or ``fp32``; ``None`` of a device that is not listed."""
+    """Dense FLOPs a second at ``fp8``, ``bf16`` or ``fp32``; ``None`` of a device that is not listed."""
     device = device_named(device_name)
     return None if device is None else device.tflops[precision] * 1e12
 

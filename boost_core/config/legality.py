@@ -14,6 +14,7 @@ from boost_core.config.strategy import chosen_strategy, strategy_problems
 from boost_core.config.training import OptimizerConfig, TrainingConfig
 
 _REMEMBERED = 4096  # specs
+_PIECE = 16  # columns
 
 
 def job_problems(
@@ -37,6 +38,7 @@ def _layout_problems(
         *_pipeline_problems(model, parallelism, training),
         *_batch_problems(parallelism, training),
         *_optimizer_problems(model, parallelism, optimizer),
+        *_precision_problems(model, parallelism, training),
     ]
 
 
@@ -132,6 +134,32 @@ def _optimizer_problems(
     elif chosen_strategy(model, parallelism) != "btp":
         message = f"{kind} needs factors that are whole along their rank; use strategy=btp"
     return [FieldProblem(("optimizer", "kind"), kind, message)] if message else []
+
+
+def _precision_problems(
+    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig
+) -> list[FieldProblem]:
+    """Tensor cores take 8-bit matrices in pieces of 16 along each axis but the tokens'."""
+    if training.precision != "fp8" or (model.rank is None and parallelism.strategy == "btp"):  # refused already
+        return []
+    field, strategy = ("training", "precision"), chosen_strategy(model, parallelism)
+    if strategy != "btp":
+        return [FieldProblem(field, "fp8", f"fp8 is for btp; {strategy} is computed in bf16 or fp32: use bf16")]
+    ranks = parallelism.tensor_parallel_size
+    widths = {
+        "hidden_size": model.hidden_size / ranks,
+        "num_key_value_heads": model.key_value_size / ranks,
+        "intermediate_size": model.intermediate_size / ranks,
+        "rank": model.bottleneck_rank,
+    }
+    return [
+        FieldProblem(
+            field, "fp8", f"fp8 needs multiples of {_PIECE}, and model.{name} gives a rank {width:g} columns; "
+            f"change model.{name} or parallelism.tensor_parallel_size, or use bf16",
+        )
+        for name, width in widths.items()
+        if width % _PIECE
+    ]  # fmt: skip
 
 
 @lru_cache(_REMEMBERED)

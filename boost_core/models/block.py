@@ -82,7 +82,7 @@ class Block(nn.Module):
 
     def _gate(self, latents: Whole, carried: Into) -> tuple[Whole, Crossed]:
         projected, crossed = self.gate_up.up_project(latents, carried)
-        return self.down.down_project(gated_product(projected, self.gated_by_silu)), crossed
+        return self.down.down_project(gated_product(projected, self.gated_by_silu, self.strategy.fp8)), crossed
 
     def _add_mlp(self, latents: Whole, carried: Into, stream_Td: torch.Tensor) -> tuple[Residual, Crossed]:
         (mlp_1Td,), crossed = self.down.up_project(latents, carried)

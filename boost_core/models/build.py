@@ -21,6 +21,7 @@ def build(
     communicator: Communicator,
     stages: Sequence[Stage] | None = None,
     z_loss: float = 0.0,
+    fp8: bool = False,
 ) -> tuple[Decoder, SplitAxes]:
     """A model whose weights are declared, and the axes along which its strategy splits them.
 
@@ -30,6 +31,7 @@ def build(
         communicator: The tensor parallel group.
         stages: The pipeline stages of this rank; ``None`` for the whole model.
         z_loss: The weight of the z-loss in the loss's gradient.
+        fp8: Whether the blocks' products are those of ``kernels.fp8_product``; for btp.
     """
     layers: Sequence[int] = range(model.num_hidden_layers)
     ends = (True, True)
@@ -39,5 +41,5 @@ def build(
         # A tied head has the embedding beside it wherever it is.
         ends = (any(stage.first for stage in stages) or (with_head and model.tie_embeddings), with_head)
     sharding = chosen_sharding(model, parallelism)
-    (strategy,) = (each(communicator, parallelism.norm) for each in _STRATEGIES if each.SHARDING is sharding)
+    (strategy,) = (each(communicator, parallelism.norm, fp8) for each in _STRATEGIES if each.SHARDING is sharding)
     return Decoder(model, parallelism, strategy, layers, ends, z_loss), sharding.axes

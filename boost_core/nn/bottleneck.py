@@ -106,7 +106,7 @@ class Bottleneck(WeightedModule):
     def _latents(self, piece: range, latents: Latents, carried_gTr: torch.Tensor | None) -> torch.Tensor:
         width, epsilon = self.group.wide_in, self.norm_epsilon
         if self.crossing is None or carried_gTr is None:
-            return latent_epilogue(*latents, len(piece), width, epsilon, self.activation)
+            return latent_epilogue(*latents, len(piece), width, epsilon, self.activation, self.strategy.fp8)
         projections = slice(piece.start, piece.stop)
         z_gTr: torch.Tensor = self.crossing(latents, width, epsilon, carried_gTr, projections, self.activation)
         return z_gTr

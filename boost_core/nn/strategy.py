@@ -32,7 +32,13 @@ class NormWeights:
 
 
 class Strategy(Protocol):
-    """The ends of a model, which every family has."""
+    """The ends of a model, which every family has.
+
+    Attributes:
+        fp8: Whether its products read their inputs' rows in 8 bits, which the kernels before them then leave.
+    """
+
+    fp8: bool
 
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
         """The residual stream that the first block begins with."""

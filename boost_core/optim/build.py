@@ -14,7 +14,7 @@ from boost_core.optim.loro import Loro, factor_pairs
 from boost_core.optim.muon import Muon
 from boost_core.parallel.communicator import Communicator
 
-COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
 def make_optimizer(

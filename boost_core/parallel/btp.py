@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import embedding
 
 from boost_core.architecture.sharding import BTP, Sharding
+from boost_core.kernels.fp8_product import drop_quantised
 from boost_core.kernels.residual_add import Residual, residual_add, residual_start
 from boost_core.nn.norm import precise, scale_rows, with_statistic
 from boost_core.nn.strategy import Latents, NormWeights
@@ -30,21 +31,22 @@ class BottleneckTensorParallel:
     Args:
         communicator: The tensor parallel group.
         norm: How the RMSNorm of a sharded residual is taken: ``fused``, ``online_paper`` or ``sync``.
+        fp8: Whether products are those of ``kernels.fp8_product``.
     """
 
     SHARDING: ClassVar[Sharding] = BTP
 
-    def __init__(self, communicator: Communicator, norm: str = "fused") -> None:
-        self._communicator, self._norm = communicator, norm
-        self._deferred = DeferredWeightGradients(alone=communicator.size == 1)
+    def __init__(self, communicator: Communicator, norm: str = "fused", fp8: bool = False) -> None:
+        self._communicator, self._norm, self.fp8 = communicator, norm, fp8
+        self._deferred = DeferredWeightGradients(communicator.size == 1, fp8)
 
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:
         """A look-up of this rank's columns: the residual is born sharded, and nothing is sent."""
-        return residual_start(self._deferred.flush_before(embedding(token_T, weight_Vd)))
+        return self.enter(embedding(token_T, weight_Vd))
 
     def enter(self, x_Td: torch.Tensor) -> Residual:
         """This rank's shard; its sums of squares are taken anew rather than sent."""
-        return residual_start(self._deferred.flush_before(x_Td))
+        return residual_start(self._deferred.flush_before(x_Td), self._quantises_residual)
 
     def width(self, hidden_size: int) -> int:
         """A shard."""
@@ -56,7 +58,12 @@ class BottleneckTensorParallel:
 
     def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
         """The sum of this rank's shards, and its sums of squares for the next norm."""
-        return residual_add(stream_Td, y_Td)
+        return residual_add(stream_Td, y_Td, self._quantises_residual)
+
+    @property
+    def _quantises_residual(self) -> bool:
+        """Whether a product reads the residual as it is, in 8 bits."""
+        return self.fp8 and self._norm == "fused"
 
     def partial_latents(
         self, x_Td: torch.Tensor, squares_T: torch.Tensor | None, down_dgr: torch.Tensor, norm: NormWeights | None
@@ -115,6 +122,7 @@ class BottleneckTensorParallel:
 
     def final_norm(self, residual: Residual, norm: NormWeights) -> torch.Tensor:
         """One all-gather; each rank's sum of squares is one more column of its shard."""
+        drop_quantised(residual.inputs)
         scaled_Td, squares_T = residual.inputs * norm.scale_d, residual.squares
         if squares_T is None:
             raise AssertionError("a sharded residual has its sums of squares")

@@ -5,12 +5,14 @@ which nobody waits for. The second is deferred; whoever has started a collective
 Shape suffixes as in ``btp``.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from boost_core.kernels.fp8_product import fp8_product, quantise_columns, quantise_rows, quantised
 from boost_core.nn.norm import precise
 from boost_core.nn.overlap import in_recompute
 from boost_core.parallel.gradient_sinks import give_gradient
@@ -22,9 +24,11 @@ class DeferredWeightGradients:
     Args:
         alone: Whether no collective will come that they could hide. They are then computed at once, unless they are
             kept: till the end of the backward pass they would hold the inputs of all products.
+        fp8: Whether products and their inputs' gradients are those of ``kernels.fp8_product``.
     """
 
-    def __init__(self, alone: bool = False) -> None:
+    def __init__(self, alone: bool = False, fp8: bool = False) -> None:
+        self.fp8 = fp8
         self._deferred: deque[Callable[[], None]] = deque()
         self._alone, self._kept = alone, False
 
@@ -91,18 +95,22 @@ class _Product(torch.autograd.Function):
         ctx.owners, ctx.deferred = owners, deferred
         if sent and in_recompute():
             return x.new_empty(len(x), weight.shape[1])
+        if deferred.fp8:
+            return fp8_product(quantised(x), quantise_columns(weight, scale_d), _memory(x, weight, room))
         if not room:
             return x @ _scaled(weight, scale_d)
-        tokens, columns = len(x), weight.shape[1]
-        product = x.new_empty(tokens * (columns + 1))[: tokens * columns].view(tokens, columns)
-        return torch.mm(x, _scaled(weight, scale_d), out=product)
+        return torch.mm(x, _scaled(weight, scale_d), out=_memory(x, weight, room))
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, scale_d = ctx.saved_tensors
         (dy,), owners = gradients, ctx.owners
         ctx.deferred.defer(lambda: _give_gradients(x, dy, weight, scale_d, owners))
-        return dy @ _scaled(weight, scale_d).mT, None, None, None, None, None, None
+        if ctx.deferred.fp8:
+            dx = fp8_product(quantised(dy), quantise_rows(weight, scale_d), x.new_empty(x.shape))
+        else:
+            dx = dy @ _scaled(weight, scale_d).mT
+        return dx, None, None, None, None, None, None
 
 
 class _FlushBefore(torch.autograd.Function):
@@ -115,6 +123,13 @@ class _FlushBefore(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         ctx.deferred.flush()
         return gradients[0], None
+
+
+def _memory(x: torch.Tensor, weight: torch.Tensor, room: bool) -> torch.Tensor:
+    """Memory for ``x @ weight``; with ``room``, so much more behind it."""
+    shape = (*x.shape[:-1], weight.shape[-1])
+    elements = math.prod(shape)
+    return x.new_empty(elements + (len(x) if room else 0))[:elements].view(shape)
 
 
 def with_room_behind(product_Tr: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

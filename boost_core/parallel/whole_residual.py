@@ -16,9 +16,12 @@ class WholeResidual:
     Args:
         communicator: The tensor parallel group.
         norm: Only a sharded residual has more than one way to take its norm.
+        fp8: Refused where jobs are read (``config.legality``).
     """
 
-    def __init__(self, communicator: Communicator, norm: str = "fused") -> None:  # noqa: ARG002
+    fp8 = False
+
+    def __init__(self, communicator: Communicator, norm: str = "fused", fp8: bool = False) -> None:  # noqa: ARG002
         self._communicator = communicator
 
     def embed(self, token_T: torch.Tensor, weight_Vd: torch.Tensor) -> Residual:

@@ -114,6 +114,11 @@ class Activations:
             again = min(again, self.element_bytes * max(attention, mlp) + PRECISE * self._heads)
         return gradients + again
 
+    def fp8_operand(self) -> int:
+        """Bytes a token of a product's factor in 8 bits, at most: that of gate and up, of their gradients."""
+        widest = max(2 * self._mlp, self._query + 2 * self._key_value, self._projections_together * self.latent)
+        return widest + PRECISE * self._projections_together
+
     def head(self) -> int:
         """What the final norm and the loss keep of each token, the last residual included."""
         hidden, element = self.model.hidden_size, self.element_bytes
@@ -224,6 +229,11 @@ class Activations:
     def _projections(self) -> int:
         """All of a block."""
         return sum(len(group.wide_outs) for group in projection_groups(self.model))
+
+    @cached_property
+    def _projections_together(self) -> int:
+        """Of one input."""
+        return max(len(group.wide_outs) for group in projection_groups(self.model))
 
     @cached_property
     def _normed(self) -> int:

@@ -52,14 +52,15 @@ class MeasuredProfile(Config):
         Raises:
             ValueError: The job's precision is another one.
         """
-        if precision != self.precision:
+        if (needed := "bf16" if precision == "fp8" else precision) != self.precision:
             raise ValueError(
-                f"the profile is of {self.precision}, and training.precision={precision}: measure one of {precision}"
+                f"the profile is of {self.precision}, and training.precision={precision}: measure one of {needed}"
             )
         profile = Profile(
             self.product_flops / self.correction, self.attention_flops / self.correction,
             self.bandwidth / self.correction, self.start_seconds * self.correction, self.block_seconds,
             otherwise.profile.overlap, self.spread, True, f"{self.device}, measured at {self.commit[:12]}",
+            otherwise.profile.fp8_speedup,
         )  # fmt: skip
         return Machine(profile, self._cluster(otherwise.cluster))
 

@@ -217,7 +217,10 @@ class _Rank:
         """What a block's backward pass takes, with a weight's gradient; or the embedding's gradient."""
         crossed = given = self._job.model.crosses_into(self._stages[-1].layers[0])
         block = self._tokens * self._each.block_backward(crossed, given)
-        gradient = (2 * self._element + PRECISE) * largest_weight(self._job, self._stages)
+        largest = largest_weight(self._job, self._stages)
+        gradient = (2 * self._element + PRECISE) * largest
+        if self._job.training.precision == "fp8" and self._each.kernels:  # factors in 8 bits, for one product at a time
+            block += self._tokens * self._each.fp8_operand() + largest
         embedding = (
             (self._element + self._copied()) * self._table() if any(stage.first for stage in self._stages) else 0
         )

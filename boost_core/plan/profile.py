@@ -36,6 +36,7 @@ class Profile:
         spread: Standard deviation of the logarithm of a step's seconds over predicted ones.
         measured: Whether it was measured on such a device, or assumed.
         description: What it stands for and where its figures are from.
+        fp8_speedup: How many times as fast products in 8 bits are, by data sheets.
     """
 
     product_flops: float
@@ -47,10 +48,12 @@ class Profile:
     spread: float
     measured: bool
     description: str
+    fp8_speedup: float = 1.0
 
     @classmethod
     def nominal(cls, device: Device, precision: str) -> "Profile":
         """What a data sheet lets expect."""
+        precision = "bf16" if precision == "fp8" else precision
         peak = device.tflops[precision] * 1e12
         shares = f"products at {PRODUCT_SHARE:.0%}, attention at {ATTENTION_SHARE:.0%}"
         return cls(
@@ -58,12 +61,13 @@ class Profile:
             _ASSUMED_SPREAD, False,
             f"{peak / 1e12:g} TFLOP/s of dense {precision} and {device.bandwidth / 1e12:g} TB/s ({device.source}), "
             f"{shares}, bytes at {BANDWIDTH_SHARE:.0%}; 0.5 ms a block; assumed",
+            device.tflops["fp8"] / device.tflops["bf16"],
         )  # fmt: skip
 
     def seconds(self, work: Work) -> float:
         """How long some work takes."""
         return (
-            work.product_flops / self.product_flops
+            (work.product_flops + work.fp8_flops / self.fp8_speedup) / self.product_flops
             + work.attention_flops / self.attention_flops
             + work.moved_bytes / self.bandwidth
             + work.starts * self.start_seconds

@@ -36,6 +36,7 @@ class Work:
 
     Attributes:
         product_flops: Of matrix products.
+        fp8_flops: Of those in 8 bits, which are not among the others.
         attention_flops: Of attention.
         moved_bytes: That products and passes read and write.
         starts: Kernels of products that are started.
@@ -45,6 +46,7 @@ class Work:
     attention_flops: float = 0.0
     moved_bytes: float = 0.0
     starts: int = 0
+    fp8_flops: float = 0.0
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
@@ -52,6 +54,7 @@ class Work:
             self.attention_flops + other.attention_flops,
             self.moved_bytes + other.moved_bytes,
             self.starts + other.starts,
+            self.fp8_flops + other.fp8_flops,
         )
 
 
@@ -82,10 +85,11 @@ class Product:
         """Elements of the matrices."""
         return self.matrices * self.inner * self.outer
 
-    def work(self, element: int) -> Work:
+    def work(self, element: int, fp8: bool = False) -> Work:
         """Of one pass, by the bytes of an element."""
         moved = self.rows * (self.inputs * self.inner + self.matrices * self.outer) + self.weights
-        return Work(2 * self.rows * self.weights, 0.0, moved * element, self.starts)
+        flops = 2 * self.rows * self.weights
+        return Work(0.0 if fp8 else flops, 0.0, moved * element, self.starts, flops if fp8 else 0.0)
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ def block_work(job: JobSpec) -> Passes:
     training = job.training
     return _block_work(
         job.model, job.parallelism.model_copy(update={"data_parallel_size": 1, "pipeline_parallel_size": 1}),
-        training.micro_batch_size * training.sequence_length, pairs_of_token(job), BYTES[training.precision],
+        training.micro_batch_size * training.sequence_length, pairs_of_token(job), training.precision,
     )  # fmt: skip
 
 
@@ -124,11 +128,14 @@ def pairs_of_token(job: JobSpec) -> float:
 
 
 @lru_cache(1024)
-def _block_work(model: ModelConfig, parallelism: ParallelismConfig, tokens: int, pairs: float, element: int) -> Passes:
+def _block_work(
+    model: ModelConfig, parallelism: ParallelismConfig, tokens: int, pairs: float, precision: str
+) -> Passes:
+    element, fp8 = BYTES[precision], precision == "fp8"
     sharding = chosen_sharding(model, parallelism)
     products = block_products(model, parallelism, tokens)
-    down = sum((each.work(element) for each in products if each.role is Role.DOWN_PROJECTION), Work())
-    up = sum((each.work(element) for each in products if each.role is not Role.DOWN_PROJECTION), Work())
+    down = sum((each.work(element, fp8) for each in products if each.role is Role.DOWN_PROJECTION), Work())
+    up = sum((each.work(element, fp8) for each in products if each.role is not Role.DOWN_PROJECTION), Work())
     weights = sum(each.weights for each in products)
     width = model.hidden_size // (parallelism.tensor_parallel_size if sharding.wide else 1)
     attention_forward = Work(attention_flops=4 * width * tokens * pairs)
@@ -137,7 +144,7 @@ def _block_work(model: ModelConfig, parallelism: ParallelismConfig, tokens: int,
     forward = down + up + attention_forward + Work(moved_bytes=forward_passes * tokens * element)
     backward = down + up + attention_backward + Work(moved_bytes=backward_passes * tokens * element)
     again = {"none": Work(), "full": forward, "latent": up + attention_forward}[parallelism.recompute]
-    gradients = down + up + Work(moved_bytes=2 * _PRECISE * weights)
+    gradients = sum((each.work(element) for each in products), Work(moved_bytes=2 * _PRECISE * weights))
     return Passes(forward, backward + again, gradients)
 
 

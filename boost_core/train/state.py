@@ -1,5 +1,6 @@
 """Everything that a rank holds while it trains, and how it is saved and resumed."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 
 from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.folder import CheckpointFolder
@@ -15,6 +17,7 @@ from boost_core.checkpoint.manifest import Manifest, model_facts
 from boost_core.checkpoint.shards import load_chunks
 from boost_core.checkpoint.snapshot_store import Fetch, load_from_memory
 from boost_core.config import JobSpec
+from boost_core.kernels import fp8_product
 from boost_core.models.build import build
 from boost_core.models.decoder import Decoder
 from boost_core.models.stage import StageModule
@@ -36,6 +39,8 @@ from boost_core.plan.stages import cut
 
 if TYPE_CHECKING:
     from boost_core.parallel.pipeline import Pipeline
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -96,7 +101,8 @@ class TrainState:
         stages = cut(spec.model, spec.parallelism, training.sequence_length)[
             groups.pipeline.rank :: groups.pipeline.size
         ]
-        model, split = build(spec.model, spec.parallelism, tensor, stages, training.z_loss)
+        fp8 = _computes_in_fp8(training.precision, device)
+        model, split = build(spec.model, spec.parallelism, tensor, stages, training.z_loss, fp8)
         make(model, split, tensor.rank, tensor.size, training.seed, device)
         axes = split_axes(model, split)
         rotation = Rotation.of(spec.model, training.sequence_length, device)
@@ -173,6 +179,16 @@ class TrainState:
     def manifest_writer(self, folder: CheckpointFolder) -> Callable[[dict[str, int]], Manifest]:
         """Commits a checkpoint of the present step, whatever the step is by then; takes the files' checksums."""
         return partial(folder.commit_written, self.spec, self.spec.parallelism, self.step, self.samples)
+
+
+def _computes_in_fp8(precision: str, device: torch.device) -> bool:
+    """Whether products are in 8 bits; says so if they cannot be, though the job asks for it."""
+    if precision != "fp8":
+        return False
+    reason = fp8_product.unavailable(device)
+    if reason is not None and dist.get_rank() == 0:
+        logger.warning("training.precision is fp8, and %s: products are in bf16", reason)
+    return reason is None
 
 
 def _pipeline(

@@ -94,11 +94,12 @@ def run_sharded(
     dtype: torch.dtype,
     device: torch.device = HOST,
     communicator: type[Communicator] = Communicator,
+    fp8: bool = False,
 ) -> Outcome:
     """Forward and backward on this rank; call it on every rank of a group. The outcome is on the host."""
     ledger = CommunicationLedger()
     collectives = communicator(dist.group.WORLD, "tp", ledger)
-    network, axes = build(model, parallelism, collectives)
+    network, axes = build(model, parallelism, collectives, fp8=fp8)
     make_weights(network, axes, collectives.rank, collectives.size, SEED, device, dtype)
     full, axis_of = full_weights(model, dtype), split_axes(network, axes)
     for name, weight in network.named_parameters():

@@ -21,6 +21,7 @@ from triton.runtime.jit import KernelInterface
 from boost_core.bench.rank import draw_weights
 from boost_core.config import JobSpec, ParallelismConfig
 from boost_core.config.layout import Layout
+from boost_core.kernels import fp8_product
 from boost_core.kernels.dispatch import Implementation, always
 from boost_core.plan.activations import Activations
 from boost_core.plan.in_flight import in_hand
@@ -35,7 +36,7 @@ from tests.ranks import Ranks
 
 LENGTH = 32
 CPU = torch.device("cpu")
-ELEMENTS = {"fp32": 4, "bf16": 2}
+ELEMENTS = {"fp32": 4, "bf16": 2, "fp8": 2}
 
 
 def job(model: dict[str, Any], parallelism: dict[str, Any] | None = None, **changes: Any) -> JobSpec:
@@ -58,7 +59,11 @@ def one_rank(spec: JobSpec, kernels: Implementation) -> Iterator[None]:
     """Rank 0 of the job's gang, whose kernels of Triton's do nothing."""
     dist.init_process_group("fake", rank=0, world_size=spec.parallelism.world_size, store=FakeStore())
     try:
-        with always(kernels), patch.object(KernelInterface, "__getitem__", lambda *_: lambda *_, **__: None):
+        with (
+            always(kernels),
+            patch.object(KernelInterface, "__getitem__", lambda *_: lambda *_, **__: None),
+            patch.object(fp8_product, "unavailable", lambda _: None),
+        ):
             yield
     finally:
         dist.destroy_process_group()
@@ -147,6 +152,7 @@ def kept(spec: JobSpec, kernels: Implementation) -> int:
         return left - bytes_of(loss_T)
 
 
+FP8_MODEL = {"family": "cola", "rank": 32, "intermediate_size": 192}  # multiples of 16
 COLA, LAX = {"family": "cola"}, {"family": "lax", "lax": {"gate": "tensor", "base": "svd"}}
 KEPT = [
     (kernels, precision, model, {"tensor_parallel_size": size, **choice})
@@ -161,6 +167,8 @@ KEPT = [
         (2, "triton", "bf16", COLA, {"norm": "online_paper", "recompute": "latent"}),
         (2, "triton", "fp32", COLA, {"norm": "sync"}),
         (2, "triton", "bf16", {"family": "svd"}, {}),
+        (2, "triton", "fp8", FP8_MODEL, {}),
+        (1, "triton", "fp8", FP8_MODEL, {"recompute": "latent"}),
         (2, "triton", "bf16", LAX, {}),
         (2, "triton", "bf16", {"family": "lax", "lax": {"gate": "tensor"}}, {"recompute": "latent"}),
         (1, "triton", "fp32", LAX, {"recompute": "full"}),
@@ -197,6 +205,7 @@ PEAKS = [
     (kernels, precision, model, parallelism, changes)
     for kernels, precision, model, parallelism, changes in (
         ("triton", "bf16", COLA, {"tensor_parallel_size": 2}, {}),
+        ("triton", "fp8", FP8_MODEL, {"tensor_parallel_size": 2}, {}),
         ("triton", "bf16", COLA, {"tensor_parallel_size": 2, "recompute": "latent"}, {}),
         ("triton", "bf16", COLA, {"tensor_parallel_size": 2, "recompute": "full"}, {}),
         ("triton", "bf16", COLA, {"recompute": "latent"}, {}),

@@ -219,7 +219,7 @@ BAD = [
     (changed("training.global_batch_size", 24), "training.global_batch_size", "such as 32"),
     (changed("training.steps", 0), "training.steps", "not 0"),
     (changed("training.steps", 10**30), "training.steps", "less than or equal to 100000000"),
-    (changed("training.precision", "fp8"), "training.precision", "'fp32' or 'bf16', not 'fp8'"),
+    (changed("training.precision", "fp16"), "training.precision", "'fp32', 'bf16' or 'fp8', not 'fp16'"),
     (changed("optimizer.warmup_steps", 11), "optimizer.warmup_steps", "training.steps=10"),
     (changed("optimizer.learning_rate", -1), "optimizer.learning_rate", "greater than 0, not -1"),
     (changed("optimizer.betas", [0.9, 2]), "optimizer.betas[1]", "less than 1, not 2"),
