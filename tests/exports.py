@@ -53,6 +53,8 @@ OWN: dict[str, dict[str, Any]] = {
         f"lax, {gate}": {"family": "lax", "lax": {"gate": gate}} | _LOW_RANK for gate in ("identity", "dense", "tensor")
     },
     **{f"cola, {name}": {"family": "cola"} | _LOW_RANK | change for name, change in _SCALINGS.items()},
+    "dense, QK-norm": {"family": "dense", "qk_norm": True},
+    "cola, QK-norm": {"family": "cola", "qk_norm": True} | _LOW_RANK,
     "dense, window": {"family": "dense", "sliding_window": 3},
     "cola, window": {"family": "cola", "sliding_window": 3} | _LOW_RANK,
     "lax of svd, chains": {"family": "lax", "lax": {"base": "svd", "chain_length": 2}} | _LOW_RANK,

@@ -73,6 +73,10 @@ def group_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
     found = _dense(group) if model.rank is None else _low_rank(group, model.rank)
     if group.norm is not None:
         found["scale"] = _norm_scale(group.wide_in, group.norm)
+    if model.qk_norm and group.name == "query_key_value":
+        for name, published in (("query_scale", "q_norm"), ("key_scale", "k_norm")):
+            shape, names = (model.head_size,), (f"self_attn.{published}.weight",)
+            found[name] = WeightSpec(shape, Role.HEAD_CHANNELS, 1.0, names)
     return found
 
 
@@ -88,7 +92,7 @@ def is_low_rank(model: ModelConfig) -> bool:
 
 def _block_roles(model: ModelConfig) -> set[Role]:
     """Those of its weights, the norms' scales apart."""
-    return {spec.role for name, spec in block_weights(model, crossed=True).items() if not name.endswith(".scale")}
+    return {spec.role for spec in block_weights(model, crossed=True).values()} - {Role.CHANNELS, Role.HEAD_CHANNELS}
 
 
 def crossing_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:

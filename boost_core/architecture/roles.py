@@ -16,10 +16,13 @@ class Role(Enum):
     DENSE_IN = "dense in"  # out of the residual: [d_in, g, d_out]
     DENSE_OUT = "dense out"  # back into the residual: [d_in, d_out]
     CHANNELS = "channels"  # a factor for each channel of the residual, as γ: [d]
+    HEAD_CHANNELS = "head channels"  # a factor for each channel of every head, of which each rank has some: [e]
     LATENT = "latent"  # works on a whole latent: LaX's gates and norms
     HEAD = "head"  # [d, V]
 
 
+# Whole on each tensor parallel rank, which computes a part of their gradients.
+SUMMED = frozenset({Role.LATENT, Role.HEAD_CHANNELS})
 FACTORS = frozenset({Role.DOWN_PROJECTION, Role.UP_PROJECTION})
 MATRICES = FACTORS | {Role.DENSE_IN, Role.DENSE_OUT}
 
@@ -79,7 +82,7 @@ class ParamKind:
         """That of one weight; what starts at a constant does not decay."""
         decay = 0.0 if isinstance(spec.start, float) else optimizer.weight_decay
         custom_update = optimizer.kind != "adamw" and spec.role in FACTORS
-        return cls(decay, split, spec.role is Role.LATENT, tied, custom_update, moments_of(spec, optimizer))
+        return cls(decay, split, spec.role in SUMMED, tied, custom_update, moments_of(spec, optimizer))
 
     @property
     def order(self) -> tuple[float, bool, bool, bool]:

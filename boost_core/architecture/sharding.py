@@ -131,7 +131,7 @@ BTP = Sharding(
     "btp",
     {
         Role.EMBEDDING: 1, Role.DOWN_PROJECTION: 0, Role.UP_PROJECTION: 2, Role.CHANNELS: 0, Role.LATENT: None,
-        Role.HEAD: 1,
+        Role.HEAD_CHANNELS: None, Role.HEAD: 1,
     },
     _btp,
 )  # fmt: skip
@@ -142,7 +142,10 @@ VANILLA = Sharding(
 )
 FULLRANK = Sharding(
     "fullrank",
-    {Role.EMBEDDING: 0, Role.DENSE_IN: 2, Role.DENSE_OUT: 0, Role.CHANNELS: None, Role.HEAD: 1},
+    {
+        Role.EMBEDDING: 0, Role.DENSE_IN: 2, Role.DENSE_OUT: 0, Role.CHANNELS: None, Role.HEAD_CHANNELS: None,
+        Role.HEAD: 1,
+    },
     _fullrank,
-)
+)  # fmt: skip
 _SHARDINGS = {sharding.name: sharding for sharding in (BTP, VANILLA, FULLRANK)}

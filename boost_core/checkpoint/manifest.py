@@ -144,6 +144,7 @@ def model_facts(model: ModelConfig) -> dict[str, Any]:
     later = {
         "rope_scaling": model.rope_scaling and model.rope_scaling.model_dump(),
         "sliding_window": model.sliding_window,
+        "qk_norm": model.qk_norm or None,
     }
     return {name: fact for name, fact in later.items() if fact is not None} | {
         "family": model.family,

@@ -138,6 +138,10 @@ class ModelConfig(Config):
         le=16_777_216,
         description="How many positions each position attends to, itself included. Default: all up to itself.",
     )
+    qk_norm: bool = Field(
+        False,
+        description="RMSNorm of each head's queries and keys before they are rotated, as in Qwen3; not for vanilla.",
+    )
     norm_epsilon: float = Field(1e-6, gt=0, lt=1, description="Added to the mean square in RMSNorm.")
 
     @model_validator(mode="before")

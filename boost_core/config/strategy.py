@@ -65,6 +65,8 @@ def _unfit(strategy: StrategyName, model: ModelConfig) -> str | None:
         return f"fullrank splits dense matrices and family={model.family} has low-rank pairs; use btp or vanilla"
     if strategy != "fullrank" and model.family == "dense":
         return f"{strategy} splits low-rank pairs and family=dense has none; use fullrank"
+    if strategy == "vanilla" and model.qk_norm:
+        return "vanilla has all heads on every rank, and model.qk_norm's scales need them split; use btp"
     if strategy == "vanilla" and model.family == "lax":
         return "vanilla cuts the latent into slivers, and LaX's norm and gate need it whole; use btp"
     return None

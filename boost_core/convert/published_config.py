@@ -3,9 +3,9 @@
 ===========================================  ================  ===================================================
 the model                                    the class         why
 ===========================================  ================  ===================================================
-dense without a sliding window               LlamaForCausalLM  ``hidden_act`` is the gate's activation
+dense without a sliding window or QK-norm    LlamaForCausalLM  ``hidden_act`` is the gate's activation
 cola and svd without grouped queries,        ColaForCausalLM   ``hidden_act`` is the activation of all bottlenecks,
-scaled rotations and a sliding window,                         and of the gate too unless ``only_lr_act``
+scaled rotations, windows or QK-norm,                          and of the gate too unless ``only_lr_act``
 whose gate has their activation or none
 any other                                    BoostForCausalLM  no published class computes it, so none is named
 ===========================================  ================  ===================================================
@@ -41,7 +41,7 @@ class TrainedOn:
 
 def model_type(model: ModelConfig) -> str:
     """Which class computes the model: ``llama``, ``cola``, or ``boost`` for none that is published."""
-    if model.sliding_window is not None:
+    if model.sliding_window is not None or model.qk_norm:
         return OWN_TYPE
     if is_dense(model):
         return LLAMA

@@ -12,7 +12,7 @@ from boost_core.architecture.projections import ProjectionGroup, projection_grou
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels.gated_product import gated_product
 from boost_core.kernels.residual_add import Residual
-from boost_core.nn.attention import Rotation, causal_attention
+from boost_core.nn.attention import Rotation, causal_attention, with_normed_heads
 from boost_core.nn.bottleneck import Bottleneck
 from boost_core.nn.dense import Dense
 from boost_core.nn.overlap import Segments, checkpoint_segment, no_recompute, run_together
@@ -46,6 +46,7 @@ class Block(nn.Module):
         self.query_key_value, self.output, self.gate_up, self.down = map(project, projection_groups(model))
         self.recompute = checkpoint_segment if parallelism.recompute == "latent" else no_recompute
         self.strategy: Strategy = strategy
+        self.qk_norm = model.qk_norm
         self.head_size, self.gated_by_silu, self.carries = model.head_size, model.gated_by_silu, model.lax is not None
 
     def forward(
@@ -73,6 +74,9 @@ class Block(nn.Module):
 
     def _attend(self, latents: Whole, carried: Into, rotation: Rotation) -> tuple[Whole, Crossed]:
         projected, crossed = self.query_key_value.up_project(latents, carried)
+        if self.qk_norm:
+            scales = (self.query_key_value.declared(name) for name in ("query_scale", "key_scale"))
+            projected = with_normed_heads(projected, *scales, self.query_key_value.norm_epsilon)
         return self.output.down_project(causal_attention(projected, rotation, self.head_size)), crossed
 
     def _add_attended(self, latents: Whole, carried: Into, stream_Td: torch.Tensor) -> tuple[Whole, Crossed, Residual]:

@@ -9,7 +9,7 @@ Shape suffixes: b sequences, s positions, h heads, e head size; g projections, T
 from copy import copy
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from boost_core.config.model import ModelConfig, RopeScalingConfig
 from boost_core.kernels.rotary import rotary
@@ -38,6 +38,22 @@ def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size:
         query_bhse, key_bhse, value_bhse, attn_mask=sees, is_causal=sees is None, enable_gqa=True
     )
     return out_bhse.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def with_normed_heads(
+    parts: list[torch.Tensor], query_scale_e: torch.Tensor, key_scale_e: torch.Tensor, epsilon: float
+) -> list[torch.Tensor]:
+    """Queries and keys with each head's normed (RMSNorm), and values as they are; ``parts`` as in ``causal_attention``.
+
+    Scores then do not grow with the weights that queries and keys come from (arXiv 2302.05442).
+    """
+    query_Td, key_Td, value_Td = (member_Td for part_gTd in parts for member_Td in part_gTd)
+
+    def normed(x_Td: torch.Tensor, scale_e: torch.Tensor) -> torch.Tensor:
+        x_The = x_Td.reshape(len(x_Td), -1, len(scale_e))
+        return rms_norm(x_The, (len(scale_e),), scale_e, epsilon).view(1, *x_Td.shape)
+
+    return [normed(query_Td, query_scale_e), normed(key_Td, key_scale_e), value_Td.unsqueeze(0)]
 
 
 class Rotation:

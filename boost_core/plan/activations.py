@@ -16,6 +16,7 @@ attention           q + 2k, q, and h in fp32             torch's: its inputs, it
 MLP                 2m, m                                ``gated_product`` its inputs, ``deferred.product`` its output
 norms               one for each product behind one, or  ``exchange``: their statistics; of a whole residual
                     w of a whole residual                ``rms_norm``'s output
+QK-norm             q + k, and one a head in fp32        torch's norm: its inputs, and their statistics
 LaX                 0, 7r or 21r by the gate             ``crossing``: what the gate let through and made meanwhile
 ==================  ===================================  =========================================================
 
@@ -109,7 +110,7 @@ class Activations:
         again = self._whole_block(crossed) - self.block(crossed, given)
         if self.parallelism.recompute == "latent" and self.kernels:
             # Between two exchanges at a time.
-            attention = 2 * self._query + 2 * self._key_value + 3 * self.latent
+            attention = (3 if self.model.qk_norm else 2) * (self._query + self._key_value) + 3 * self.latent
             mlp = 3 * self._mlp + 2 * self.latent
             again = min(again, self.element_bytes * max(attention, mlp) + PRECISE * self._heads)
         return gradients + again
@@ -143,6 +144,7 @@ class Activations:
         widths = 2 * self.residual + 2 * self._query + 2 * self._key_value + 3 * self._mlp
         kept = widths * self.element_bytes + self._heads * PRECISE + self._norms()
         kept += self._crossings() if crossed else self._latents()
+        kept += self._head_norms()
         return kept if self.kernels else kept + self._of_references(crossed)
 
     def _norms(self) -> int:
@@ -157,6 +159,19 @@ class Activations:
             return normed
         sent = self._sent_statistics() if self._size > 1 else 2 * PRECISE
         return normed + sent + self._normed * self.latent * PRECISE
+
+    def _head_norms(self) -> int:
+        """What norms of queries and keys keep."""
+        if not self.model.qk_norm:
+            return 0
+        width = self._query + self._key_value
+        statistics = PRECISE * width // self.model.head_size
+        if self.kernels:
+            return width * self.element_bytes + statistics
+        # In torch's operations an input in fp32, which is the projections' own unless that is narrower; the references
+        # count already what the values beside them keep of it.
+        own = (width - self._turned()) * self.element_bytes if self.element_bytes == PRECISE else 0
+        return self._composite_norm(width) + statistics + own
 
     def _sent_statistics(self) -> int:
         """Beside the latents in their type, or in collectives of their own."""

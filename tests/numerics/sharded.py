@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from boost_core.architecture.roles import Role, WeightSpec
+from boost_core.architecture.roles import SUMMED, WeightSpec
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.models.build import build
 from boost_core.nn.attention import Rotation
@@ -113,7 +113,7 @@ def run_sharded(
     backward = ledger.totals()
     own = {name: weight.grad for name, weight in network.named_parameters()}
     for name, spec in weight_specs(network).items():
-        if spec.role is Role.LATENT:
+        if spec.role in SUMMED:
             collectives.all_reduce_(own[name], "latent weights")
     gradients = {name: _gathered(gradient.cpu(), axis_of[name], collectives) for name, gradient in own.items()}
     return Outcome(loss_T.detach().cpu(), gradients, forward, backward)

@@ -183,6 +183,8 @@ KEPT = [
         (2, "naive", "bf16", {"family": "dense"}, {}),
         (2, "naive", "bf16", {"family": "svd"}, {"strategy": "vanilla", "group_projections": False}),
         (2, "naive", "fp32", {"family": "dense", "num_key_value_heads": 2}, {"recompute": "full"}),
+        (2, "naive", "fp32", COLA | {"num_key_value_heads": 2, "qk_norm": True}, {}),
+        (2, "naive", "bf16", COLA | {"qk_norm": True}, {"group_projections": False}),
     )
 ]  # fmt: skip
 
@@ -216,6 +218,7 @@ PEAKS = [
         ("naive", "fp32", {"family": "dense"}, {"tensor_parallel_size": 2}, {}),
         ("naive", "fp32", {"family": "svd"}, {"data_parallel_size": 2}, {"optimizer": {"kind": "loro"}}),
         ("naive", "fp32", {"family": "svd", "rank": 64}, {}, {"optimizer": {"kind": "muon"}}),
+        ("naive", "fp32", COLA | {"sliding_window": 8, "qk_norm": True}, {"tensor_parallel_size": 2}, {}),
     )
 ]  # fmt: skip
 

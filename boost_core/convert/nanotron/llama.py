@@ -83,7 +83,7 @@ def write_nanotron(
     """
     if model.rank is not None:
         raise ValueError(f"nanotron's LLaMA is dense, and the model is {model.family}; export it without --nanotron")
-    if without := [name for name in _NOT_THERE if getattr(model, name) is not None]:
+    if without := [name for name in _NOT_THERE if getattr(model, name)]:
         raise ValueError(f"nanotron's LLaMA has no {' and no '.join(without)}; export it without --nanotron")
     parts = (model.key_value_heads, model.intermediate_size, model.vocab_size)
     if any(part % tensor_parallel_size for part in parts):
@@ -103,7 +103,7 @@ def write_nanotron(
     (folder / CONFIG).write_text(json.dumps(content, indent=2))
 
 
-_NOT_THERE = ("rope_scaling", "sliding_window")
+_NOT_THERE = ("rope_scaling", "sliding_window", "qk_norm")
 
 # Those of the published configuration that nanotron has, too.
 _FIELDS = (
