@@ -18,7 +18,7 @@ from boost_core.plan.flops import model_flops_per_token
 from boost_core.plan.machine import Machine, machine_for
 from boost_core.plan.measured import MeasuredProfile
 from boost_core.plan.memory import rank_memory
-from boost_core.plan.parameters import parameter_count
+from boost_core.plan.parameters import block_matrix_parameters, parameter_count
 from boost_core.plan.profile import Profile
 from boost_core.plan.resize import fastest
 from boost_core.plan.throughput import StepSeconds, step_parts
@@ -80,7 +80,8 @@ class Plan(Config):
 
     parameters: int
     trainable_bytes_per_parameter: int = Field(
-        description="Bytes of weights, gradients and optimizer state per parameter, without sharding across replicas."
+        description="Bytes of weights, gradients and optimizer state per parameter, without sharding across replicas; "
+        "rounded where the optimizer keeps fewer moments of some."
     )
     flops_per_token: int = Field(description="Forward and backward, without recomputation.")
     tokens_per_step: int
@@ -131,12 +132,9 @@ def plan(spec: JobSpec, profile: MeasuredProfile | None = None) -> Plan:
     planned = tuple(_planned(spec, layout, parts[layout], machine.profile) for layout in layouts)
     fitting = [layout for layout, each in zip(layouts, planned, strict=True) if each.fits_device is not False]
     best = fastest(spec, fitting, lambda layout: parts[layout].total)
-    bytes_an_element = BYTES[spec.training.precision]
-    # A master and two moments, and gradients, in fp32; the weights are apart from the masters if they are rounded.
-    bytes_a_parameter = 16 if bytes_an_element == BYTES["fp32"] else 16 + bytes_an_element
     return Plan(
         parameters=parameter_count(spec.model),
-        trainable_bytes_per_parameter=bytes_a_parameter,
+        trainable_bytes_per_parameter=_bytes_per_parameter(spec),
         flops_per_token=model_flops_per_token(spec.model, spec.training.sequence_length),
         tokens_per_step=_tokens_per_step(spec),
         shapes=planned,
@@ -146,6 +144,16 @@ def plan(spec: JobSpec, profile: MeasuredProfile | None = None) -> Plan:
             _notes(spec, machine, {layout: each.memory.total for layout, each in zip(layouts, planned, strict=True)})
         ),
     )
+
+
+def _bytes_per_parameter(spec: JobSpec) -> int:
+    """A master, its gradient and its moments in fp32; the weights are apart from the masters if they are rounded."""
+    precise, rounded = BYTES["fp32"], BYTES[spec.training.precision]
+    total = 4 * precise + (rounded if rounded < precise else 0)
+    if spec.optimizer.muon is None:
+        return total
+    factors = spec.model.num_hidden_layers * block_matrix_parameters(spec.model)
+    return round(total - precise * factors / parameter_count(spec.model))
 
 
 def presets() -> PresetList:

@@ -29,6 +29,18 @@ def test_a_preset_gives_way_to_what_stands_beside_it() -> None:
     assert (model.rank, model.hidden_size) == (16, 128)
 
 
+def test_every_batch_of_a_warm_up_splits_among_the_replicas_of_every_layout() -> None:
+    stages = [{"until_step": 3, "global_batch_size": 32}, {"until_step": 5, "global_batch_size": 48}]
+    training = {"global_batch_size": 96, "micro_batch_size": 8, "batch_size_warmup": stages}
+    spec = JobSpec.model_validate(
+        changed(training=training, elasticity={"data_parallel_size": {"min": 1, "max": 12}})
+    )  # fmt: skip
+    assert [layout.dp for layout in spec.layouts()] == [1, 2]
+    sizes = [spec.training.batch_size(step) for step in range(1, 11)]
+    assert sizes == [32] * 3 + [48] * 2 + [96] * 5
+    assert [spec.training.samples(steps) for steps in range(11)] == [sum(sizes[:steps]) for steps in range(11)]
+
+
 BAD = [
     (changed(checkpoint={"keep_every": 5}), "checkpoint.keep_every", "set keep_last, too"),
     (changed(checkpoint={"keep_last": 0}), "checkpoint.keep_last", "greater than or equal to 1"),

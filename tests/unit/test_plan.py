@@ -62,3 +62,6 @@ def test_model_flops_count_matrices_six_times_and_attention_in_full() -> None:
     )
     matrices = 2 * (4 * (8 + 8) + 3 * (8 + 16)) + 256 * 8
     assert model_flops_per_token(model, 10) == 6 * matrices + 12 * 8 * 10
+    windowed = model.model_copy(update={"sliding_window": 3})
+    assert model_flops_per_token(windowed, 10) == 6 * matrices + 12 * 8 * 3
+    assert model_flops_per_token(windowed, 2) == model_flops_per_token(model, 2)

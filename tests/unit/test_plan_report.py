@@ -29,6 +29,12 @@ def job(preset: str = "7b", **sections: Any) -> JobSpec:
 ELASTIC = {"data_parallel_size": {"min": 1, "max": 16}, "layouts": [[1, 1], [4, 1], [4, 2]]}
 
 
+def test_muon_keeps_a_moment_less_of_nearly_all_of_a_large_model() -> None:
+    adamw, muon = (plan(job(optimizer={"kind": kind})) for kind in ("adamw", "muon"))
+    assert muon.trainable_bytes_per_parameter == adamw.trainable_bytes_per_parameter - 4
+    assert muon.shapes[0].memory.optimizer < 0.75 * adamw.shapes[0].memory.optimizer
+
+
 def test_a_plan_of_one_shape() -> None:
     spec = job()
     planned = plan(spec)
