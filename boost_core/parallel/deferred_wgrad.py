@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from boost_core.kernels.fp8_product import fp8_product, quantise_columns, quantise_rows, quantised
+from boost_core.kernels.fp8_product import drop_quantised, fp8_product, quantise_columns, quantise_rows, quantised
 from boost_core.nn.norm import precise
 from boost_core.nn.overlap import in_recompute
 from boost_core.parallel.gradient_sinks import give_gradient
@@ -94,9 +94,11 @@ class _Product(torch.autograd.Function):
         # Views and parameters hold no memory of their own, and are not saved: a recomputation would detach them.
         ctx.owners, ctx.deferred = owners, deferred
         if sent and in_recompute():
+            drop_quantised(x)
             return x.new_empty(len(x), weight.shape[1])
         if deferred.fp8:
-            return fp8_product(quantised(x), quantise_columns(weight, scale_d), _memory(x, weight, room))
+            made = quantise_columns(weight, scale_d)
+            return fp8_product(quantised(x), made, _memory(x, weight, room), fast_accumulation=True)
         if not room:
             return x @ _scaled(weight, scale_d)
         return torch.mm(x, _scaled(weight, scale_d), out=_memory(x, weight, room))

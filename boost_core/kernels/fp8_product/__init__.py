@@ -104,28 +104,32 @@ def drop_quantised(x: torch.Tensor) -> None:
     vars(x).pop("quantised_rows", None)
 
 
-def fp8_product(left: QuantisedRows, right: QuantisedRows, out: torch.Tensor) -> torch.Tensor:
+def fp8_product(
+    left: QuantisedRows, right: QuantisedRows, out: torch.Tensor, fast_accumulation: bool = False
+) -> torch.Tensor:
     """``left · rightᵀ``, written into ``out`` and returned.
 
     Args:
         left: ``[T, k]`` or ``[g, T, k]``.
         right: ``[c, k]`` or ``[g, c, k]``.
         out: ``[T, c]`` or ``[g, T, c]``; bf16 on a GPU.
+        fast_accumulation: Whether tensor cores may sum in fewer bits than fp32 has, as NVIDIA's Transformer Engine has
+            them do forward and not backward.
     """
     if not runs_on_triton(left.values):
         return out.copy_(naive.fp8_product(left, right))
     if out.ndim == 2:
-        return _by_torch(left, right, out)
+        return _by_torch(left, right, out, fast_accumulation)
     for index, each in enumerate(out):
-        _by_torch(QuantisedRows(*(part[index] for part in left)), QuantisedRows(*(part[index] for part in right)), each)
+        one, other = (QuantisedRows(factor.values[index], factor.scales[index]) for factor in (left, right))
+        _by_torch(one, other, each, fast_accumulation)
     return out
 
 
-def _by_torch(left: QuantisedRows, right: QuantisedRows, out: torch.Tensor) -> torch.Tensor:
-    # The public torch.nn.functional.scaled_mm takes no memory to write into. Sums are kept in the tensor cores' own
-    # registers, of some 14 bits, which CUTLASS's kernels for scales a row are made for; a latent's rows are short.
+def _by_torch(left: QuantisedRows, right: QuantisedRows, out: torch.Tensor, fast: bool) -> torch.Tensor:
+    # The public torch.nn.functional.scaled_mm takes no memory to write into.
     torch._scaled_mm(
         left.values, right.values.mT, left.scales.unsqueeze(-1), right.scales.unsqueeze(0),
-        out_dtype=out.dtype, use_fast_accum=out.is_cuda, out=out,
+        out_dtype=out.dtype, use_fast_accum=fast, out=out,
     )  # fmt: skip
     return out

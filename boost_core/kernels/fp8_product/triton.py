@@ -74,12 +74,12 @@ def _columns(
 
 
 @triton.jit
-def _tile(x_ptr, factor_ptr, offset, x_stride, begin, depth, column, here, FACTOR: tl.constexpr, DEPTH: tl.constexpr):
+def _tile(weight, factor, offset, x_stride, begin, depth, column, here, FACTOR: tl.constexpr, DEPTH: tl.constexpr):
     row = tl.cast(begin, tl.int64) + tl.arange(0, DEPTH)
     inside = (row < depth)[:, None] & here[None, :]
-    x = tl.load(x_ptr + offset + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(weight + offset + row[:, None] * x_stride + column[None, :], mask=inside, other=0.0).to(tl.float32)
     if FACTOR:
-        x *= tl.load(factor_ptr + row, mask=row < depth, other=0.0).to(tl.float32)[:, None]
+        x *= tl.load(factor + row, mask=row < depth, other=0.0).to(tl.float32)[:, None]
     return x, row, inside
 
 
