@@ -108,5 +108,7 @@ class Bottleneck(WeightedModule):
         if self.crossing is None or carried_gTr is None:
             return latent_epilogue(*latents, len(piece), width, epsilon, self.activation, self.strategy.fp8)
         projections = slice(piece.start, piece.stop)
-        z_gTr: torch.Tensor = self.crossing(latents, width, epsilon, carried_gTr, projections, self.activation)
+        z_gTr: torch.Tensor = self.crossing(
+            latents, width, epsilon, carried_gTr, projections, self.activation, self.strategy.fp8
+        )
         return z_gTr

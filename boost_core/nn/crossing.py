@@ -34,6 +34,7 @@ class Crossing(WeightedModule):
         carried_gTr: torch.Tensor,
         projections: slice,
         activation: bool,
+        fp8: bool,
     ) -> torch.Tensor:
         """Latents with what the block before carried over, through norm and activation, ``[g, T, r]``.
 
@@ -44,13 +45,14 @@ class Crossing(WeightedModule):
             carried_gTr: The latents of the block before.
             projections: Which of this crossing's they are.
             activation: Whether the bottleneck has a SiLU.
+            fp8: Whether the kernel leaves their rows quantised, too.
         """
         crossed_gTr = self._gate(carried_gTr, projections)
         scale_gr, shift_gr = (
             self.declared("norm_scale")[projections],
             self.declared("norm_shift")[projections],
         )
-        return latent_crossing(*latents, width, epsilon, crossed_gTr, scale_gr, shift_gr, self.epsilon, activation)
+        return latent_crossing(*latents, width, epsilon, crossed_gTr, scale_gr, shift_gr, self.epsilon, activation, fp8)
 
     def _gate(self, z_gTr: torch.Tensor, projections: slice) -> torch.Tensor:
         if "gate_matrix" in self.weight_specs:

@@ -17,6 +17,7 @@ from boost_core.kernels.fp8_product import (
     unavailable,
 )
 from boost_core.kernels.gated_product import gated_product
+from boost_core.kernels.latent_crossing import latent_crossing
 from boost_core.kernels.latent_epilogue import latent_epilogue
 from boost_core.kernels.residual_add import residual_add, residual_start
 from tests.kernels.interpreter import rounding_to_fp8_as_torch
@@ -51,6 +52,18 @@ def left_by_kernels() -> list[str]:
                 "gated_product": gated_product([strided(both_gTf)], activation=True, fp8=True),
                 "latent_epilogue": latent_epilogue(strided(h_Tc), squares_T, 3, 4 * rank, 1e-5, True, fp8=True),
             }
+            norm = torch.rand(2, 3, rank, device=DEVICE).to(dtype)
+            made["latent_crossing"] = latent_crossing(
+                strided(h_Tc),
+                squares_T,
+                4 * rank,
+                1e-5,
+                normal(3, rows, rank, dtype=dtype),
+                *norm,
+                1e-5,
+                True,
+                fp8=True,
+            )
             parts = [both_gTf.clone().requires_grad_()]
             gate = torch.autograd.grad(gated_product(parts, activation=True, fp8=True), parts, y_Tc)
             made["gated_product, gradient"] = gate[0]

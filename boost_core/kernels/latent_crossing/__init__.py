@@ -32,6 +32,7 @@ def latent_crossing(
     shift_gr: torch.Tensor,
     norm_epsilon: float,
     activation: bool,
+    fp8: bool = False,
 ) -> torch.Tensor:
     """The latents ``z_gTr`` that go on to the up-projection and to the next block.
 
@@ -45,12 +46,13 @@ def latent_crossing(
         shift_gr: Its shift.
         norm_epsilon: Added to the latents' variance.
         activation: Whether the bottleneck has a SiLU.
+        fp8: Whether the kernel is to leave the rows for a product (``fp8_product.quantised``), too.
     """
     if runs_on_triton(h_Tc):
         # Imported here because Triton is not installed where there is no GPU.
         from boost_core.kernels.latent_crossing import triton
 
         return triton.latent_crossing(
-            h_Tc, s_T, width, epsilon, crossed_gTr, scale_gr, shift_gr, norm_epsilon, activation
+            h_Tc, s_T, width, epsilon, crossed_gTr, scale_gr, shift_gr, norm_epsilon, activation, fp8
         )
     return naive.latent_crossing(h_Tc, s_T, width, epsilon, crossed_gTr, scale_gr, shift_gr, norm_epsilon, activation)

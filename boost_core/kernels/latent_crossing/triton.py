@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from boost_core.kernels.fp8_product.triton import empty_quantised, store_quantised, with_quantised
 from boost_core.kernels.launch import block_of, rows, warps_of
 
 LARGEST_PROGRAMS = 512  # a projection; enough to fill a GPU, few enough to sum
@@ -25,9 +26,9 @@ def _normed(u, inside, rank, epsilon):
 
 @triton.jit
 def _forward(
-    h_ptr, s_ptr, crossed_ptr, scale_ptr, shift_ptr, z_ptr, h_stride, crossed_group_stride, crossed_stride,
-    z_group_stride, z_stride, rank, width, epsilon, norm_epsilon,
-    NORM: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
+    h_ptr, s_ptr, crossed_ptr, scale_ptr, shift_ptr, z_ptr, value_ptr, row_scale_ptr, h_stride, crossed_group_stride,
+    crossed_stride, z_group_stride, z_stride, rank, width, epsilon, norm_epsilon,
+    NORM: tl.constexpr, ACTIVATION: tl.constexpr, FP8: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1).to(tl.int64)
@@ -43,7 +44,12 @@ def _forward(
     z = n * scale + tl.load(shift_ptr + group * rank + column, mask=inside, other=0.0).to(tl.float32)
     if ACTIVATION:
         z *= tl.sigmoid(z)
-    tl.store(z_ptr + group * z_group_stride + row * z_stride + column, z.to(z_ptr.dtype.element_ty), mask=inside)
+    z = z.to(z_ptr.dtype.element_ty)
+    to = group * z_group_stride + row * z_stride + column
+    tl.store(z_ptr + to, z, mask=inside)
+    if FP8:
+        # Scale and shift are 0 outside, and so is z.
+        store_quantised(z, value_ptr + to, row_scale_ptr + group * tl.num_programs(0) + row, inside)
 
 
 @triton.jit
@@ -101,19 +107,23 @@ class _LatentCrossing(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, h_Tc: torch.Tensor, s_T: torch.Tensor | None, width: int, epsilon: float, crossed_gTr: torch.Tensor,
-        scale_gr: torch.Tensor, shift_gr: torch.Tensor, norm_epsilon: float, activation: bool,
-    ) -> torch.Tensor:  # fmt: skip
+        scale_gr: torch.Tensor, shift_gr: torch.Tensor, norm_epsilon: float, activation: bool, fp8: bool,
+    ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
         count, tokens, rank = crossed_gTr.shape
         z_gTr = torch.empty((count, tokens, rank), dtype=h_Tc.dtype, device=h_Tc.device)
+        values, scales = empty_quantised(z_gTr.shape, h_Tc.device) if fp8 else (None, None)
         block = block_of(rank)
         _forward[(tokens, count)](
-            h_Tc, h_Tc if s_T is None else s_T, crossed_gTr, scale_gr, shift_gr, z_gTr, h_Tc.stride(0),
+            h_Tc, h_Tc if s_T is None else s_T, crossed_gTr, scale_gr, shift_gr, z_gTr,
+            z_gTr if values is None else values, z_gTr if scales is None else scales, h_Tc.stride(0),
             crossed_gTr.stride(0), crossed_gTr.stride(1), z_gTr.stride(0), z_gTr.stride(1), rank, width, epsilon,
-            norm_epsilon, NORM=s_T is not None, ACTIVATION=activation, BLOCK=block, num_warps=warps_of(block),
+            norm_epsilon, NORM=s_T is not None, ACTIVATION=activation, FP8=fp8, BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(h_Tc, s_T, crossed_gTr, scale_gr, shift_gr)
         ctx.width, ctx.epsilon, ctx.norm_epsilon, ctx.activation = width, epsilon, norm_epsilon, activation
-        return z_gTr
+        ctx.mark_non_differentiable(*(each for each in (values, scales) if each is not None))
+        return z_gTr, values, scales
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -137,7 +147,7 @@ class _LatentCrossing(torch.autograd.Function):
         )  # fmt: skip
         ds_T = None if s_T is None else ds_gT.sum(dim=0).to(s_T.dtype)
         dscale_gr, dshift_gr = (each_Pgr.sum(dim=0).to(scale_gr.dtype) for each_Pgr in (dscale_Pgr, dshift_Pgr))
-        return dh_Tc, ds_T, None, None, dcrossed_gTr, dscale_gr, dshift_gr, None, None
+        return dh_Tc, ds_T, None, None, dcrossed_gTr, dscale_gr, dshift_gr, None, None, None
 
 
 def latent_crossing(
@@ -150,9 +160,11 @@ def latent_crossing(
     shift_gr: torch.Tensor,
     norm_epsilon: float,
     activation: bool,
+    fp8: bool,
 ) -> torch.Tensor:
     """The same function as :func:`naive.latent_crossing`; see the package for the arguments."""
-    return _LatentCrossing.apply(  # type: ignore[no-any-return, no-untyped-call]
+    z_gTr, *made = _LatentCrossing.apply(  # type: ignore[no-untyped-call]
         rows(h_Tc), None if s_T is None else s_T.contiguous(), width, epsilon, rows(crossed_gTr),
-        scale_gr.contiguous(), shift_gr.contiguous(), norm_epsilon, activation,
+        scale_gr.contiguous(), shift_gr.contiguous(), norm_epsilon, activation, fp8,
     )  # fmt: skip
+    return with_quantised(z_gTr, made)
