@@ -18,12 +18,13 @@ from boost_core.bench.profile import measure
 from boost_core.bench.rank import RunShape, rank_rows
 from boost_core.bench.results import NO_GPU, RESULTS, Environment, Row, append, table
 from boost_core.bench.timing import matrix_rate, memory_bandwidth
-from boost_core.bench.variants import PUBLISHED_SIZES, VARIANTS
+from boost_core.bench.variants import PUBLISHED_SIZES, VARIANTS, Variant
 from boost_core.config import ModelConfig
 from boost_core.config.base import in_lines
 from boost_core.config.presets import PRESETS
 from boost_core.hardware import LINKS, Link
 from boost_core.kernels.dispatch import Implementation
+from boost_core.kernels.fp8_product import unavailable
 from boost_core.plan.measured import MeasuredLink, MeasuredProfile
 
 
@@ -67,6 +68,7 @@ def _rank(given: argparse.Namespace, device: torch.device) -> None:
         if given.family in (None, variant.family)
         and given.strategy in (None, variant.strategy)
         and (device.type == "cuda" or variant.kernels is None)  # without a GPU all is eager
+        and not (variant.fp8 and unavailable(device))
     ]
     if not variants:
         raise ValueError(f"no variant is of family {given.family} under {given.strategy}; leave one of the two out")
@@ -76,6 +78,9 @@ def _rank(given: argparse.Namespace, device: torch.device) -> None:
         shape = RunShape(model, ranks, sequences, given.sequence, given.layers)
         found: list[Row] = []
         for variant in variants:
+            if variant.fp8 and (reason := _refused(shape, variant, device)):
+                print(f"{shape}: {variant.name} is left out: {reason}")
+                continue
             rows = rank_rows(shape, variant, device, given.repeats, rate, given.interconnect)
             append(given.results, environment, rows)
             found += rows
@@ -85,6 +90,15 @@ def _rank(given: argparse.Namespace, device: torch.device) -> None:
     for name in given.interconnect:
         print(f"  {name}: {LINKS[name].description}")
     _say_what_it_is_worth(device)
+
+
+def _refused(shape: RunShape, variant: Variant, device: torch.device) -> str | None:
+    """Why a model's sizes do not go with a variant; ``None`` if they do."""
+    try:
+        shape.job(variant, device)
+    except ValueError as error:
+        return in_lines(error)
+    return None
 
 
 def _kernels(given: argparse.Namespace, device: torch.device) -> None:

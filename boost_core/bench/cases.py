@@ -12,6 +12,7 @@ from boost_core.config import ModelConfig
 from boost_core.kernels.adamw import adamw_
 from boost_core.kernels.adamw.update import AdamWUpdate
 from boost_core.kernels.cross_entropy import logits_gradient, row_statistics
+from boost_core.kernels.fp8_product import QuantisedRows, quantise_columns, quantise_rows
 from boost_core.kernels.gated_product import gated_product
 from boost_core.kernels.latent_crossing import latent_crossing
 from boost_core.kernels.latent_epilogue import latent_epilogue, statistic_gradient
@@ -19,6 +20,7 @@ from boost_core.kernels.residual_add import residual_add, residual_start
 from boost_core.kernels.rotary import rotary
 
 Tensors = tuple[torch.Tensor, ...]
+Quantise = Callable[[torch.Tensor, torch.Tensor], QuantisedRows]
 EPSILON = 1e-5
 UPDATE = AdamWUpdate(learning_rate=1e-2, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.1, step=3)
 
@@ -135,6 +137,7 @@ def cases(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     yield from _rotations(sizes, draw)
     yield from _losses(sizes, draw)
     yield from _updates(sizes, draw)
+    yield from _quantised(sizes, draw)
 
 
 def _residual(sizes: Sizes, draw: Draw) -> Iterator[Case]:
@@ -248,6 +251,19 @@ def _updates(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     inputs = (master, gradient, first, second, clip)
     yield Case("adamw", inputs, (), run, _bytes(master) * 7)
     yield Case("adamw, rounded", (*inputs, weight), (), run, _bytes(master) * 7 + _bytes(weight))
+
+
+def _quantised(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    x_gTm, weight_grd = draw.normal(2, sizes.tokens, sizes.mlp), draw.normal(3, sizes.rank, sizes.hidden)
+    scale_r = draw.normal(sizes.rank)
+    read_and_written = _bytes(x_gTm) + x_gTm.numel(), _bytes(weight_grd) + weight_grd.numel()
+    yield Case("quantise rows", (x_gTm,), (), lambda x: tuple(quantise_rows(x)), read_and_written[0])
+    for name, quantise in (("rows", quantise_rows), ("columns", quantise_columns)):
+
+        def run(weight: torch.Tensor, factor: torch.Tensor, quantise: Quantise = quantise) -> Tensors:
+            return tuple(quantise(weight, factor))
+
+        yield Case(f"quantise a weight's {name}", (weight_grd, scale_r), (), run, read_and_written[1])
 
 
 def _bytes(tensor: torch.Tensor) -> int:

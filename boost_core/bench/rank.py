@@ -81,6 +81,7 @@ class RunShape:
         model = {"preset": self.model, "family": variant.family, "vocab_size": 32_000}
         if self.layers is not None:
             model["num_hidden_layers"] = self.layers
+        on_gpu = "fp8" if variant.fp8 else "bf16"
         return JobSpec.model_validate(
             {
                 "name": "bench",
@@ -91,7 +92,7 @@ class RunShape:
                     "sequence_length": self.sequence_length,
                     "global_batch_size": self.micro_batch_size,
                     "micro_batch_size": self.micro_batch_size,
-                    "precision": "bf16" if device.type == "cuda" else "fp32",
+                    "precision": on_gpu if device.type == "cuda" else "fp32",
                 },
             }
         )

@@ -18,6 +18,7 @@ class Variant:
         parallelism: Of the job's ``parallelism``, all but the sizes.
         kernels: Which implementation serves; ``None`` for the device's usual one.
         published: Whether it is the published code's step in place of the trainer's.
+        fp8: Whether products are in 8 bits, for devices that have such.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Variant:
     parallelism: dict[str, Any] = field(default_factory=dict)
     kernels: Implementation | None = None
     published: bool = False
+    fp8: bool = False
 
     @property
     def strategy(self) -> str:
@@ -43,6 +45,7 @@ VARIANTS = [
     Variant("cola, btp as published, eager", "cola", _AS_PUBLISHED, kernels="naive"),
     Variant("cola, btp", "cola", {"strategy": "btp"}),
     Variant("cola, btp, eager", "cola", {"strategy": "btp"}, kernels="naive"),
+    Variant("cola, btp, fp8", "cola", {"strategy": "btp"}, fp8=True),
     Variant("cola, btp, recompute latent", "cola", {"strategy": "btp", "recompute": "latent"}),
 ]
 

@@ -52,6 +52,7 @@ _OPTIONS_7B = "--model 7b --tp 4 --micro-batch 4 1 --repeats 10 --interconnect n
 STAGES = (
     Stage("tests", 300, ("-m", "pytest", "-p", "no:cacheprovider", "tests/kernels")),
     Stage("losses", 180, ("-m", "tests.gpu", "{out}", "--curves")),
+    Stage("fp8", 240, ("-m", "tests.benchmarks.fp8", "--out", "{out}")),
     Stage("rank-7b", 560, (*_RANK, *_OPTIONS_7B.split())),
     Stage("rank-1b", 200, (*_RANK, *["--model", "1b", "--tp", "1", "--micro-batch", "4", "--repeats", "10"])),
     Stage("kernels", 280, (*_KERNELS, "--repeats", "20")),
