@@ -4,9 +4,9 @@ A rank says which part begins, and the clock notes when. What the ledger says wa
 taken out of it and stands on its own, so that all parts add up to the step.
 
 On CPU the notes are wall times. On CUDA the host runs ahead of the device, so that between the batch's arrival and the
-step's own synchronisation they are events. These are read when that synchronisation has passed, and set on the host's
-clock by it: measuring never makes the host wait. After it the device is at the update while the host goes on, and what
-of that is not done when the next step has its batch is that step's.
+step's own synchronisation they are events, of a captured step those that it was captured with. These are read when that
+synchronisation has passed, and set on the host's clock by it: measuring never makes the host wait. After it the device
+is at the update while the host goes on, and what of that is not done when the next step has its batch is that step's.
 
 In a pipeline forward and backward take turns. Time in the stages counts as theirs. What is between them, the schedule
 and waiting for what other stages send, counts as other. A stage's collectives are exposed communication as always.
@@ -93,6 +93,21 @@ class StepClock:
         self.enter(part)
         yield
         self.enter(Part.OTHER)
+
+    @contextmanager
+    def recorded(self) -> Iterator[list[tuple[Part, torch.cuda.Event]]]:
+        """Parts that begin within do so at each ``replay`` of what this gives, and not now."""
+        before, self._events = self._events, []
+        try:
+            yield self._events
+        finally:
+            self._events = before
+
+    def replay(self, recorded: list[tuple[Part, torch.cuda.Event]]) -> None:
+        """The device does again what was recorded; it is in the last of its parts now."""
+        self._events += recorded
+        if recorded:
+            self._ledger.part = recorded[-1][0]
 
     def values(self, tensor: torch.Tensor) -> list[float]:
         """The values of a tensor, which the host waits for: the step's own synchronisation."""

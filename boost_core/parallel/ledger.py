@@ -2,7 +2,8 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Protocol
@@ -84,7 +85,7 @@ class CommunicationLedger:
         totals = self.count(entry, payload)
         if not payload.is_cuda:
             return _OnCpu(launch, totals, self)
-        return _OnCuda(launch, payload, totals, self)
+        return _OnCuda(launch, payload, entry, self)
 
     def count(self, entry: Entry, payload: torch.Tensor) -> Totals:
         """Count ``payload`` without its time; returns the line."""
@@ -98,8 +99,9 @@ class CommunicationLedger:
         """All lines since the last :meth:`clear`; waits for the GPU events that are still open."""
         for times in self._unread:
             seconds, exposed_seconds = times.read()
-            times.totals.seconds += seconds
-            self.waited(times.totals, times.part, exposed_seconds)
+            totals = self._totals.setdefault(times.entry, Totals())
+            totals.seconds += seconds
+            self.waited(totals, times.part, exposed_seconds)
         self._unread.clear()
         return dict(self._totals)
 
@@ -124,11 +126,35 @@ class CommunicationLedger:
         """A collective was waited for; its times are read with the totals."""
         self._unread.append(times)
 
+    @contextmanager
+    def recorded(self) -> Iterator["Recording"]:
+        """What is started within, and waited for, counts at each ``replay`` of what this gives, and not now."""
+        before, recording = (self._totals, self._unread), Recording({}, [])
+        self._totals, self._unread = recording.totals, recording.times
+        try:
+            yield recording
+        finally:
+            self._totals, self._unread = before
+
+    def replay(self, recording: "Recording") -> None:
+        """The device does again what was recorded."""
+        for entry, totals in recording.totals.items():
+            self._totals[entry] = self._totals.get(entry, Totals()) + totals
+        self._unread += recording.times
+
     def clear(self) -> None:
         """Start from zero."""
         self._totals.clear()
         self._unread.clear()
         self.exposed_seconds.clear()
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Collectives of a captured piece of work: their lines, and the events that each replay records anew."""
+
+    totals: dict[Entry, Totals]
+    times: list["_Times"]
 
 
 class _OnCpu:
@@ -149,7 +175,7 @@ class _OnCpu:
 class _Times:
     """When the stream that computes reached a collective's start, the wait for it, and its result."""
 
-    totals: Totals
+    entry: Entry
     part: Part
     started: torch.cuda.Event
     begun: torch.cuda.Event
@@ -163,9 +189,9 @@ class _Times:
 
 class _OnCuda:
     def __init__(
-        self, launch: Callable[[], dist.Work], payload: torch.Tensor, totals: Totals, ledger: CommunicationLedger
+        self, launch: Callable[[], dist.Work], payload: torch.Tensor, entry: Entry, ledger: CommunicationLedger
     ) -> None:
-        self._totals, self._ledger, self._started = totals, ledger, timed_event()
+        self._entry, self._ledger, self._started = entry, ledger, timed_event()
         # NCCL reads the payload until the work is waited for, and its work holds what it writes. Only the first wait is
         # the caller's own: after one on any other stream torch would give the payload's memory back too early.
         self._held: tuple[dist.Work, torch.Tensor] | None = (launch(), payload)
@@ -176,11 +202,11 @@ class _OnCuda:
         begun = timed_event()
         self._held[0].wait()
         self._held = None
-        self._ledger.waited_on_cuda(_Times(self._totals, self._ledger.part, self._started, begun, timed_event()))
+        self._ledger.waited_on_cuda(_Times(self._entry, self._ledger.part, self._started, begun, timed_event()))
 
 
 def timed_event() -> torch.cuda.Event:
-    """An event on the current stream, whose time can be told."""
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    """An event on the current stream, whose time can be told; one of captured work is recorded by each replay."""
+    event = torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

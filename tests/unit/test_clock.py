@@ -74,6 +74,33 @@ def test_events_are_set_on_the_hosts_clock(played: Played) -> None:
     assert parts.seconds == pytest.approx(10)
 
 
+def test_the_parts_of_a_replayed_step_are_those_of_the_events_that_it_was_captured_with(played: Played) -> None:
+    clock = played.clock
+    with clock.recorded() as parts:
+        for part in (Part.FORWARD, Part.BACKWARD, Part.OPTIMIZER):
+            clock._host_is_ahead = True
+            played.enter(part, 0)
+    for device in (0.0, 10.0):
+        played.host(100 + device)
+        clock.begin()
+        played.host(101 + device)
+        played.reaches = device + 1.5
+        clock.has_batch()
+        for (_, event), reached in zip(parts, (2, 4, 8), strict=True):  # a replay records them anew
+            event.reached = device + reached  # type: ignore[attr-defined]
+        clock.replay(parts)
+        assert played.ledger.part is Part.OPTIMIZER
+        played.reaches = device + 9
+        played.host(109 + device)
+        clock.values(torch.tensor([1.5]))
+        played.host(110 + device)
+        found = clock.end()
+        clock._updated = None
+        assert vars(found) == pytest.approx(
+            {"data": 1, "other": 1, "forward": 2, "backward": 4, "optimizer": 2, "exposed_communication": 0}
+        )
+
+
 def test_an_update_that_goes_on_is_the_next_steps(played: Played) -> None:
     a_step(played, began=100, device=0)
     parts = a_step(played, began=110, device=10)

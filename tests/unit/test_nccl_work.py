@@ -62,13 +62,14 @@ class PlayedWork:
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that the ledger starts counts as a GPU's."""
     monkeypatch.setattr(ledger_module, "timed_event", PlayedEvent)
-    monkeypatch.setattr(
-        CommunicationLedger,
-        "start",
-        lambda ledger, entry, payload, launch: ledger_module._OnCuda(
-            launch, payload, ledger.count(entry, payload), ledger
-        ),
-    )
+
+    def start(
+        ledger: CommunicationLedger, entry: Entry, payload: torch.Tensor, launch: Callable[[], PlayedWork]
+    ) -> ledger_module._OnCuda:
+        ledger.count(entry, payload)
+        return ledger_module._OnCuda(launch, payload, entry, ledger)
+
+    monkeypatch.setattr(CommunicationLedger, "start", start)
 
 
 def is_alive(storage: StorageWeakRef) -> bool:
@@ -108,6 +109,22 @@ def test_times_are_read_from_the_computing_streams_events() -> None:
     assert ledger.totals()[ENTRY] == line
     ledger.clear()
     assert ledger.totals() == {}
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_captured_collectives_count_at_each_replay() -> None:
+    ledger = CommunicationLedger()
+    with ledger.recorded() as recording:
+        ledger.part = Part.FORWARD
+        ledger.start(ENTRY, torch.ones(4), lambda: PlayedWork([], [], lambda: None)).wait()
+    assert ledger.totals() == {}
+    for _ in range(2):
+        ledger.clear()
+        ledger.replay(recording)
+        ledger.replay(recording)
+        line = ledger.totals()[ENTRY]
+        assert (line.calls, line.elements, line.seconds, line.exposed_seconds) == (2, 8, 4, 2)
+        assert ledger.exposed_seconds == {Part.FORWARD: 2}
 
 
 def test_no_stream_is_taken_from_torchs_pool(monkeypatch: pytest.MonkeyPatch) -> None:
