@@ -84,7 +84,9 @@ class JobSpec(Config):
 
     @model_validator(mode="after")
     def _parts_go_together(self) -> "JobSpec":
-        problems = job_problems(self.model, self.parallelism, self.data, self.training, self.optimizer)
+        problems = job_problems(
+            self.model, self.parallelism, self.data, self.training, self.optimizer, self.resources.gpus_per_worker
+        )
         if not problems:
             problems = elasticity_problems(self.model, self.parallelism, self.training, self.optimizer, self.elasticity)
         raise_problems("JobSpec", problems)

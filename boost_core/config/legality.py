@@ -19,12 +19,13 @@ _PIECE = 16  # columns
 
 def job_problems(
     model: ModelConfig, parallelism: ParallelismConfig, data: DataConfig, training: TrainingConfig,
-    optimizer: OptimizerConfig,
+    optimizer: OptimizerConfig, gpus_per_worker: int,
 ) -> list[FieldProblem]:  # fmt: skip
     """Everything about a job whose parts are fine one by one but do not go together."""
     return [
         *_layout_problems(model, parallelism, training, optimizer),
         *_vocabulary_problems(model, data),
+        *_device_problems(training, gpus_per_worker),
         *_schedule_problems(training, optimizer),
     ]
 
@@ -49,6 +50,13 @@ def _vocabulary_problems(model: ModelConfig, data: DataConfig) -> list[FieldProb
     return [FieldProblem(("model", "vocab_size"), model.vocab_size, message)]
 
 
+def _device_problems(training: TrainingConfig, gpus_per_worker: int) -> list[FieldProblem]:
+    if training.cuda_graphs != "on" or gpus_per_worker > 0:
+        return []
+    message = "there are no CUDA graphs on CPU; use auto or off, or set resources.gpus_per_worker to 1"
+    return [FieldProblem(("training", "cuda_graphs"), "on", message)]
+
+
 def _pipeline_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig
 ) -> list[FieldProblem]:
@@ -66,6 +74,9 @@ def _pipeline_problems(
     if schedule == "zero_bubble" and chosen_strategy(model, parallelism) != "btp":
         message = "zero_bubble puts weight gradients off, which only btp can; use interleaved_1f1b"
         problems.append(FieldProblem(of_schedule, schedule, message))
+    if training.cuda_graphs == "on":
+        message = "the host takes part in a pipeline's schedule, which cannot be captured; use auto or off"
+        problems.append(FieldProblem(("training", "cuda_graphs"), "on", message))
     if parallelism.split_micro_batch:
         message = "a pipeline's stages take whole micro-batches; leave split_micro_batch out"
         problems.append(FieldProblem(("parallelism", "split_micro_batch"), True, message))

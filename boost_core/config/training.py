@@ -32,6 +32,11 @@ class TrainingConfig(Config):
         description="Compute type; master weights stay fp32. fp8: as bf16, with blocks' products and their inputs' "
         "gradients in 8 bits, a scale a row; bf16 where the GPU has no such products; for btp.",
     )
+    cuda_graphs: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Replay each step as a CUDA graph. auto: where that is possible, which it is not on CPU and in "
+        "pipelines; on: it is an error where it is not; off: launch every kernel anew.",
+    )
     seed: int = Field(0, ge=0, lt=2**31)
     z_loss: float = Field(
         0.0,

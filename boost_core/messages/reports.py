@@ -173,6 +173,7 @@ class Fault(StrEnum):
     DIVERGENCE = "divergence"
     STORE = "store"
     PROFILE = "profile"
+    CUDA_GRAPHS = "cuda_graphs"
 
 
 class FaultReport(Frozen):

@@ -49,6 +49,9 @@ class Strategy(Protocol):
     def width(self, hidden_size: int) -> int:
         """Columns of the residual stream on each rank."""
 
+    def abandon(self) -> None:
+        """Forget what a backward pass that is not finished has left to be done."""
+
     def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
         """The stream after what a block adds to it, ``[T, d]``."""
 

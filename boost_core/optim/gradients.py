@@ -71,6 +71,12 @@ class Gradients:
         while self._under_way:
             self._under_way.popleft()()
 
+    def abandon(self) -> None:
+        """Forget what has come of a step that is not finished; what is under way is not waited for."""
+        self._under_way.clear()
+        for group in self._groups:
+            group.abandon_buckets()
+
     def _take(self, name: str, weight: torch.Tensor) -> None:
         if weight.grad is None:
             raise AssertionError(f"no gradient reached {name}")

@@ -145,6 +145,10 @@ class ParamGroup:
             here = self._memory_of(index)[low - bucket.start : high - bucket.start]
             here.add_(gradient.flatten()[low - first : high - first])
 
+    def abandon_buckets(self) -> None:
+        """Forget what has been added up in buckets that have not been sent."""
+        self._of_buckets.clear()
+
     def summed_gradients(self) -> dict[str, torch.Tensor]:
         """Sums of gradients by name, where this replica keeps all of them."""
         if self.sharded:

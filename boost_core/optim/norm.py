@@ -9,14 +9,14 @@ from boost_core.parallel.process_groups import ProcessGroups
 
 
 def global_norm(
-    groups: Sequence[ParamGroup], process_groups: ProcessGroups, notices: Sequence[bool | torch.Tensor] = ()
+    groups: Sequence[ParamGroup], process_groups: ProcessGroups, notices: Sequence[torch.Tensor] = ()
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Norm of the reduced gradients of the whole model, and which notices any rank has given.
 
     Args:
         groups: This rank's.
         process_groups: The groups that it is in. What several of them have whole, or keep all of, counts on the first.
-        notices: What all ranks are to know, which costs no collective of its own here.
+        notices: What all ranks are to know, one element each, which costs no collective of its own here.
 
     Returns:
         The norm, one float64 element, and for each notice the number of ranks that gave it; the same on all ranks.
@@ -30,15 +30,9 @@ def global_norm(
     ]
     # A rank may have nothing to count.
     total = sum(squares, torch.zeros((), dtype=torch.float64, device=groups[0].own_gradient.device))
-    given = [total, *(_on_device(notice, total) for notice in notices)]
+    given = [total, *(notice.to(total) for notice in notices)]
     square, *heard = process_groups.gang.all_reduce_(torch.stack(given), "gradient norm").unbind()
     return square.sqrt(), heard
-
-
-def _on_device(notice: bool | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    if isinstance(notice, torch.Tensor):
-        return notice.to(like)
-    return torch.full_like(like, notice)  # filled by the device: a copy from the host would wait for it
 
 
 def clip_factor(norm: torch.Tensor, clip_norm: float) -> torch.Tensor:

@@ -56,6 +56,10 @@ class BottleneckTensorParallel:
         """Defer weight gradients from now on; what is returned gives those deferred so far, to be computed later."""
         return self._deferred.keep()
 
+    def abandon(self) -> None:
+        """Forget the weight gradients that are deferred."""
+        self._deferred.abandon()
+
     def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
         """The sum of this rank's shards, and its sums of squares for the next norm."""
         return residual_add(stream_Td, y_Td, self._quantises_residual)

@@ -58,6 +58,10 @@ class DeferredWeightGradients:
         while self._deferred and not self._kept:
             self._deferred.popleft()()
 
+    def abandon(self) -> None:
+        """Forget what is deferred."""
+        self._deferred.clear()
+
     def keep(self) -> Callable[[], Callable[[], None]]:
         """From now on compute nothing unasked; what is returned gives all that is deferred at a time."""
         self._kept = True

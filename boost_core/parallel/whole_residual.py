@@ -37,6 +37,9 @@ class WholeResidual:
         """The whole hidden size."""
         return hidden_size
 
+    def abandon(self) -> None:
+        """Nothing is kept from one operation to the next."""
+
     def add(self, stream_Td: torch.Tensor, y_Td: torch.Tensor) -> Residual:
         """A plain sum: norms of whole rows take their own statistic."""
         x_Td = stream_Td + y_Td

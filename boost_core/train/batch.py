@@ -26,18 +26,18 @@ class Batch:
 
     @classmethod
     def of(cls, sequences: Sequences, end_of_document: int | None, device: torch.device) -> "Batch":
-        """Those of ``[b, s + 1]`` sequences.
+        """Those of ``[b, s + 1]`` sequences on the host; see ``of_tokens``."""
+        return cls.of_tokens(torch.from_numpy(sequences).to(device), end_of_document)
+
+    @classmethod
+    def of_tokens(cls, token_bt: torch.Tensor, end_of_document: int | None) -> "Batch":
+        """Those of ``[b, s + 1]`` sequences where they are to live.
 
         Args:
-            sequences: The sequences.
+            token_bt: The sequences.
             end_of_document: The token that ends a document, which belongs to it; ``None`` to let documents see each
                 other.
-            device: Where they are to live.
         """
-        token_bt = torch.from_numpy(sequences)
-        if device.type == "cuda":  # from pinned memory, so that the host goes on meanwhile
-            token_bt = token_bt.pin_memory()
-        token_bt = token_bt.to(device, non_blocking=True)
         token_bs, target_bs = token_bt[:, :-1], token_bt[:, 1:]
         ends_bs, document_T = torch.zeros_like(token_bs), None
         if end_of_document is not None:

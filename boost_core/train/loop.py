@@ -75,6 +75,7 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
         run.resume()
         return _stepped(run, state)
     finally:
+        state.graph.release("training has ended")  # before the communicators that it has captured are taken down
         run.checkpoints.make_way()
 
 
@@ -213,6 +214,8 @@ class _Run(_Keeping):
             self._divergence.update(result.loss)
         if state.step > before:
             self._report_step(result, parts)
+        if (failure := state.graph.failure()) is not None:
+            self._report(FaultReport(what=Fault.CUDA_GRAPHS, step=state.step, message=failure))
         # From step to step, so that what holds a rank up between two of them counts, too.
         ended, since = time.perf_counter(), self._ended or started
         busy = ended - since - parts.exposed_communication

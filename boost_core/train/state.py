@@ -36,6 +36,8 @@ from boost_core.parallel.process_groups import ProcessGroups
 from boost_core.parallel.shard import WeightMaker, initial_value, make_weights, shard_of, split_axes
 from boost_core.plan.snapshots import MemoryState
 from boost_core.plan.stages import cut
+from boost_core.train.inputs import StepInputs
+from boost_core.train.step_graph import StepGraph, obstacle
 
 if TYPE_CHECKING:
     from boost_core.parallel.pipeline import Pipeline
@@ -60,6 +62,8 @@ class TrainState:
         gradients: Sums of a step's gradients.
         pipeline: This rank's stages; ``None`` without pipeline parallelism.
         end_of_document: The token that ends a document; ``None`` where documents see each other.
+        inputs: What a step's work reads of the host.
+        graph: Does that work.
         step: Optimizer steps done.
         samples: Samples consumed, which is the data cursor.
     """
@@ -76,6 +80,8 @@ class TrainState:
     gradients: Gradients
     pipeline: "Pipeline | None"
     end_of_document: int | None
+    inputs: StepInputs
+    graph: StepGraph
     step: int = 0
     samples: int = 0
 
@@ -114,9 +120,21 @@ class TrainState:
             pipeline = _pipeline(spec, parts, model, groups.pipeline, mesh, ledger, clock)
         by_micro_batch = spec.parallelism.zero_stage == 2
         gradients = Gradients(dict(model.named_parameters()), optimizer.groups, groups.data, by_micro_batch)
+
+        def abandon() -> None:
+            gradients.abandon()
+            model.strategy.abandon()
+
+        def all_agree(yes: bool) -> bool:
+            said = torch.full((), float(yes), device=device)
+            return bool(groups.gang.all_reduce_(said, "capture", dist.ReduceOp.MIN).item())
+
+        inputs = StepInputs(training.global_batch_size // groups.data.size, training.sequence_length, device)
+        required = training.cuda_graphs == "on"
+        graph = StepGraph(obstacle(spec, device), required, clock, ledger, all_agree, abandon)
         return cls(
             spec, mesh, ledger, clock, groups, model, axes, rotation, optimizer, gradients, pipeline,
-            end_of_document if spec.data.documents_apart else None,
+            end_of_document if spec.data.documents_apart else None, inputs, graph,
         )  # fmt: skip
 
     def draw(self) -> None:

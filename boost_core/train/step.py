@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.profiler import record_function
@@ -68,17 +69,36 @@ def training_step(
     with record_function("data"):  # these are names for profiles
         sequences = sampler.sequences(*replica_share(state.samples, size, replicas.rank, replicas.size))
     state.clock.has_batch()
-    batch = _batch(state, sequences)
+    state.inputs.write(sequences, loss_limit, (requests.halt, requests.store, requests.put_off))
+    work = partial(_reduced, state, size)
+    # A graph is of batches of one size: the last, that most steps have.
+    values = state.graph.run(work) if size == state.spec.training.global_batch_size else work()
+    with record_function("optimizer"):
+        return _update(state, values, refuse)
+
+
+def _reduced(state: TrainState, size: int) -> torch.Tensor:
+    """All of a step's work that the host only queues, so that it can be captured; of ``state.inputs`` and the weights.
+
+    Args:
+        state: What is read, and where gradients are left.
+        size: Sequences of the global batch.
+
+    Returns:
+        Loss and norm, then for divergence and for each notice the number of ranks that tell of it; one float64 each.
+    """
+    sequences = size // state.process_groups.data.size
+    batch = Batch.of_tokens(state.inputs.token_bt[:sequences], state.end_of_document)
     # The mean over the global batch is the sum of the replicas' parts of it, and so are the gradients.
     weight_N = batch.counts / _tokens_of_all(state, batch, size)
-    state.gradients.begin(size // (state.spec.training.micro_batch_size * replicas.size))
+    state.gradients.begin(sequences // state.spec.training.micro_batch_size)
     if state.pipeline is None:
         loss = _through_micro_batches(state, batch, weight_N)
     else:
         loss = state.pipeline.train(batch.tokens, batch.targets, weight_N, batch.documents)
     state.clock.enter(Part.OPTIMIZER)
     with record_function("optimizer"):
-        return _update(state, loss, loss_limit, requests, refuse)
+        return _reduce(state, loss)
 
 
 def _tokens_of_all(state: TrainState, batch: Batch, size: int) -> float | torch.Tensor:
@@ -103,11 +123,9 @@ def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tens
     return loss
 
 
-def _update(
-    state: TrainState, loss: torch.Tensor, limit: float, requests: Requests, refuse: Callable[[], None]
-) -> StepResult:
-    """Update the weights with the gradients of the step, unless it has diverged."""
-    spec, optimizer, groups = state.spec, state.optimizer, state.process_groups
+def _reduce(state: TrainState, loss: torch.Tensor) -> torch.Tensor:
+    """What the ranks have of the step, brought together; see ``_reduced``."""
+    optimizer, groups = state.optimizer, state.process_groups
     state.gradients.finish()
     for along in (groups.pipeline, groups.data):
         along.all_reduce_(loss, "loss")
@@ -117,16 +135,22 @@ def _update(
             groups.tensor.all_reduce_(group.own_gradient, "latent weights")
         if group.kind.tied:
             groups.embedding.all_reduce_(group.own_gradient, "tied embedding")
-    jumps = ~(loss <= limit)  # so does NaN
-    norm, heard = global_norm(optimizer.groups, groups, (jumps, requests.halt, requests.store, requests.put_off))
-    loss_value, norm_value, jumped, halt, store, put_off = state.clock.values(torch.stack([loss, norm, *heard]))
+    jumps = ~(loss <= state.inputs.loss_limit)  # so does NaN
+    norm, heard = global_norm(optimizer.groups, groups, (jumps, *state.inputs.notices))
+    return torch.stack([loss, norm, *heard])
+
+
+def _update(state: TrainState, values: torch.Tensor, refuse: Callable[[], None]) -> StepResult:
+    """Update the weights with the gradients of the step, unless it has diverged."""
+    spec = state.spec
+    loss_value, norm_value, jumped, halt, store, put_off = state.clock.values(values)
     refuse()
     diverged = jumped > 0 or not math.isfinite(norm_value)
     state.step += 1
     state.samples += spec.training.batch_size(state.step)
     rate = learning_rate(state.step, spec.training.steps, spec.optimizer)
     if not diverged:
-        optimizer.step(clip_factor(norm, spec.optimizer.clip_norm), rate, state.step)
+        state.optimizer.step(clip_factor(values[1], spec.optimizer.clip_norm), rate, state.step)
     return StepResult(loss_value, norm_value, rate, diverged, Requests(halt > 0, store > 0, put_off > 0))
 
 
@@ -135,7 +159,7 @@ def losses(state: TrainState, sequences: Sequences) -> tuple[torch.Tensor | None
 
     The losses are ``None`` on pipeline ranks without the last stage.
     """
-    batch = _batch(state, sequences)
+    batch = Batch.of(sequences, state.end_of_document, state.mesh.device)
     if state.pipeline is None:
         return _losses(state, batch), batch.counts
     return state.pipeline.losses(batch.tokens, batch.targets, batch.documents), batch.counts
@@ -146,7 +170,3 @@ def _losses(state: TrainState, batch: Batch) -> torch.Tensor:
         batch.tokens, batch.targets, state.rotation.with_document_mask(batch.documents)
     )
     return losses_T
-
-
-def _batch(state: TrainState, sequences: Sequences) -> Batch:
-    return Batch.of(sequences, state.end_of_document, state.mesh.device)

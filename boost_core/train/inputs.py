@@ -1,0 +1,47 @@
+"""What a step's work reads of the host, at addresses that stay the same from step to step.
+
+Shape suffixes: b sequences, t = s + 1 tokens of each.
+"""
+
+import numpy as np
+import torch
+
+from boost_core.data.sampler import Sequences
+
+
+class StepInputs:
+    """Sequences and words to all ranks.
+
+    The host writes the next step's only after it has read the values of this one, and so never what is still being
+    copied.
+
+    Args:
+        sequences: Of a step, of this replica, at most.
+        length: Tokens of a sequence.
+        device: Where they are read.
+
+    Attributes:
+        token_bt: Each sequence with the token that follows it.
+        loss_limit: The loss above which the step has diverged, one float64 element.
+        notices: What this rank asks of all, one float64 element each, 0 or 1: to halt, to store before that, and to put
+            off a copy of the state.
+    """
+
+    def __init__(self, sequences: int, length: int, device: torch.device) -> None:
+        self._on_host = [
+            torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+            for shape, dtype in (((sequences, length + 1), torch.int64), ((4,), torch.float64))
+        ]
+        self._written = [tensor.numpy() for tensor in self._on_host]
+        # On CPU these are the same tensors.
+        self._read = [tensor.to(device) for tensor in self._on_host]
+        self.token_bt, words = self._read
+        self.loss_limit, *self.notices = words.unbind()
+
+    def write(self, sequences: Sequences, loss_limit: float, notices: tuple[bool, bool, bool]) -> None:
+        """Those of the next step, ``[b, t]`` tokens first; b may be fewer than there is room for."""
+        for written, values in zip(self._written, (sequences, (loss_limit, *notices)), strict=True):
+            np.copyto(written[: len(values)], values)
+        for there, here in zip(self._read, self._on_host, strict=True):
+            if there is not here:
+                there.copy_(here, non_blocking=True)

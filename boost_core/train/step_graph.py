@@ -1,0 +1,152 @@
+"""The device's work of a step as a CUDA graph: captured once, replayed from then on without the host's part in it.
+
+What is captured is all from the batch at hand to the one reading of the step: forward and backward of every
+micro-batch, their collectives, the gradients' sums over replicas and their norm. The update comes after that reading,
+which decides whether there is one, and is a few launches. (As Megatron-Core's graphs of a full iteration, which leave
+the optimizer out, too.)
+
+NCCL wants all ranks of a collective to capture it or none, so ranks agree after they have tried. A graph lives as long
+as the state of one gang: after a resize the new gang's state captures its own.
+"""
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from boost_core.config import JobSpec
+from boost_core.parallel.clock import StepClock
+from boost_core.parallel.ledger import CommunicationLedger
+
+logger = logging.getLogger(__name__)
+
+# In the first, kernels are compiled, communicators made, and the order of gradients learnt; the second sends by it.
+WARM_STEPS = 2
+
+Work = Callable[[], torch.Tensor]  # queues a step's work, and gives what is to be read of it
+
+
+class CudaGraph:
+    """Torch's, with a stream of its own: none may be captured on that which all else uses."""
+
+    def __init__(self) -> None:
+        self._graph, self._stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+
+    def warm(self, work: Work) -> torch.Tensor:
+        """Do the work on the stream on which it will be captured, as libraries keep memory for each stream."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            values = work()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return values
+
+    def capture(self, work: Work) -> torch.Tensor:
+        """Take note of the work; what it gives is there after each ``replay``."""
+        # Other threads, which copy checkpoints and watch over NCCL, may do meanwhile what no capture allows.
+        with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
+            return work()
+
+    def replay(self) -> None:
+        """Do the work that was captured, on the current stream."""
+        self._graph.replay()
+
+    def reset(self) -> None:
+        """Let go of it, and of its memory."""
+        self._graph.reset()
+
+
+class StepGraph:
+    """Does the work of steps: operation by operation at first, then as a graph, unless there is an obstacle.
+
+    Args:
+        obstacle: Why the work cannot be captured; ``None`` if it is to be tried.
+        required: Whether it is an error if it cannot.
+        clock: Told of the parts of a replayed step.
+        ledger: Told of its collectives.
+        all_agree: Whether all ranks say yes.
+        abandon: Called after a capture that has failed, to forget what it has left half done.
+
+    Attributes:
+        obstacle: As given, or found meanwhile.
+    """
+
+    def __init__(
+        self, obstacle: str | None, required: bool, clock: StepClock, ledger: CommunicationLedger,
+        all_agree: Callable[[bool], bool], abandon: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.obstacle, self._required = obstacle, required
+        self._clock, self._ledger, self._all_agree, self._abandon = clock, ledger, all_agree, abandon
+        self._graph = CudaGraph() if obstacle is None else None
+        self._warm_steps = 0
+        self._replay: Callable[[], torch.Tensor] | None = None
+        self._failure: str | None = None
+
+    def run(self, work: Work) -> torch.Tensor:
+        """Do a step's work and give what it gives. The work is the same every time, and reads the same memory.
+
+        Raises:
+            ValueError: It cannot be captured, and has to be; on all ranks.
+        """
+        if self._graph is None:
+            return work()
+        if self._warm_steps < WARM_STEPS:
+            self._warm_steps += 1
+            return self._graph.warm(work)
+        if self._replay is None:
+            self._replay = self._captured(self._graph, work)
+        return work() if self._replay is None else self._replay()
+
+    def failure(self) -> str | None:
+        """Why a capture has failed since this was last asked."""
+        found, self._failure = self._failure, None
+        return found
+
+    def release(self, why: str) -> None:
+        """Give a graph's memory back. From now on steps are done operation by operation."""
+        self.obstacle, self._replay = why, None
+        if self._graph is not None:
+            self._graph.reset()
+            self._graph = None
+
+    def _captured(self, graph: CudaGraph, work: Work) -> Callable[[], torch.Tensor] | None:
+        cause = None
+        with self._ledger.recorded() as collectives, self._clock.recorded() as parts:
+            try:
+                values = graph.capture(work)
+            except RuntimeError as error:  # as all of CUDA's are
+                # The end of a broken capture fails as well, and hides what has broken it.
+                cause = str(error.__context__ or error).partition("\n")[0]
+        if self._all_agree(cause is None):
+            logger.info("steps are replayed as a CUDA graph from now on")
+        else:
+            self._give_up(cause or "another rank could not capture it")
+            return None
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            self._ledger.replay(collectives)
+            self._clock.replay(parts)
+            return values
+
+        return replay
+
+    def _give_up(self, cause: str) -> None:
+        if self._required:
+            raise ValueError(
+                f"training.cuda_graphs is on, but the step cannot be captured: {cause}; set it to auto or off"
+            )
+        self._abandon()
+        self.release(cause)
+        self._failure = f"steps are not captured as a CUDA graph: {cause}"
+        logger.warning(self._failure)
+
+
+def obstacle(spec: JobSpec, device: torch.device) -> str | None:
+    """Why a job's steps cannot be captured, as far as its spec tells; ``None`` if it is worth trying."""
+    if spec.training.cuda_graphs == "off":
+        return "training.cuda_graphs is off"
+    if spec.parallelism.pipeline_parallel_size > 1:
+        return "the host takes part in a pipeline's schedule"
+    if device.type != "cuda":
+        return "the job trains on CPU"
+    return None
