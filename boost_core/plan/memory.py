@@ -8,17 +8,19 @@ head       ``parallel.vocabulary``: logits of a chunk of 2²⁶/(V/tp) tokens, t
            backward the gradients of the hidden vectors, c·T·d, and of the head, in fp32 and rounded or as a summand
 pipeline   torch's stages have a buffer for each micro-batch of a step that a neighbour sends, forward and backward; its
            schedules of several stages keep what they have sent until the step's end
-batch      24 bytes a token of a replica's step: ids and targets in 64 bits, what counts, and weights
+batch      32 bytes a token of a replica's step: ids as the host sends them, ids and targets in 64 bits, what counts,
+           and weights
 rotary     24 bytes for each position and pair of a head's elements: angles in fp64 and fp32
 masks      where documents are apart a byte a pair of positions of a micro-batch, and in each block one of the compute
            type; where a window slides, the same of one sequence
+graph      what a captured step takes is its own between steps, too: LORO's or Muon's update and evaluation come on top
 =========  ==========================================================================================================
 
 A step is fullest either as the loss's backward pass begins, with all activations and the head's, or after that in the
 final norm or the block before it, with gradients of activations and what is computed again. ``total`` is the fuller of
 the two, or what the start or LORO's or Muon's update takes if that is more; so it can be less than the sum of its
-parts. CUDA's context, NCCL's buffers, the scratch memory of a CPU's matrix products and the allocator's gaps are not
-in it.
+parts. CUDA's context, what the driver keeps of a graph's launches, NCCL's buffers, the scratch memory of a CPU's matrix
+products and the allocator's gaps are not in it.
 ``tests/numerics/test_memory_plan.py`` compares with what torch's allocator gives out.
 """
 
@@ -37,7 +39,8 @@ from boost_core.plan.stages import Stage, cut
 from boost_core.plan.state_memory import largest_weight, starting_peak, state_bytes
 
 _CHUNK_ELEMENTS = 1 << 26  # ``parallel.vocabulary.CHUNK_ELEMENTS``
-_BATCH_BYTES = 24
+_BATCH_BYTES = 32
+_TOKEN_BYTES = 8
 _DOCUMENT_BYTES = 8
 _GRAM_MATRICES, _MOST_PROJECTIONS = 7, 3  # of ``optim.muon`` at a time; of one input
 
@@ -137,9 +140,24 @@ class _Rank:
         kept, backward, head = self._kept(), max(self._backward(), self._head_norm()), self._head()
         under_way, ahead = sum(each.under_way for each in groups), sum(each.ahead for each in groups)
         step = weights + gradients + optimizer + kept + max(backward + under_way, head + ahead)
-        update = weights + gradients + optimizer + self._update(weights // self._element)
+        update = self._update(weights // self._element)
+        if self._is_captured():
+            step += max(update, self._evaluation())
+        update += weights + gradients + optimizer
         total = max(step, starting_peak(groups) + self._rotary(), update)
         return RankMemory(weights, gradients + under_way, optimizer, kept + backward, head, total)
+
+    def _is_captured(self) -> bool:
+        """Whether steps are CUDA graphs; see ``train.step_graph``."""
+        job = self._job
+        on_gpu, one_stage = job.resources.gpus_per_worker > 0, job.parallelism.pipeline_parallel_size == 1
+        return on_gpu and one_stage and job.training.cuda_graphs != "off"
+
+    def _evaluation(self) -> int:
+        """About what a forward pass takes: a block's activations, or the head's."""
+        crossed = given = self._job.model.crosses_into(self._stages[-1].layers[-1])
+        block = self._tokens * (self._plain.block(crossed, given) + self._each.residual * self._element)
+        return max(block + self._masks(self._stages[0]), self._tokens * self._each.head() + self._logits())
 
     def _kept(self) -> int:
         """Activations as the last of the micro-batches in hand has gone through."""
@@ -208,7 +226,8 @@ class _Rank:
 
     def _batch(self) -> int:
         a_token = _BATCH_BYTES + (_DOCUMENT_BYTES if self._job.data.documents_apart else 0)
-        return a_token * self._tokens * self._micro_batches
+        sequences = self._job.training.micro_batch_size * self._micro_batches  # each with the token that follows it
+        return a_token * self._tokens * self._micro_batches + _TOKEN_BYTES * sequences
 
     def _rotary(self) -> int:
         return 24 * self._job.training.sequence_length * self._job.model.head_size // 2 + self._window_mask()
@@ -229,6 +248,13 @@ class _Rank:
     def _head(self) -> int:
         if not self._stages[-1].last:
             return 0
+        element = self._element
+        tied = element if self._job.model.tie_embeddings and self._each.sharding.residual else 0
+        gradients = (PRECISE + max(element + tied, element + self._copied())) * self._table()
+        return self._tokens * self._each.head() + self._logits() + gradients
+
+    def _logits(self) -> int:
+        """Those of a chunk, and the hidden vectors that they are made of, with both gradients."""
         job, element = self._job, self._element
         vocabulary = job.model.vocab_size // job.parallelism.tensor_parallel_size
         chunk = min(self._tokens, max(1, _CHUNK_ELEMENTS // vocabulary))
@@ -237,9 +263,7 @@ class _Rank:
             # Their gradient is not made in their memory, and of bf16 there is a copy.
             logits += chunk * vocabulary * PRECISE * (1 if element == PRECISE else 2)
         hidden = (self._tokens + chunk) * job.model.hidden_size * element
-        tied = element if job.model.tie_embeddings and self._each.sharding.residual else 0
-        gradients = (PRECISE + max(element + tied, element + self._copied())) * self._table()
-        return self._tokens * self._each.head() + logits + hidden + gradients
+        return logits + hidden
 
     def _head_norm(self) -> int:
         return self._tokens * self._each.head_norm_backward() if self._stages[-1].last else 0
