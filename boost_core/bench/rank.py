@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,9 +42,17 @@ from boost_core.plan.collectives import collective_seconds
 from boost_core.plan.flops import model_flops_per_token
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
+from boost_core.train.step_graph import StepGraph
 
 _WARM_STEPS = 3
-_Step = tuple[Callable[[], None], CommunicationLedger]  # a step, and what counts its collectives
+
+
+class _Step(NamedTuple):
+    """A step, what counts its collectives, and what captures it, if anything does."""
+
+    run: Callable[[], None]
+    ledger: CommunicationLedger
+    graph: StepGraph | None
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,7 @@ def block_seconds(shape: RunShape, variant: Variant, device: torch.device, repea
     for layers in (few, more):
         with _alone(shape.tensor_parallel_size):
             deep = replace(shape, layers=layers)
-            step, _ = _trainer_step(deep.job(variant, device), deep, device, f"{deep}: {variant.name}")
+            step, *_ = _trainer_step(deep.job(variant, device), deep, device, f"{deep}: {variant.name}")
             for _ in range(_WARM_STEPS):
                 step()
             seconds.append(median(wall_seconds(step, device, repeats)))
@@ -150,14 +158,17 @@ def _measured(
     case: str,
 ) -> Iterator[Row]:
     spec = shape.job(variant, device)
-    step, ledger = (_published_step if variant.published else _trainer_step)(spec, shape, device, case)
+    step, ledger, graph = (_published_step if variant.published else _trainer_step)(spec, shape, device, case)
     for _ in range(_WARM_STEPS):
         step()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
     seconds = Spread.of(wall_seconds(step, device, steps))
     yield Row.spread("rank", case, "step", "s", seconds)
+    if graph is not None and graph.obstacle is None:
+        graph.release("what is replayed does not tell of its operations and their memory")
+        yield Row.spread("rank", case, "step, not captured", "s", Spread.of(wall_seconds(step, device, steps)))
     if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
         yield Row.single("rank", case, "peak memory", "bytes", torch.cuda.max_memory_allocated(device))
 
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
@@ -191,7 +202,7 @@ def _trainer_step(spec: JobSpec, shape: RunShape, device: torch.device, case: st
         if result.diverged:  # its update was left out, and would be missing from what is timed
             raise _diverges(case, f"a loss of {result.loss:g} and a gradient norm of {result.gradient_norm:g}")
 
-    return step, state.ledger
+    return _Step(step, state.ledger, state.graph)
 
 
 def _published_step(spec: JobSpec, shape: RunShape, device: torch.device, case: str) -> _Step:
@@ -205,7 +216,7 @@ def _published_step(spec: JobSpec, shape: RunShape, device: torch.device, case: 
         if not math.isfinite(loss):
             raise _diverges(case, f"a loss of {loss:g}")
 
-    return step, ledger
+    return _Step(step, ledger, None)
 
 
 def _diverges(case: str, figures: str) -> FloatingPointError:

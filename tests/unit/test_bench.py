@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 import boost_core.bench.__main__ as bench
 from boost_core.architecture.sharding import micro_batch_payloads
-from boost_core.bench.rank import LoneCommunicator, _alone, draw_weights
+from boost_core.bench.rank import LoneCommunicator, RunShape, _alone, draw_weights, rank_rows
 from boost_core.bench.results import NO_GPU, Row, table
+from boost_core.bench.variants import VARIANTS
 from boost_core.config import JobSpec
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
@@ -22,10 +23,13 @@ from boost_core.parallel import communicator as communicator_module
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.plan.collectives import collective_seconds, fit
+from boost_core.train import state as state_module
+from boost_core.train import step_graph
 from boost_core.train.state import TrainState
 from boost_core.train.step import Requests, StepResult, training_step
 from service.cli.main import app
 from tests.jobs import tiny_job, write_corpus
+from tests.numerics.recorded_graph import RecordedGraph
 
 AT_A_TINY_SHAPE = ["--model", "tiny", "--tp", "2", "--micro-batch", "1", "--sequence", "16", "--repeats", "2"]
 Figures = dict[str, dict[str, float]]
@@ -175,6 +179,16 @@ def test_a_group_that_writes_no_results_is_made_up_for(tmp_path: Path) -> None:
         assert torch.equal(alone.reduce_scatter(x_pTc, ""), x_Tc)
         assert torch.equal(alone.all_to_all(x_pTc, ""), x_pTc)
     assert diverged == [True, False]
+
+
+def test_a_captured_step_is_timed_beside_the_same_kernel_by_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "obstacle", lambda *_: None)
+    monkeypatch.setattr(step_graph, "CudaGraph", RecordedGraph)
+    shape = RunShape("tiny", 2, 1, 16, layers=1)
+    (variant,) = (each for each in VARIANTS if each.name == "cola, btp")
+    rows = {row.quantity: row.p50 for row in rank_rows(shape, variant, torch.device("cpu"), 2, 1e9, [])}
+    assert rows["step"] > 0 and rows["step, not captured"] > 0
+    assert rows["HFU"] > rows["MFU"]  # whose operations are counted as they are done
 
 
 def test_nothing_is_timed_of_steps_that_diverge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,11 +18,14 @@ EXACT = [2.0, 1.0]
 
 def test_the_gpus_losses_are_held_to_what_bf16_makes_on_the_cpu() -> None:
     curves = {"CPU, fp32": EXACT, "CPU, bf16": [2.002, 1.001]}
-    assert losses(curves | {"GPU, bf16": [1.998, 0.999]})[1]
-    text, right = losses(curves | {"GPU, bf16": [2.002, 1.003]})
-    assert not right
-    assert "**not within** 2 times" in text and "| GPU, bf16 | 1.00300 | 3.0e-03 |" in text
-    assert not losses(curves | {"GPU, bf16": [2.0]})[1]  # it ended early
+    captured, plain = "GPU, bf16", "GPU, bf16, not captured"
+    text, right = losses(curves | {captured: [1.998, 0.999], plain: [1.998, 1.0]})
+    assert right and "graphs are 1.0e-03 from" in text
+    for off in (captured, plain):
+        text, right = losses(curves | {captured: EXACT, plain: EXACT} | {off: [2.002, 1.003]})
+        assert not right
+        assert "**not within** 2 times" in text and f"| {off} | 1.00300 | 3.0e-03 |" in text
+        assert not losses(curves | {captured: EXACT, plain: EXACT} | {off: [2.0]})[1]  # it ended early
 
 
 def test_a_report_has_what_was_measured_and_what_went_wrong(tmp_path: Path) -> None:
