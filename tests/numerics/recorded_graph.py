@@ -25,7 +25,7 @@ class Refused(RuntimeError):
 class RecordedGraph(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self._operations: list[tuple[Any, Any, Any, Any]] = []
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
         self._made: dict[int, torch.UntypedStorage] = {}  # alive, so that no other gets their numbers
         self.read: set[int] = set()  # addresses of memory that is not of the work's own taking
         self.replays = 0
@@ -43,7 +43,7 @@ class RecordedGraph(TorchDispatchMode):
     @torch.no_grad()
     def replay(self) -> None:
         self.replays += 1
-        for function, arguments, keywords, results in self._operations:
+        for function, arguments, keywords, results in self.operations:
             again = done(function, arguments, keywords)
             inputs = set(storages((arguments, keywords)))
             for there, here in zip(tensors(results), tensors(again), strict=True):
@@ -51,7 +51,7 @@ class RecordedGraph(TorchDispatchMode):
                     there.copy_(here)
 
     def reset(self) -> None:
-        self._operations, self._made = [], {}
+        self.operations, self._made = [], {}
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         keywords = keywords or {}
@@ -66,7 +66,7 @@ class RecordedGraph(TorchDispatchMode):
         if made or function._schema.is_mutable or function.namespace == "c10d":  # else it gives a view
             # Without what autograd knows of them, which would keep all of its memory.
             kept = tree_map_only(torch.Tensor, torch.Tensor.detach, (arguments, keywords, results))
-            self._operations.append((function, *kept))
+            self.operations.append((function, *kept))
         return results
 
 
