@@ -264,7 +264,10 @@ def test_a_captured_step_leaves_room_for_an_evaluation(
     captured, plain = (
         job(
             model, parallelism, resources={"gpus_per_worker": 1},
-            training={"precision": "bf16", "micro_batch_size": 8, "cuda_graphs": graphs}, **changes,
+            training={
+                "precision": "bf16", "micro_batch_size": 8, "global_batch_size": 8, "cuda_graphs": graphs,
+            },
+            **changes,
         )
         for graphs in ("auto", "off")
     )  # fmt: skip
