@@ -75,8 +75,9 @@ class Block(nn.Module):
     def _attend(self, latents: Whole, carried: Into, rotation: Rotation) -> tuple[Whole, Crossed]:
         projected, crossed = self.query_key_value.up_project(latents, carried)
         if self.qk_norm:
-            scales = (self.query_key_value.declared(name) for name in ("query_scale", "key_scale"))
-            projected = with_normed_heads(projected, *scales, self.query_key_value.norm_epsilon)
+            group = self.query_key_value
+            scales = group.declared("query_scale"), group.declared("key_scale")
+            projected = with_normed_heads(projected, *scales, group.norm_epsilon)
         return self.output.down_project(causal_attention(projected, rotation, self.head_size)), crossed
 
     def _add_attended(self, latents: Whole, carried: Into, stream_Td: torch.Tensor) -> tuple[Whole, Crossed, Residual]:

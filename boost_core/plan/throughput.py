@@ -61,7 +61,7 @@ class StepSeconds:
     @property
     def total(self) -> float:
         """All of it."""
-        return sum(astuple(self))
+        return float(sum(astuple(self)))
 
 
 @dataclass(frozen=True)

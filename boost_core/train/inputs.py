@@ -3,7 +3,6 @@
 Shape suffixes: b sequences, t = s + 1 tokens of each.
 """
 
-import numpy as np
 import torch
 
 from boost_core.data.sampler import Sequences
@@ -40,8 +39,9 @@ class StepInputs:
 
     def write(self, sequences: Sequences, loss_limit: float, notices: tuple[bool, bool, bool]) -> None:
         """Those of the next step, ``[b, t]`` tokens first; b may be fewer than there is room for."""
-        for written, values in zip(self._written, (sequences, (loss_limit, *notices)), strict=True):
-            np.copyto(written[: len(values)], values)
+        tokens, words = self._written
+        tokens[: len(sequences)] = sequences
+        words[:] = loss_limit, *notices
         for there, here in zip(self._read, self._on_host, strict=True):
             if there is not here:
                 there.copy_(here, non_blocking=True)

@@ -30,7 +30,8 @@ class CudaGraph:
     """Torch's, with a stream of its own: none may be captured on that which all else uses."""
 
     def __init__(self) -> None:
-        self._graph, self._stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        self._graph = torch.cuda.CUDAGraph()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def warm(self, work: Work) -> torch.Tensor:
         """Do the work on the stream on which it will be captured, as libraries keep memory for each stream."""
