@@ -23,17 +23,17 @@ def job_problems(
 ) -> list[FieldProblem]:  # fmt: skip
     """Everything about a job whose parts are fine one by one but do not go together."""
     return [
-        *_layout_problems(model, parallelism, training, optimizer),
+        *layout_problems(model, parallelism, training, optimizer),
         *_vocabulary_problems(model, data),
         *_device_problems(training, gpus_per_worker),
         *_schedule_problems(training, optimizer),
     ]
 
 
-def _layout_problems(
+def layout_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig
 ) -> list[FieldProblem]:
-    """Those that depend on how the gang is split."""
+    """Those problems that depend on how the gang is split."""
     return [
         *strategy_problems(model, parallelism),
         *_pipeline_problems(model, parallelism, training),
@@ -191,7 +191,7 @@ def legal_layouts(
         layout
         for replica in _replica_layouts(parallelism, elasticity)
         for number in _numbers_of_replicas(training, elasticity)
-        if not _layout_problems(model, parallelism.at(layout := replace(replica, dp=number)), training, optimizer)
+        if not layout_problems(model, parallelism.at(layout := replace(replica, dp=number)), training, optimizer)
     ]
     return tuple(sorted(layouts, key=lambda layout: (layout.world_size, layout)))
 
@@ -217,7 +217,7 @@ def elasticity_problems(
     for replica in replicas:
         if replica not in legal:
             where = ("elasticity", "layouts" if elasticity.layouts else "data_parallel_size")
-            found = _layout_problems(model, parallelism.at(replace(replica, dp=sizes.min)), training, optimizer)
+            found = layout_problems(model, parallelism.at(replace(replica, dp=sizes.min)), training, optimizer)
             causes = "; ".join(problem.message for problem in found) or "the batch does not split so"
             message = f"{replica.replica_text} is legal with no number of replicas from {sizes.min} to {sizes.max}"
             problems.append(FieldProblem(where, [replica.tp, replica.pp], f"{message}: {causes}"))

@@ -1,7 +1,7 @@
 """What a job will need and about how long it will take, in every layout that it allows: before any of it runs."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Literal, get_args
 
 from pydantic import Field
@@ -13,6 +13,7 @@ from boost_core.config.layout import Layout
 from boost_core.config.model import FamilyName, ModelConfig
 from boost_core.config.presets import PRESETS
 from boost_core.hardware import BYTES, DEVICE_BYTES
+from boost_core.plan.cluster import Cluster
 from boost_core.plan.devices import device_bytes, kind_of_gpu, too_large
 from boost_core.plan.flops import model_flops_per_token
 from boost_core.plan.machine import Machine, machine_for
@@ -114,19 +115,17 @@ class PresetList(Config):
     presets: tuple[Preset, ...]
 
 
-def plan(spec: JobSpec, profile: MeasuredProfile | None = None) -> Plan:
+def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
     """What a job will need in each of its layouts.
 
     Args:
         spec: The job.
-        profile: What was measured of the devices that it will run on.
+        machine: What it will run on; by default what ``machine_of`` makes of the job alone.
 
     Raises:
-        ValueError: The profile is of another precision.
+        ValueError: A layout does not go into the machine's network.
     """
-    machine = machine_for(spec.resources, spec.training.precision)
-    if profile is not None:
-        machine = profile.machine(machine, spec.training.precision)
+    machine = machine or machine_of(spec)
     parts = {layout: step_parts(spec, layout, machine) for layout in spec.layouts()}
     layouts = list(parts)
     planned = tuple(_planned(spec, layout, parts[layout], machine.profile) for layout in layouts)
@@ -144,6 +143,23 @@ def plan(spec: JobSpec, profile: MeasuredProfile | None = None) -> Plan:
             _notes(spec, machine, {layout: each.memory.total for layout, each in zip(layouts, planned, strict=True)})
         ),
     )
+
+
+def machine_of(spec: JobSpec, profile: MeasuredProfile | None = None, cluster: Cluster | None = None) -> Machine:
+    """What a job is planned for.
+
+    Args:
+        spec: The job.
+        profile: What was measured of the devices; by default what data sheets promise.
+        cluster: The network; by default what is assumed of the job's kind of GPU.
+
+    Raises:
+        ValueError: The profile is of another precision.
+    """
+    machine = machine_for(spec.resources, spec.training.precision)
+    if cluster is not None:
+        machine = replace(machine, cluster=cluster)
+    return machine if profile is None else profile.machine(machine, spec.training.precision)
 
 
 def _bytes_per_parameter(spec: JobSpec) -> int:

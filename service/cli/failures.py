@@ -10,10 +10,14 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 from typer.core import TyperGroup
+from yaml import YAMLError
 
 from boost_core.config import JobSpec, load_job
 from boost_core.config.nanotron import Imported, import_config
+from boost_core.config.parsing.yaml_text import read_yaml
+from boost_core.plan.cluster import Cluster
 from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.network import NetworkConfig
 from service.cli.output.printing import print_line
 from service.client import ApiError, ServiceUnreachable
 from service.models.problems import FieldError, job_errors
@@ -111,6 +115,20 @@ def read_profile(path: Path) -> MeasuredProfile:
         raise BadInput(*(f"{path}: {line}" for line in _field_lines(job_errors(error.errors())))) from error
     except OSError as error:
         raise BadInput(str(error)) from error
+
+
+def read_network(path: Path) -> Cluster:
+    """Read the levels of a network.
+
+    Raises:
+        BadInput: It cannot be read, or is not such a description.
+    """
+    try:
+        return NetworkConfig.model_validate(read_yaml(path.read_text(encoding="utf-8"))).cluster()
+    except ValidationError as error:
+        raise BadInput(*(f"{path}: {line}" for line in _field_lines(job_errors(error.errors())))) from error
+    except (OSError, ValueError, YAMLError) as error:
+        raise BadInput(f"{path}: {error}") from error
 
 
 def read_settings(**given: Any) -> Settings:

@@ -19,7 +19,7 @@ from boost_core.plan.machine import machine_for
 from boost_core.plan.measured import MeasuredLink, MeasuredProfile
 from boost_core.plan.parameters import block_parameters
 from boost_core.plan.profile import Profile
-from boost_core.plan.report import plan
+from boost_core.plan.report import machine_of, plan
 from boost_core.plan.throughput import step_parts
 from boost_core.plan.work import Work, block_work
 from service.cli.main import app
@@ -85,7 +85,7 @@ def test_times_that_follow_from_nothing_are_refused() -> None:
 
 def test_a_plan_goes_by_what_was_measured_and_says_so() -> None:
     spec = tiny_job("corpus", "checkpoints")
-    assumed, measured = plan(spec), plan(spec, MEASURED)
+    assumed, measured = plan(spec), plan(spec, machine_of(spec, MEASURED))
     assert (assumed.provenance, measured.provenance) == ("assumed", "measured")
     (shape,) = measured.shapes
     low, high = shape.step_seconds_range

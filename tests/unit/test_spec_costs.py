@@ -106,7 +106,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         count(module, "rank_memory")
     for module in (report, throughput):
         count(module, "step_parts")
-    count(legality, "_layout_problems")
+    count(legality, "layout_problems")
     return counted
 
 
@@ -114,7 +114,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_the_largest_specs_are_checked_in_a_bounded_number_of_steps(seed: int, calls: Counter[str]) -> None:
     spec = check(largest(random.Random(seed)))
     assert len(spec.layouts()) <= MOST_LAYOUTS
-    assert calls["_layout_problems"] <= MOST_LAYOUTS + 1
+    assert calls["layout_problems"] <= MOST_LAYOUTS + 1
     assert calls["rank_memory"] <= 2 * MOST_LAYOUTS  # at the door, and for the scheduler
     assert calls["step_parts"] <= MOST_LAYOUTS
     again = WAITING.model_copy(update={"spec": JobSpec.model_validate(spec.model_dump(mode="json"))})

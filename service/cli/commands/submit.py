@@ -9,11 +9,13 @@ from rich.console import Console
 
 from boost_core.config import JobSpec
 from boost_core.config.parsing.yaml_text import read_yaml
+from boost_core.plan.report import machine_of
 from boost_core.plan.report import plan as plan_of
+from boost_core.plan.search_report import SearchReport, search_report
 from service.cli.connection import open_client
-from service.cli.failures import BadInput, read_job, read_profile
+from service.cli.failures import BadInput, read_job, read_network, read_profile
 from service.cli.options import AsJson, Follow, IdempotencyKey, JobId, Url
-from service.cli.output.plan_table import print_plan
+from service.cli.output.plan_table import print_plan, print_search
 from service.cli.output.printing import print_json, say
 from service.cli.output.progress import exit_as, follow_until_interrupted
 from service.client import Client
@@ -68,17 +70,26 @@ def plan(
     profile: Annotated[
         Path | None, typer.Option(help="What `boost bench profile` measured of such devices (default: data sheets).")
     ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, max=65_536, help="Search the best way to train the job on so many GPUs.")
+    ] = None,
+    cluster: Annotated[Path | None, typer.Option(help="With --gpus: the network's levels, as YAML.")] = None,
+    top: Annotated[int, typer.Option(min=1, max=100, help="With --gpus: how many ways to show.")] = 5,
+    explain: Annotated[bool, typer.Option("--explain", help="With --gpus: what would change the choice.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a job's memory, communication, throughput and time in each of its layouts. Needs no service."""
     spec = read_job(job)
-    measured = read_profile(profile) if profile else None
+    network = read_network(cluster) if cluster else None
     try:
-        found = plan_of(spec, measured)
+        machine = machine_of(spec, read_profile(profile) if profile else None, network)
+        found = plan_of(spec, machine) if gpus is None else search_report(spec, gpus, machine, top, explain)
     except ValueError as error:
-        raise BadInput(f"{profile}: {error}") from error
+        raise BadInput(str(error)) from error
     if as_json:
         print_json(found)
+    elif isinstance(found, SearchReport):
+        print_search(found)
     else:
         print_plan(found, spec)
 

@@ -6,6 +6,7 @@ from boost_core.config import JobSpec, Layout
 from boost_core.hardware import BYTES
 from boost_core.messages.report_text import duration
 from boost_core.plan.report import Plan, PlannedShape
+from boost_core.plan.search_report import PlannedChoice, SearchReport
 from service.cli.output.printing import print_table, say
 
 _COLUMNS = ("LAYOUT", "RANKS", "MEMORY A RANK", "FITS", "EXCHANGE", "STEP", "TOKENS/S", "DURATION", "")
@@ -24,6 +25,24 @@ def print_plan(plan: Plan, spec: JobSpec) -> None:
     say("exchange: what a rank hands to tensor parallel all-reduces for a micro-batch, and in how many of them")
     for note in plan.notes:
         say(f"note: {note}")
+
+
+def print_search(found: SearchReport) -> None:
+    """Print the best ways to train a job."""
+    rows = (
+        (each.text, str(each.world_size), _size(each.memory_bytes), _step(each), f"{each.tokens_per_second:,.0f}")
+        for each in found.choices
+    )
+    print_table(("CHOICE", "RANKS", "MEMORY A RANK", "STEP", "TOKENS/S"), rows)
+    if not found.choices:
+        say("nothing fits")
+    for line in (*found.why, *found.would_change):
+        say(f"- {line}")
+    say(f"{found.combinations:,} combinations of sizes, micro-batch and schedule; rates are {found.provenance}")
+
+
+def _step(planned: PlannedShape | PlannedChoice) -> str:
+    return "{:.3g} s ({:.2g} – {:.2g})".format(planned.step_seconds, *planned.step_seconds_range)
 
 
 def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -47,7 +66,7 @@ def _row(planned: PlannedShape, spec: JobSpec, is_fastest: bool) -> tuple[str, .
         _size(planned.memory.total),
         _fits(planned),
         _exchange(planned, spec),
-        "{:.3g} s ({:.2g} – {:.2g})".format(planned.step_seconds, *planned.step_seconds_range),
+        _step(planned),
         f"{planned.tokens_per_second:,.0f}",
         duration(planned.total_seconds),
         "fastest" if is_fastest else "",

@@ -1,0 +1,212 @@
+"""What a search finds: held to all ways there are, and to what must hold whatever the machine is."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from boost_core.config import JobSpec, Layout
+from boost_core.plan import search as module
+from boost_core.plan.machine import Machine
+from boost_core.plan.memory import rank_memory
+from boost_core.plan.network import NetworkConfig
+from boost_core.plan.report import machine_of
+from boost_core.plan.search import SPARE, Choice, reasons, search, sensitivities
+from boost_core.plan.search_report import search_report
+from boost_core.plan.throughput import step_seconds
+from service.cli.main import app
+
+
+def job(preset: str = "3b", batch: int = 32, **changes: Any) -> JobSpec:
+    spec = {
+        "name": "searched",
+        "model": {"preset": preset, "vocab_size": 32_000, **changes.pop("model", {})},
+        "training": {"steps": 10, "sequence_length": 4096, "global_batch_size": batch, "micro_batch_size": 1,
+                     "precision": "bf16"},
+        "resources": {"gpus_per_worker": 1, "accelerator_type": "H100"},
+    }  # fmt: skip
+    return JobSpec.model_validate(spec | changes)
+
+
+def network(node: int, inside: float, outside: float) -> NetworkConfig:
+    levels = [
+        {"name": "node", "fan_out": node, "gigabytes_per_second": inside},
+        {"name": "fabric", "fan_out": 1024, "gigabytes_per_second": outside},
+    ]
+    return NetworkConfig.model_validate({"levels": levels})
+
+
+def machine(spec: JobSpec, node: int = 8, inside: float = 450, outside: float = 50) -> Machine:
+    return machine_of(spec, cluster=network(node, inside, outside).cluster())
+
+
+@cache
+def every_way(batch: int, gpus: int, node: int) -> list[tuple[float, int]]:
+    """Seconds and bytes of every legal way, whatever is used of the GPUs; legal is what a job file may say."""
+    spec = job(batch=batch)
+    return list(_every_way(spec, gpus, machine(spec, node)))
+
+
+def _every_way(spec: JobSpec, gpus: int, on: Machine) -> Iterator[tuple[float, int]]:
+    content = spec.model_dump(mode="json")
+    schedules = ("1f1b", "interleaved_1f1b", "zero_bubble")
+    for tensor, pipeline, replicas in product((1, 2, 4, 8), range(1, gpus + 1), range(1, gpus + 1)):
+        if tensor * pipeline * replicas > gpus or tensor > on.cluster.levels[0].fan_out:
+            continue
+        for micro, schedule, recompute, zero in product((1, 2, 4), schedules, ("none", "latent", "full"), (1, 2)):
+            parallelism = {
+                "tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "data_parallel_size": replicas,
+                "pipeline_schedule": schedule, "recompute": recompute, "zero_stage": zero,
+            }  # fmt: skip
+            try:
+                way = JobSpec.model_validate(
+                    content
+                    | {"parallelism": parallelism, "training": content["training"] | {"micro_batch_size": micro}}
+                )
+            except ValidationError:
+                continue
+            layout = Layout(tensor, pipeline, replicas)
+            yield step_seconds(way, layout, on), rank_memory(way, layout).total
+
+
+@pytest.mark.parametrize(("batch", "gpus", "node"), [(16, 4, 2), (12, 6, 4)])
+def test_nothing_that_fits_is_faster_than_what_is_found(
+    batch: int, gpus: int, node: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MICRO_BATCHES", (1, 2, 4))
+    spec = job(batch=batch)
+    ways = every_way(batch, gpus, node)
+    for device in (30e9, 45e9, 60e9, 80e9, 200e9):
+        found = search(spec, gpus, machine(spec, node), device, 1)
+        fitting = [seconds for seconds, needed in ways if needed <= device * (1 - SPARE)]
+        assert bool(found.choices) == bool(fitting)
+        if fitting:
+            assert found.choices[0].seconds.total <= min(fitting) * 1.01
+
+
+def seconds_of(choices: list[Choice]) -> list[float]:
+    return [choice.seconds.total for choice in choices]
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.sampled_from(["3b", "7b"]), st.sampled_from([2, 6, 8, 16]), st.sampled_from([20e9, 40e9, 80e9, 141e9]),
+    st.sampled_from([25, 300]), st.sampled_from([3, 50]),
+)  # fmt: skip
+def test_what_is_found_fits_is_legal_and_never_gets_worse_when_something_is_added(
+    preset: str, gpus: int, device: float, inside: float, outside: float
+) -> None:
+    spec = job(preset)
+    on = machine(spec, 8, inside, outside)
+    found = search(spec, gpus, on, device, 3)
+    assert found == search(spec, gpus, on, device, 3)
+    assert seconds_of(found.choices) == sorted(seconds_of(found.choices))
+    for choice in found.choices:
+        content = spec.model_dump(mode="json")
+        for section, changes in choice.patch.items():
+            content[section] |= changes
+        patched = JobSpec.model_validate(content)  # legal
+        assert choice.layout.world_size <= gpus
+        assert rank_memory(patched, choice.layout).total == choice.needed <= device * (1 - SPARE)
+        assert step_seconds(patched, choice.layout, on) == pytest.approx(choice.seconds.total)
+    for better in (
+        search(spec, gpus, on, device * 2, 1),
+        search(spec, gpus, machine(spec, 8, inside * 2, outside), device, 1),
+        search(spec, gpus, machine(spec, 8, inside, outside * 2), device, 1),
+    ):
+        if found.choices:
+            assert better.choices[0].seconds.total <= found.choices[0].seconds.total * (1 + 1e-9)
+
+
+def test_low_rank_models_take_fewer_tensor_parallel_ranks_than_dense_ones() -> None:
+    for outside in (100, 12.5):
+        tensors = {}
+        for family in ("cola", "dense"):
+            spec = job("30b", 512, model={"family": family})
+            best = search(spec, 128, machine(spec, 8, 450, outside), 80e9, 1).choices[0]
+            tensors[family] = best.layout.tp * best.layout.pp
+        assert tensors["cola"] < tensors["dense"]
+
+
+def test_reasons_name_the_deciding_term_the_next_best_and_the_nearest_misfit() -> None:
+    spec = job("30b", 64)
+    on = machine(spec)
+    found = search(spec, 16, on, 80e9)
+    first, second, misfit = reasons(found, 80e9)
+    assert first.startswith("most of its step is arithmetic (")
+    assert str(found.choices[1]) in second
+    assert "% longer: " in second
+    assert found.misfit is not None
+    assert found.misfit.needed > 80e9 * (1 - SPARE)
+    assert found.misfit.seconds.total < found.choices[0].seconds.total
+    assert f"lacks {(found.misfit.needed - 76.8e9) / 1e9:.1f} GB of 80 GB a GPU" in misfit
+    nothing = search(spec, 1, on, 10e9)
+    assert not nothing.choices
+    assert nothing.misfit is not None
+
+
+def test_what_would_change_the_choice_would() -> None:
+    spec = job("7b", 64)
+    on = machine(spec)
+    told = list(sensitivities(spec, 4, on, 80e9))
+    less = search(spec, 4, on, 64e9, 1).choices[0]
+    assert f"with the memory's size -20%: {less}" in told
+    assert all(line.startswith("with ") for line in told)
+
+
+def test_a_thousand_gpus_are_searched_in_a_bounded_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(module, "rank_memory", lambda *arguments: calls.append(1) or rank_memory(*arguments))
+    spec = job("30b", 4096)
+    found = search(spec, 1024, machine(spec), 80e9)
+    assert len(found.choices) == 5
+    assert found.timed < 1000
+    assert len(calls) < 100
+
+
+def test_a_report_travels_as_json_and_memory_that_is_not_known_limits_nothing() -> None:
+    spec = job()
+    report = search_report(spec, 8, machine(spec), 2)
+    assert type(report).model_validate_json(report.model_dump_json()) == report
+    assert report.device_memory_bytes == 80e9
+    unknown = job(resources={"gpus_per_worker": 1, "accelerator_type": "L4"})
+    assert search_report(unknown, 8, machine(unknown), 2).device_memory_bytes is None
+    assert search(spec, 8, machine(spec), inf, 1).choices
+
+
+def test_the_command_line_searches_a_described_network_or_says_what_is_wrong(tmp_path: Path) -> None:
+    file, levels = tmp_path / "job.yaml", tmp_path / "net.yaml"
+    file.write_text(job().model_dump_json())
+
+    def run(content: dict[str, Any], *more: str) -> Any:
+        levels.write_text(json.dumps(content))
+        return CliRunner().invoke(app, ["plan", str(file), "--gpus", "8", "--cluster", str(levels), *more])
+
+    good = network(4, 300, 25).model_dump(mode="json")
+    assert "the next best" in run(good).output
+    found = json.loads(run(good, "--json", "--top", "2", "--explain").stdout)
+    assert len(found["choices"]) == 2
+    assert found["choices"][0]["patch"]["parallelism"]["data_parallel_size"] >= 1
+    slow = [good["levels"][0] | {"gigabytes_per_second": 0}]
+    refused = run({"levels": slow})
+    assert refused.exit_code == 2
+    assert "gigabytes_per_second" in refused.output
+    assert run({"levels": []}).exit_code == 2
+
+
+def test_a_meshed_node_is_slower_among_two() -> None:
+    spec = job("7b", parallelism={"tensor_parallel_size": 2})
+    switched = machine(spec)
+    level = replace(switched.cluster.levels[0], meshed=True)
+    meshed = replace(switched, cluster=replace(switched.cluster, levels=(level, *switched.cluster.levels[1:])))
+    assert step_seconds(spec, Layout(2, 1, 1), meshed) > step_seconds(spec, Layout(2, 1, 1), switched)
