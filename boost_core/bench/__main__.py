@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from boost_core.bench.cases import AWKWARD, Draw, Sizes, cases
-from boost_core.bench.comm import comm_rows
+from boost_core.bench.comm import comm_rows, measured_link
 from boost_core.bench.correctness import disagreements
 from boost_core.bench.kernels import kernel_rows
 from boost_core.bench.profile import measure
@@ -22,7 +22,7 @@ from boost_core.bench.variants import PUBLISHED_SIZES, VARIANTS, Variant
 from boost_core.config import ModelConfig
 from boost_core.config.base import in_lines
 from boost_core.config.presets import PRESETS
-from boost_core.hardware import LINKS, Link
+from boost_core.hardware import LINKS
 from boost_core.kernels.dispatch import Implementation
 from boost_core.kernels.fp8_product import unavailable
 from boost_core.plan.measured import MeasuredLink, MeasuredProfile
@@ -142,23 +142,21 @@ def _comm(given: argparse.Namespace, device: torch.device) -> int:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         link, rows = comm_rows(device, given.largest << 20, given.repeats)
+        found = measured_link(device, link, given.repeats)
         if dist.get_rank() == 0:
             append(given.results, Environment.of(device), rows)
             print(table(rows))
             if given.profile is not None:
-                _add_link(given.profile, link)
+                _add_link(given.profile, found)
             _say_what_it_is_worth(device)
     finally:
         dist.destroy_process_group()
     return 0
 
 
-def _add_link(path: Path, link: Link) -> None:
+def _add_link(path: Path, found: MeasuredLink) -> None:
     """Have a profile say what a link does."""
     measured = MeasuredProfile.model_validate_json(path.read_text(encoding="utf-8"))
-    found = MeasuredLink(
-        ranks=dist.get_world_size(), base_seconds=link.base_seconds, bytes_per_second=link.bytes_per_second
-    )
     path.write_text(measured.model_copy(update={"link": found}).model_dump_json(indent=2) + "\n", encoding="utf-8")
     print(f"added to {path}")
 

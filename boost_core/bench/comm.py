@@ -2,6 +2,8 @@
 
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -10,8 +12,10 @@ from boost_core.bench.results import Row
 from boost_core.bench.timing import Spread, synchronize
 from boost_core.hardware import Link
 from boost_core.plan.collectives import fit
+from boost_core.plan.measured import MeasuredLink
 
 _WARM_CALLS = 3
+_HIDDEN_BYTES = 16 << 20  # of the all-reduce that a product may hide
 
 
 def comm_rows(device: torch.device, largest_bytes: int, repeats: int) -> tuple[Link, list[Row]]:
@@ -25,7 +29,8 @@ def comm_rows(device: torch.device, largest_bytes: int, repeats: int) -> tuple[L
     ranks, sizes, medians, rows = dist.get_world_size(), [], [], []
     size = 1 << 10
     while size <= largest_bytes:
-        seconds = _seconds(torch.zeros(size // 2, dtype=torch.bfloat16, device=device), repeats)
+        payload = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
+        seconds = _seconds(partial(dist.all_reduce, payload), device, repeats)
         sizes.append(size)
         medians.append(statistics.median(seconds))
         case = f"all-reduce of {size} bytes among {ranks} ranks ({dist.get_backend()})"
@@ -37,14 +42,41 @@ def comm_rows(device: torch.device, largest_bytes: int, repeats: int) -> tuple[L
     return link, rows
 
 
-def _seconds(payload: torch.Tensor, repeats: int) -> list[float]:
-    """Wall time of each all-reduce after all ranks have come together."""
+def measured_link(device: torch.device, link: Link, repeats: int) -> MeasuredLink:
+    """The link as a profile has it, with what of an all-reduce other work hides. All ranks call it."""
+    width = 4096 if device.type == "cuda" else 512
+    matrix = torch.randn(width, width, device=device)
+    payload = torch.zeros(_HIDDEN_BYTES // 4, device=device)
+
+    def product() -> None:
+        torch.mm(matrix, matrix)
+
+    def both() -> None:
+        sent = dist.all_reduce(payload, async_op=True)
+        product()
+        sent.wait()
+
+    calls = product, partial(dist.all_reduce, payload), both
+    overlap = hidden_share(*(min(_seconds(call, device, repeats)) for call in calls))
+    return MeasuredLink(
+        ranks=dist.get_world_size(), base_seconds=link.base_seconds, bytes_per_second=link.bytes_per_second,
+        overlap=overlap,
+    )  # fmt: skip
+
+
+def hidden_share(one: float, other: float, both: float) -> float:
+    """Of the shorter of two times, the share that is saved where both go on at once: from 0 to 1."""
+    return min(1.0, max(0.0, (one + other - both) / min(one, other)))
+
+
+def _seconds(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
+    """Wall time of each call after all ranks have come together."""
     seconds = []
     for _ in range(_WARM_CALLS + repeats):
         dist.barrier()
-        synchronize(payload.device)
+        synchronize(device)
         started = time.perf_counter()
-        dist.all_reduce(payload)
-        synchronize(payload.device)
+        call()
+        synchronize(device)
         seconds.append(time.perf_counter() - started)
     return seconds[_WARM_CALLS:]

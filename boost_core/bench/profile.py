@@ -1,7 +1,8 @@
 """What this device does of each kind of work, for the plan (``plan.measured``).
 
 Timed are the forward and the weight gradient's product of every weight of a dense and of low-rank blocks at two numbers
-of tokens, attention, copies, and training steps of a few blocks on one rank, without the other ranks' work.
+of tokens, attention, copies, and training steps of a few blocks on one rank, without the other ranks' work. Of repeated
+times the shortest counts: what a step takes longer for a block is a difference, in which disturbances would be most.
 """
 
 import math
@@ -94,7 +95,7 @@ def _products(job: JobSpec, dtype: torch.dtype, device: torch.device, repeats: i
         for product in block_products(job.model, job.parallelism, rows):
             inputs, weights, outputs = _operands(product, dtype, device)
             for left, right in ((inputs, weights), (inputs.transpose(1, 2), outputs)):
-                seconds = statistics.median(kernel_seconds(partial(torch.bmm, left, right), device, repeats))
+                seconds = min(kernel_seconds(partial(torch.bmm, left, right), device, repeats))
                 yield replace(product, starts=1).work(dtype.itemsize), seconds
 
 
@@ -110,7 +111,7 @@ def _copies(device: torch.device, repeats: int) -> Iterator[Sample]:
     for size in _COPIED_BYTES:
         source = torch.zeros(size, dtype=torch.int8, device=device)
         target = torch.empty_like(source)
-        seconds = statistics.median(kernel_seconds(partial(target.copy_, source), device, repeats))
+        seconds = min(kernel_seconds(partial(target.copy_, source), device, repeats))
         yield Work(moved_bytes=2 * size, starts=1), seconds
 
 
@@ -127,7 +128,7 @@ def _attention_rate(job: JobSpec, dtype: torch.dtype, device: torch.device, repe
 
     passes = block_work(job)
     flops = passes.forward.attention_flops + passes.backward.attention_flops
-    return flops / statistics.median(kernel_seconds(both, device, repeats))
+    return flops / min(kernel_seconds(both, device, repeats))
 
 
 def _planned(job: JobSpec, profile: Profile) -> float:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
-from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,7 +143,7 @@ def block_seconds(shape: RunShape, variant: Variant, device: torch.device, repea
             step, *_ = _trainer_step(deep.job(variant, device), deep, device, f"{deep}: {variant.name}")
             for _ in range(_WARM_STEPS):
                 step()
-            seconds.append(median(wall_seconds(step, device, repeats)))
+            seconds.append(min(wall_seconds(step, device, repeats)))
     return (seconds[1] - seconds[0]) / (more - few)
 
 

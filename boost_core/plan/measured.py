@@ -24,6 +24,11 @@ class MeasuredLink(Config):
     ranks: int = Field(ge=2)
     base_seconds: float = Field(ge=0, description="α, of so many ranks.")
     bytes_per_second: float = Field(gt=0, description="β, of each rank.")
+    overlap: float = Field(
+        ge=0,
+        le=1,
+        description="Of the shorter of an all-reduce and a product, the share that is saved if both go on.",
+    )
 
 
 class MeasuredProfile(Config):
@@ -59,7 +64,8 @@ class MeasuredProfile(Config):
         profile = Profile(
             self.product_flops / self.correction, self.attention_flops / self.correction,
             self.bandwidth / self.correction, self.start_seconds * self.correction, self.block_seconds,
-            otherwise.profile.overlap, self.spread, True, f"{self.device}, measured at {self.commit[:12]}",
+            self.link.overlap if self.link else otherwise.profile.overlap, self.spread, True,
+            f"{self.device}, measured at {self.commit[:12]}",
             otherwise.profile.fp8_speedup,
         )  # fmt: skip
         return Machine(profile, self._cluster(otherwise.cluster))

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from boost_core.bench import profile as bench
+from boost_core.bench.comm import hidden_share
 from boost_core.bench.rank import RunShape
 from boost_core.bench.variants import Variant
 from boost_core.config import Layout
@@ -102,10 +104,22 @@ MACHINE = machine_for(tiny_job("corpus", "checkpoints").resources, "fp32")
 
 
 def test_a_measured_link_takes_the_place_of_the_innermost() -> None:
-    link = MeasuredLink(ranks=2, base_seconds=1e-4, bytes_per_second=5e9)
+    link = MeasuredLink(ranks=2, base_seconds=1e-4, bytes_per_second=5e9, overlap=0.5)
     machine = MEASURED.model_copy(update={"link": link}).machine(MACHINE, "fp32")
+    assert machine.profile.overlap == 0.5
     assert machine.cluster.levels[0].link.bytes_per_second == 5e9
     assert MEASURED.machine(MACHINE, "fp32").cluster == MACHINE.cluster
+
+
+def test_what_other_work_hides_is_not_counted_twice() -> None:
+    assert [hidden_share(2.0, 3.0, both) for both in (5.0, 4.0, 3.0, 2.0, 6.0)] == [0, 0.5, 1, 1, 0]
+    spec = tiny_job("corpus", "checkpoints", parallelism={"tensor_parallel_size": 2})
+    open_, hidden = (
+        step_parts(spec, Layout(2, 1, 1), replace(MACHINE, profile=replace(MACHINE.profile, overlap=overlap)))
+        for overlap in (0.0, 1.0)
+    )
+    assert hidden.exchange < open_.exchange
+    assert hidden.arithmetic == open_.arithmetic
 
 
 def test_the_command_line_reads_a_profile_or_says_what_is_wrong_with_it(tmp_path: Path) -> None:
