@@ -48,7 +48,7 @@ def test_a_dry_run_submits_nothing(tmp_path: Path) -> None:
         as_json = boost("submit", job_file(tmp_path, GOOD), "--dry-run", "--json")
     assert (shown.exit_code, [asked.path for asked in server.asked]) == (0, ["/v1/jobs/dry-run"] * 2)
     assert "tiny could be submitted to the queue default" in shown.stdout
-    _, parameters, _, _, header, small, large, most, _, note = shown.stdout.splitlines()
+    _, parameters, _, _, header, small, large, most, spent, _, note = shown.stdout.splitlines()
     assert parameters.split() == ["parameters", "1,234,567"]
     assert header.startswith("LAYOUT")
     assert "100.0 GiB" in small
@@ -56,6 +56,7 @@ def test_a_dry_run_submits_nothing(tmp_path: Path) -> None:
     for fact in ("tp 2 × pp 1 × dp 2", "36.0 GiB", "yes, of 80.0 GiB", "2,000,000", "0.25 s", "1:00:00", "fastest"):
         assert fact in large, fact
     assert "fastest" not in small
+    assert spent == "a step of the fastest: arithmetic 80%, exchange 16%, reduction 4%"
     assert most.startswith("the most that a rank needs: weights 8.0 GiB, gradients 8.0 GiB, optimizer 16.0 GiB")
     assert note == "note: times are of an H100"
     assert json.loads(as_json.stdout)["plan"]["fastest"] == 1
