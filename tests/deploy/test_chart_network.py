@@ -1,6 +1,10 @@
 """Who may reach which port, worked out from the rendered NetworkPolicies as Kubernetes does."""
 
+import re
+from ipaddress import ip_address, ip_network
+
 import pytest
+from helm_python import HelmRenderError
 
 from tests.deploy.chart import NAME, NAMESPACE, RELEASE, Object, Values, nested, render, values
 
@@ -11,6 +15,8 @@ RANK_PORTS = (9400, 9450, 9499)
 
 class Pod:
     """A pod as a NetworkPolicy sees it."""
+
+    address: str | None = None
 
     def __init__(self, namespace: str, **labels: str) -> None:
         self.namespace, self.labels = namespace, {name.replace("__", "/"): value for name, value in labels.items()}
@@ -42,7 +48,17 @@ def matches(selector: Object, labels: dict[str, str]) -> bool:
     return all(said)
 
 
+class Machine(Pod):
+    """What is outside of the cluster, as a NetworkPolicy sees it."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__("")
+        self.address = address
+
+
 def is_peer(peer: Object, pod: Pod) -> bool:
+    if pod.address:
+        return "ipBlock" in peer and ip_address(pod.address) in ip_network(peer["ipBlock"]["cidr"])
     namespaces = peer.get("namespaceSelector")
     there = (
         pod.namespace == NAMESPACE
@@ -53,19 +69,24 @@ def is_peer(peer: Object, pod: Pod) -> bool:
 
 
 def may_reach(objects: list[Object], source: Pod, target: Pod, port: int) -> bool:
+    return _lets(objects, "Ingress", target, source, port) and _lets(objects, "Egress", source, target, port)
+
+
+def _lets(objects: list[Object], direction: str, of: Pod, other: Pod, port: int) -> bool:
+    """Whether the policies of one end let it hear, or speak to, the other."""
     policies = [
         found["spec"]
         for found in objects
         if found["kind"] == "NetworkPolicy"
-        and target.namespace == NAMESPACE
-        and matches(found["spec"]["podSelector"], target.labels)
+        and of.namespace == NAMESPACE
+        and direction in found["spec"]["policyTypes"]
+        and matches(found["spec"]["podSelector"], of.labels)
     ]
-    assert all(policy["policyTypes"] == ["Ingress"] for policy in policies)
     return not policies or any(
-        any(is_peer(peer, source) for peer in rule["from"])
+        any(is_peer(peer, other) for peer in rule["from" if direction == "Ingress" else "to"])
         and ("ports" not in rule or any(a["port"] <= port <= a.get("endPort", a["port"]) for a in rule["ports"]))
         for policy in policies
-        for rule in policy.get("ingress", [])
+        for rule in policy.get(direction.lower(), [])
     )
 
 
@@ -146,3 +167,53 @@ def test_workers_in_their_nodes_network_reach_head_and_api() -> None:
 
 def test_they_can_be_left_out() -> None:
     assert may_reach(render(nested("networkPolicy.enabled", False)), STRANGER, HEAD, 8265)
+
+
+DNS = Pod("kube-system", k8s_app="kube-dns")
+DATABASE, INTERNET = Machine("10.9.0.5"), Machine("93.184.216.34")
+ALLOWED: Object = {"to": [{"ipBlock": {"cidr": "10.9.0.0/24"}}], "ports": [{"port": 5432}]}
+
+
+@pytest.fixture(scope="module")
+def closed() -> list[Object]:
+    egress = {"enabled": True, "allow": [ALLOWED]}
+    return render(values(networkPolicy={"egress": egress, "prometheus": [MONITORING]}))
+
+
+def test_pods_speak_to_whom_they_like_unless_that_is_closed(objects: list[Object]) -> None:
+    for source in (API, HEAD, WORKER, MIGRATIONS, TEST):
+        assert may_reach(objects, source, INTERNET, 443)
+
+
+def test_pods_speak_to_those_that_are_named(closed: list[Object]) -> None:
+    for source in (API, HEAD, WORKER, MIGRATIONS, TEST):
+        assert may_reach(closed, source, DATABASE, 5432)
+        assert may_reach(closed, source, DNS, 53)
+        assert not may_reach(closed, source, DATABASE, 22)
+        assert not may_reach(closed, source, DNS, 443)
+        assert not may_reach(closed, source, INTERNET, 443)
+        assert not may_reach(closed, source, NEIGHBOUR, 80)
+
+
+def test_the_release_speaks_to_itself(closed: list[Object]) -> None:
+    for source in (API, HEAD, WORKER):
+        for target in (API, HEAD, WORKER):
+            assert may_reach(closed, source, target, 10002)
+    assert may_reach(closed, TEST, API, 8900)
+    assert not may_reach(closed, MIGRATIONS, HEAD, 6379)
+    assert may_reach(closed, PROMETHEUS, WORKER, 9400) and may_reach(closed, NEIGHBOUR, API, 8900)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (nested("database.existingSecret", "d"), "but database.existingSecret needs more"),
+        (nested("config.checkpointRoot", "s3://c"), "but config.checkpointRoot needs more"),
+        (nested("ray.autoscaler.enabled", True), "but ray.autoscaler.enabled needs more"),
+    ],
+)
+def test_what_would_be_out_of_reach_is_refused(wrong: Values, said: str) -> None:
+    closed = values(wrong, networkPolicy__egress__enabled=True)
+    with pytest.raises(HelmRenderError, match=re.escape(said)):
+        render(closed)
+    render(values(closed, networkPolicy__egress__allow=[ALLOWED]))

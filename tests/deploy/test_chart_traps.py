@@ -53,6 +53,11 @@ def group(**changes: Any) -> Values:
             "gpu is in its nodes' network",
             nested("networkPolicy.rayNodes", [{"ipBlock": {"cidr": "10.0.0.0/16"}}]),
         ),
+        (
+            values(OPEN, networkPolicy__egress__enabled=True),
+            "networkPolicy.enabled is false, so nothing is closed",
+            nested("networkPolicy.enabled", True),
+        ),
         (nested("api.drainSeconds", 60), "api.drainSeconds is 60", nested("api.terminationGracePeriodSeconds", 61)),
         (
             values(

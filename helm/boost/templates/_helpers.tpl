@@ -26,15 +26,31 @@ app.kubernetes.io/component: {{ .component }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}{{ toYaml . | nindent 0 }}{{ end }}
+{{- end -}}
+
+{{/* An object's metadata. Given: root, component, name, and perhaps labels and annotations of its own. */}}
+{{- define "boost.metadata" -}}
+name: {{ .name }}
+labels: {{- merge dict (.labels | default dict) (include "boost.labels" . | fromYaml) | toYaml | nindent 2 }}
+{{- with merge dict (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{- define "boost.image.api" -}}
-{{- with .Values.image }}{{ with .registry }}{{ . }}/{{ end }}{{ .api }}:{{ .tag | default $.Chart.AppVersion }}{{ end -}}
+{{- $tag := .Values.image.tag | default .Chart.AppVersion -}}
+{{- include "boost.image" (dict "of" .Values.image "name" .Values.image.api "tag" $tag "digest" .Values.image.digest) -}}
 {{- end -}}
 
 {{- define "boost.image.trainer" -}}
 {{- $tag := .Values.image.trainerTag | default .Values.image.tag | default .Chart.AppVersion -}}
-{{- with .Values.image }}{{ with .registry }}{{ . }}/{{ end }}{{ .trainer }}:{{ $tag }}{{ end -}}
+{{- include "boost.image" (dict "of" .Values.image "name" .Values.image.trainer "tag" $tag "digest" .Values.image.trainerDigest) -}}
+{{- end -}}
+
+{{/* With a digest, the tag tells people the version; what is pulled is the digest's. */}}
+{{- define "boost.image" -}}
+{{- with .of.registry }}{{ . }}/{{ end }}{{ .name }}:{{ .tag }}{{ with .digest }}@{{ . }}{{ end -}}
 {{- end -}}
 
 {{/* An account by its role: api, head, workers. */}}
@@ -66,5 +82,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- .Values.config.publicUrl -}}
 {{- else if .Values.ingress.enabled -}}
 {{- printf "https://%s" .Values.ingress.host -}}
+{{- else if .Values.httpRoute.enabled -}}
+{{- printf "https://%s" .Values.httpRoute.host -}}
 {{- end -}}
 {{- end -}}

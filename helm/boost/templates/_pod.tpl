@@ -1,10 +1,22 @@
 {{/* What all pods have in common. */}}
 
+{{/* No versions are in it: what changes here replaces all of Ray's pods (upgradeStrategy). Given: root, component, of. */}}
+{{- define "boost.podMetadata" -}}
+labels:
+  {{- include "boost.selector" . | nindent 2 }}
+  {{- with merge dict (.of.podLabels | default dict) .root.Values.commonLabels }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- with .of.podAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{- define "boost.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
-fsGroup: 65532
+{{- range $field, $id := .Values.podSecurityContext }}
+{{- if not (kindIs "invalid" $id) }}
+{{ $field }}: {{ int64 $id }}
+{{- end }}
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
@@ -100,4 +112,40 @@ secret-{{ printf "%s/%s" .tenant .name | sha256sum | trunc 12 }}
 
 {{- define "boost.databaseClaim" -}}
 {{- .Values.database.sqlite.existingClaim | default (printf "%s-database" (include "boost.fullname" .)) -}}
+{{- end -}}
+
+{{/* Merge one object of Kubernetes into another, in place, as `kubectl patch` does: maps key by key, these lists item by item
+where the items are of one name, and all other values and lists as a whole; null removes. Given: into, from. */}}
+{{- define "boost.mergeInto" -}}
+{{- $named := dict "containers" "name" "initContainers" "name" "volumes" "name" "env" "name" "imagePullSecrets" "name"
+    "volumeMounts" "mountPath" "ports" "containerPort" "topologySpreadConstraints" "topologyKey" -}}
+{{- $into := .into -}}
+{{- range $key, $value := .from -}}
+{{- $there := get $into $key -}}
+{{- if kindIs "invalid" $value -}}
+{{- $_ := unset $into $key -}}
+{{- else if and (kindIs "map" $value) (kindIs "map" $there) -}}
+{{- include "boost.mergeInto" (dict "into" $there "from" $value) -}}
+{{- else if and (hasKey $named $key) (kindIs "slice" $there) -}}
+{{- include "boost.mergeItems" (dict "into" $into "list" $key "by" (get $named $key) "from" $value) -}}
+{{- else -}}
+{{- $_ := set $into $key (deepCopy $value) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Merge items into the list of an object: into those of the same name, or behind them. Given: into, list, by, from. */}}
+{{- define "boost.mergeItems" -}}
+{{- $by := .by -}}
+{{- $items := get .into .list -}}
+{{- range $item := .from -}}
+{{- $same := dict -}}
+{{- range $items -}}{{- if eq (get . $by | toString) (get $item $by | toString) -}}{{- $same = . -}}{{- end -}}{{- end -}}
+{{- if $same -}}
+{{- include "boost.mergeInto" (dict "into" $same "from" $item) -}}
+{{- else -}}
+{{- $items = append $items (deepCopy $item) -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set .into .list $items -}}
 {{- end -}}

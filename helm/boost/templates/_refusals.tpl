@@ -29,6 +29,9 @@
 {{- if and .Values.ingress.enabled (not (and .Values.ingress.host .Values.ingress.tlsSecret)) -}}
 {{- fail "ingress.enabled needs ingress.host and ingress.tlsSecret, because keys travel in requests" -}}
 {{- end -}}
+{{- if and .Values.httpRoute.enabled (not (and .Values.httpRoute.host .Values.httpRoute.parentRefs)) -}}
+{{- fail "httpRoute.enabled needs httpRoute.host and httpRoute.parentRefs, the https listener of a Gateway, because keys travel in requests" -}}
+{{- end -}}
 {{- $gangs := .Values.ray.gangScheduling -}}
 {{- if and (eq $gangs.by "kueue") (not $gangs.queue) -}}
 {{- fail "ray.gangScheduling.by is kueue; set ray.gangScheduling.queue to a LocalQueue of this namespace" -}}

@@ -23,10 +23,14 @@
 {{- end -}}
 
 {{- define "boost.traps.network" -}}
+{{- if and .Values.networkPolicy.egress.enabled (not .Values.networkPolicy.enabled) -}}
+{{- fail "networkPolicy.egress.enabled is true, but networkPolicy.enabled is false, so nothing is closed; set both" -}}
+{{- end -}}
 {{- if .Values.networkPolicy.enabled -}}
 {{- $network := .Values.networkPolicy -}}
 {{- $inside := eq (toJson $network.clients) (toJson (list (dict "podSelector" dict))) -}}
-{{- $outside := .Values.ingress.enabled | ternary "ingress.enabled" "" | default (eq .Values.service.type "ClusterIP" | ternary "" (printf "service.type %s" .Values.service.type)) -}}
+{{- $outside := .Values.ingress.enabled | ternary "ingress.enabled" (.Values.httpRoute.enabled | ternary "httpRoute.enabled" "") -}}
+{{- if and (not $outside) (ne .Values.service.type "ClusterIP") -}}{{- $outside = printf "service.type %s" .Values.service.type -}}{{- end -}}
 {{- if and $outside $inside -}}
 {{- fail (printf "%s lets people in from outside, but networkPolicy.clients admits the pods of this namespace alone; name where they come from, such as the namespace of the Ingress controller (namespaceSelector) or your networks (ipBlock)" $outside) -}}
 {{- end -}}
@@ -35,6 +39,13 @@
 {{- end -}}
 {{- if and (not .Values.ray.enabled) (not $network.rayNodes) -}}
 {{- fail "the API is a node of the Ray cluster at ray.address, but networkPolicy.rayNodes admits none of the others; name them" -}}
+{{- end -}}
+{{- $needs := "" -}}
+{{- if include "boost.usesPostgres" . -}}{{- $needs = "database.existingSecret" -}}{{- end -}}
+{{- if hasPrefix "s3://" .Values.config.checkpointRoot -}}{{- $needs = "config.checkpointRoot" -}}{{- end -}}
+{{- if and .Values.ray.enabled .Values.ray.autoscaler.enabled -}}{{- $needs = "ray.autoscaler.enabled" -}}{{- end -}}
+{{- if and $network.egress.enabled $needs (not $network.egress.allow) -}}
+{{- fail (printf "networkPolicy.egress.enabled keeps the pods to each other, but %s needs more; name in networkPolicy.egress.allow what the pods reach: the database, the object store, the collector of traces and, for the autoscaler, Kubernetes' API" $needs) -}}
 {{- end -}}
 {{- range .Values.ray.workerGroups -}}
 {{- if and $.Values.ray.enabled .hostNetwork (not $network.rayNodes) -}}
@@ -52,8 +63,10 @@
 {{- if and .autoscaling.enabled (gt (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas)) -}}
 {{- fail (printf "api.autoscaling: minReplicas (%d) must not exceed maxReplicas (%d)" (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas)) -}}
 {{- end -}}
+{{- include "boost.traps.podSpec" (dict "of" "api" "podSpec" .podSpec) -}}
 {{- include "boost.traps.sharedMemory" (dict "of" "api" "shared" .sharedMemory "memory" .resources.limits.memory) -}}
 {{- end -}}
+{{- include "boost.traps.podSpec" (dict "of" "ray.head" "podSpec" .Values.ray.head.podSpec) -}}
 {{- include "boost.traps.sharedMemory" (dict "of" "ray.head" "shared" .Values.ray.head.sharedMemory "memory" .Values.ray.head.resources.limits.memory) -}}
 {{- range .Values.ray.workerGroups -}}
 {{- $of := printf "ray.workerGroups: %s" .name -}}
@@ -63,7 +76,18 @@
 {{- if and (hasKey . "replicas") (or (gt (int .replicas) (int .maxReplicas)) (lt (int .replicas) (int .minReplicas))) -}}
 {{- fail (printf "%s: replicas (%d) must be from minReplicas (%d) to maxReplicas (%d)" $of (int .replicas) (int .minReplicas) (int .maxReplicas)) -}}
 {{- end -}}
+{{- include "boost.traps.podSpec" (dict "of" $of "podSpec" (.podSpec | default dict)) -}}
 {{- include "boost.traps.sharedMemory" (dict "of" $of "shared" (.sharedMemory | default "8Gi") "memory" .memory) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The chart's own containers are of one version, which is said once. */}}
+{{- define "boost.traps.podSpec" -}}
+{{- $of := .of -}}
+{{- range .podSpec.containers -}}
+{{- if and (has .name (list "api" "ray-head" "ray-worker")) (hasKey . "image") -}}
+{{- fail (printf "%s: podSpec sets the image of the container %s, which would be of another version than the rest; set image.registry, image.tag and image.digest, or image.trainerTag and image.trainerDigest" $of .name) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -1,8 +1,7 @@
 {{/* The pod of Ray's head, as KubeRay wants it. */}}
 {{- define "boost.headTemplate" -}}
 {{- $ray := .Values.ray }}
-metadata:
-  labels: {{- include "boost.selector" (dict "root" . "component" "head") | nindent 4 }} # no versions: see upgradeStrategy
+metadata: {{- include "boost.podMetadata" (dict "root" . "component" "head" "of" $ray.head) | nindent 2 }}
 spec:
   {{- $head := merge (dict "root" . "role" "head") $ray.head }}
   {{- include "boost.rayPodSpec" $head | nindent 2 }}
@@ -51,11 +50,7 @@ labels: {{- toYaml . | nindent 2 }}
 rayStartParams:
   object-store-memory: "134217728"
 template:
-  metadata:
-    labels: {{- include "boost.selector" (dict "root" $root "component" "worker") | nindent 6 }}
-    {{- with .podAnnotations }}
-    annotations: {{- toYaml . | nindent 6 }}
-    {{- end }}
+  metadata: {{- include "boost.podMetadata" (dict "root" $root "component" "worker" "of" .) | nindent 4 }}
   spec:
     {{- include "boost.rayPodSpec" $worker | nindent 4 }}
     containers:

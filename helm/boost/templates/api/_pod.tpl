@@ -1,0 +1,82 @@
+{{/* The pod of a replica of the API. */}}
+{{- define "boost.apiTemplate" -}}
+{{- $api := dict "root" . "component" "api" }}
+metadata: {{- include "boost.podMetadata" (dict "root" . "component" "api" "of" .Values.api) | nindent 2 }}
+spec:
+  {{- include "boost.pullSecrets" . | nindent 2 }}
+  serviceAccountName: {{ include "boost.serviceAccount" (dict "root" . "role" "api") }}
+  automountServiceAccountToken: false # it asks nothing of Kubernetes
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ .Values.api.terminationGracePeriodSeconds }}
+  securityContext: {{- include "boost.podSecurity" . | nindent 4 }}
+  {{- with .Values.api.nodeSelector }}
+  nodeSelector: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .Values.api.tolerations }}
+  tolerations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  topologySpreadConstraints:
+    {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+    - maxSkew: 1
+      topologyKey: {{ . }}
+      whenUnsatisfiable: ScheduleAnyway
+      labelSelector:
+        matchLabels: {{- include "boost.selector" $api | nindent 10 }}
+    {{- end }}
+  containers:
+    - name: api
+      image: {{ include "boost.image.api" . }}
+      imagePullPolicy: {{ .Values.image.pullPolicy }}
+      command: [boost, serve]
+      env:
+        {{- include "boost.env.common" . | nindent 8 }}
+        {{- include "boost.env.database" . | nindent 8 }}
+        {{- include "boost.env.service" . | nindent 8 }}
+      {{- include "boost.envFrom" . | nindent 6 }}
+      ports:
+        - name: http
+          containerPort: 8900
+      startupProbe:
+        httpGet: &alive {path: /healthz, port: http, scheme: {{ include "boost.scheme" . | upper }}}
+        periodSeconds: 2
+        failureThreshold: 60
+      livenessProbe:
+        httpGet: *alive
+        periodSeconds: 10
+        timeoutSeconds: 5
+        failureThreshold: 6
+      readinessProbe: # not /readyz: while Ray is away, people look at their jobs and queue others
+        httpGet: *alive
+        periodSeconds: 5
+        timeoutSeconds: 5
+      lifecycle:
+        preStop:
+          sleep: # until nobody sends it requests any more
+            seconds: {{ .Values.api.drainSeconds }}
+      resources: {{- toYaml .Values.api.resources | nindent 8 }}
+      securityContext: {{- include "boost.containerSecurity" . | nindent 8 }}
+      volumeMounts:
+        - name: home
+          mountPath: /var/lib/boost
+        {{- if .Values.api.tls.existingSecret }}
+        - name: tls
+          mountPath: /etc/boost/tls
+          readOnly: true
+        {{- end }}
+        {{- include "boost.sharedMounts" . | nindent 8 }}
+  volumes:
+    - name: home
+      {{- if include "boost.usesPostgres" . }}
+      emptyDir: {}
+      {{- else }}
+      persistentVolumeClaim:
+        claimName: {{ include "boost.databaseClaim" . }}
+      {{- end }}
+    {{- with .Values.api.tls.existingSecret }}
+    - name: tls
+      secret:
+        secretName: {{ . }}
+        defaultMode: 0440
+    {{- end }}
+    {{- include "boost.sharedVolumes" (dict "root" . "sharedMemory" .Values.api.sharedMemory) | nindent 4 }}
+{{- end -}}
