@@ -54,14 +54,14 @@ def render(given: Values | None = None, release: str = RELEASE) -> list[Object]:
     return _objects(chart().render(given or {}, name=release, namespace=NAMESPACE))
 
 
-def helm(url: str, token: str | None = None) -> helm_python.Config:
+def helm(url: str, token: str | None = None, namespace: str = NAMESPACE) -> helm_python.Config:
     """Helm with a Kubernetes of the tests' own, whose certificate nobody has signed."""
     return helm_python.Config(
         kube_apiserver=url,
         kube_token=token,
         kube_insecure_skip_tls_verify=url.startswith("https"),
         storage_driver="memory",
-        namespace=NAMESPACE,
+        namespace=namespace,
     )
 
 

@@ -1,5 +1,7 @@
 """Upgrades beside the autoscaler in a real API server: ``python -m tests.deploy.live_upgrade URL TOKEN CRD``.
 
+``tests.deploy.live_chart`` does them, too.
+
 URL is a kube-apiserver's that holds nothing of value, and TOKEN one of an administrator there; CRD is KubeRay's
 ``ray.io_rayclusters.yaml``, from the release of its operator. Of the chart, the RayCluster alone is installed, because
 the size of its groups is what the chart and the autoscaler both write; no operator and no kubelet is needed.
@@ -90,8 +92,8 @@ def insist(api: httpx.Client, cluster: Object) -> None:
     assert answer.is_success, answer.text[:500]
 
 
-def report(what: str, holds: bool) -> None:
-    sys.stdout.write(f"{'ok  ' if holds else 'FAIL'} {what}\n")
+def report(what: str, holds: bool, why: str = "") -> None:
+    sys.stdout.write(f"ok   {what}\n" if holds else f"FAIL {what}: {why}\n")
     if not holds:
         sys.exit(1)
 
