@@ -67,6 +67,11 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- .Values.ray.token.existingSecret | default (printf "%s-ray-token" (include "boost.fullname" .)) -}}
 {{- end -}}
 
+{{/* Annotations of what KubeRay needs to empty Redis once the cluster has been deleted, when Helm would have ended it, too. */}}
+{{- define "boost.outlives" -}}
+{{- if .Values.ray.gcsFaultTolerance.redisAddress }}helm.sh/resource-policy: keep{{ end -}}
+{{- end -}}
+
 {{/* Where the API finds Ray: KubeRay names the head's Service after the cluster. */}}
 {{- define "boost.rayAddress" -}}
 {{- if .Values.ray.enabled }}{{ include "boost.fullname" . }}-head-svc:6379{{ else }}{{ .Values.ray.address }}{{ end -}}

@@ -3,6 +3,7 @@
 {{- include "boost.traps.names" . -}}
 {{- include "boost.traps.network" . -}}
 {{- include "boost.traps.pods" . -}}
+{{- include "boost.traps.redis" . -}}
 {{- include "boost.traps.kuberay" . -}}
 {{- end -}}
 
@@ -44,6 +45,7 @@
 {{- if include "boost.usesPostgres" . -}}{{- $needs = "database.existingSecret" -}}{{- end -}}
 {{- if hasPrefix "s3://" .Values.config.checkpointRoot -}}{{- $needs = "config.checkpointRoot" -}}{{- end -}}
 {{- if and .Values.ray.enabled .Values.ray.autoscaler.enabled -}}{{- $needs = "ray.autoscaler.enabled" -}}{{- end -}}
+{{- with .Values.ray.gcsFaultTolerance.redisAddress -}}{{- $needs = "ray.gcsFaultTolerance.redisAddress" -}}{{- end -}}
 {{- if and $network.egress.enabled $needs (not $network.egress.allow) -}}
 {{- fail (printf "networkPolicy.egress.enabled keeps the pods to each other, but %s needs more; name in networkPolicy.egress.allow what the pods reach: the database, the object store, the collector of traces and, for the autoscaler, Kubernetes' API" $needs) -}}
 {{- end -}}
@@ -105,6 +107,24 @@
 {{- mulf (regexFind "^[0-9.]+" .) (get $units (regexFind "[A-Za-z]*$" .)) -}}
 {{- else -}}
 {{- float64 . -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "boost.traps.redis" -}}
+{{- $redis := .Values.ray.gcsFaultTolerance -}}
+{{- if and $redis.redisAddress (not .Values.ray.enabled) -}}
+{{- fail (printf "ray.gcsFaultTolerance.redisAddress is %s, but the head of the cluster at ray.address is not this chart's; set it there, or ray.enabled" $redis.redisAddress) -}}
+{{- end -}}
+{{- if and $redis.redisAddress (not $redis.existingSecret) -}}
+{{- fail (printf "the Redis at %s would have no password, and who writes to it has code run by the cluster; set ray.gcsFaultTolerance.existingSecret to a Secret that holds one" $redis.redisAddress) -}}
+{{- end -}}
+{{- if and $redis.existingSecret (not $redis.redisAddress) -}}
+{{- fail "ray.gcsFaultTolerance.existingSecret is the password of no Redis; set ray.gcsFaultTolerance.redisAddress to its host:6379" -}}
+{{- end -}}
+{{- range list "RAY_REDIS_ADDRESS" "REDIS_PASSWORD" "REDIS_USERNAME" "RAY_external_storage_namespace" -}}
+{{- if hasKey $.Values.env . -}}
+{{- fail (printf "env.%s: KubeRay refuses a cluster whose pods have this variable; set ray.gcsFaultTolerance" .) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
