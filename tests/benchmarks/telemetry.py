@@ -142,7 +142,7 @@ def measuring_alone(state: TrainState, steps: StepCollector, lines: dict[Entry, 
 
 def scraped(steps: StepCollector) -> tuple[int, float, float]:
     """Of one scrape, asked for in the rank's own process: bytes, seconds, seconds of the CPU for asker and asked."""
-    endpoint = serve_metrics(steps, (), "127.0.0.1", PORTS)
+    endpoint = serve_metrics([steps], (), "127.0.0.1", PORTS)
     size = 0
     started, worked = time.perf_counter(), time.process_time()
     for _ in range(SCRAPES):

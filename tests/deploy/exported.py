@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 
 from service.accounts.quotas import QuotaStore
 from service.gang.worker.rank_metrics import StepCollector, gauges
+from service.gang.worker.transport import TransportCollector
 from service.jobs.database import migrate
 from service.jobs.store import JobStore
 from service.telemetry.exporter import ServiceCollector
@@ -31,7 +32,8 @@ def names(folder: Path) -> set[str]:
     store = JobStore(url)
     service = ServiceCollector(store, QuotaStore(store), ProcessMetrics())
     process = ProcessCollector(registry=CollectorRegistry())
-    ours = [*service.collect(), *StepCollector().collect(), *gauges(None, []), *process.collect()]
+    of_ranks = [*StepCollector().collect(), *TransportCollector().collect(), *gauges(None, [])]
+    ours = [*service.collect(), *of_ranks, *process.collect()]
     return _OWN | _series(ours) | _recorded()
 
 

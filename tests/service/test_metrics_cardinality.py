@@ -19,15 +19,19 @@ from tests.service.conftest import RunningApi
 from tests.service.records import a_checkpoint, a_shape, a_spare, a_spec, a_step, an_evaluation, numbered, start
 from tests.service.sample_jobs import show_nodes
 from tests.service.scraping import Scrape
+from tests.unit.test_transport import connected
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")  # boost_core.parallel.ledger.Entry
 GROUPS = ("tp", "pp", "dp", "all")
+TRANSPORTS = b"".join(
+    b"NCCL INFO Channel 00 : 0 -> 1 via %s/0\n" % each for each in (b"P2P", b"SHM", b"NET/IB", b"COLLNET/IB")
+)
 JOBS = 100
 MOST_OF_A_JOB = 60
 MOST_OF_A_WAITING_JOB = 2
 RANKS = 64
-MOST_OF_A_RANK = 98
+MOST_OF_A_RANK = 103
 
 
 @pytest.fixture
@@ -57,12 +61,13 @@ def test_series_of_a_hundred_jobs(http: httpx.Client, store: JobStore) -> None:
     assert service < 120
 
 
-def test_series_of_the_ranks_of_a_hundred_jobs() -> None:
+def test_series_of_the_ranks_of_a_hundred_jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     steps, registry = StepCollector(), CollectorRegistry()
     everything = {pair: Totals(calls=1) for pair in product(COLLECTIVES, GROUPS)}
     parts = StepParts(**{part.name: 1.0 for part in fields(StepParts)})
     steps.add(StepTimes(step=1, seconds=6.0, busy_seconds=1.0, parts=parts, communication=everything))
     registry.register(steps)
+    registry.register(connected(TRANSPORTS, monkeypatch, tmp_path))
     ProcessCollector(registry=registry)
     series = sum(len(family.samples) for family in registry.collect()) + len(gauges(None, ()))
     assert series == MOST_OF_A_RANK

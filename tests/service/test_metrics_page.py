@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 from service.accounts.quotas import QuotaStore
 from service.api.app import create_app
 from service.gang.worker.rank_metrics import StepCollector, gauges
+from service.gang.worker.transport import TransportCollector
 from service.jobs.store import JobStore
 from service.settings import Settings
 from service.telemetry.exporter import ServiceCollector
@@ -30,13 +31,16 @@ def exported(families: Iterable[Metric]) -> dict[str, str]:
     }
 
 
-def documented(begins: str) -> dict[str, str]:
+OF_RANKS = ("boost_rank_", "boost_gang_")
+
+
+def documented(begins: str | tuple[str, ...]) -> dict[str, str]:
     return {row["name"]: row["type"] for row in ROW.finditer(PAGE) if row["name"].startswith(begins)}
 
 
 def test_the_page_names_all_that_the_api_exports(store: JobStore) -> None:
     collector = ServiceCollector(store, QuotaStore(store), ProcessMetrics())
-    of_ranks = documented("boost_rank_")
+    of_ranks = documented(OF_RANKS)
     page = {name: kind for name, kind in documented("").items() if name not in of_ranks}
     assert page == exported(collector.collect())
 
@@ -44,8 +48,9 @@ def test_the_page_names_all_that_the_api_exports(store: JobStore) -> None:
 def test_the_page_names_all_that_ranks_export() -> None:
     registry = CollectorRegistry()
     registry.register(StepCollector())
+    registry.register(TransportCollector())
     ProcessCollector(registry=registry)
-    assert documented("boost_rank_") | documented("process_") == exported([*registry.collect(), *gauges(None, ())])
+    assert documented(OF_RANKS) | documented("process_") == exported([*registry.collect(), *gauges(None, ())])
 
 
 def test_the_page_names_the_labels(store: JobStore) -> None:

@@ -62,7 +62,7 @@ A_STEP = StepTimes(
 
 def test_counters_are_sums_over_steps() -> None:
     steps = StepCollector()
-    endpoint = serve_metrics(steps, (), "127.0.0.1", range(free_port(), 65_536))
+    endpoint = serve_metrics([steps], (), "127.0.0.1", range(free_port(), 65_536))
     for _ in range(2):
         steps.add(A_STEP)
     found = samples(scrape(endpoint))
@@ -82,9 +82,9 @@ def test_counters_are_sums_over_steps() -> None:
 def test_processes_take_one_port_after_the_other_until_there_is_none() -> None:
     first = free_port()
     ports = range(first, first + 3)
-    endpoints = [serve_metrics(StepCollector(), (), "127.0.0.1", ports) for _ in range(4)]
+    endpoints = [serve_metrics([StepCollector()], (), "127.0.0.1", ports) for _ in range(4)]
     assert endpoints == [f"127.0.0.1:{port}" for port in ports] + [None]
-    assert serve_metrics(StepCollector(), (), "127.0.0.1", range(0)) is None
+    assert serve_metrics([StepCollector()], (), "127.0.0.1", range(0)) is None
 
 
 # A gang

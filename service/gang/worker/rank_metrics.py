@@ -142,11 +142,11 @@ def _handle(nvml: Any, gpu: str) -> Any:
     return nvml.nvmlDeviceGetHandleByIndex(int(gpu)) if gpu.isdigit() else nvml.nvmlDeviceGetHandleByUUID(gpu)
 
 
-def serve_metrics(steps: StepCollector, gpus: Sequence[str], address: str, ports: range) -> str | None:
+def serve_metrics(own: Sequence[Collector], gpus: Sequence[str], address: str, ports: range) -> str | None:
     """Serve a process's metrics over HTTP for as long as it lives.
 
     Args:
-        steps: Its steps.
+        own: What it measures of itself.
         gpus: The GPUs that it may use, by number or UUID.
         address: The address to listen on.
         ports: The first of these that is free is taken.
@@ -155,7 +155,7 @@ def serve_metrics(steps: StepCollector, gpus: Sequence[str], address: str, ports
         ``host:port``; ``None`` if none of the ports is free.
     """
     registry = CollectorRegistry()
-    for collector in (steps, GpuCollector(gpus)):
+    for collector in (*own, GpuCollector(gpus)):
         registry.register(collector)
     ProcessCollector(registry=registry)
     host = f"[{address}]" if ":" in address else address

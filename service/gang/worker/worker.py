@@ -33,6 +33,7 @@ from service.gang.worker.drills import Drills
 from service.gang.worker.errors import end_of
 from service.gang.worker.rank_metrics import StepCollector, serve_metrics
 from service.gang.worker.reporter import LogReports, SupervisorReporter
+from service.gang.worker.transport import TransportCollector
 from service.security.redaction import redact, redact_logs
 from service.security.secrets import configure_fsspec, load
 
@@ -75,8 +76,8 @@ class Worker:
         self._profiler = StepProfiler(self._reporter.report)
         self._membership: Membership | None = None
         self._store: TCPStore | None = None
-        self._steps = StepCollector()
-        metrics = serve_metrics(self._steps, gpus, address, context.metrics_ports)
+        self._steps, self._transport = StepCollector(), TransportCollector()
+        metrics = serve_metrics((self._steps, self._transport), gpus, address, context.metrics_ports)
         self.place = WorkerPlace(node, address, gpus, os.getpid(), socket.gethostname(), actor, metrics)
         redact_logs()
 
@@ -164,6 +165,7 @@ class Worker:
         if on_gpu:  # else torch ends the process with its collectives; telling a hang is the supervisor's part
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
             os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # ranks wait for them, not for what hides them
+            self._transport.ask()
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
             store=PrefixStore(rendezvous.prefix, store),
@@ -171,6 +173,7 @@ class Worker:
             world_size=spec.parallelism.world_size,
             device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
         )
+        self._transport.begin(assignment.rank, dist.get_backend(), dist.get_world_size())
 
     def _joined(self, assignment: Assignment, recovery: MemoryState[int] | None) -> Membership:
         membership = Membership(
@@ -187,6 +190,7 @@ class Worker:
 
         def after_step(times: StepTimes) -> None:
             self._steps.add(times)
+            self._transport.after_step()
             self._reporter.beat(Heartbeat(times.step, times.seconds, times.busy_seconds))
             self._drills.after_step(times.step)
             self._profiler.after_step(times.step)
