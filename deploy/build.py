@@ -1,11 +1,13 @@
 """Write what is made of other files: ``python -m deploy.build``.
 
-That is the dashboards, and the chart's copies of dashboards and rules: a chart reads no file outside its folder.
+That is the dashboards, and the chart's dashboards and rules, which read one installation of several: a chart reads no
+file outside its folder.
 """
 
 from pathlib import Path
 
 from deploy.grafana import source
+from deploy.scope import scoped_dashboard, scoped_rules
 
 _ROOT = Path(__file__).parents[1]
 _RULES = _ROOT / "deploy" / "prometheus" / "rules"
@@ -18,7 +20,9 @@ FOLDERS = (_DASHBOARDS, _CHART / "dashboards", _CHART / "rules")
 def built() -> dict[Path, str]:
     """What each file in ``FOLDERS`` is to hold."""
     dashboards, rules = source.build(), {path.name: path.read_text() for path in _RULES.glob("*.yml")}
-    contents = dict(zip(FOLDERS, (dashboards, dashboards, rules), strict=True))
+    of_chart = {name: scoped_dashboard(text) for name, text in dashboards.items()}
+    rules_of_chart = {name: scoped_rules(text) for name, text in rules.items()}
+    contents = dict(zip(FOLDERS, (dashboards, of_chart, rules_of_chart), strict=True))
     return {folder / name: text for folder, files in contents.items() for name, text in files.items()}
 
 

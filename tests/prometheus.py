@@ -74,6 +74,10 @@ class Prometheus:
         found: list[dict[str, Any]] = self._get("targets", state="active")["activeTargets"]
         return found
 
+    def rules(self) -> list[dict[str, Any]]:
+        """Rules that are evaluated, and how that goes."""
+        return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
+
     def alerts(self) -> list[dict[str, Any]]:
         """Alerts that are pending or fire."""
         found: list[dict[str, Any]] = self._get("alerts")["alerts"]

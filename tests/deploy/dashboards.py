@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -43,19 +43,20 @@ def panels(board: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [panel for panel in board["panels"] if panel["type"] != "row"]
 
 
-def queries(choices: Mapping[str, str] | None = None) -> list[Query]:
+def queries(choices: Mapping[str, str] | None = None, boards: Iterable[Mapping[str, Any]] | None = None) -> list[Query]:
     """All queries as Prometheus gets them.
 
     Args:
         choices: Values of the dashboards' variables and of Grafana's own; ``CHOICES`` has the others.
+        boards: The dashboards; those that are shipped, if none are given.
 
     Raises:
         KeyError: A query names a variable that has no value.
     """
     values = {**CHOICES, **(choices or {})}
     return [
-        Query(uid, place, filled(expr, values))
-        for uid, board in dashboards().items()
+        Query(board["uid"], place, filled(expr, values))
+        for board in boards or dashboards().values()
         for place, expr in _of_board(board)
     ]
 

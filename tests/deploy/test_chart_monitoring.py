@@ -1,13 +1,14 @@
-"""Rules and dashboards come through the chart as they are."""
+"""Rules and dashboards come through the chart as they are, and whole: ``test_installations`` has whose they are."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import yaml
 
 from deploy.grafana.source.variables import SERVICE_URL
-from tests.deploy.chart import CHART, Object, of_kind, render, values
+from tests.deploy.chart import CHART, NAMESPACE, RELEASE, Object, of_kind, render, values
 from tests.prometheus import promtool
 
 RULES = sorted((CHART / "files" / "rules").glob("*.yml"))
@@ -18,13 +19,30 @@ DASHBOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
 def objects() -> list[Object]:
     labels = {"release": "prometheus"}
     on = {"enabled": True, "labels": labels}
-    return render(values(monitoring={"rules": on, "dashboards": on | {"annotations": {"grafana_folder": "BOOST"}}}))
+    rules = on | {"runbookBase": "https://wiki.example.org/boost"}
+    return render(values(monitoring={"rules": rules, "dashboards": on | {"annotations": {"grafana_folder": "BOOST"}}}))
+
+
+def filled(path: Path) -> str:
+    """A file of the chart with what its templates put in for this release."""
+    uid = sha256(f"{NAMESPACE}/{RELEASE}".encode()).hexdigest()[:8]
+    texts = {
+        "@namespace@": NAMESPACE,
+        "@release@": RELEASE,
+        "@uid@": uid,
+        "@runbooks@": "https://wiki.example.org/boost",
+    }
+    text = path.read_text()
+    for placeholder, value in texts.items():
+        text = text.replace(placeholder, value)
+    assert "@" not in text
+    return text
 
 
 def test_rules_are_as_they_are(objects: list[Object], tmp_path: Path) -> None:
     rendered = of_kind(objects, "PrometheusRule")
     assert len(rendered) == len(RULES) > 0
-    assert [found["spec"] for found in rendered] == [yaml.safe_load(path.read_text()) for path in RULES]
+    assert [found["spec"] for found in rendered] == [yaml.safe_load(filled(path)) for path in RULES]
     for found in rendered:
         assert found["metadata"]["labels"]["release"] == "prometheus"
         file = tmp_path / f"{found['metadata']['name']}.yml"
@@ -37,7 +55,7 @@ def test_dashboards_are_as_they_are(objects: list[Object]) -> None:
     assert len(rendered) == len(DASHBOARDS) > 0
     for found, path in zip(rendered, DASHBOARDS, strict=True):
         ((name, text),) = found["data"].items()
-        assert (name, json.loads(text)) == (path.name, json.loads(path.read_text()))
+        assert (name, json.loads(text)) == (f"{NAMESPACE}-{RELEASE}-{path.name}", json.loads(filled(path)))
         assert found["metadata"]["labels"]["grafana_dashboard"] == "1", "what Grafana's sidecar looks for stays"
         assert found["metadata"]["annotations"] == {"grafana_folder": "BOOST"}
 

@@ -52,6 +52,15 @@ def test_those_that_stay_have_probes(templates: dict[str, Object]) -> None:
                 assert container.keys() >= {"startupProbe", "livenessProbe", "readinessProbe"}, name
 
 
+# With the head's pod all gangs end, so it has to be the node that is gone, not a dashboard that is slow.
+def test_rays_pods_are_ended_by_what_the_nodes_agent_says(templates: dict[str, Object]) -> None:
+    of_ray = {name: template for name, template in templates.items() if name.startswith("RayCluster/")}
+    assert len(of_ray) > 1
+    for name, template in of_ray.items():
+        alive = template["spec"]["containers"][0]["livenessProbe"]["httpGet"]
+        assert alive == {"path": "/api/local_raylet_healthz", "port": 52365}, name
+
+
 def test_nobody_is_shown_kubernetes(templates: dict[str, Object]) -> None:
     for name, template in templates.items():
         assert template["spec"]["automountServiceAccountToken"] is False, name

@@ -86,6 +86,11 @@ def group(**changes: Any) -> Values:
             "sharedMemory (65Gi)",
             group(sharedMemory="64Gi", memory=64 * 2**30),
         ),
+        (
+            nested("monitoring.rules.enabled", True),
+            "set monitoring.rules.runbookBase",
+            nested("monitoring.rules.runbookBase", "https://wiki.example.org/boost"),
+        ),
         (nested("ray.head.sharedMemory", "1Ti"), "ray.head: sharedMemory", nested("ray.head.sharedMemory", "8Gi")),
         (nested("api.sharedMemory", "3073Mi"), "api: sharedMemory", nested("api.sharedMemory", "3072Mi")),
     ],

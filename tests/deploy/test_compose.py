@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from service.settings import Settings
+from tests.deploy.dashboards import dashboards
 from tests.deploy.dockerfile import ROOT, read
 
 FOLDER = ROOT / "deploy" / "compose"
@@ -33,6 +34,16 @@ def test_all_is_there() -> None:
     assert set(SERVICES) == {
         "postgres", "s3-folder", "s3", "ray-head", "ray-worker", "api", "prometheus", "alertmanager", "grafana",
     }  # fmt: skip
+
+
+# The newest schema that a release of Grafana knows, DASHBOARD_SCHEMA_VERSION in its source. It migrates older dashboards
+# when it reads them, and knows nothing of newer ones.
+SCHEMAS = {"12.3": 42}
+
+
+def test_grafana_knows_the_schema_of_the_dashboards() -> None:
+    release = ".".join(SERVICES["grafana"]["image"].partition(":")[2].split(".")[:2])
+    assert {board["schemaVersion"] for board in dashboards().values()} == {SCHEMAS[release]}
 
 
 def test_each_is_confined(service: dict[str, Any]) -> None:

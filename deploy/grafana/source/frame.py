@@ -16,6 +16,8 @@ from grafana_foundation_sdk.models.dashboard import (
 
 from deploy.grafana.source import links, variables
 
+_REFRESH = "15s"  # as often as the shipped Prometheus scrapes; the chart says how often its Prometheus does
+
 
 class Row(NamedTuple):
     """Panels under a heading. They fill lines from the left; the next begins where their spans reach the full width."""
@@ -27,7 +29,7 @@ class Row(NamedTuple):
 def frame(uid: str, title: str, says: str, rows: Sequence[Row]) -> dashboard.Dashboard:
     """A dashboard with its rows, to which variables, marks and links are still to be added."""
     board = dashboard.Dashboard(title).uid(uid).description(says).tags([links.TAG]).timezone("browser")
-    board = board.refresh("10s").time("now-1h", "now").tooltip(DashboardCursorSync.CROSSHAIR).editable()
+    board = board.refresh(_REFRESH).time("now-1h", "now").tooltip(DashboardCursorSync.CROSSHAIR).editable()
     board = board.variables([variables.datasource(), variables.service_url()]).link(links.to_all())
     for row in rows:
         board = board.with_row(dashboard.Row(row.title))

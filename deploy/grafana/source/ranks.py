@@ -6,7 +6,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 from deploy.grafana.source import annotations, links, variables
 from deploy.grafana.source.bands import heat
 from deploy.grafana.source.frame import Row, frame
-from deploy.grafana.source.graphs import stacked, time_series
+from deploy.grafana.source.graphs import stacked, stepped, time_series
 from deploy.grafana.source.panels import WIDTH, Need, Query
 from deploy.grafana.source.promql import JOB, a_step, rate, share
 
@@ -84,7 +84,13 @@ def _processes() -> Row:
         "suffix: cores",
         Query(rate("process_cpu_seconds_total", f'job="boost-ranks", {JOB}', "rank"), "rank {{rank}}"),
     )
-    return Row("Processes", [memory.span(12), cpu.span(12)])
+    transport = time_series(
+        "Transport",
+        "Ranks that have connections over each transport, as NCCL has chosen them with the gang's first step.",
+        "none",
+        Query(f"count by (transport) (boost_gang_transport{{{JOB}}})", "{{transport}}"),
+    )
+    return Row("Processes", [memory, cpu, stepped(transport)])
 
 
 def _gpus() -> Row:

@@ -42,5 +42,8 @@
 {{- if and (or .Values.monitoring.serviceMonitor.enabled .Values.monitoring.scrapeConfig.enabled) (not .Values.monitoring.existingSecret) -}}
 {{- fail "Prometheus needs an API key; make one (boost keys create prometheus --tenant ops --scope admin), put it into a Secret and set monitoring.existingSecret" -}}
 {{- end -}}
+{{- if and .Values.monitoring.rules.enabled (not .Values.monitoring.rules.runbookBase) -}}
+{{- fail "each alert links to its page of docs/runbooks; publish that folder where people on call can read it, and set monitoring.rules.runbookBase to its URL" -}}
+{{- end -}}
 {{- include "boost.traps" . -}}
 {{- end -}}

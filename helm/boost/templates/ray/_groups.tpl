@@ -12,7 +12,7 @@ spec:
         - {name: gcs-server, containerPort: 6379, protocol: TCP}
         - {name: dashboard, containerPort: 8265, protocol: TCP}
         - {name: client, containerPort: 10001, protocol: TCP}
-      {{- include "boost.rayProbes" (dict "path" "/api/gcs_healthz" "port" 8265) | nindent 6 }}
+      {{- include "boost.rayProbes" (dict "ready" "/api/gcs_healthz" "port" 8265) | nindent 6 }}
       volumeMounts: {{- include "boost.sharedMounts" . | nindent 8 }}
   volumes:
     {{- include "boost.sharedVolumes" (dict "root" . "sharedMemory" $ray.head.sharedMemory) | nindent 4 }}
@@ -60,7 +60,7 @@ template:
         ports: # two pods with one port of a node are not placed on it
           - {name: agent, containerPort: 52365, protocol: TCP}
         {{- end }}
-        {{- include "boost.rayProbes" (dict "path" "/api/local_raylet_healthz" "port" 52365) | nindent 8 }}
+        {{- include "boost.rayProbes" (dict "ready" "/api/local_raylet_healthz" "port" 52365) | nindent 8 }}
         lifecycle:
           preStop:
             exec:

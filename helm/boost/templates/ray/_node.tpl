@@ -34,19 +34,20 @@ resources: {{- toYaml .resources | nindent 2 }}
 securityContext: {{- mergeOverwrite $security (.securityContext | default dict) | toYaml | nindent 2 }}
 {{- end -}}
 
-{{/* Ray answers these without its token. */}}
+{{/* Ray answers these without its token. A pod is ended when its agent says that Ray's node is no more; the head's dashboard,
+which may be slow while it works, does not end all gangs. Given: path and port of what answers when the node is of use. */}}
 {{- define "boost.rayProbes" -}}
 startupProbe:
-  httpGet: {path: {{ .path }}, port: {{ .port }}}
+  httpGet: {path: {{ .ready }}, port: {{ .port }}}
   periodSeconds: 5
   failureThreshold: 60
 livenessProbe:
-  httpGet: {path: {{ .path }}, port: {{ .port }}}
+  httpGet: {path: /api/local_raylet_healthz, port: 52365}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 12
 readinessProbe:
-  httpGet: {path: {{ .path }}, port: {{ .port }}}
+  httpGet: {path: {{ .ready }}, port: {{ .port }}}
   periodSeconds: 5
   timeoutSeconds: 5
 {{- end -}}

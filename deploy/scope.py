@@ -1,0 +1,72 @@
+"""The chart's rules and dashboards read the series of their own installation alone.
+
+Several installations may share a Prometheus and a Grafana: Helm calls each by its namespace and its release, and so do
+two labels of all its series. What is built here has placeholders for the two, which the chart's templates fill in.
+"""
+
+import json
+import re
+from typing import Any
+
+import yaml
+
+# What the chart's templates replace.
+INSTALLATION = {"namespace": "@namespace@", "release": "@release@"}
+RUNBOOKS, UID = "@runbooks@", "@uid@"
+
+_MATCHERS = ", ".join(f'{label}="{value}"' for label, value in INSTALLATION.items())
+_NAME = f"{INSTALLATION['namespace']}/{INSTALLATION['release']}"
+# Series that we export or record, and those that Prometheus makes of our targets and rules.
+_OURS = re.compile(r"\b((?:\w+:)?boost_[\w:]+|up|process_\w+|ALERTS)\b(\{)?")
+
+
+def scoped(expr: str) -> str:
+    """An expression that reads of our series those of one installation alone; other exporters' stay as they are."""
+    return _OURS.sub(lambda found: f"{found[1]}{{{_MATCHERS}{', ' if found[2] else '}'}", expr)
+
+
+def scoped_rules(text: str) -> str:
+    """A file of rules for one installation, whose name is in the labels of all that they give."""
+    content = yaml.safe_load(text)
+    for rule in (rule for group in content["groups"] for rule in group["rules"]):
+        rule["expr"] = scoped(rule["expr"])
+        rule["labels"] = rule.get("labels", {}) | INSTALLATION
+        if "alert" in rule:
+            rule["annotations"]["runbook_url"] = f"{RUNBOOKS}/{rule['alert']}.md"
+    return "# Written by python -m deploy.build from deploy/prometheus/rules.\n" + yaml.dump(
+        content, Dumper=_Dumper, sort_keys=False, width=120
+    )
+
+
+def scoped_dashboard(text: str) -> str:
+    """A dashboard for one installation, which Grafana tells from the same dashboard of another."""
+    board = json.loads(text)
+    for query in _queries(board):
+        for field in ("expr", "query", "definition"):
+            if isinstance(query.get(field), str):
+                query[field] = scoped(query[field])
+    board["title"] += f" ({_NAME})"
+    board["tags"].append(_NAME)
+    for link in board["links"]:
+        if link["type"] == "dashboards":
+            link["tags"].append(_NAME)
+    board["uid"] += f"-{UID}"
+    text = json.dumps(board, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return re.sub(r'"/d/([\w-]+)', rf'"/d/\1-{UID}', text)
+
+
+def _queries(board: dict[str, Any]) -> list[dict[str, Any]]:
+    """All places of a dashboard that have a query."""
+    targets = [target for panel in board["panels"] for target in panel.get("targets", ())]
+    variables = [variable for variable in board["templating"]["list"] if variable["type"] == "query"]
+    return [*targets, *variables, *board["annotations"].get("list", ())]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as such."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)

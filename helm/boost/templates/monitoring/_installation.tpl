@@ -1,0 +1,22 @@
+{{/* Which of several installations in one Prometheus and one Grafana a rule or a dashboard is about: see deploy/scope.py. */}}
+{{- define "boost.ofInstallation" -}}
+{{- $root := .root -}}
+{{- $name := printf "%s/%s" $root.Release.Namespace $root.Release.Name -}}
+{{- .text | replace "@namespace@" $root.Release.Namespace | replace "@release@" $root.Release.Name | replace "@uid@" (sha256sum $name | trunc 8) -}}
+{{- end -}}
+
+{{/* The labels that all series of an installation have. */}}
+{{- define "boost.installationLabels" -}}
+- {action: replace, targetLabel: namespace, replacement: {{ .Release.Namespace }}}
+- {action: replace, targetLabel: release, replacement: {{ .Release.Name }}}
+{{- end -}}
+
+{{/* A duration in whole seconds. */}}
+{{- define "boost.seconds" -}}
+{{- $units := dict "ms" 0.001 "s" 1 "m" 60 "h" 3600 -}}
+{{- $seconds := 0.0 -}}
+{{- range regexFindAll "[0-9]+(ms|s|m|h)" . -1 -}}
+{{- $seconds = addf $seconds (mulf (regexFind "^[0-9]+" .) (get $units (regexFind "[a-z]+$" .))) -}}
+{{- end -}}
+{{- ceil $seconds -}}
+{{- end -}}
