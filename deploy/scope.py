@@ -6,23 +6,38 @@ two labels of all its series. What is built here has placeholders for the two, w
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import yaml
 
+from deploy.grafana.source.variables import GPU_HOUR_PRICE
+
 # What the chart's templates replace.
 INSTALLATION = {"namespace": "@namespace@", "release": "@release@"}
-RUNBOOKS, UID = "@runbooks@", "@uid@"
+RUNBOOKS, UID, PRICE = "@runbooks@", "@uid@", "@price@"
 
-_MATCHERS = ", ".join(f'{label}="{value}"' for label, value in INSTALLATION.items())
 _NAME = f"{INSTALLATION['namespace']}/{INSTALLATION['release']}"
-# Series that we export or record, and those that Prometheus makes of our targets and rules.
-_OURS = re.compile(r"\b((?:\w+:)?boost_[\w:]+|up|process_\w+|ALERTS)\b(\{)?")
+_MATCHERS = {
+    # Series that we export or record, and those that Prometheus makes of our targets and rules.
+    r"(?:\w+:)?boost_[\w:]+|up|process_\w+|ALERTS": ", ".join(
+        f'{name}="{value}"' for name, value in INSTALLATION.items()
+    ),
+    # What others tell of the installation's pods, and of its volume of checkpoints.
+    r"kube_pod_\w+|ray_\w+": 'namespace="@namespace@", pod=~"@name@-.*"',
+    r"kubelet_volume_stats_\w+": 'namespace="@namespace@", persistentvolumeclaim="@claim@"',
+}
 
 
 def scoped(expr: str) -> str:
-    """An expression that reads of our series those of one installation alone; other exporters' stay as they are."""
-    return _OURS.sub(lambda found: f"{found[1]}{{{_MATCHERS}{', ' if found[2] else '}'}", expr)
+    """An expression that reads the series of one installation alone; those of nodes and GPUs stay as they are."""
+    for names, matchers in _MATCHERS.items():
+        expr = re.sub(rf"\b({names})\b(\{{)?", _selector(matchers), expr)
+    return expr
+
+
+def _selector(matchers: str) -> Callable[[re.Match[str]], str]:
+    return lambda found: f"{found[1]}{{{matchers}{', ' if found[2] else '}'}"
 
 
 def scoped_rules(text: str) -> str:
@@ -45,6 +60,9 @@ def scoped_dashboard(text: str) -> str:
         for field in ("expr", "query", "definition"):
             if isinstance(query.get(field), str):
                 query[field] = scoped(query[field])
+    for variable in board["templating"]["list"]:
+        if variable["name"] == GPU_HOUR_PRICE:
+            variable["query"] = PRICE
     board["title"] += f" ({_NAME})"
     board["tags"].append(_NAME)
     for link in board["links"]:

@@ -16,6 +16,8 @@ CHOICES = {
     "tenant": ".*",
     "job_name": ".*",
     "job_id": "job-0123456789ab",
+    "instance": ".*",
+    "gpu_hour_price": "2.5",
     "__interval": "15s",
     "__rate_interval": "1m",
     "__range": "1h",

@@ -17,6 +17,7 @@ from service.telemetry.process import ProcessMetrics
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "rules"
 
+_PUBLISHED = Path(__file__).parent / "published.yml"
 _OWN = {"up", "ALERTS"}  # Prometheus makes these of its targets and rules
 _ENDINGS = {
     "counter": ("_total",),
@@ -34,7 +35,12 @@ def names(folder: Path) -> set[str]:
     process = ProcessCollector(registry=CollectorRegistry())
     of_ranks = [*StepCollector().collect(), *TransportCollector().collect(), *gauges(None, [])]
     ours = [*service.collect(), *of_ranks, *process.collect()]
-    return _OWN | _series(ours) | _recorded()
+    return _OWN | _series(ours) | _recorded() | published()
+
+
+def published() -> set[str]:
+    """What other exporters give names to."""
+    return {name for exporter in yaml.safe_load(_PUBLISHED.read_text()).values() for name in exporter["names"]}
 
 
 def _series(families: Iterable[Metric]) -> set[str]:

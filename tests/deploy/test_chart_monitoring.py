@@ -31,6 +31,9 @@ def filled(path: Path) -> str:
         "@release@": RELEASE,
         "@uid@": uid,
         "@runbooks@": "https://wiki.example.org/boost",
+        "@price@": "0",
+        "@name@": f"{RELEASE}-boost",
+        "@claim@": f"{RELEASE}-boost-checkpoints",
     }
     text = path.read_text()
     for placeholder, value in texts.items():

@@ -36,7 +36,7 @@ def test_all_is_there() -> None:
     }  # fmt: skip
 
 
-# The newest schema that a release of Grafana knows, DASHBOARD_SCHEMA_VERSION in its source. It migrates older dashboards
+# The newest schema that a release of Grafana knows (DASHBOARD_SCHEMA_VERSION in its source). It migrates older boards
 # when it reads them, and knows nothing of newer ones.
 SCHEMAS = {"12.3": 42}
 

@@ -131,6 +131,53 @@ def test_communication_is_told_apart_into_what_is_waited_for_and_what_is_hidden(
     expect(series, exprs("boost-job", "Waited for by collective")[0], {"4m": {of_line: 1}})
 
 
+def test_gpu_hours_are_counted_once_and_have_a_price(expect):
+    series = {
+        f'boost_{of}_gpus_held{{{of}="a", {replica}}}': "30x8"
+        for of in ("tenant", "queue")
+        for replica in (FIRST, SECOND)
+    }
+    for of in ("tenant", "queue"):  # two values of 30 within the minute
+        expect(series, exprs("boost-fleet", f"GPU-hours by {of}")[0], {"1m": {f'{{{of}="a"}}': 1}})
+        expect(series, exprs("boost-fleet", f"Cost by {of}")[0], {"1m": {f'{{{of}="a"}}': 2.5}})
+
+
+# What other exporters give, a value every 15 s; the GPU-9, lo and tmpfs are none that anybody has asked for.
+OTHERS = {
+    'DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{UUID="GPU-0", Hostname="n"}': "0.6x8",
+    'DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{UUID="GPU-9", Hostname="n"}': "0.9x8",
+    'DCGM_FI_DEV_SM_CLOCK{UUID="GPU-0"}': "1410x8",
+    'DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL{UUID="GPU-0"}': "0+15x8",
+    'DCGM_FI_DEV_THERMAL_VIOLATION{UUID="GPU-0"}': "0+3750000000x8",
+    'DCGM_FI_DEV_POWER_VIOLATION{UUID="GPU-0"}': "0+3750000000x8",
+    'DCGM_FI_DEV_XID_ERRORS{UUID="GPU-0"}': "79x8",
+    'DCGM_FI_DEV_XID_ERRORS{UUID="GPU-9"}': "79x8",
+    'DCGM_FI_DEV_ECC_SBE_VOL_TOTAL{UUID="GPU-0"}': "0+1x8",
+    'DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{UUID="GPU-0"}': "0x8",
+    'node_filesystem_avail_bytes{instance="n", mountpoint="/", fstype="ext4", device="sda"}': "25x8",
+    'node_filesystem_size_bytes{instance="n", mountpoint="/", fstype="ext4", device="sda"}': "100x8",
+    'node_filesystem_avail_bytes{instance="n", mountpoint="/run", fstype="tmpfs", device="t"}': "1x8",
+    'node_filesystem_size_bytes{instance="n", mountpoint="/run", fstype="tmpfs", device="t"}': "100x8",
+    'node_disk_io_time_seconds_total{instance="n", device="sda"}': "0+7.5x8",
+    'node_network_receive_bytes_total{instance="n", device="eth0"}': "0+1500x8",
+    'node_network_receive_bytes_total{instance="n", device="lo"}': "0+1500x8",
+    'node_network_transmit_bytes_total{instance="n", device="eth0"}': "0+3000x8",
+    'node_infiniband_port_data_received_bytes_total{instance="n", device="mlx5_0", port="1"}': "0+1500x8",
+    'node_infiniband_port_data_transmitted_bytes_total{instance="n", device="mlx5_0", port="1"}': "0+3000x8",
+    'node_vmstat_oom_kill{instance="n"}': "0 0 1 1 1 1",
+    'kube_pod_container_status_restarts_total{pod="p", container="c", namespace="ml", uid="1"}': "0 0 1 1 1 1",
+    'kube_pod_container_status_restarts_total{pod="q", container="c", namespace="ml", uid="2"}': "0 0 1 1 1 1",
+    'kube_pod_container_status_last_terminated_reason{pod="p", container="c", reason="OOMKilled", uid="1"}': "1x8",
+    'kube_pod_container_status_last_terminated_reason{pod="q", container="c", reason="Error", uid="2"}': "1x8",
+    'kubelet_volume_stats_available_bytes{persistentvolumeclaim="v", node="n"}': "25x8",
+    'kubelet_volume_stats_capacity_bytes{persistentvolumeclaim="v", node="n"}': "100x8",
+    'ray_object_store_memory{Location="MMAP_SHM", instance="n"}': "5x8",
+    'ray_resources{Name="object_store_memory", State="AVAILABLE", instance="n"}': "3x8",
+    'ray_resources{Name="object_store_memory", State="USED", instance="n"}': "5x8",
+    'ray_resources{Name="CPU", State="USED", instance="n"}': "5x8",
+}
+
+
 def test_queries_that_no_test_machine_has_data_for_find_it_where_there_is_some(expect):
     gpu = f'{JOB}, rank="3", gpu="GPU-0"'
     series = {
@@ -143,6 +190,7 @@ def test_queries_that_no_test_machine_has_data_for_find_it_where_there_is_some(e
         f"boost_job_hardware_flops_utilization_ratio{{{JOB}}}": "0.5x8",
         f"job:boost_job_goodput:ratio1h{{{JOB}}}": "0.9x8",
         f'ALERTS{{alertname="BoostRankSlow", alertstate="firing", severity="warning", rank="3", {JOB}}}': "1x8",
+        **OTHERS,
     }
     of_gpu = '{rank="3", gpu="GPU-0"}'
     alert = f'{{alertname="BoostRankSlow", severity="warning", rank="3", {JOB}}}'
@@ -154,6 +202,21 @@ def test_queries_that_no_test_machine_has_data_for_find_it_where_there_is_some(e
         ("boost-job", "FLOPs utilization"): [{"{}": 0.4}, {"{}": 0.5}],
         ("boost-job", "Goodput of the last hour"): [{"{}": 0.9}],
         ("boost-fleet", "Firing"): [{alert: 1}],
+        ("boost-ranks", "Tensor cores"): [{of_gpu: 0.6}],
+        ("boost-ranks", "SM clock"): [{of_gpu: 1.41e9}],
+        ("boost-ranks", "NVLink"): [{of_gpu: 1}],
+        ("boost-ranks", "Throttling"): [{of_gpu: 0.5}],
+        ("boost-ranks", "XID"): [{of_gpu: 79}],
+        ("boost-ranks", "ECC errors"): [{of_gpu: 4}],
+        ("boost-nodes", "Disks"): [{'{instance="n", mountpoint="/"}': 0.75}],
+        ("boost-nodes", "Disks at work"): [{'{instance="n", device="sda"}': 0.5}],
+        ("boost-nodes", "Network"): [{'{instance="n", device="eth0"}': each} for each in (100, 200)],
+        ("boost-nodes", "InfiniBand"): [{'{instance="n", device="mlx5_0"}': each} for each in (100, 200)],
+        ("boost-nodes", "Kills for want of memory"): [{'{instance="n"}': 1}],
+        ("boost-nodes", "Containers over their limit"): [{'{pod="p", container="c"}': 1}],
+        ("boost-nodes", "Free on the volume of checkpoints"): [{'{persistentvolumeclaim="v"}': 25}],
+        ("boost-nodes", "Free part of the volume of checkpoints"): [{'{persistentvolumeclaim="v"}': 0.25}],
+        ("boost-nodes", "Ray's object store"): [{'{Location="MMAP_SHM"}': 5}, {'{Name="object_store_memory"}': 8}],
     }
     assert set(found) == {(query.dashboard, query.panel) for query in queries() if need_of(query)}
     for place, values in found.items():

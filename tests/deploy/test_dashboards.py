@@ -13,7 +13,7 @@ from deploy.grafana.source import build
 from deploy.grafana.source.frame import Encoder
 from deploy.grafana.source.panels import WIDTH, Need
 from tests.deploy.dashboards import CHOICES, Query, asked, dashboards, filled, need_of, panels, queries
-from tests.deploy.exported import names
+from tests.deploy.exported import names, published
 
 BOARDS = dashboards()
 
@@ -34,6 +34,8 @@ def test_every_series_that_is_asked_for_is_one_that_somebody_exports(tmp_path: P
     exported = names(tmp_path)
     unknown = {(query.panel, name) for query in queries() for name in asked(promql_parser.parse(query.expr)) - exported}
     assert not unknown
+    asked_for = {name for query in queries() for name in asked(promql_parser.parse(query.expr))}
+    assert published() <= asked_for, "nobody asks for it any more"
     assert "boost_job_loss" not in exported
 
 
@@ -115,7 +117,11 @@ def test_what_needs_more_than_a_machine_is_marked_in_the_source():
     assert need_of(Query("boost-ranks", "Steps", "")) is None
     assert {need_of(query) for query in queries()} == {None, *Need}
     for query in queries():
-        assert (need_of(query) is Need.GPU) == ("boost_rank_gpu" in query.expr), query
+        assert (need_of(query) is Need.DCGM) == ("DCGM_" in query.expr), query
+        assert (need_of(query) is Need.GPU) == ("boost_rank_gpu" in query.expr and "DCGM_" not in query.expr), query
+        assert (need_of(query) is Need.NODE) == ("node_" in query.expr), query
+        assert (need_of(query) is Need.KUBERNETES) == ("kube" in query.expr), query
+        assert (need_of(query) is Need.RAY) == ("ray_" in query.expr), query
         assert (need_of(query) is Need.PEAK) == ("flops_utilization" in query.expr), query
 
 

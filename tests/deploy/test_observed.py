@@ -18,6 +18,10 @@ pytestmark = pytest.mark.full
 # What queries ask for that have no data here: there is no GPU, no known peak of a CPU, no alert, and no time.
 MISSING = {
     Need.GPU: "boost_rank_gpu_",
+    Need.DCGM: "DCGM_",
+    Need.NODE: "node_",
+    Need.KUBERNETES: "kube",
+    Need.RAY: "ray_",
     Need.PEAK: "_flops_utilization_ratio",
     Need.ALERT: "ALERTS",
     Need.HALF_AN_HOUR: "job:boost_job_goodput:ratio1h",
@@ -103,7 +107,7 @@ def test_every_query_of_every_panel_returns_data(seen: Seen) -> None:
     assert empty == set(needs)
     assert all(MISSING[need] in query.expr for query, need in needs.items())
     of_gpus = {query for query in asked(seen) if MISSING[Need.GPU] in query.expr}
-    assert {query for query, need in needs.items() if need is Need.GPU} == of_gpus
+    assert {query for query, need in needs.items() if need in (Need.GPU, Need.DCGM)} == of_gpus
 
 
 def has_data(series: list[Series]) -> bool:

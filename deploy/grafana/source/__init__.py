@@ -12,6 +12,7 @@ from deploy.grafana.source.checkpoints import checkpoints
 from deploy.grafana.source.fleet import fleet
 from deploy.grafana.source.frame import encode
 from deploy.grafana.source.job import job
+from deploy.grafana.source.nodes import nodes
 from deploy.grafana.source.ranks import ranks
 from deploy.grafana.source.scheduler import scheduler
 
@@ -21,6 +22,7 @@ _DASHBOARDS: dict[str, Callable[[], Dashboard]] = {
     "boost-ranks": ranks,
     "boost-scheduler": scheduler,
     "boost-checkpoints": checkpoints,
+    "boost-nodes": nodes,
 }
 
 

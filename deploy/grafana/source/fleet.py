@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from deploy.grafana.source import annotations, fleet_head, links, queues, variables
+from deploy.grafana.source import annotations, fleet_head, fleet_use, links, queues, variables
 from deploy.grafana.source.frame import Row, frame
 from deploy.grafana.source.graphs import counted, quantiles, stacked, stepped, time_series
 from deploy.grafana.source.numbers import bars
@@ -13,9 +13,9 @@ from deploy.grafana.source.tables import OF_JOBS, Column, table
 
 def fleet() -> Dashboard:
     """The dashboard."""
-    rows = [fleet_head.row(), _jobs(), _training(), _cluster(), _requests()]
+    rows = [fleet_head.row(), _jobs(), _training(), _cluster(), fleet_use.row(), _requests()]
     board = frame("boost-fleet", "Boost / Fleet", "All jobs, queues and machines at a glance.", rows)
-    board = board.with_variable(variables.tenants())
+    board = board.with_variable(variables.tenants()).with_variable(variables.gpu_hour_price())
     return board.annotation(annotations.restarts(TENANTS)).link(links.to_service())
 
 

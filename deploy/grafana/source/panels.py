@@ -23,6 +23,10 @@ class Need(StrEnum):
     """What a panel cannot show anything without, said in its place: ``panel.no_value(Need.GPU)``."""
 
     GPU = "No NVIDIA GPU here"
+    DCGM = "No GPU of this job in Prometheus from NVIDIA's DCGM exporter"
+    NODE = "No node_exporter in Prometheus"
+    KUBERNETES = "Nothing in Prometheus from the kubelet or kube-state-metrics"
+    RAY = "Ray's own metrics are not in Prometheus"
     PEAK = "The peak of this device is not known"
     ALERT = "Nothing fires"
     HALF_AN_HOUR = "The job has not worked for half an hour yet"

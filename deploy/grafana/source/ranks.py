@@ -3,7 +3,7 @@
 from grafana_foundation_sdk.builders import timeseries
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from deploy.grafana.source import annotations, links, variables
+from deploy.grafana.source import annotations, links, ranks_gpus, variables
 from deploy.grafana.source.bands import heat
 from deploy.grafana.source.frame import Row, frame
 from deploy.grafana.source.graphs import stacked, stepped, time_series
@@ -18,7 +18,7 @@ _SLOW = 1.5  # times as long as the others: where BoostRankSlow fires
 def ranks() -> Dashboard:
     """The dashboard."""
     says = "The ranks of a job's gang beside each other: steps, waiting, memory and GPUs."
-    board = frame("boost-ranks", "Boost / Ranks", says, [_pace(), _waiting(), _processes(), _gpus()])
+    board = frame("boost-ranks", "Boost / Ranks", says, [_pace(), _waiting(), _processes(), _gpus(), ranks_gpus.row()])
     board = board.with_variable(variables.tenants()).with_variable(variables.job_names())
     board = board.with_variable(variables.job_id())
     board = board.annotation(annotations.restarts(JOB)).annotation(annotations.layouts(JOB))

@@ -1,11 +1,17 @@
 """What is chosen at the top of a dashboard, and filled into its queries and links."""
 
-from grafana_foundation_sdk.builders.dashboard import ConstantVariable, DatasourceVariable, QueryVariable
+from grafana_foundation_sdk.builders.dashboard import (
+    ConstantVariable,
+    DatasourceVariable,
+    QueryVariable,
+    TextBoxVariable,
+)
 from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort
 
 from deploy.grafana.source.datasource import PROMETHEUS
 
 SERVICE_URL = "http://localhost:8900"
+GPU_HOUR_PRICE = "gpu_hour_price"
 
 _ALL = VariableOption(selected=True, text=["All"], value=["$__all"])
 
@@ -18,6 +24,16 @@ def datasource() -> DatasourceVariable:
 def service_url() -> ConstantVariable:
     """Where people reach the service's page; the chart sets it."""
     return ConstantVariable("service_url").label("Boost's address").value(SERVICE_URL)
+
+
+def gpu_hour_price() -> TextBoxVariable:
+    """What a GPU costs in an hour, in whichever currency; the chart sets it."""
+    return TextBoxVariable(GPU_HOUR_PRICE).label("Price of a GPU-hour").default_value("0")
+
+
+def instances() -> TextBoxVariable:
+    """Some machines or all, as Prometheus calls node_exporter's targets."""
+    return TextBoxVariable("instance").label("Nodes (regular expression)").default_value(".*")
 
 
 def tenants() -> QueryVariable:

@@ -2,7 +2,10 @@
 {{- define "boost.ofInstallation" -}}
 {{- $root := .root -}}
 {{- $name := printf "%s/%s" $root.Release.Namespace $root.Release.Name -}}
-{{- .text | replace "@namespace@" $root.Release.Namespace | replace "@release@" $root.Release.Name | replace "@uid@" (sha256sum $name | trunc 8) -}}
+{{- $text := .text | replace "@uid@" (sha256sum $name | trunc 8) -}}
+{{- $text = $text | replace "@namespace@" $root.Release.Namespace | replace "@release@" $root.Release.Name -}}
+{{- $text = $text | replace "@name@" (include "boost.fullname" $root) | replace "@claim@" (include "boost.checkpointsClaim" $root) -}}
+{{- $text | replace "@price@" (toString $root.Values.monitoring.dashboards.gpuHourPrice) -}}
 {{- end -}}
 
 {{/* The labels that all series of an installation have. */}}
