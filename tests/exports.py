@@ -1,16 +1,22 @@
 """Tiny models with all that makes a model compute something else, their exports, and what our decoder computes."""
 
 import functools
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
-from boost_core.config import ModelConfig, ParallelismConfig
+from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.config import JobSpec, ModelConfig, ParallelismConfig
 from boost_core.config.presets import PRESETS
-from boost_core.convert.model_folder import write_model
-from boost_core.convert.names import to_published
+from boost_core.convert.destination import Destination
+from boost_core.convert.export import Export, export_model, model_files
+from boost_core.convert.model_folder import InMemory
+from boost_core.convert.names import Tensors, to_published
 from boost_core.convert.published_config import TrainedOn
+from boost_core.convert.whole import write_start
 from boost_core.models.build import build
 from boost_core.nn.attention import Rotation
 from boost_core.parallel.communicator import Communicator
@@ -19,9 +25,8 @@ from boost_core.parallel.shard import make_weights
 from tests.numerics.sharded import full_weights
 
 SIZES = {
-    "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
 }  # fmt: skip
-TRAINED_ON = TrainedOn(sequence_length=48, end_of_document=0)
 TOKENS = torch.randint(0, SIZES["vocab_size"], (12,), generator=torch.Generator().manual_seed(3))
 
 _LOW_RANK = {"rank": 8}
@@ -76,8 +81,28 @@ def weights_of(model: ModelConfig) -> dict[str, torch.Tensor]:
     return {name: 2 * weight for name, weight in full_weights(model, torch.float32).items()}
 
 
-def export_to(folder: Path, model: ModelConfig) -> None:
-    write_model(folder, model, to_published(model, weights_of(model)), TRAINED_ON)
+def checkpoint_of(model: ModelConfig, weights: dict[str, torch.Tensor], url: str) -> CheckpointFolder:
+    """A folder whose checkpoint, of step 0, has these weights."""
+    training = {"steps": 1, "sequence_length": 48}
+    job = JobSpec.model_validate({"name": "exported", "model": model.model_dump(), "training": training})
+    folder = CheckpointFolder(url)
+    write_start(folder, job, InMemory(to_published(model, weights)))
+    return folder
+
+
+def export_to(folder: Path, model: ModelConfig, **how: Any) -> None:
+    with tempfile.TemporaryDirectory() as checkpoints:
+        export_model(
+            checkpoint_of(model, weights_of(model), checkpoints), 0, Destination(str(folder)), Export(**how), None
+        )
+
+
+def write_published(folder: Path, model: ModelConfig, published: Tensors) -> None:
+    """A model as somebody else's tools write it: the library's own writer, in one file."""
+    folder.mkdir(exist_ok=True)
+    save_file(published, folder / "model.safetensors", metadata={"format": "pt"})
+    for name, text in model_files(model, TrainedOn(32, 0), torch.float32).items():
+        (folder / name).write_text(text)
 
 
 @functools.cache

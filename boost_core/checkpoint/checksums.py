@@ -21,8 +21,8 @@ class ChecksummingWriter(FsspecWriter):
     "enforce fail at inline_container.cc", whatever the cause.
     """
 
-    def __init__(self, path: str, sync_files: bool, **storage_options: Any) -> None:
-        super().__init__(path, sync_files=sync_files)
+    def __init__(self, path: str, sync_files: bool, single_file: bool, **storage_options: Any) -> None:
+        super().__init__(path, single_file_per_rank=single_file, sync_files=sync_files)
         self._summing = cast(Any, _Checksumming())
         self.fs, self.path = self._summing, self._summing.init_path(path, **storage_options)
 

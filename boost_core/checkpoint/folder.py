@@ -130,7 +130,7 @@ class CheckpointFolder:
         """Steps whose checkpoints are not to be removed."""
         paths = self._filesystem.glob(f"{self._path}/{PINS}/step-*")
         names = (match.group(1) for path in paths if (match := _PINNED.search(path)))
-        return {step for name in names if (step := _step(name)) is not None}
+        return {step for name in names if (step := step_named(name)) is not None}
 
     def manifest(self, step: int) -> Manifest:
         """The manifest of a committed checkpoint.
@@ -391,7 +391,7 @@ class CheckpointFolder:
             if match := _FILE.fullmatch(path.removeprefix(self._path)):
                 sizes.setdefault(match.group(1), {})[match.group(2)] = int(entry["size"] or 0)
         found = {name: files for name, files in sizes.items() if MANIFEST in files or COMMITTED in files}
-        return {step: files for name, files in found.items() if (step := _step(name)) is not None}
+        return {step: files for name, files in found.items() if (step := step_named(name)) is not None}
 
     def _sizes(self, step: int) -> dict[str, int]:
         """Sizes of a step's files by name."""
@@ -429,7 +429,11 @@ def _name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _step(name: str) -> int | None:
-    """The step whose name this is, if it is one."""
-    step = int(name.removeprefix("step-"))
-    return step if _name(step) == name else None
+def step_named(name: str) -> int | None:
+    """The step whose folder this is, if it is one's.
+
+    Args:
+        name: The folder's name.
+    """
+    digits = name.removeprefix("step-")
+    return int(digits) if digits.isdecimal() and _name(int(digits)) == name else None

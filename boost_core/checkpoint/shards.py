@@ -140,24 +140,40 @@ def _refuse(damage: list[str], cause: BaseException | None = None) -> None:
 
 def save_whole(folder: CheckpointFolder, step: int, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """``save_chunks`` of whole tensors, in one process."""
+    return _save_alone(folder, step, SaveChunks(Chunk.whole(*each) for each in tensors.items()), single_file=True)
+
+
+def save_one_by_one(folder: CheckpointFolder, step: int, planner: SaveChunks) -> dict[str, int]:
+    """``save_chunks`` of a planner's, in one process, each made when it is its turn, and gone when it is written.
+
+    Each has a file of its own, because torch keeps all tensors of a file until it is whole.
+    """
+    return _save_alone(folder, step, planner, single_file=False)
+
+
+def _save_alone(folder: CheckpointFolder, step: int, planner: SaveChunks, single_file: bool) -> dict[str, int]:
     folder.prepare(step)
-    writer = _writer(folder, step)
-    save({}, storage_writer=writer, planner=SaveChunks(Chunk.whole(*each) for each in tensors.items()), no_dist=True)
+    writer = _writer(folder, step, single_file)
+    save({}, storage_writer=writer, planner=planner, no_dist=True)
     return writer.checksums
 
 
 def load_whole(folder: CheckpointFolder, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Fill whole tensors, in one process; every file that is read is compared with what was written.
+    """``load_alone`` of whole tensors."""
+    load_alone(folder, manifest, LoadChunks(Chunk.whole(*each) for each in tensors.items()))
+
+
+def load_alone(folder: CheckpointFolder, manifest: Manifest, planner: LoadChunks) -> None:
+    """Fill the chunks of a planner, in one process; every file that is read is compared with what was written.
 
     Raises:
-        CheckpointDamaged: A file is not what was written. What the tensors hold is of no use.
+        CheckpointDamaged: A file is not what was written. What the chunks hold is of no use.
         ValueError: Its index has what no index of ours has.
         OSError: It cannot be read.
     """
     url = folder.step_url(manifest.step)
     reader = ShardReader(url, manifest.files, **folder.storage_options)
     reader.index()
-    planner = LoadChunks(Chunk.whole(*each) for each in tensors.items())
     try:
         load({}, storage_reader=reader, planner=planner, no_dist=True)
     except CheckpointException as failure:  # no Exception, by torch's choice
@@ -167,5 +183,5 @@ def load_whole(folder: CheckpointFolder, manifest: Manifest, tensors: Mapping[st
         raise OSError(f"checkpoint {url} cannot be read: {_first_cause(failure)}") from failure
 
 
-def _writer(folder: CheckpointFolder, step: int) -> ChecksummingWriter:
-    return ChecksummingWriter(folder.step_url(step), sync_files=folder.is_local, **folder.storage_options)
+def _writer(folder: CheckpointFolder, step: int, single_file: bool = True) -> ChecksummingWriter:
+    return ChecksummingWriter(folder.step_url(step), folder.is_local, single_file, **folder.storage_options)

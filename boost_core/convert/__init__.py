@@ -4,4 +4,6 @@
 
     python -m boost_core.convert export CHECKPOINTS MODEL            the newest checkpoint as a model
     python -m boost_core.convert start MODEL JOB.yaml CHECKPOINTS    a model as what a job starts from
+
+``modeling_boost.py`` is the class of exported models: transformers runs the copy beside the model, nothing here does.
 """

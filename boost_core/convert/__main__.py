@@ -1,29 +1,34 @@
 """Models in and out of the trainer: ``python -m boost_core.convert --help``."""
 
 import argparse
+import json
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.folder import CheckpointFolder, step_named
 from boost_core.checkpoint.manifest import CheckpointDamaged
-from boost_core.config import load_job
+from boost_core.config import ModelConfig, load_job
 from boost_core.config.base import in_lines
 from boost_core.convert.compare import is_cut, refuse_another_function
-from boost_core.convert.factor import factored
-from boost_core.convert.model_folder import read_model, write_model
-from boost_core.convert.names import fill_from_published, to_published
+from boost_core.convert.destination import Destination, Hub
+from boost_core.convert.export import DTYPES, MAX_SHARD_SIZE, Export, export_model, job_tokenizer_or_none
+from boost_core.convert.factor import Factored
+from boost_core.convert.model_folder import InMemory, ModelFolder, Source
+from boost_core.convert.names import to_published
 from boost_core.convert.nanotron.llama import CONFIG as NANOTRON_CONFIG
 from boost_core.convert.nanotron.llama import read_nanotron, write_nanotron
-from boost_core.convert.trained_on import trained_on
-from boost_core.convert.whole import empty_weights, read_weights, write_start
+from boost_core.convert.published_config import TrainedOn
+from boost_core.convert.whole import read_weights, write_start
 
 
-def main() -> int:
+def main(command_line: Sequence[str] | None = None) -> int:
     """Run one command; 0 on success, 2 for what cannot be converted."""
-    arguments = _parser().parse_args()
+    arguments = _parser().parse_args(command_line)
     try:
         if arguments.command == "export":
-            export(arguments.checkpoints, arguments.model, arguments.step, arguments.nanotron)
+            export(arguments)
         else:
             start(arguments.model, arguments.job, arguments.checkpoints)
     except (OSError, ValueError) as error:
@@ -32,36 +37,46 @@ def main() -> int:
     return 0
 
 
-def export(checkpoints: str, model_folder: Path, step: int | None, nanotron_ranks: int | None) -> None:
-    """Write a checkpoint's model, fp32, under its published names, or as nanotron would.
-
-    Args:
-        checkpoints: Folder of a job's checkpoints, a path or a URL.
-        model_folder: Where the model goes.
-        step: Which checkpoint; the newest by default.
-        nanotron_ranks: Tensor parallel ranks of nanotron to write as; ``None`` for safetensors with published names.
+def export(given: argparse.Namespace) -> None:
+    """Export a checkpoint's model, or write it as nanotron would.
 
     Raises:
         CheckpointDamaged: The checkpoint is not what was written; nothing is exported.
-        ValueError: There is no such checkpoint, nanotron has no such model, or the folder holds another.
+        ValueError: There is no such checkpoint, it cannot be exported so, or something is at the destination.
+        OSError: The checkpoint cannot be read, or the destination or the hub does not take the model.
     """
-    folder = CheckpointFolder(checkpoints)
+    folder, step = _found(given.checkpoints, given.step)
     steps = folder.steps()
     if not steps or step not in (None, *steps):
-        raise ValueError(f"{checkpoints} holds no {f'checkpoint of step {step}' if steps else 'checkpoint'}; check it")
+        missing = "checkpoint" if step is None or not steps else f"checkpoint of step {step}"
+        raise ValueError(f"{folder.url} holds no {missing}; check it")
     chosen = steps[-1] if step is None else step
     try:
-        model, weights = read_weights(folder, chosen)
+        if given.nanotron is None:
+            how = Export(
+                DTYPES[given.dtype], given.max_shard_size, given.merge, given.tokenizer, json.loads(given.losses)
+            )
+            destination, hub = Destination(given.model), Hub(given.push) if given.push else None
+            export_model(folder, chosen, destination, how, hub)
+        else:
+            model, weights = read_weights(folder, chosen)
+            manifest = folder.manifest(chosen)
+            tokenizer = job_tokenizer_or_none(manifest, model, given.tokenizer)
+            about = TrainedOn(manifest.sequence_length, None if tokenizer is None else tokenizer.end_of_document)
+            write_nanotron(Path(given.model), model, to_published(model, weights), about, given.nanotron)
     except CheckpointDamaged as damage:
         others = ", ".join(str(other) for other in steps if other != chosen) or "there is none"
         raise CheckpointDamaged(
             f"the checkpoint of step {chosen} is damaged: {damage}; restore it, or choose another with --step: {others}"
         ) from damage
-    about, published = trained_on(folder.manifest(chosen)), to_published(model, weights)
-    if nanotron_ranks is None:
-        write_model(model_folder, model, published, about)
-    else:
-        write_nanotron(model_folder, model, published, about, nanotron_ranks)
+
+
+def _found(url: str, step: int | None) -> tuple[CheckpointFolder, int | None]:
+    """The folder of checkpoints, and which of them: a URL may be that of one."""
+    parent, _, name = url.rstrip("/").rpartition("/")
+    if step is None and (of_url := step_named(name)) is not None:
+        return CheckpointFolder(parent or "."), of_url
+    return CheckpointFolder(url), step
 
 
 def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:
@@ -73,23 +88,36 @@ def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:
         ValueError: The model is not the job's, or computes something else.
     """
     job = load_job(job_file)
-    from_nanotron = (model_folder / NANOTRON_CONFIG).exists()
-    there, published = read_nanotron(model_folder) if from_nanotron else read_model(model_folder)
+    there, published = _model_in(model_folder)
     refuse_another_function(there, job.model)
     if is_cut(there, job.model):
-        published = factored(published, job.model.bottleneck_rank)
-    weights = empty_weights(job.model)
-    fill_from_published(job.model, weights, published)
-    write_start(CheckpointFolder(checkpoints), job, weights)
+        published = Factored(published, job.model.bottleneck_rank)
+    write_start(CheckpointFolder(checkpoints), job, published)
+
+
+def _model_in(folder: Path) -> tuple[ModelConfig, Source]:
+    if (folder / NANOTRON_CONFIG).exists():
+        model, tensors = read_nanotron(folder)
+        return model, InMemory(tensors)
+    found = ModelFolder(folder)
+    return found.model, found
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m boost_core.convert", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     to_model = commands.add_parser("export", help="export a checkpoint as safetensors and config.json")
-    to_model.add_argument("checkpoints", help="folder of a job's checkpoints, a path or a URL")
-    to_model.add_argument("model", type=Path, help="folder to write the model to")
+    to_model.add_argument("checkpoints", help="folder of a job's checkpoints or of one of them, a path or a URL")
+    to_model.add_argument("model", help="where the model goes: a new folder, or an s3:// URL")
     to_model.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
+    to_model.add_argument("--dtype", choices=DTYPES, default="fp32", help="type of the tensors (default: fp32)")
+    to_model.add_argument(
+        "--max-shard-size", type=_size, default=MAX_SHARD_SIZE, help="largest size of a file (default: 5GB)"
+    )
+    to_model.add_argument("--merge", action="store_true", help="multiply low-rank products out, to a plain LLaMA")
+    to_model.add_argument("--tokenizer", help="tokenizer.json, if it is no longer where the job says")
+    to_model.add_argument("--push", metavar="REPO", help="push the model to this repository of a hub, too")
+    to_model.add_argument("--losses", default="{}", help=argparse.SUPPRESS)  # what a service knows of the job
     to_model.add_argument(
         "--nanotron", type=int, metavar="TP", help="write a dense model as TP ranks of nanotron would"
     )
@@ -100,6 +128,12 @@ def _parser() -> argparse.ArgumentParser:
     from_model.add_argument("job", type=Path, help="the job, YAML or JSON")
     from_model.add_argument("checkpoints", help="folder to write it to, for the job's checkpoint.resume_from")
     return parser
+
+
+def _size(text: str) -> str:
+    if not re.fullmatch(r"0*[1-9]\d*[KMGT]B", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; give one such as 500MB or 5GB")
+    return text
 
 
 if __name__ == "__main__":

@@ -2,30 +2,53 @@
 
 import torch
 
-from boost_core.convert.names import Tensors
+from boost_core.checkpoint.chunks import Sizes
+from boost_core.convert.model_folder import Source
+
+_PROJECTION, _FACTORS = "_proj.weight", ("cola_a", "cola_b")
 
 
-def factored(published: Tensors, rank: int) -> Tensors:
-    """Every projection's W as its best A·B of a rank, with the singular values shared evenly between the two.
+class Factored:
+    """A dense model as the low-rank one whose A·B is each projection's best of a rank.
+
+    The singular values are shared evenly between the two.
 
     Args:
-        published: A dense model under its published names.
+        dense: The dense model.
         rank: Width of every bottleneck.
 
-    Returns:
-        The same model under the published names of a low-rank one.
+    Attributes:
+        shapes: Of all tensors, by name; the two factors of a projection are neighbours.
     """
-    cut: Tensors = {}
-    for name, tensor in published.items():
-        if name.endswith("_proj.weight"):
-            projection = name.removesuffix(".weight")
-            cut[f"{projection}.cola_a"], cut[f"{projection}.cola_b"] = _truncated(tensor.T, rank)
-        else:
-            cut[name] = tensor
-    return cut
+
+    def __init__(self, dense: Source, rank: int) -> None:
+        self._dense, self._rank = dense, rank
+        self._last: tuple[str, dict[str, torch.Tensor]] = ("", {})
+        self.shapes: dict[str, Sizes] = {}
+        for name, shape in dense.shapes.items():
+            if name.endswith(_PROJECTION):
+                wide_out, wide_in = shape
+                of_factors = ((wide_in, rank), (rank, wide_out))
+                self.shapes |= dict(zip(_factors_of(name), of_factors, strict=True))
+            else:
+                self.shapes[name] = shape
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor in fp32; a projection is factored when the first of its two factors is read."""
+        if name in self._dense.shapes:
+            return self._dense.read(name)
+        whole = f"{name.rpartition('.')[0]}.weight"
+        if self._last[0] != whole:
+            factors = truncated(self._dense.read(whole).T, self._rank)
+            self._last = whole, dict(zip(_factors_of(whole), factors, strict=True))
+        return self._last[1][name]
 
 
-def _truncated(w_df: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _factors_of(weight: str) -> tuple[str, ...]:
+    return tuple(f"{weight.removesuffix('.weight')}.{factor}" for factor in _FACTORS)
+
+
+def truncated(w_df: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """W ≈ A B: d × r and r × f. Where W is narrower than the rank, the rest of both is zero."""
     left, values, right = torch.linalg.svd(w_df.double(), full_matrices=False)
     kept = min(rank, len(values))

@@ -1,70 +1,91 @@
-"""A model in a local folder: safetensors and ``config.json``."""
+"""A model in a local folder: safetensors, in one file or several, and ``config.json``."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
 
+from boost_core.checkpoint.chunks import Sizes
 from boost_core.config import ModelConfig
 from boost_core.convert.names import Tensors
-from boost_core.convert.published_config import OWN_TYPE, TrainedOn, model_type, published_config
 from boost_core.convert.read_config import model_of
 
 _CONFIG = "config.json"
-_TENSORS = "model.safetensors"
-# Published classes look for their file by its name, so that none fills itself from this one, whatever class is named.
-_OWN_TENSORS = "boost.safetensors"
+_DTYPES = {"F64", "F32", "F16", "BF16"}
 
 
-def write_model(folder: Path, model: ModelConfig, published: Tensors, trained_on: TrainedOn) -> None:
-    """Write a model under its published names.
+class Source(Protocol):
+    """A model's published tensors, each read when it is its turn."""
 
-    Raises:
-        ValueError: The folder has other safetensors, which would be read with the new ones.
-    """
-    tensors = folder / (_OWN_TENSORS if model_type(model) == OWN_TYPE else _TENSORS)
-    if others := sorted(path.name for path in folder.glob("*.safetensors") if path != tensors):
-        raise ValueError(f"{folder} holds another model ({others[0]}); give a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(published, tensors, metadata={"format": "pt"})
-    (folder / _CONFIG).write_text(json.dumps(published_config(model, trained_on), indent=2))
+    @property
+    def shapes(self) -> Mapping[str, Sizes]:
+        """Of all tensors, by name."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """One of them, in fp32."""
 
 
-def read_model(folder: Path) -> tuple[ModelConfig, Tensors]:
-    """A model's shape and its tensors in fp32; several safetensors files are read as one.
+class InMemory:
+    """Tensors that are all there."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+    def read(self, name: str) -> torch.Tensor:
+        """One of them."""
+        return self._tensors[name]
+
+
+class ModelFolder:
+    """A folder of safetensors; several files are read as one.
+
+    Args:
+        folder: The folder.
+
+    Attributes:
+        model: What its ``config.json`` describes.
+        shapes: Of all tensors, by name.
 
     Raises:
         ValueError: The folder holds no model that can be read.
     """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files or not (folder / _CONFIG).exists():
-        raise ValueError(f"{folder} holds no {_CONFIG} with safetensors beside it; give the folder of a model")
-    try:
-        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{folder / _CONFIG} is not valid JSON: {error}") from error
-    model = model_of(config)
-    tensors: Tensors = {}
-    for file in files:
-        for name, tensor in _loaded(file).items():
-            if name in tensors:
-                raise ValueError(f"{name} is in {file} and in another file of {folder}; leave one model there")
-            tensors[name] = _full_precision(name, tensor)
-    if model.tie_embeddings:
-        tensors.pop("lm_head.weight", None)  # some writers store it twice
-    return model, tensors
+
+    def __init__(self, folder: Path) -> None:
+        files = sorted(folder.glob("*.safetensors"))
+        if not files or not (folder / _CONFIG).exists():
+            raise ValueError(f"{folder} holds no {_CONFIG} with safetensors beside it; give the folder of a model")
+        try:
+            config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{folder / _CONFIG} is not valid JSON: {error}") from error
+        self.model: ModelConfig = model_of(config)
+        self.shapes: dict[str, Sizes] = {}
+        self._files: dict[str, Path] = {}
+        for path in files:
+            file = _opened(path)
+            for name in file.keys():  # noqa: SIM118  # it is no mapping
+                if name in self.shapes:
+                    raise ValueError(f"{name} is in {path} and in another file of {folder}; leave one model there")
+                found = file.get_slice(name)
+                if found.get_dtype() not in _DTYPES:
+                    raise ValueError(f"{name} is quantized ({found.get_dtype()}); give the model in fp32, fp16 or bf16")
+                self.shapes[name], self._files[name] = tuple(found.get_shape()), path
+        if self.model.tie_embeddings:
+            self.shapes.pop("lm_head.weight", None)  # some writers store it twice
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor in fp32."""
+        # Opened for each, because a file that stays open, mapped into memory, keeps there what was read of it.
+        tensor: torch.Tensor = _opened(self._files[name]).get_tensor(name)
+        return tensor.float()
 
 
-def _loaded(file: Path) -> Tensors:
+def _opened(path: Path) -> Any:
     try:
-        return load_file(file)
+        return safe_open(path, framework="pt")
     except SafetensorError as error:
-        raise ValueError(f"{file} is damaged: {error}; copy it again") from error
-
-
-def _full_precision(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.is_floating_point() or tensor.element_size() == 1:
-        raise ValueError(f"{name} is quantized ({tensor.dtype}); give the model in fp32, fp16 or bf16")
-    return tensor.float()
+        raise ValueError(f"{path} is damaged: {error}; copy it again") from error

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from boost_core.architecture.families import model_weights
+from boost_core.checkpoint.chunks import Chunk, Sizes
 from boost_core.config import ModelConfig
 
 Tensors = dict[str, torch.Tensor]
@@ -17,24 +18,43 @@ class Slot:
 
     Attributes:
         weight: The weight's name.
-        index: Which part of it.
+        shape: The weight's shape.
+        axis: The axis of which it is one place; ``None`` for the whole weight.
+        place: Which.
         transposed: Whether the published tensor is its transpose.
     """
 
     weight: str
-    index: tuple[slice | int, ...] = ()
-    transposed: bool = False
+    shape: Sizes
+    axis: int | None
+    place: int
+    transposed: bool
+
+    @property
+    def published_shape(self) -> Sizes:
+        """Shape of the published tensor."""
+        part = tuple(size for axis, size in enumerate(self.shape) if axis != self.axis)
+        return part[::-1] if self.transposed else part
 
     def of(self, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The part, seen as the published tensor is."""
-        part = weights[self.weight][self.index]
+        weight = weights[self.weight]
+        part = weight if self.axis is None else weight.select(self.axis, self.place)
         return part.T if self.transposed else part
+
+    def chunk(self, published: torch.Tensor, kind: str = "master") -> Chunk:
+        """The published tensor as a box of what a checkpoint has of the weight: its master values, or a moment."""
+        part, name = published.T if self.transposed else published, f"{self.weight}.{kind}"
+        if self.axis is None:
+            return Chunk.whole(name, part)
+        offsets = tuple(self.place if axis == self.axis else 0 for axis in range(len(self.shape)))
+        return Chunk(name, self.shape, offsets, part.unsqueeze(self.axis))
 
 
 def published_slots(model: ModelConfig) -> dict[str, Slot]:
     """The slot of every published tensor."""
     return {
-        published: Slot(name, () if spec.axis is None else (slice(None),) * spec.axis + (place,), spec.transposed)
+        published: Slot(name, spec.shape, spec.axis, place, spec.transposed)
         for name, spec in model_weights(model).items()
         for place, published in enumerate(spec.published)
     }
@@ -43,24 +63,3 @@ def published_slots(model: ModelConfig) -> dict[str, Slot]:
 def to_published(model: ModelConfig, weights: Mapping[str, torch.Tensor]) -> Tensors:
     """A model's whole weights under their published names."""
     return {name: slot.of(weights).contiguous() for name, slot in published_slots(model).items()}
-
-
-def fill_from_published(model: ModelConfig, weights: Mapping[str, torch.Tensor], published: Tensors) -> None:
-    """Fill a model's whole weights in place.
-
-    Raises:
-        ValueError: A tensor is missing, has another shape, or is not the model's.
-    """
-    slots = published_slots(model)
-    if different := slots.keys() ^ published.keys():
-        raise ValueError(
-            f"the tensors are not those of a {model.family} model of {model.num_hidden_layers} layers: "
-            f"{', '.join(sorted(different)[:3])}{' …' if len(different) > 3 else ''} is on one side only; "
-            "make the job's model the same"
-        )
-    for name, slot in slots.items():
-        part = slot.of(weights)
-        if part.shape != published[name].shape:
-            there, here = list(published[name].shape), list(part.shape)
-            raise ValueError(f"{name} is {there} there and {here} in the job; make the job's model the same")
-        part.copy_(published[name])

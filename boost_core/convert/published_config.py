@@ -3,14 +3,18 @@
 ===========================================  ================  ===================================================
 the model                                    the class         why
 ===========================================  ================  ===================================================
-dense without a sliding window or QK-norm    LlamaForCausalLM  ``hidden_act`` is the gate's activation
+dense                                        LlamaForCausalLM,  ``hidden_act`` is the gate's activation; Mistral's class
+                                             MistralFor…,      with a sliding window, Qwen3's with normed queries and
+                                             Qwen3For…         keys
 cola and svd without grouped queries,        ColaForCausalLM   ``hidden_act`` is the activation of all bottlenecks,
 scaled rotations, windows or QK-norm,                          and of the gate too unless ``only_lr_act``
 whose gate has their activation or none
-any other                                    BoostForCausalLM  no published class computes it, so none is named
+any other                                    BoostForCausalLM  ours, which is beside the model: ``gate_act`` is the
+                                                               gate's activation, ``lax`` says what crosses blocks
 ===========================================  ================  ===================================================
 
-ColaForCausalLM is CoLA's published code (https://github.com/alvin-zyl/CoLA, ``cola/modeling_cola.py``).
+ColaForCausalLM is CoLA's published code (https://github.com/alvin-zyl/CoLA, ``cola/modeling_cola.py``). transformers
+does not have it, so ``auto_map`` names our class there as well: it computes the same from the same fields.
 """
 
 from dataclasses import dataclass
@@ -19,11 +23,16 @@ from typing import Any
 from boost_core.architecture.families import is_dense, is_low_rank
 from boost_core.config import ModelConfig
 
-LLAMA, COLA = "llama", "cola"
-# Of what no published class computes. Nothing but ``boost_core.convert`` reads it.
+LLAMA, MISTRAL, QWEN3, COLA = "llama", "mistral", "qwen3", "cola"
 OWN_TYPE = "boost"
+# The file that is exported with all models but dense ones, and what transformers is to take from it.
+MODELING = "modeling_boost.py"
+AUTO_MAP = {"AutoConfig": "modeling_boost.BoostConfig", "AutoModelForCausalLM": "modeling_boost.BoostForCausalLM"}
 
-_ARCHITECTURES = {LLAMA: "LlamaForCausalLM", COLA: "ColaForCausalLM", OWN_TYPE: "BoostForCausalLM"}
+_ARCHITECTURES = {
+    LLAMA: "LlamaForCausalLM", MISTRAL: "MistralForCausalLM", QWEN3: "Qwen3ForCausalLM", COLA: "ColaForCausalLM",
+    OWN_TYPE: "BoostForCausalLM",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,28 +49,30 @@ class TrainedOn:
 
 
 def model_type(model: ModelConfig) -> str:
-    """Which class computes the model: ``llama``, ``cola``, or ``boost`` for none that is published."""
-    if model.sliding_window is not None or model.qk_norm:
-        return OWN_TYPE
+    """The ``model_type`` of the class that computes the model; ``boost`` if none that is published does."""
     if is_dense(model):
-        return LLAMA
-    if model.rope_scaling is not None:
-        return OWN_TYPE
+        return QWEN3 if model.qk_norm else LLAMA if model.sliding_window is None else MISTRAL
     grouped_queries = model.key_value_heads != model.num_attention_heads
     gate_differs = model.gated_by_silu and not model.latent_activation
-    return COLA if is_low_rank(model) and not grouped_queries and not gate_differs else OWN_TYPE
+    later = model.qk_norm or model.sliding_window is not None or model.rope_scaling is not None
+    return COLA if is_low_rank(model) and not (grouped_queries or gate_differs or later) else OWN_TYPE
 
 
-def published_config(model: ModelConfig, trained_on: TrainedOn) -> dict[str, Any]:
-    """The content of ``config.json``."""
+def published_config(model: ModelConfig, trained_on: TrainedOn, dtype: str = "float32") -> dict[str, Any]:
+    """The content of ``config.json``.
+
+    Args:
+        model: The model.
+        trained_on: How it was trained.
+        dtype: Of its tensors, by torch's name.
+    """
     kind = model_type(model)
-    shape = {"model": described(model)} if kind == OWN_TYPE else _published_shape(model, kind)
-    return {"architectures": [_ARCHITECTURES[kind]], "model_type": kind} | shape | {
+    return {"architectures": [_ARCHITECTURES[kind]], "model_type": kind} | _shape(model, kind) | {
         "max_position_embeddings": trained_on.sequence_length,
         # Written even if there is none, because the classes have defaults. The trainer puts no token before documents.
         "bos_token_id": None,
         "eos_token_id": trained_on.end_of_document,
-        "torch_dtype": "float32",
+        "torch_dtype": dtype,
     }  # fmt: skip
 
 
@@ -71,7 +82,7 @@ def described(model: ModelConfig) -> dict[str, Any]:
     return model.model_dump(mode="json", exclude={"preset"}) | filled
 
 
-def _published_shape(model: ModelConfig, kind: str) -> dict[str, Any]:
+def _shape(model: ModelConfig, kind: str) -> dict[str, Any]:
     shape = {
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,
@@ -86,13 +97,20 @@ def _published_shape(model: ModelConfig, kind: str) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
     }
-    if kind == LLAMA:
-        return shape | {"hidden_act": _activation(model.gated_by_silu)}
-    return shape | {
-        "hidden_act": _activation(model.latent_activation),
-        "only_lr_act": not model.gated_by_silu,
-        "rank": model.rank,
-    }
+    window = {"sliding_window": model.sliding_window}
+    if is_dense(model):
+        own = {
+            LLAMA: {},
+            MISTRAL: window,
+            QWEN3: window | {"use_sliding_window": window["sliding_window"] is not None, "max_window_layers": 0},
+        }
+        return shape | own[kind] | {"head_dim": model.head_size, "hidden_act": _activation(model.gated_by_silu)}
+    shape |= {"hidden_act": _activation(model.latent_activation), "rank": model.rank, "auto_map": AUTO_MAP}
+    if kind == COLA:
+        return shape | {"only_lr_act": not model.gated_by_silu}
+    crossing = model.lax and {"gate": model.lax.gate, "chain_length": model.lax.chain_length}
+    own_gate = {"gate_act": _activation(model.gated_by_silu), "lax": crossing}
+    return shape | window | own_gate | {"qk_norm": model.qk_norm}
 
 
 def _activation(silu: bool) -> str:

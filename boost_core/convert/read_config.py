@@ -3,7 +3,7 @@
 A field that is known to change nothing is passed over, and one that is not known is taken for one that does.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -11,12 +11,24 @@ from pydantic import ValidationError
 from boost_core.config import ModelConfig
 from boost_core.config.base import in_lines
 from boost_core.config.model import RopeScalingConfig
-from boost_core.convert.published_config import COLA, LLAMA, OWN_TYPE
+from boost_core.convert.published_config import AUTO_MAP, COLA, LLAMA, MISTRAL, OWN_TYPE, QWEN3
 
 # Those of LlamaConfig, from which CoLA's class inherits.
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+}  # fmt: skip
+_DEFAULTS_OF_MISTRAL = _DEFAULTS | {"intermediate_size": 14336, "num_key_value_heads": 8, "sliding_window": 4096}
+_DEFAULTS_OF_QWEN3 = _DEFAULTS | {
+    "vocab_size": 151936, "intermediate_size": 22016, "head_dim": 128, "use_sliding_window": False,
+    "sliding_window": 4096, "max_window_layers": 28,
+}  # fmt: skip
+# What the like of a LLaMA has that the trainer's models do not.
+_OTHERS = {
+    "qwen2": "its query, key and value projections have biases",
+    "qwen2_moe": "its MLP is a mixture of experts", "qwen3_moe": "its MLP is a mixture of experts",
+    "mixtral": "its MLP is a mixture of experts", "gemma": "its embeddings are scaled and its gate is a GELU",
+    "phi3": "its rotary embedding may be partial or scaled",
 }  # fmt: skip
 _JOBS_NAMES = {"rms_norm_eps": "norm_epsilon", "tie_word_embeddings": "tie_embeddings"}
 _DEFAULT_ROPE_THETA = 10_000.0
@@ -32,6 +44,7 @@ _ONLY: dict[str, Any] = {
     "attention_bias": False, "mlp_bias": False, "attention_dropout": 0, "partial_rotary_factor": 1,
     "use_sliding_window": False, "is_encoder_decoder": False, "add_cross_attention": False,
     "tie_encoder_decoder": False, "pruned_heads": {}, "rope_interleaved": False, "is_llama_config": True,
+    "auto_map": AUTO_MAP,
 }  # fmt: skip
 
 # What no logit depends on: how a model was made, stored, batched or is sampled from.
@@ -49,8 +62,8 @@ _WITHOUT_EFFECT = frozenset((
     "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "transformers.js_config",
 ))  # fmt: skip
 
-_READ = {"num_key_value_heads", "head_dim", "hidden_act", "rope_theta", "rope_scaling", "rope_parameters", *_DEFAULTS}
-_READ_OF_COLA = {"rank", "lr_act_type", "only_lr_act"}
+_SIZES = (*_DEFAULTS, "num_key_value_heads")
+_READ = {"head_dim", "hidden_act", "rope_theta", "rope_scaling", "rope_parameters", *_SIZES}
 
 
 def model_of(config: Any, file: str = "config.json") -> ModelConfig:
@@ -64,15 +77,16 @@ def model_of(config: Any, file: str = "config.json") -> ModelConfig:
         ValueError: It is of none of these classes, or the trainer has no model that computes the same.
     """
     kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind not in (LLAMA, COLA, OWN_TYPE):
-        raise ValueError(f"{file}: model_type is {kind!r}; give a model of type {LLAMA}, {COLA} or {OWN_TYPE}")
-    known = {"model"} if kind == OWN_TYPE else _READ | _READ_OF_COLA if kind == COLA else _READ
-    _refuse(file, _unknown(config, known))
-    if kind == OWN_TYPE:
-        return _validated(file, config.get("model"))
-    _refuse(file, (*_rope_problems(config, kind), *_activation_problems(config, kind)))
-    model = _validated(file, _common(config) | (_of_cola(config) if kind == COLA else _of_llama(config)))
-    _refuse(file, _head_problems(config, model))
+    if not isinstance(kind, str) or kind not in _KINDS:
+        has = f": {_OTHERS[str(kind)]}, and the trainer's models do not" if str(kind) in _OTHERS else ""
+        raise ValueError(f"{file}: model_type is {kind!r}{has}; give a model of type {', '.join(_KINDS)}")
+    own_fields, defaults, function = _KINDS[kind]
+    _refuse(file, _unknown(config, _READ | own_fields, defaults))
+    if config.get("model") is not None:  # as exports of ours had it first
+        return _validated(file, config["model"])
+    _refuse(file, (*_rope_problems(config, kind), *_activation_problems(config, kind), *_window_problems(config)))
+    model = _validated(file, _common(config, defaults) | function(config))
+    _refuse(file, _head_problems(config, model, kind))
     return model
 
 
@@ -90,19 +104,27 @@ def _validated(file: str, model: Any) -> ModelConfig:
         raise ValueError(f"{file}: {'; '.join(in_lines(error).splitlines())}") from error
 
 
-def _common(config: dict[str, Any]) -> dict[str, Any]:
-    given = {_JOBS_NAMES.get(name, name): config.get(name, default) for name, default in _DEFAULTS.items()}
-    theta = next(iter(_rope_thetas(config).values()), _DEFAULT_ROPE_THETA)
-    return given | {"num_key_value_heads": config.get("num_key_value_heads"), "rope_theta": theta}
+def _common(config: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    given = {_JOBS_NAMES.get(name, name): config.get(name, defaults.get(name)) for name in _SIZES}
+    scalings = (_scaling(config.get(name)) for name in _ROPES)
+    return given | {
+        "rope_theta": next(iter(_rope_thetas(config).values()), _DEFAULT_ROPE_THETA),
+        "rope_scaling": next(filter(None, scalings), None),
+    }
 
 
 def _of_llama(config: dict[str, Any]) -> dict[str, Any]:
-    scalings = [_scaling(config.get(name)) for name in _ROPES]
-    return {
-        "family": "dense",
-        "gate_activation": _ACTIVATIONS[_activation(config)],
-        "rope_scaling": next(filter(None, scalings), None),
-    }
+    return {"family": "dense", "gate_activation": _ACTIVATIONS[_activation(config)]}
+
+
+def _of_mistral(config: dict[str, Any]) -> dict[str, Any]:
+    window = config.get("sliding_window", _DEFAULTS_OF_MISTRAL["sliding_window"])
+    return _of_llama(config) | {"sliding_window": window}
+
+
+def _of_qwen3(config: dict[str, Any]) -> dict[str, Any]:
+    window = (_DEFAULTS_OF_QWEN3 | config)["sliding_window"] if config.get("use_sliding_window") else None
+    return _of_llama(config) | {"sliding_window": window, "qk_norm": True}
 
 
 def _of_cola(config: dict[str, Any]) -> dict[str, Any]:
@@ -115,8 +137,31 @@ def _of_cola(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _unknown(config: dict[str, Any], known: set[str]) -> Iterator[str]:
-    for name, value in config.items():
+def _of_ours(config: dict[str, Any]) -> dict[str, Any]:
+    silu, lax = _ACTIVATIONS[_activation(config)], config.get("lax")
+    base = "cola" if silu else "svd"
+    return {
+        "family": base if lax is None else "lax",
+        "lax": lax | {"base": base} if isinstance(lax, dict) else lax,
+        "gate_activation": _ACTIVATIONS[_activation(config, "gate_act")],
+        "rank": config.get("rank"),
+        "sliding_window": config.get("sliding_window"),
+        "qk_norm": config.get("qk_norm", False),
+    }
+
+
+# The fields that each type has of its own, the defaults of its class, and what makes a job's model of them.
+_KINDS: dict[str, tuple[set[str], dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    LLAMA: (set(), _DEFAULTS, _of_llama),
+    MISTRAL: ({"sliding_window"}, _DEFAULTS_OF_MISTRAL, _of_mistral),
+    QWEN3: ({"sliding_window", "use_sliding_window", "max_window_layers"}, _DEFAULTS_OF_QWEN3, _of_qwen3),
+    COLA: ({"rank", "lr_act_type", "only_lr_act"}, _DEFAULTS, _of_cola),
+    OWN_TYPE: ({"rank", "gate_act", "lax", "sliding_window", "qk_norm", "model"}, _DEFAULTS, _of_ours),
+}
+
+
+def _unknown(config: dict[str, Any], known: set[str], defaults: dict[str, Any]) -> Iterator[str]:
+    for name, value in (defaults | config).items():
         if value is None or name in known or name in _WITHOUT_EFFECT:
             continue
         if name not in _ONLY:
@@ -125,24 +170,30 @@ def _unknown(config: dict[str, Any], known: set[str]) -> Iterator[str]:
             yield f"{name} is {_short(value)}, and the trainer's models have {_short(_ONLY[name])} only"
 
 
-def _head_problems(config: dict[str, Any], model: ModelConfig) -> Iterator[str]:
-    head_dim = config.get("head_dim")
+def _head_problems(config: dict[str, Any], model: ModelConfig, kind: str) -> Iterator[str]:
+    head_dim = config.get("head_dim", _KINDS[kind][1].get("head_dim"))
     if head_dim not in (None, model.head_size):
         yield (
             f"head_dim is {_short(head_dim)}, and the trainer's models have "
             f"hidden_size/num_attention_heads={model.head_size} only"
         )
-    if model.rank is not None and model.key_value_heads != model.num_attention_heads:
+    if kind == COLA and model.key_value_heads != model.num_attention_heads:
         yield (
             f"num_key_value_heads is {model.key_value_heads} of {model.num_attention_heads}, with which "
             "ColaForCausalLM does not run (export the model again if an earlier version has written this)"
         )
 
 
+def _window_problems(config: dict[str, Any]) -> Iterator[str]:
+    if config.get("use_sliding_window") and (full := config.get("max_window_layers", 28)):
+        yield f"max_window_layers is {full}, and the trainer's windows slide in all layers: 0 only"
+
+
 def _activation_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
     activation, of_bottleneck = _activation(config), config.get("lr_act_type")
-    if activation not in _ACTIVATIONS:
-        yield f"hidden_act is {_short(activation)}, and the trainer's models have silu or linear only"
+    for name in ("hidden_act", "gate_act") if kind == OWN_TYPE else ("hidden_act",):
+        if (found := _activation(config, name)) not in _ACTIVATIONS:
+            yield f"{name} is {_short(found)}, and the trainer's models have silu or linear only"
     if kind == COLA and of_bottleneck not in (None, activation):
         yield (
             f"lr_act_type is {_short(of_bottleneck)} and hidden_act {_short(activation)}, and ColaForCausalLM goes by "
@@ -150,8 +201,8 @@ def _activation_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
         )
 
 
-def _activation(config: dict[str, Any]) -> str:
-    return str(config.get("hidden_act", "silu"))
+def _activation(config: dict[str, Any], name: str = "hidden_act") -> str:
+    return str(config.get(name, "silu"))
 
 
 def _rope_thetas(config: dict[str, Any]) -> dict[str, Any]:
@@ -179,7 +230,7 @@ def _rope_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
     """
     for name in _ROPES:
         rope = config.get(name)
-        if rope is None or (kind == LLAMA and _scaling(rope)):
+        if rope is None or (kind != COLA and _scaling(rope)):
             continue
         expected = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1}
         others = set(rope) - {"rope_theta"} if isinstance(rope, dict) else set()

@@ -7,6 +7,7 @@ import typer
 from service.cli.commands import (
     audit,
     ckpt,
+    export,
     job_actions,
     jobs,
     keys,
@@ -52,6 +53,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "patch": job_actions.patch,
         "drill": job_actions.drill,
         "profile": profile.profile,
+        "export": export.export,
     },
     _CLUSTER: {"nodes": nodes.nodes},
     _ACCOUNT: {"login": login.login, "logout": login.logout, "whoami": login.whoami},

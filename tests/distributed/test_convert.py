@@ -1,26 +1,21 @@
 """Models out of checkpoints and into them again, and cut to low rank no worse than can be."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-import tokenizers
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec, ModelConfig
-from boost_core.config.data import SourceConfig
-from boost_core.convert.__main__ import export, main, start
-from boost_core.convert.factor import factored
-from boost_core.convert.model_folder import read_model, write_model
-from boost_core.convert.names import fill_from_published, published_slots, to_published
-from boost_core.convert.published_config import TrainedOn
-from boost_core.convert.trained_on import trained_on
+from boost_core.convert.__main__ import main, start
+from boost_core.convert.factor import Factored
+from boost_core.convert.model_folder import InMemory, ModelFolder
+from boost_core.convert.names import published_slots, to_published
 from boost_core.convert.whole import empty_weights, read_weights
-from boost_core.data.tokenize import TokenizePlan, tokenize
-from boost_core.data.tokenizers import ByteTokenizer
 from tests.distributed.recording import losses, train_and_record
+from tests.exports import write_published
 from tests.jobs import tiny_job, write_corpus
 from tests.numerics import reference
 from tests.numerics.sharded import batch, full_weights
@@ -87,7 +82,9 @@ def test_cut_at_full_rank_a_dense_model_is_the_same_svd_model() -> None:
     dense, low_rank = model(family="dense"), model(family="svd", rank=32)
     weights = full_weights(dense)
     cut = {name: torch.zeros_like(weight).double() for name, weight in empty_weights(low_rank).items()}
-    fill_from_published(low_rank, cut, factored(to_published(dense, weights), 32))
+    factored = Factored(InMemory(to_published(dense, weights)), 32)
+    for name, slot in published_slots(low_rank).items():
+        slot.of(cut).copy_(factored.read(name))
     expected, got = (
         reference.token_losses(config, values, *batch(dense, 2, 10))
         for config, values in ((dense, weights), (low_rank, cut))
@@ -95,13 +92,33 @@ def test_cut_at_full_rank_a_dense_model_is_the_same_svd_model() -> None:
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_published_llama_in_shards_becomes_a_start_and_comes_back(tmp_path: Path, dtype: torch.dtype) -> None:
+    shape = {name: value for name, value in SHAPE.items() if name not in ("rope_theta", "norm_epsilon")}
+    given = LlamaConfig(**shape, rope_parameters={"rope_type": "default", "rope_theta": 5000.0}, rms_norm_eps=1e-5)
+    llama = LlamaForCausalLM(given).to(dtype)
+    llama.save_pretrained(tmp_path / "llama", max_shard_size="20KB")
+    assert len(list((tmp_path / "llama").glob("*.safetensors"))) > 3
+    low_rank = model(family="svd", rank=32).model_dump()  # as wide as the model: nothing is cut off
+    job = {"name": "job", "model": low_rank, "training": {"steps": 1}}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    assert main(["start", *(str(tmp_path / each) for each in ("llama", "job.json", "start"))]) == 0
+    assert main(["export", str(tmp_path / "start"), str(tmp_path / "back"), "--merge"]) == 0
+    tokens = batch(model(family="dense"), 2, 10)[0]
+    with torch.no_grad():
+        back = LlamaForCausalLM.from_pretrained(tmp_path / "back")(tokens).logits
+        logits = llama.float()(tokens).logits
+    # Each factor is rounded to fp32: two roundings of 6e-8 a weight, and those of the sums in two blocks.
+    torch.testing.assert_close(back, logits, rtol=1e-4, atol=1e-5)
+
+
 def test_a_cut_is_the_best_of_its_rank() -> None:
     weights = to_published(model(family="dense"), full_weights(model(family="dense")))
-    cut = factored(weights, 5)
+    cut = Factored(InMemory(weights), 5)
     for name, weight in weights.items():
         if name.endswith("_proj.weight"):
             projection = name.removesuffix(".weight")
-            error = (cut[f"{projection}.cola_a"] @ cut[f"{projection}.cola_b"] - weight.T).square().sum()
+            error = (cut.read(f"{projection}.cola_a") @ cut.read(f"{projection}.cola_b") - weight.T).square().sum()
             torch.testing.assert_close(error, torch.linalg.svdvals(weight)[5:].square().sum())
 
 
@@ -113,7 +130,7 @@ def dense_job(corpus: Path, checkpoints: Path, **changes) -> JobSpec:
 def test_a_dense_job_goes_on_as_a_low_rank_one(ranks: Ranks, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     ranks.run(2, train_and_record, dense_job(corpus, tmp_path / "dense", training={"steps": 60}))
-    export(str(tmp_path / "dense"), tmp_path / "model", None, None)
+    assert main(["export", str(tmp_path / "dense"), str(tmp_path / "model")]) == 0
     cut = {"resume_from": str(tmp_path / "cut")}
     job = tiny_job(corpus, tmp_path / "svd", model={"family": "svd", "rank": 24}, checkpoint=cut)
     (tmp_path / "job.json").write_text(job.model_dump_json())
@@ -127,10 +144,10 @@ def test_a_dense_job_goes_on_as_a_low_rank_one(ranks: Ranks, tmp_path: Path) -> 
 
 def test_an_export_has_the_weights_of_its_step(ranks: Ranks, tmp_path: Path) -> None:
     ranks.run(2, train_and_record, dense_job(write_corpus(tmp_path / "corpus"), tmp_path / "dense"))
-    export(str(tmp_path / "dense"), tmp_path / "model", 3, None)
+    assert main(["export", str(tmp_path / "dense"), str(tmp_path / "model"), "--step", "3"]) == 0
     config, weights = read_weights(CheckpointFolder(str(tmp_path / "dense")), 3)
-    _, published = read_model(tmp_path / "model")
-    assert all(torch.equal(published[name], slot.of(weights)) for name, slot in published_slots(config).items())
+    published = ModelFolder(tmp_path / "model")
+    assert all(torch.equal(published.read(name), slot.of(weights)) for name, slot in published_slots(config).items())
     written = json.loads((tmp_path / "model" / "config.json").read_text())
     assert [written[name] for name in ("max_position_embeddings", "bos_token_id", "eos_token_id")] == [32, None, 0]
 
@@ -151,12 +168,11 @@ def test_what_cannot_be_converted_is_said_in_a_line(
     line: str,
 ) -> None:
     config = model(family="cola", rank=8)
-    write_model(tmp_path / "model", config, to_published(config, full_weights(config, torch.float32)), TrainedOn(32, 0))
+    write_published(tmp_path / "model", config, to_published(config, full_weights(config, torch.float32)))
     job = {"name": "job", "model": SHAPE | {"hidden_size": 64, "rank": 8}, "training": {"steps": 1}}
     (tmp_path / "job.json").write_text(json.dumps(job))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["boost_core.convert", *arguments])
-    assert main() == 2
+    assert main(arguments) == 2
     said = capsys.readouterr().err
     assert line in said
     assert len(said.splitlines()) == 1
@@ -164,7 +180,7 @@ def test_what_cannot_be_converted_is_said_in_a_line(
 
 def test_a_model_that_computes_something_else_is_no_start(tmp_path: Path) -> None:
     config = model(family="cola", rank=8)
-    write_model(tmp_path / "model", config, to_published(config, full_weights(config, torch.float32)), TrainedOn(32, 0))
+    write_published(tmp_path / "model", config, to_published(config, full_weights(config, torch.float32)))
     job = tiny_job(tmp_path, tmp_path, model=SHAPE | {"family": "cola", "rank": 8, "rope_theta": 10_000.0})
     (tmp_path / "job.json").write_text(job.model_dump_json())
     with pytest.raises(ValueError, match=r"rope_theta .* is 5000\.0 there and 10000\.0 in the job"):
@@ -172,69 +188,27 @@ def test_a_model_that_computes_something_else_is_no_start(tmp_path: Path) -> Non
     assert not (tmp_path / "start").exists()
 
 
-def test_a_folder_that_holds_another_model_is_refused(tmp_path: Path) -> None:
-    for family in ("cola", "svd"):
-        config = model(family=family, rank=8, num_key_value_heads=4)
-        published = to_published(config, full_weights(config, torch.float32))
-        if family == "svd":
-            with pytest.raises(ValueError, match=r"holds another model \(model\.safetensors\); give a new folder"):
-                write_model(tmp_path, config, published, TrainedOn(32, 0))
-        else:
-            write_model(tmp_path, config, published, TrainedOn(32, 0))
-            write_model(tmp_path, config, published, TrainedOn(32, 0))
-
-
 def test_damaged_and_doubled_files_are_refused_by_name(tmp_path: Path) -> None:
     config = model(family="dense")
-    write_model(tmp_path, config, to_published(config, full_weights(config, torch.float32)), TrainedOn(32, 0))
+    write_published(tmp_path, config, to_published(config, full_weights(config, torch.float32)))
     tensors = tmp_path / "model.safetensors"
     (tmp_path / "other.safetensors").write_bytes(tensors.read_bytes())
     with pytest.raises(ValueError, match=r"lm_head\.weight is in .*other\.safetensors and in another file"):
-        read_model(tmp_path)
+        ModelFolder(tmp_path)
     (tmp_path / "other.safetensors").unlink()
     tensors.write_bytes(tensors.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged: .*; copy it again"):
-        read_model(tmp_path)
+        ModelFolder(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": ')
     with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
-        read_model(tmp_path)
+        ModelFolder(tmp_path)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
-def test_quantized_weights_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "named"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")], ids=str)
+def test_quantized_weights_are_refused(tmp_path: Path, dtype: torch.dtype, named: str) -> None:
     config = model(family="dense")
     published = to_published(config, full_weights(config, torch.float32))
     name = "model.layers.0.mlp.up_proj.weight"
-    write_model(tmp_path, config, published | {name: published[name].to(dtype)}, TrainedOn(32, 0))
-    with pytest.raises(ValueError, match=rf"{name} is quantized \({dtype}\)"):
-        read_model(tmp_path)
-
-
-def data_of(tmp_path: Path, kind: str) -> dict:
-    """A job's data with a tokenizer of each kind, whose document ends are 0, 1, 0, and out of reach."""
-    write_corpus(tmp_path / "corpus")
-    texts = {"kind": "text", "paths": [str(tmp_path / "corpus")]}
-    words = {"a": 0, "<|end|>": 1, "b": 2}
-    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="a")).save(str(tmp_path / "words.json"))
-    if kind == "tokenized":
-        plan = TokenizePlan(SourceConfig(**texts), str(tmp_path / "tokens"), ByteTokenizer(), "", 0.1, 10_000)
-        tokenize(plan, lambda progress: None)
-        return {"source": {"kind": "tokenized", "paths": [str(tmp_path / "tokens")]}}
-    named = {
-        "bytes": {},
-        "file": {"tokenizer": str(tmp_path / "words.json"), "end_of_document": "<|end|>"},
-        "gone": {"tokenizer": str(tmp_path / "gone.json")},
-    }
-    return {"source": texts} | named[kind]
-
-
-@pytest.mark.parametrize(("kind", "end"), [("bytes", 0), ("file", 1), ("tokenized", 0), ("gone", None)])
-def test_the_token_that_ends_a_document_is_the_tokenizers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, end: int | None
-) -> None:
-    content = tiny_job(tmp_path, tmp_path).model_dump(mode="json") | {"data": data_of(tmp_path, kind)}
-    job, folder = JobSpec.model_validate(content), CheckpointFolder(str(tmp_path / "checkpoints"))
-    folder.prepare(1)
-    manifest = folder.commit_written(job, job.parallelism, 1, 1, {})
-    assert trained_on(manifest) == TrainedOn(sequence_length=32, end_of_document=end)
-    assert ("config.json gets no eos_token_id" in caplog.text) == (end is None)
+    write_published(tmp_path, config, published | {name: published[name].to(dtype)})
+    with pytest.raises(ValueError, match=rf"{name} is quantized \({named}\)"):
+        ModelFolder(tmp_path)

@@ -1,6 +1,5 @@
 """What leaves as a model is what was trained, or nothing leaves."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,17 +46,14 @@ def cut_the_manifest_off(checkpoint: Path) -> Path:
 DAMAGE: list[Callable[[Path], Path]] = [flip_a_bit, swap_shards, flip_a_bit_of_the_index, cut_the_manifest_off]
 
 
-def test_a_damaged_checkpoint_is_not_exported(
-    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_not_exported(ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = tiny_job(write_corpus(tmp_path / "corpus"), tmp_path / "runs", model={"family": "dense", "rank": None})
     ranks.run(2, train_and_record, job)
     newest = tmp_path / "runs" / "step-00000008"
     intact = {path.name: path.read_bytes() for path in newest.iterdir()}
 
     def export(model: Path, *more: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["convert", "export", f"{tmp_path}/runs", str(model), *more])
-        return main()
+        return main(["export", f"{tmp_path}/runs", str(model), *more])
 
     assert export(tmp_path / "model") == 0
     for damage in DAMAGE:

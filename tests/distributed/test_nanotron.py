@@ -13,7 +13,7 @@ from torch import nn
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import ModelConfig
-from boost_core.convert.__main__ import export, start
+from boost_core.convert.__main__ import main, start
 from boost_core.convert.names import Tensors, to_published
 from boost_core.convert.nanotron.llama import read_nanotron, write_nanotron
 from boost_core.convert.nanotron.modules import modules
@@ -209,7 +209,7 @@ def test_a_job_goes_on_from_nanotrons_weights_and_back(ranks: Ranks, tmp_path: P
 
     reports, _ = ranks.run(2, train_and_record, job)
     assert reports[0].resumed_from.startswith(f"{tmp_path}/start")
-    export(f"{tmp_path}/run", tmp_path / "back", None, 2)
+    assert main(["export", f"{tmp_path}/run", f"{tmp_path}/back", "--nanotron", "2"]) == 0
     _, trained = read_nanotron(tmp_path / "back")
     _, weights = read_weights(CheckpointFolder(f"{tmp_path}/run"), 8)
     assert all(torch.equal(tensor, trained[name]) for name, tensor in to_published(MODEL, weights).items())

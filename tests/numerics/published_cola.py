@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = {
 # Read from tensors' shapes, or by nobody while logits are computed.
 WITHOUT_EFFECT = {
     "architectures", "model_type", "vocab_size", "intermediate_size", "max_position_embeddings", "bos_token_id",
-    "eos_token_id", "torch_dtype",
+    "eos_token_id", "torch_dtype", "auto_map",
 }  # fmt: skip
 
 ACTIVATIONS = {"silu": torch.nn.functional.silu, "linear": lambda x: x}

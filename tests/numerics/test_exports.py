@@ -1,6 +1,8 @@
-"""An export computes what the decoder does where its config.json names a published class, and names none otherwise."""
+"""An export computes what the decoder does, in transformers and wherever its config.json names a published class."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
-from boost_core.convert.model_folder import read_model
-from boost_core.convert.names import fill_from_published
+from boost_core.config import ModelConfig
+from boost_core.convert.model_folder import ModelFolder
+from boost_core.convert.names import to_published
 from boost_core.convert.published_config import described
-from boost_core.convert.whole import empty_weights
 from tests.exports import COLA, DENSE, OWN, TOKENS, export_to, log_probabilities, model_with, weights_of
 from tests.numerics import published_cola
 
@@ -72,27 +74,117 @@ def test_the_fields_by_which_colas_class_goes(tmp_path: Path, name: str) -> None
     assert {field: config[field] for field in FIELDS[name]} == FIELDS[name]
 
 
-@by_name(OWN)
-def test_what_no_published_class_computes_names_none_and_is_loaded_by_none(tmp_path: Path, changes: dict) -> None:
+def loaded(folder: Path, **options: Any) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options)
+
+
+@by_name(DENSE | COLA | OWN)
+def test_every_export_is_what_transformers_computes(tmp_path: Path, changes: dict) -> None:
+    model = model_with(changes)
+    export_to(tmp_path, model)
+    theirs = loaded(tmp_path)
+    assert theirs.dtype is torch.float32
+    with torch.no_grad():
+        logits = theirs(TOKENS[None]).logits[0].log_softmax(-1).double()
+    # Both in fp32 would differ as much: some thirty roundings of 6e-8 in three blocks.
+    ours = log_probabilities(model)
+    assert (logits - ours).norm() / ours.norm() < 1e-5
+    kept = {name for name, _ in theirs.named_parameters() if name.endswith("cola_a")}
+    assert len(kept) == (0 if model.rank is None else 7 * model.num_hidden_layers)
+
+
+@by_name({name: (COLA | OWN)[name] for name in ("preset 7b", "svd, tied", "cola, grouped queries", "lax, tensor")})
+def test_an_export_generates_with_a_cache_what_it_does_without(tmp_path: Path, changes: dict) -> None:
     export_to(tmp_path, model_with(changes))
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert (config["architectures"], config["model_type"]) == (["BoostForCausalLM"], "boost")
-    with pytest.raises(ValueError, match="does not recognize this architecture"):
-        AutoModelForCausalLM.from_pretrained(tmp_path)
-    # CoLA's classes look for the same files.
-    with pytest.raises(OSError, match=r"no file named model\.safetensors"):
-        LlamaForCausalLM.from_pretrained(tmp_path)
+    model = loaded(tmp_path)
+    prompts = torch.stack((TOKENS[:6], TOKENS[6:]))
+    greedy = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with_cache = model.generate(prompts, **greedy, return_dict_in_generate=True)
+    assert with_cache.past_key_values.get_seq_length() == 6 + 16 - 1
+    assert torch.equal(with_cache.sequences, model.generate(prompts, **greedy, use_cache=False))
+    with torch.no_grad():
+        whole = model(with_cache.sequences).logits.argmax(-1)
+    assert torch.equal(with_cache.sequences[:, 6:], whole[:, 5:-1])
+
+
+def test_an_export_needs_nothing_of_ours(tmp_path: Path) -> None:
+    export_to(tmp_path / "model", model_with(OWN["lax, dense"]))
+    code = """
+import sys, torch, transformers
+sys.modules["boost_core"] = None
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
+print(model.generate(**tokenizer("abc", return_tensors="pt"), max_new_tokens=4, do_sample=False).shape)
+"""
+    run = subprocess.run([sys.executable, "-c", code, "model"], cwd=tmp_path, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("torch.Size([1, ")
+
+
+def test_the_class_can_be_trained_and_saved_again(tmp_path: Path) -> None:
+    export_to(tmp_path / "first", model_with(OWN["lax, tensor"]))
+    model = loaded(tmp_path / "first")
+    model(TOKENS[None], labels=TOKENS[None]).loss.backward()
+    assert all(weight.grad is not None and weight.grad.abs().max() > 0 for weight in model.parameters())
+    model.save_pretrained(tmp_path / "second")
+    with torch.no_grad():
+        before, after = (each(TOKENS[None]).logits for each in (model, loaded(tmp_path / "second")))
+    assert torch.equal(before, after)
+    fresh = type(model)(model.config)
+    assert all(bool(weight.isfinite().all()) and weight.abs().max() < 3 for weight in fresh.parameters())
+
+
+MERGED = {name: (COLA | OWN)[name] for name in ("svd", "svd, tied", "svd, grouped queries", "svd, no gate")}
+
+
+@by_name(MERGED)
+def test_a_merged_model_is_a_plain_llama_that_computes_the_same(tmp_path: Path, changes: dict) -> None:
+    model = model_with(changes)
+    export_to(tmp_path, model, merge=True)
+    llama = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    assert type(llama) is LlamaForCausalLM
+    weights = weights_of(model)
+    first = weights["blocks.0.down.down"][:, 0].double() @ weights["blocks.0.down.up_0"][0].double()
+    assert torch.equal(
+        load_file(tmp_path / "model.safetensors")["model.layers.0.mlp.down_proj.weight"], first.T.float()
+    )
+    with torch.no_grad():
+        theirs = llama(TOKENS[None]).logits[0].log_softmax(-1)
+    # As for dense exports, and each product is rounded to fp32 besides.
+    torch.testing.assert_close(theirs, log_probabilities(model), rtol=0, atol=4e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("preset 7b", "family=cola has a SiLU between the two factors"),
+        ("lax of svd, chains", "family=lax has a norm and the latent of the block before between the two factors"),
+        ("dense", "the model is dense already"),
+    ],
+)
+def test_what_is_no_product_is_not_merged(tmp_path: Path, name: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        export_to(tmp_path / "model", model_with((DENSE | COLA | OWN)[name]), merge=True)
+    assert not (tmp_path / "model").exists()
+
+
+def test_every_field_of_a_model_is_published() -> None:
+    """A field that is added to a job's model has to be written, read and computed, or refused."""
+    assert ModelConfig.model_fields.keys() == {
+        "preset", "family", "lax", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+        "num_attention_heads", "num_key_value_heads", "rank", "gate_activation", "tie_embeddings", "rope_theta",
+        "norm_epsilon",
+    }  # fmt: skip
 
 
 @by_name(DENSE | COLA | OWN)
 def test_out_and_in_again_is_the_same_model(tmp_path: Path, changes: dict) -> None:
     model = model_with(changes)
     export_to(tmp_path, model)
-    there, published = read_model(tmp_path)
-    again = empty_weights(there)
-    fill_from_published(there, again, published)
-    assert all(torch.equal(again[name], weight) for name, weight in weights_of(model).items())
-    assert described(there) == described(model)
+    found, expected = ModelFolder(tmp_path), to_published(model, weights_of(model))
+    assert found.shapes.keys() == expected.keys()
+    assert all(torch.equal(found.read(name), tensor) for name, tensor in expected.items())
+    assert described(found.model) == described(model)
 
 
 @by_name({name: (DENSE | COLA | OWN)[name] for name in ("dense", "preset 7b", "lax, tensor")})
@@ -109,7 +201,7 @@ def test_an_export_says_how_it_was_trained(tmp_path: Path, changes: dict) -> Non
 def test_a_crossing_is_beside_the_projection_that_it_crosses_into(tmp_path: Path) -> None:
     model = model_with(OWN["lax, dense"])
     export_to(tmp_path, model)
-    tensors = load_file(tmp_path / "boost.safetensors")
+    tensors = load_file(tmp_path / "model.safetensors")
     value = "model.layers.2.self_attn.v_proj.crossing"
     gates = weights_of(model)["blocks.2.query_key_value.crossing.gate_matrix"]
     assert torch.equal(tensors[f"{value}.gate_matrix"], gates[2])

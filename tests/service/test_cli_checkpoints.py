@@ -7,9 +7,13 @@ from typer.testing import CliRunner, Result
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from service.cli.main import app
+from service.jobs.store import JobStore
 from tests.distributed.recording import train_and_record
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
+from tests.service.command_line import boost_at, run_boost
+from tests.service.conftest import RunningApi
+from tests.service.records import a_spec, a_step, run_to_the_end
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +78,7 @@ def test_damaged_checkpoints_are_named_and_the_others_are_served(checkpoints: st
     )  # fmt: skip
     assert json.loads(ckpt("show", checkpoints, "--step", 6).stdout)["job"]["name"] == "tiny-test"
     assert ckpt("prune", checkpoints, "--keep-last", 1).stdout == "removed 0; left: 3, 6, 8\n"  # 3 alone is intact
-    assert ckpt("export", checkpoints, tmp_path / "model", "--step", 3).exit_code == 0
+    assert run_boost("export", checkpoints, tmp_path / "model", "--step", 3).exit_code == 0
 
 
 def test_prune(checkpoints: str) -> None:
@@ -83,9 +87,39 @@ def test_prune(checkpoints: str) -> None:
     assert CheckpointFolder(checkpoints).steps() == [6, 8]
 
 
-def test_export(checkpoints: str, tmp_path: Path) -> None:
-    assert ckpt("export", checkpoints, tmp_path / "model").exit_code == 0
-    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+EXPORTED = [
+    "README.md", "config.json", "generation_config.json", "model.safetensors", "modeling_boost.py", "tokenizer.json",
+    "tokenizer_config.json",
+]  # fmt: skip
+
+
+def test_export_of_a_folder(checkpoints: str, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    assert run_boost("export", f"{checkpoints}/step-00000006", model, "--dtype", "bf16").exit_code == 0
+    assert sorted(path.name for path in model.iterdir()) == EXPORTED
+    assert json.loads((model / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert "| checkpoint | step 6, " in (model / "README.md").read_text()
+    assert "loss" not in (model / "README.md").read_text()
+
+
+def test_export_of_a_job_has_its_losses_on_the_card(
+    api: RunningApi, store: JobStore, trained: Path, tmp_path: Path
+) -> None:
+    job = store.create(a_spec(), str(tmp_path / "runs"))
+    empty = boost_at(api.url)("export", job.id, tmp_path / "model")
+    assert (empty.exit_code, empty.stderr) == (2, f"error: {job.id} has no committed checkpoint yet\n")
+    run_to_the_end(store, job.id)
+    shutil.copytree(trained, job.checkpoint_url.removeprefix("file://"))
+    result = boost_at(api.url)("export", job.id, tmp_path / "model")
+    assert result.exit_code == 0, result.output
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "| checkpoint | step 8, " in card
+    assert f"| training loss | {a_step(8).loss:.4f} nats a token |" in card
+
+
+def test_export_passes_on_what_is_refused(checkpoints: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_boost("export", checkpoints, tmp_path / "model", "--merge").exit_code == 2
+    assert "there is no product to multiply out; export it without --merge" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["ls"], ["show"], ["verify"], ["prune", "--keep-last", "1"]])

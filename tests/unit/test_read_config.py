@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig
+from transformers import LlamaConfig, MistralConfig
 
 from boost_core.config import ModelConfig
 from boost_core.convert.compare import refuse_another_function
@@ -38,6 +38,20 @@ def test_colas_published_form_is_read_with_its_classs_defaults() -> None:
     without_rank = {name: value for name, value in COLA.items() if name != "rank"}
     assert model_of(without_rank).rank == 64 // 4
     assert model_of({"model_type": "llama"}).hidden_size == LlamaConfig().hidden_size
+
+
+def test_mistral_without_its_window_is_a_llama() -> None:
+    written = MistralConfig(**SHAPE, num_key_value_heads=2, sliding_window=None).to_dict()
+    refuse_another_function(model_of(written), job(num_key_value_heads=2))
+    left_out = {"model_type": "mistral", "sliding_window": None}
+    defaults = MistralConfig()
+    assert model_of(left_out).intermediate_size == defaults.intermediate_size
+    assert model_of(left_out).key_value_heads == defaults.num_key_value_heads
+
+
+def test_what_exports_of_ours_had_first_is_read() -> None:
+    model = {"family": "lax", "rank": 16, "lax": {"gate": "tensor"}} | SHAPE
+    assert model_of({"model_type": "boost", "model": model}) == ModelConfig.model_validate(model)
 
 
 @pytest.mark.parametrize("changes", [{}, {"rope_theta": 500_000.0}, {"tie_word_embeddings": True}], ids=str)
@@ -134,7 +148,14 @@ NOT_OURS = [
     ({"logit_scale": 0.1}, "logit_scale is 0.1, which the trainer does not know"),
     ({"rms_norm_eps": "small"}, "config.json: norm_epsilon: "),
     ({"hidden_size": None}, "config.json: hidden_size: "),
-    ({"model_type": "mistral"}, "model_type is 'mistral'; give a model of type llama, cola or boost"),
+    ({"model_type": "gpt2"}, "model_type is 'gpt2'; give a model of type llama, mistral, cola, boost"),
+    ({"model_type": "mistral"}, "sliding_window is 4096, which the trainer does not know"),
+    ({"model_type": "qwen2"}, "model_type is 'qwen2': its query, key and value projections have biases, and the"),
+    ({"model_type": "qwen3"}, "model_type is 'qwen3': it normalizes the queries and keys of each head"),
+    ({"model_type": "boost", "rank": 16, "gate_act": "gelu"}, "gate_act is 'gelu', and the trainer's models have silu"),
+    ({"model_type": "boost", "rank": 16, "lax": {"gate": "wide"}}, "config.json: lax.gate: "),
+    ({"model_type": "boost", "rank": 16, "lax": "identity"}, "config.json: lax: "),
+    ({"model_type": "boost"}, "config.json: rank: "),
 ]  # fmt: skip
 
 

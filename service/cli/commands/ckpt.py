@@ -16,9 +16,9 @@ from service.cli.output.printing import print_json, print_table, say
 from service.client import Client
 from service.models.checkpoints import Checkpoint, CheckpointDetail, CheckpointList
 
-app = typer.Typer(no_args_is_help=True, help="List, verify, pin and delete checkpoints, and export models.")
+app = typer.Typer(no_args_is_help=True, help="List, verify, pin and delete checkpoints.")
 
-_JOB_ID = re.compile(r"job-[0-9a-z]+")
+JOB_ID = re.compile(r"job-[0-9a-z]+")
 
 JobOrFolder = Annotated[
     str,
@@ -32,7 +32,7 @@ Step = Annotated[int, typer.Argument(min=0, metavar="STEP", help="Step of the ch
 @app.command("ls")
 def list_checkpoints(where: JobOrFolder, as_json: AsJson = False, url: Url = None) -> None:
     """List the committed checkpoints of a job or a folder, newest first, then the damaged ones."""
-    if _JOB_ID.fullmatch(where):
+    if JOB_ID.fullmatch(where):
         with open_client(url) as client:
             found = client.checkpoints(where)
     else:
@@ -50,11 +50,11 @@ def show(
     url: Url = None,
 ) -> None:
     """Print a checkpoint's details as JSON."""
-    if not _JOB_ID.fullmatch(where):
+    if not JOB_ID.fullmatch(where):
         print_json(manifest_in(where, step))
         return
     with open_client(url) as client:
-        print_json(_of_job(client, where, step))
+        print_json(checkpoint_of_job(client, where, step))
 
 
 @app.command()
@@ -79,11 +79,16 @@ def remove(job_id: JobId, step: Step, url: Url = None) -> None:
     say(f"deleted the checkpoint of step {step} of {job_id}")
 
 
-for of_folders in (ckpt_folders.verify, ckpt_folders.prune, ckpt_folders.export):
+for of_folders in (ckpt_folders.verify, ckpt_folders.prune):
     app.command()(of_folders)
 
 
-def _of_job(client: Client, job_id: str, step: int | None) -> CheckpointDetail:
+def checkpoint_of_job(client: Client, job_id: str, step: int | None) -> CheckpointDetail:
+    """A job's checkpoint of a step, or its newest intact one.
+
+    Raises:
+        BadInput: It has none.
+    """
     if step is None:
         found = client.checkpoints(job_id)
         if not found.checkpoints:

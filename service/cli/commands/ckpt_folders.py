@@ -1,6 +1,5 @@
-"""``boost ckpt`` on a folder: check, thin out, take a model out of one. Needs no service."""
+"""``boost ckpt`` on a folder: check and thin out. Needs no service."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,11 +9,9 @@ from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
 from boost_core.config import Layout
 from service.cli.failures import BadInput, ExitStatus
 from service.cli.output.printing import say
-from service.cli.trainer_process import run_trainer
 from service.models.checkpoints import Checkpoint, CheckpointList, DamagedCheckpoint
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="Folder of a job's checkpoints: a path, file:// or s3://.")]
-Step = Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint (default: the newest).")]
 
 
 def checkpoints_in(url: str) -> CheckpointList:
@@ -84,14 +81,6 @@ def prune(
     _steps(folder)
     removed = folder.prune(keep_last, keep_every, read_files=True)
     say(f"removed {len(removed)}; left: {', '.join(map(str, folder.steps()))}")
-
-
-def export(
-    url: Url, model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder to write to.")], step: Step = None
-) -> None:
-    """Write a checkpoint's model as safetensors; `python -m boost_core.convert` can do more."""
-    chosen = [] if step is None else ["--step", str(step)]
-    raise typer.Exit(run_trainer("boost_core.convert", ["export", url, str(model), *chosen]))
 
 
 def _steps(folder: CheckpointFolder) -> list[int]:

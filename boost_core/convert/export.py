@@ -1,0 +1,185 @@
+"""A checkpoint as a model that Hugging Face's tools load, without the model in memory.
+
+The checkpoint's files are read once, from end to end, and compared with what was written on the way; each box of a
+weight goes to its place in the model's files as it comes. So what is in memory at a time is one box, as it is stored
+and as a tensor, and one weight of the model.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch.distributed.checkpoint.planner import ReadItem
+
+from boost_core.architecture.families import is_dense
+from boost_core.checkpoint.chunks import LoadChunks
+from boost_core.checkpoint.folder import CheckpointFolder
+from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
+from boost_core.checkpoint.shards import load_alone
+from boost_core.config import ModelConfig
+from boost_core.config.data import DataConfig
+from boost_core.convert.destination import Destination, Hub
+from boost_core.convert.merge import merged_model, multiply_out
+from boost_core.convert.model_card import Losses, model_card
+from boost_core.convert.names import published_slots
+from boost_core.convert.published_config import MODELING, TrainedOn, published_config
+from boost_core.convert.tensor_files import TensorFiles
+from boost_core.convert.tokenizer_files import ExportedTokenizer, TokenizerDiffers, job_tokenizer
+from boost_core.plan.parameters import parameter_count
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+MAX_SHARD_SIZE = "5GB"
+_SMALL_FILES = 2**20  # room for what is besides tensors and tokenizer
+
+
+class CheckpointRemoved(ValueError):
+    """A checkpoint was removed while it was read."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """How a model is exported.
+
+    Attributes:
+        dtype: Type of its tensors.
+        max_shard_size: The largest size of a file, such as ``5GB``.
+        merge: Whether low-rank products are multiplied out.
+        tokenizer: Path or URL of the tokenizer, if it is not where the job says.
+        losses: What the job has last reported, for the model's card.
+    """
+
+    dtype: torch.dtype = torch.float32
+    max_shard_size: str = MAX_SHARD_SIZE
+    merge: bool = False
+    tokenizer: str | None = None
+    losses: Losses = field(default_factory=dict)
+
+
+def export_model(folder: CheckpointFolder, step: int, destination: Destination, how: Export, hub: Hub | None) -> None:
+    """Export a checkpoint's model.
+
+    Args:
+        folder: The job's checkpoints.
+        step: Which of them.
+        destination: Where the model goes.
+        how: How.
+        hub: Where it is to be pushed from there.
+
+    Raises:
+        CheckpointDamaged: The checkpoint is not what was written; nothing is exported.
+        CheckpointRemoved: Somebody has removed it meanwhile; nothing is exported.
+        ValueError: This version knows no such model, it cannot be merged, or the tokenizer is another's.
+        OSError: The checkpoint cannot be read, or the destination or the hub does not take the model.
+    """
+    manifest = folder.manifest(step)
+    model = manifest.read_model()
+    exported = merged_model(model) if how.merge else model
+    tokenizer = job_tokenizer_or_none(manifest, model, how.tokenizer)
+    factors = 4 * parameter_count(model) if how.merge else 0
+    besides = _SMALL_FILES + (len(tokenizer.content) if tokenizer else 0)
+    needed = parameter_count(exported) * how.dtype.itemsize + factors + besides
+    with destination.staging(needed) as staged:
+        with _named_if_removed(folder, step):
+            if how.merge:
+                _write_merged(folder, manifest, model, exported, staged, how)
+            else:
+                _write_tensors(folder, manifest, model, staged, how.dtype, how.max_shard_size)
+        about = TrainedOn(manifest.sequence_length, None if tokenizer is None else tokenizer.end_of_document)
+        texts = {
+            **(tokenizer.files(manifest.sequence_length) if tokenizer else {}),
+            "generation_config.json": json.dumps({"eos_token_id": about.end_of_document}, indent=2),
+            "README.md": model_card(manifest, model, how.merge, how.losses),
+            **model_files(exported, about, how.dtype),
+        }
+        for name, text in texts.items():
+            (staged / name).write_text(text, encoding="utf-8")
+        local = destination.publish(staged)
+        if hub is not None:
+            hub.push(local, f"{manifest.job.get('name', 'model')}, step {step}")
+
+
+def model_files(model: ModelConfig, about: TrainedOn, dtype: torch.dtype) -> dict[str, str]:
+    """What says which class computes a model, and the class where it is ours: content by file name."""
+    config = published_config(model, about, str(dtype).removeprefix("torch."))
+    code = {} if is_dense(model) else {MODELING: files("boost_core.convert").joinpath(MODELING).read_text("utf-8")}
+    return code | {"config.json": json.dumps(config, indent=2)}
+
+
+def job_tokenizer_or_none(manifest: Manifest, model: ModelConfig, name: str | None) -> ExportedTokenizer | None:
+    """The tokenizer that a checkpoint's model was trained with; where the job's is gone, that is a warning.
+
+    Raises:
+        ValueError: It is another's, or the one that was given is none.
+        OSError: The one that was given cannot be read.
+    """
+    try:
+        return job_tokenizer(DataConfig.model_validate(manifest.job["data"]), model, name)
+    except TokenizerDiffers:
+        raise
+    except Exception as error:  # a store's client raises errors of its own
+        if name is not None:
+            raise
+        logger.warning(
+            "the export gets no tokenizer and no eos_token_id, because the job's cannot be read (%s); give it with "
+            "--tokenizer", error,
+        )  # fmt: skip
+        return None
+
+
+class _FillFiles(LoadChunks):
+    """Fills the tensors of files, which take memory only while they are written to."""
+
+    def __init__(self, model: ModelConfig, into: TensorFiles) -> None:
+        chunks = {name: slot.chunk(into.tensors[name]) for name, slot in published_slots(model).items()}
+        super().__init__(chunks.values())
+        self._into, self._published = into, {chunk.index: name for name, chunk in chunks.items()}
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:  # noqa: ARG002
+        """Leave what was written to the system, which writes it to the disk."""
+        self._into.release(self._published[read_item.dest_index])
+
+
+def _write_tensors(
+    folder: CheckpointFolder, manifest: Manifest, model: ModelConfig, to: Path, dtype: torch.dtype, max_shard_size: str
+) -> TensorFiles:
+    shapes = {name: slot.published_shape for name, slot in published_slots(model).items()}
+    written = TensorFiles(to, shapes, dtype, max_shard_size)
+    load_alone(folder, manifest, _FillFiles(model, written))
+    written.flush()
+    return written
+
+
+def _write_merged(
+    folder: CheckpointFolder, manifest: Manifest, model: ModelConfig, merged: ModelConfig, to: Path, how: Export
+) -> None:
+    with TemporaryDirectory(prefix=".factors-", dir=to.parent) as beside:
+        factors = _write_tensors(folder, manifest, model, Path(beside), torch.float32, how.max_shard_size)
+        shapes = {name: slot.published_shape for name, slot in published_slots(merged).items()}
+        written = TensorFiles(to, shapes, how.dtype, how.max_shard_size)
+        for name, tensor in written.tensors.items():
+            for used in multiply_out(name, tensor, factors.tensors):
+                factors.release(used)
+            written.release(name)
+        written.flush()
+
+
+@contextmanager
+def _named_if_removed(folder: CheckpointFolder, step: int) -> Iterator[None]:
+    """Have what goes wrong because a checkpoint is being removed say so."""
+    try:
+        yield
+    except (OSError, CheckpointDamaged) as error:
+        if step not in folder.steps():
+            raise CheckpointRemoved(
+                f"the checkpoint of step {step} was removed while it was exported; choose another with --step, and pin "
+                "it first (boost ckpt pin) if the job still trains"
+            ) from error
+        raise

@@ -1,0 +1,58 @@
+"""A linear low-rank model as a dense one: its products multiplied out.
+
+Shape suffixes: d input width, r rank, f output width.
+"""
+
+import torch
+
+from boost_core.architecture.families import is_low_rank
+from boost_core.config import ModelConfig
+from boost_core.convert.names import Tensors
+
+_ROWS = 1024  # of a product at a time
+
+
+def merged_model(model: ModelConfig) -> ModelConfig:
+    """The dense model that computes what a linear low-rank one does.
+
+    Raises:
+        ValueError: It has something else than a product between its factors, or none.
+    """
+    if model.rank is None:
+        raise ValueError("the model is dense already; export it without --merge")
+    if not is_low_rank(model):
+        raise ValueError(
+            f"family={model.family} has a norm and the latent of the block before between the two factors of a "
+            "projection, so there is no product to multiply out; export it without --merge"
+        )
+    if model.latent_activation:
+        raise ValueError(
+            f"family={model.family} has a SiLU between the two factors of a projection, so there is no product to "
+            "multiply out; export it without --merge"
+        )
+    dense = {"family": "dense", "rank": None, "gate_activation": model.gated_by_silu, "preset": None}
+    return ModelConfig.model_validate(model.model_dump() | dense)
+
+
+def multiply_out(name: str, weight_fd: torch.Tensor, published: Tensors) -> tuple[str, ...]:
+    """Fill a published tensor of the dense model.
+
+    Products are summed in fp64, so that they are rounded once, to the tensor's type.
+
+    Args:
+        name: The tensor's.
+        weight_fd: The tensor.
+        published: The low-rank model's.
+
+    Returns:
+        Which of these it is made of.
+    """
+    if name in published:
+        weight_fd.copy_(published[name])
+        return (name,)
+    projection = name.removesuffix(".weight")
+    down, up = f"{projection}.cola_a", f"{projection}.cola_b"
+    down_rd = published[down].double().T
+    for rows_fd, columns_rf in zip(weight_fd.split(_ROWS), published[up].split(_ROWS, dim=1), strict=True):
+        rows_fd.copy_(columns_rf.double().T @ down_rd)
+    return down, up

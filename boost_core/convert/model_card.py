@@ -1,0 +1,65 @@
+"""The card of an exported model: a README.md in the form that hubs show."""
+
+from collections.abc import Mapping
+
+import yaml
+
+from boost_core.checkpoint.manifest import Manifest
+from boost_core.config import Layout, ModelConfig
+from boost_core.convert.published_config import LLAMA, model_type
+from boost_core.plan.parameters import parameter_count
+
+Losses = Mapping[str, float]  # nats a token, by what they are of: training, validation
+
+# Of the job: what made the model what it is, without where things were kept.
+_SECTIONS = ("model", "data", "training", "optimizer", "parallelism")
+
+
+def model_card(manifest: Manifest, model: ModelConfig, merged: bool, losses: Losses) -> str:
+    """The card's content.
+
+    Args:
+        manifest: Of the checkpoint.
+        model: What was trained.
+        merged: Whether the low-rank products are multiplied out.
+        losses: The last that the job has reported; none where only the checkpoint is known.
+    """
+    about = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["boost", model.family]}
+    rank = "" if model.rank is None else f" with bottlenecks of rank {model.rank}{', multiplied out' if merged else ''}"
+    tokens = manifest.samples * manifest.sequence_length
+    facts = {
+        "checkpoint": f"step {manifest.step}, {manifest.saved_at:%Y-%m-%d %H:%M} UTC",
+        "trained on": f"{tokens:,} tokens, in sequences of {manifest.sequence_length:,}",
+        **{f"{part} loss": f"{loss:.4f} nats a token" for part, loss in losses.items()},
+        "layout": str(Layout.of(manifest.parallelism)),
+        "written by": ", ".join(f"{package} {version}" for package, version in manifest.versions.items()),
+    }
+    table = "\n".join(f"| {name} | {fact} |" for name, fact in facts.items())
+    job = {section: manifest.job[section] for section in _SECTIONS if section in manifest.job}
+    return f"""---
+{yaml.safe_dump(about, sort_keys=False)}---
+
+# {manifest.job.get("name", "model")}
+
+A {model.family} decoder of {parameter_count(model):,} parameters{rank}, trained by BOOST Service.
+
+| | |
+|---|---|
+{table}
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("PATH"{_trust(model, merged)})
+tokenizer = AutoTokenizer.from_pretrained("PATH"{_trust(model, merged)})
+```
+
+The job:
+
+```yaml
+{yaml.safe_dump(job, sort_keys=False)}```
+"""
+
+
+def _trust(model: ModelConfig, merged: bool) -> str:
+    return "" if merged or model_type(model) == LLAMA else ", trust_remote_code=True"

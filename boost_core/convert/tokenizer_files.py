@@ -1,0 +1,109 @@
+"""The tokenizer of a job, as Hugging Face's ``AutoTokenizer`` reads it."""
+
+import json
+from dataclasses import dataclass
+
+import fsspec
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from boost_core.config import ModelConfig
+from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig
+from boost_core.config.parsing.small_files import read_small
+from boost_core.config.sources.tokenized import read_index
+from boost_core.config.sources.vocabulary import MOST_BYTES
+from boost_core.data.tokenizers import ByteTokenizer, FileTokenizer
+
+_FILE = "tokenizer.json"
+
+
+class TokenizerDiffers(ValueError):
+    """A tokenizer is not the one that a model was trained with."""
+
+
+@dataclass(frozen=True)
+class ExportedTokenizer:
+    """A tokenizer.
+
+    Attributes:
+        content: Of its ``tokenizer.json``.
+        end_of_document: The token that ends a document.
+        end_name: Its text; ``None`` for a byte, which is no text of its own.
+    """
+
+    content: str
+    end_of_document: int
+    end_name: str | None
+
+    def files(self, sequence_length: int) -> dict[str, str]:
+        """Its files by name."""
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": self.end_name,
+            "model_max_length": sequence_length,
+            "clean_up_tokenization_spaces": False,
+        }
+        return {_FILE: self.content, "tokenizer_config.json": json.dumps(config, indent=2)}
+
+
+def job_tokenizer(data: DataConfig, model: ModelConfig, name: str | None = None) -> ExportedTokenizer:
+    """The tokenizer that a model was trained with.
+
+    Args:
+        data: What it was trained on.
+        model: The model.
+        name: Path or URL of the tokenizer, if it is not where the job says.
+
+    Raises:
+        TokenizerDiffers: It is another.
+        ValueError: It is none.
+        OSError: It cannot be read.
+    """
+    if data.tokenized:
+        return _of_tokens(data.sources[0][0].paths[0], model, name)
+    name = name or data.tokenizer
+    return _of_bytes() if name in (None, BYTES) else _of_file(name, model, data.end_of_document)
+
+
+def _of_tokens(folder: str, model: ModelConfig, name: str | None) -> ExportedTokenizer:
+    """The tokenizer that made the tokens of a folder, and lies in it unless it is bytes."""
+    index = read_index(folder)
+    name = name or f"{folder.rstrip('/')}/{_FILE}"
+    filesystem, path = fsspec.url_to_fs(name)
+    if index.vocabulary == BYTE_TOKENS and not filesystem.exists(path):
+        return _of_bytes()
+    return _of_file(name, model, end=index.end_of_document, vocabulary=index.vocabulary)
+
+
+def _of_file(
+    name: str, model: ModelConfig, end_of_document: str | None = None, end: int | None = None, vocabulary: int = 0
+) -> ExportedTokenizer:
+    filesystem, path = fsspec.url_to_fs(name)
+    content = read_small(filesystem, path, MOST_BYTES).decode()
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(content)
+    except Exception as error:  # the library raises nothing more specific
+        raise ValueError(f"{name} is not a tokenizer.json of Hugging Face's tokenizers: {error}") from error
+    found = max(tokenizer.get_vocab().values()) + 1
+    if found > model.vocab_size or vocabulary not in (0, found):
+        raise TokenizerDiffers(
+            f"{name} has {found} tokens and the model was trained with {vocabulary or model.vocab_size}; give the "
+            "tokenizer that it was trained with"
+        )
+    if end is None:
+        end = FileTokenizer(tokenizer, name, end_of_document).end_of_document
+    if tokenizer.num_special_tokens_to_add(False):
+        content = json.dumps(json.loads(content) | {"post_processor": None})  # the trainer adds none
+    return ExportedTokenizer(content, end, tokenizer.id_to_token(end))
+
+
+def _of_bytes() -> ExportedTokenizer:
+    """A token a byte: the characters that byte-level tokenizers have for bytes, each with its byte as its number."""
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    # The bytes that are letters of their own, and after them, in order, those that get a character above 255.
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    own = [byte for byte in range(BYTE_TOKENS) if chr(byte) in alphabet]
+    others = [byte for byte in range(BYTE_TOKENS) if byte not in own]
+    tokenizer = tokenizers.Tokenizer(models.BPE(dict(zip(alphabet, own + others, strict=True)), []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = level, decoders.ByteLevel()
+    return ExportedTokenizer(tokenizer.to_str(), ByteTokenizer.end_of_document, None)
