@@ -79,7 +79,6 @@ class BoostForCausalLM(MistralForCausalLM):
                     norm = nn.RMSNorm(attention.head_dim, config.rms_norm_eps)
                     setattr(attention, name, norm)
                     projection.norms_heads_by(norm)
-        self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -109,6 +108,7 @@ class Bottleneck(nn.Module):
         self._norm: tuple[Any] = (None,)  # the attention's, as in Qwen3
         if before is not None:
             before._hands_on = True
+        self.initialize()
 
     def forward(self, x_bsd: torch.Tensor) -> torch.Tensor:
         """``[b, s, d]`` to ``[b, s, f]``."""

@@ -93,7 +93,12 @@ def test_every_export_is_what_transformers_computes(tmp_path: Path, changes: dic
     assert len(kept) == (0 if model.rank is None else 7 * model.num_hidden_layers)
 
 
-@by_name({name: (COLA | OWN)[name] for name in ("preset 7b", "svd, tied", "cola, grouped queries", "lax, tensor")})
+@by_name(
+    {
+        name: (COLA | OWN)[name]
+        for name in ("preset 7b", "svd, tied", "cola, grouped queries", "cola, window", "cola, QK-norm", "lax, tensor")
+    }
+)
 def test_an_export_generates_with_a_cache_what_it_does_without(tmp_path: Path, changes: dict) -> None:
     export_to(tmp_path, model_with(changes))
     model = loaded(tmp_path)
@@ -173,7 +178,7 @@ def test_every_field_of_a_model_is_published() -> None:
     assert ModelConfig.model_fields.keys() == {
         "preset", "family", "lax", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
         "num_attention_heads", "num_key_value_heads", "rank", "gate_activation", "tie_embeddings", "rope_theta",
-        "norm_epsilon",
+        "norm_epsilon", "rope_scaling", "sliding_window", "qk_norm",
     }  # fmt: skip
 
 
