@@ -1,6 +1,6 @@
 """A LLaMA block, the same for all families; what its seven projections are is for each of them to say.
 
-Shape suffixes: T tokens, d hidden, f MLP.
+Shape suffixes: T tokens, d hidden, f MLP, e head size.
 """
 
 from typing import Any
@@ -75,9 +75,9 @@ class Block(nn.Module):
     def _attend(self, latents: Whole, carried: Into, rotation: Rotation) -> tuple[Whole, Crossed]:
         projected, crossed = self.query_key_value.up_project(latents, carried)
         if self.qk_norm:
-            group = self.query_key_value
-            scales = group.declared("query_scale"), group.declared("key_scale")
-            projected = with_normed_heads(projected, *scales, group.norm_epsilon)
+            of = self.query_key_value
+            query_scale_e, key_scale_e = of.declared("query_scale"), of.declared("key_scale")
+            projected = with_normed_heads(projected, query_scale_e, key_scale_e, of.norm_epsilon)
         return self.output.down_project(causal_attention(projected, rotation, self.head_size)), crossed
 
     def _add_attended(self, latents: Whole, carried: Into, stream_Td: torch.Tensor) -> tuple[Whole, Crossed, Residual]:
