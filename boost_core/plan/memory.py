@@ -154,10 +154,10 @@ class _Rank:
         return on_gpu and one_stage and job.training.cuda_graphs != "off"
 
     def _evaluation(self) -> int:
-        """About what a forward pass takes: a block's activations, or the head's."""
+        """What a forward pass takes at most: a block's activations, and the head's."""
         crossed = given = self._job.model.crosses_into(self._stages[-1].layers[-1])
         block = self._tokens * (self._plain.block(crossed, given) + self._each.residual * self._element)
-        return max(block + self._masks(self._stages[0]), self._tokens * self._each.head() + self._logits())
+        return block + self._masks(self._stages[0]) + self._tokens * self._each.head() + self._logits()
 
     def _kept(self) -> int:
         """Activations as the last of the micro-batches in hand has gone through."""
