@@ -83,7 +83,7 @@ def described(model: ModelConfig) -> dict[str, Any]:
 
 
 def _shape(model: ModelConfig, kind: str) -> dict[str, Any]:
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,
         "intermediate_size": model.intermediate_size,
