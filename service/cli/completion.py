@@ -3,7 +3,6 @@
 import typer
 
 from service.cli.connection import open_client
-from service.jobs.model import JobRecord
 
 _SECONDS = 1.0
 
@@ -15,8 +14,4 @@ def complete_job_ids(context: typer.Context, incomplete: str) -> list[tuple[str,
             jobs = client.list().jobs
     except Exception:  # whatever it is, there is nobody to tell
         return []
-    return [(job.id, _in_words(job)) for job in jobs if job.id.startswith(incomplete)]
-
-
-def _in_words(job: JobRecord) -> str:
-    return f"{job.name}, {job.state}"
+    return [(job.id, f"{job.name}, {job.state}") for job in jobs if job.id.startswith(incomplete)]

@@ -1,9 +1,9 @@
 """``boost watch``: many jobs at once, live."""
 
 import time
-from collections.abc import Iterator
-from types import TracebackType
-from typing import Annotated, Protocol, Self
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -26,6 +26,8 @@ _LOOK_SECONDS = 2.0
 _PLAIN_SECONDS = 30.0  # between two lines about a job in the same state
 _RETRY_SECONDS = 60.0  # who watches for hours is not to be thrown out by a restart of the service
 
+_View = AbstractContextManager[Callable[[Watched], None]]  # shows how the jobs are, until it ends
+
 _COLUMNS = ("JOB", "STATE", "STEP", "ETA", "LOSS", "TOKENS/S", "EXPOSED", "LAYOUT", "GOODPUT", "MESSAGE")
 
 
@@ -40,15 +42,15 @@ def watch(
 ) -> None:
     """Watch jobs until all those named have ended, or until Ctrl-C: live on a terminal, else as lines."""
     console = Console(highlight=False)
-    view: _View = _Screen(console) if console.is_terminal else _Lines(console)
+    view: _View = _screen(console) if console.is_terminal else nullcontext(_Lines(console).show)
     with open_client(url) as client:
         client.list(limit=1)  # what was never reached has not gone away: fail at once
     with open_client(url, retry_seconds=_RETRY_SECONDS) as client:
         watched = Watched(client, job_ids or [])
         try:
-            with view:
+            with view as show:
                 for _ in _rounds(watched):
-                    view.show(watched)
+                    show(watched)
         except KeyboardInterrupt:
             raise typer.Exit(ExitStatus.INTERRUPTED) from None
     if any(job.state is not JobState.SUCCEEDED for job in watched.jobs):
@@ -65,34 +67,11 @@ def _rounds(watched: Watched) -> Iterator[None]:
         time.sleep(_LOOK_SECONDS)
 
 
-class _View(Protocol):
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def show(self, watched: Watched) -> None:
-        """Show how the jobs are."""
-
-
-class _Screen:
+@contextmanager
+def _screen(console: Console) -> Iterator[Callable[[Watched], None]]:
     """A table that is drawn anew; its last state stays when it ends."""
-
-    def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, auto_refresh=False)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
-
-    def show(self, watched: Watched) -> None:
-        self._live.update(_table(watched), refresh=True)
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda watched: live.update(_table(watched), refresh=True)
 
 
 class _Lines:
@@ -102,15 +81,8 @@ class _Lines:
         self._console = console
         self._said: dict[str, tuple[JobState, str | None, float]] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
     def show(self, watched: Watched) -> None:
+        """Print the lines that are due."""
         for job in watched.jobs:
             state, waiting_for, until = self._said.get(job.id, (None, None, 0.0))
             if (job.state, job.waiting_for) != (state, waiting_for) or (

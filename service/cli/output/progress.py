@@ -1,8 +1,8 @@
 """Following a job: a live progress bar on a terminal, plain lines elsewhere."""
 
 import time
-from types import TracebackType
-from typing import Protocol, Self
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import typer
 from rich.console import Console
@@ -19,20 +19,9 @@ from service.jobs.states import JobState
 
 _PLAIN_SECONDS = 5.0  # between two lines about steps
 
+_View = AbstractContextManager[Callable[[JobEvent], None]]  # shows events, until it ends
+
 _FREQUENT = frozenset({"ranks", "spare"})  # events that come all the time, and are there for curves and gauges
-
-
-class _View(Protocol):
-    """Shows the events of one job."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def show(self, event: JobEvent) -> None:
-        """Show an event."""
 
 
 def follow(client: Client, job_id: str, console: Console) -> JobRecord:
@@ -42,11 +31,11 @@ def follow(client: Client, job_id: str, console: Console) -> JobRecord:
         ApiError: There is no such job.
         ServiceUnreachable: The service has gone away.
     """
-    view: _View = _LiveView(console) if console.is_terminal else _PlainView(console)
-    with view:
+    view: _View = _live(console) if console.is_terminal else nullcontext(_PlainView(console).show)
+    with view as show:
         for event in client.events(job_id):
             if event.kind not in _FREQUENT:
-                view.show(event)
+                show(event)
     return client.get(job_id)
 
 
@@ -74,36 +63,26 @@ def exit_as(job: JobRecord) -> None:
         raise typer.Exit(ExitStatus.FAILED)
 
 
-class _LiveView:
+@contextmanager
+def _live(console: Console) -> Iterator[Callable[[JobEvent], None]]:
     """A bar for steps; everything else goes by above it."""
+    columns = (
+        TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+        BarColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("", total=1, visible=False)
 
-    def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(),
-            TextColumn("{task.description}", markup=False),
-            console=console,
-        )
-        self._bar = self._progress.add_task("", total=1, visible=False)
+        def show(event: JobEvent) -> None:
+            report = report_of(event)
+            if not isinstance(report, StepReport):
+                print_line(console, line_of(event))
+                return
+            description = f"{numbers_of(report)}  ETA {duration(report.eta_seconds)}"
+            progress.update(bar, completed=report.step, total=report.steps, description=description, visible=True)
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
-
-    def show(self, event: JobEvent) -> None:
-        report = report_of(event)
-        if not isinstance(report, StepReport):
-            print_line(self._progress.console, line_of(event))
-            return
-        description = f"{numbers_of(report)}  ETA {duration(report.eta_seconds)}"
-        self._progress.update(
-            self._bar, completed=report.step, total=report.steps, description=description, visible=True
-        )
+        yield show
 
 
 class _PlainView:
@@ -113,15 +92,8 @@ class _PlainView:
         self._console = console
         self._quiet_until = 0.0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
     def show(self, event: JobEvent) -> None:
+        """Print an event's line, if it is not one of too many."""
         report = report_of(event)
         if isinstance(report, StepReport) and report.step < report.steps:
             if time.monotonic() < self._quiet_until:
