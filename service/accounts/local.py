@@ -1,20 +1,18 @@
 """Keys for those who work on the service's database itself: how the first one is made."""
 
 import uuid
-from collections.abc import Collection, Sequence
-from datetime import datetime
 
 from sqlalchemy import Engine
 
 from service.accounts.audit import LOCAL, AuditEvent, AuditLog
 from service.accounts.keys import KeyStore
 from service.jobs.database import open_engine
-from service.models.identity import Scope
-from service.models.keys import Key, NewKey
+from service.models.keys import KeyList, NewKey
+from service.models.requests import KeyRequest
 
 
 class LocalKeys:
-    """A ``KeyStore`` whose changes are in the audit log as those of nobody known, from the address ``local``.
+    """Keys by the client's methods; changes are in the audit log as those of nobody known, from the address ``local``.
 
     Args:
         database: A URL of SQLAlchemy, or an engine.
@@ -24,17 +22,17 @@ class LocalKeys:
         engine = open_engine(database) if isinstance(database, str) else database
         self._keys, self._audit = KeyStore(engine), AuditLog(engine)
 
-    def create(self, name: str, tenant: str, scopes: Collection[Scope], expires_at: datetime | None = None) -> NewKey:
+    def create_key(self, request: KeyRequest) -> NewKey:
         """Make a key, and its tenant if there is none of that name."""
-        made = self._keys.create(name, tenant, scopes, expires_at)
+        made = self._keys.create(request.name, request.tenant, request.scopes, request.expires_at)
         self._record("key.create", made.id, 201)
         return made
 
-    def list(self) -> Sequence[Key]:
+    def keys(self) -> KeyList:
         """All keys, the newest first."""
-        return self._keys.list()
+        return KeyList(keys=list(self._keys.list()))
 
-    def revoke(self, key_id: str) -> None:
+    def revoke_key(self, key_id: str) -> None:
         """Have a key refused.
 
         Raises:

@@ -21,6 +21,7 @@ from service.jobs.database import open_engine
 from service.jobs.requests import IdempotencyKeyReused, Request
 from service.jobs.store import JobStore
 from service.models.identity import Scope
+from service.models.requests import KeyRequest
 from tests.service.conftest import With
 from tests.service.records import a_spec
 
@@ -217,9 +218,9 @@ def test_scopes_include_the_lesser_ones(scopes: list[Scope], may: list[bool]) ->
 
 def test_what_is_done_on_the_database_itself_is_in_the_audit_log(engine: Engine) -> None:
     local = LocalKeys(engine)
-    made = local.create("first", "lab", [Scope.ADMIN])
+    made = local.create_key(KeyRequest(name="first", tenant="lab", scopes=[Scope.ADMIN]))
     assert KeyStore(engine).verify(made.key)
-    local.revoke(made.id)
+    local.revoke_key(made.id)
     entries = AuditLog(engine).page().entries
     assert [(entry.action, entry.resource, entry.address, entry.tenant) for entry in entries] == [
         ("key.create", f"/v1/keys/{made.id}", "local", None),

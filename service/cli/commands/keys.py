@@ -1,20 +1,27 @@
 """``boost keys``: for operators."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
-from service.cli.commands.key_stores import KeyBook, KeysOfService, keys_in_database, legal_key
 from service.cli.connection import open_client
-from service.cli.failures import read_settings
+from service.cli.failures import BadInput, Failed, read_settings
 from service.cli.options import AsJson, Url
 from service.cli.output.printing import print_json, print_table, say
 from service.cli.times import moment_from_now
+from service.client import Client
 from service.models.identity import Scope
-from service.models.keys import Key, KeyList
+from service.models.keys import Key
+from service.models.problems import job_errors
+from service.models.requests import KeyRequest
+from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.accounts.local import LocalKeys
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys; for operators.")
 
@@ -41,9 +48,10 @@ def create(
     url: Url = None,
 ) -> None:
     """Create a key and print it. It is shown only once."""
-    wanted = legal_key(name=name, tenant=tenant, scopes=scope, expires_at=moment_from_now(expires) if expires else None)
+    expires_at = moment_from_now(expires) if expires else None
+    wanted = _legal_key(name=name, tenant=tenant, scopes=scope, expires_at=expires_at)
     with _keys(direct, url) as book:
-        made = book.create(wanted.name, wanted.tenant, wanted.scopes, wanted.expires_at)
+        made = book.create_key(wanted)
     if as_json:
         print_json(made)
         return
@@ -55,7 +63,7 @@ def create(
 def list_keys(direct: Direct = False, as_json: AsJson = False, url: Url = None) -> None:
     """List the keys, without their secrets."""
     with _keys(direct, url) as book:
-        found = KeyList(keys=list(book.list()))
+        found = book.keys()
     if as_json:
         print_json(found)
         return
@@ -70,18 +78,49 @@ def revoke(
 ) -> None:
     """Revoke a key."""
     with _keys(direct, url) as book:
-        book.revoke(key_id)
+        book.revoke_key(key_id)
     say(f"key {key_id} is revoked")
 
 
+def _keys(direct: bool, url: str | None) -> "AbstractContextManager[Client | LocalKeys]":
+    """What makes, lists and revokes keys: a service, or those who work on its database."""
+    return _keys_in_database(read_settings()) if direct else open_client(url)
+
+
 @contextmanager
-def _keys(direct: bool, url: str | None) -> Iterator[KeyBook]:
-    if direct:
-        with keys_in_database(read_settings()) as book:
-            yield book
-        return
-    with open_client(url) as client:
-        yield KeysOfService(client)
+def _keys_in_database(settings: Settings) -> "Iterator[LocalKeys]":
+    """The keys in the database itself, whose tables are made if they are not there yet.
+
+    Raises:
+        Failed: The database cannot be used, or there is no such key.
+    """
+    # Imported here, because no other command needs SQL.
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from service.accounts.keys import KeyNotFound
+    from service.accounts.local import LocalKeys
+    from service.jobs.database import migrate
+
+    try:
+        settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        migrate(settings.database_url)
+        yield LocalKeys(settings.database_url)
+    except KeyNotFound as error:
+        raise Failed(str(error)) from error
+    except (OSError, SQLAlchemyError) as error:
+        raise Failed(f"the database that BOOST_DATABASE_URL names cannot be used: {error}") from error
+
+
+def _legal_key(**wanted: Any) -> KeyRequest:
+    """What a key is to be.
+
+    Raises:
+        BadInput: There can be no such key; names the options at fault.
+    """
+    try:
+        return KeyRequest.model_validate(wanted)
+    except ValidationError as error:
+        raise BadInput(*(f"{fault.field}: {fault.message}" for fault in job_errors(error.errors()))) from error
 
 
 def _row(key: Key) -> tuple[str, ...]:
