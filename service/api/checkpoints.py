@@ -1,6 +1,7 @@
 """The API's way to a job's checkpoints: their folder is looked at, which only the trainer's library knows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from boost_core.checkpoint import folder as stored
@@ -54,24 +55,20 @@ class JobCheckpoints:
 
     def __init__(self, job: JobRecord, context: Context) -> None:
         self._job = job
-        try:
+        with self._at_store():
             options = storage_options(job.spec, context, job.tenant)
             self._folder = CheckpointFolder(job.checkpoint_url, giving_up_soon(options))
-        except Exception as error:  # the clients of object stores raise types of their own
-            raise _unavailable(job, error) from error
 
     def all(self) -> CheckpointList:
         """All that are committed, the newest first."""
         checkpoints, damaged = [], []
-        try:
+        with self._at_store():
             pinned = self._folder.pinned()
             for found in self._folder.checkpoints():
                 if found.manifest is None or found.damage:
                     damaged.append(self._damaged(found, found.step in pinned))
                 else:
                     checkpoints.append(Checkpoint(**_facts(self._folder, found.manifest, found.step in pinned)))
-        except Exception as error:
-            raise _unavailable(self._job, error) from error
         return CheckpointList(checkpoints=checkpoints, damaged=damaged)
 
     def one(self, step: int) -> CheckpointDetail:
@@ -86,10 +83,8 @@ class JobCheckpoints:
         if manifest is None or found.damage:
             why = redact(found.damage)
             raise CheckpointDamaged(f"the checkpoint of step {step} of job {self._job.id} is damaged: {why}")
-        try:
+        with self._at_store():
             pinned = step in self._folder.pinned()
-        except Exception as error:
-            raise _unavailable(self._job, error) from error
         files = {name: CheckpointFile(bytes=file.bytes, crc32=file.crc32) for name, file in manifest.files.items()}
         return CheckpointDetail(**_facts(self._folder, manifest, pinned), files=files, versions=manifest.versions)
 
@@ -105,10 +100,8 @@ class JobCheckpoints:
         else:
             self._found(step)
         change = self._folder.pin if pinned else self._folder.unpin
-        try:
+        with self._at_store():
             change(step)
-        except Exception as error:
-            raise _unavailable(self._job, error) from error
         return Checkpoint.model_validate(self.one(step).model_dump())
 
     def delete(self, step: int) -> None:
@@ -120,40 +113,40 @@ class JobCheckpoints:
             CheckpointPinned: It is to be kept.
         """
         self._found(step)
-        try:
+        with self._at_store():
             newest = self._folder.newest_intact()
-        except Exception as error:
-            raise _unavailable(self._job, error) from error
         if step == newest and not self._job.finished:
             raise CheckpointInUse(
                 f"job {self._job.id} is {self._job.state} and would go on from step {step}; cancel it"
             )
-        self._remove(step)
+        with self._at_store():
+            try:
+                self._folder.remove(step)
+            except stored.CheckpointPinned as error:
+                raise CheckpointPinned(str(error)) from error
 
     def _found(self, step: int) -> StoredCheckpoint:
-        try:
-            return self._folder.checkpoint(step)
-        except FileNotFoundError as error:
-            raise CheckpointNotFound(self._job.id, step) from error
-        except Exception as error:
-            raise _unavailable(self._job, error) from error
+        with self._at_store():
+            try:
+                return self._folder.checkpoint(step)
+            except FileNotFoundError as error:
+                raise CheckpointNotFound(self._job.id, step) from error
 
     def _damaged(self, found: StoredCheckpoint, pinned: bool) -> DamagedCheckpoint:
         url = self._folder.step_url(found.step)
         return DamagedCheckpoint(step=found.step, url=url, pinned=pinned, damage=redact(found.damage))
 
-    def _remove(self, step: int) -> None:
+    @contextmanager
+    def _at_store(self) -> Iterator[None]:
+        """Have what fails at the store said to be that; the clients of object stores raise types of their own."""
         try:
-            self._folder.remove(step)
-        except stored.CheckpointPinned as error:
-            raise CheckpointPinned(str(error)) from error
+            yield
+        except (CheckpointNotFound, CheckpointPinned):
+            raise
         except Exception as error:
-            raise _unavailable(self._job, error) from error
-
-
-def _unavailable(job: JobRecord, error: Exception) -> StoreUnavailable:
-    why = str(error) if isinstance(error, SecretUnusable) else f"{type(error).__name__}: {error}"
-    return StoreUnavailable(redact(f"the checkpoints of job {job.id} cannot be reached at {job.checkpoint_url}: {why}"))
+            why = str(error) if isinstance(error, SecretUnusable) else f"{type(error).__name__}: {error}"
+            problem = f"the checkpoints of job {self._job.id} cannot be reached at {self._job.checkpoint_url}: {why}"
+            raise StoreUnavailable(redact(problem)) from error
 
 
 def _facts(folder: CheckpointFolder, manifest: Manifest, pinned: bool) -> dict[str, object]:
