@@ -14,11 +14,6 @@ from service.accounts.principal import Principal
 from service.api.exceptions import Forbidden, Unauthenticated
 from service.models.identity import Scope
 
-__all__ = [
-    "COOKIE", "HOW_TO_AUTHENTICATE", "Admin", "Principal", "Reader", "Requires", "Submitter", "document_security",
-    "needs_key", "principal_of",
-]  # fmt: skip
-
 COOKIE = "boost_key"
 HOW_TO_AUTHENTICATE = "send an API key as Authorization: Bearer boost_…; whoever operates the service makes them"
 
@@ -46,12 +41,6 @@ def document_security(openapi: dict[str, Any]) -> None:
                 operation["security"] = [{scheme: []} for scheme in _SCHEMES]
 
 
-def principal_of(request: Request) -> Principal | None:
-    """Who sends a request; ``None`` if the gate found that out to be nobody."""
-    principal: Principal | None = getattr(request.state, "principal", None)
-    return principal
-
-
 class Requires:
     """A dependency that lets in who has a scope, and gives who that is.
 
@@ -69,7 +58,7 @@ class Requires:
             Unauthenticated: Nobody that the service knows.
             Forbidden: Somebody who may not do this.
         """
-        principal = principal_of(request)
+        principal: Principal | None = getattr(request.state, "principal", None)  # as the gate found out
         if principal is None:
             raise Unauthenticated(f"this needs an API key; {HOW_TO_AUTHENTICATE}")
         if not principal.may(self.scope):

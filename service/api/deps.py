@@ -9,8 +9,9 @@ from fastapi import Depends, Request
 
 from service.accounts.audit import AuditLog
 from service.accounts.keys import KeyStore
+from service.accounts.principal import Principal
 from service.accounts.quotas import QuotaStore
-from service.api.auth import Principal, Reader
+from service.api.auth import Reader
 from service.api.middleware.limits import RateLimits
 from service.api.store_access import StoreAccess
 from service.api.streaming.following import Feeds
@@ -74,9 +75,8 @@ async def _traceparent(request: Request) -> str | None:
 TraceparentDep = Annotated[str | None, Depends(_traceparent)]  # of the request's span, if it has one
 
 
-def _job(job_id: str, request: Request, who: Reader) -> JobRecord:
+def _job(job_id: str, context: ContextDep, who: Reader) -> JobRecord:
     """The job, if it is the tenant's own; else there is none, as far as the tenant is told."""
-    context: Context = request.app.state.context
     job = context.store.get(job_id)
     refuse_others(job, who)
     return job

@@ -39,7 +39,7 @@ SPEC: dict[str, Any] = {
 
 def document_examples(openapi: dict[str, Any]) -> None:
     """Put the examples into an OpenAPI document."""
-    examples = {type(example).__name__: _plain(example) for example in examples_of_models()}
+    examples = {type(example).__name__: example.model_dump(mode="json") for example in examples_of_models()}
     for name, schema in openapi["components"]["schemas"].items():
         if (example := examples.get(name.removesuffix("-Input").removesuffix("-Output"))) is not None:
             schema["examples"] = [SPEC if name == "JobSpec-Input" else example]
@@ -117,7 +117,3 @@ def _job() -> JobRecord:
         submitted_at=_TIME, queued_at=_TIME, started_at=_TIME, finished_at=None, progress=step, evaluation=None,
         checkpoint=saved, shape=shape, version=830,
     )  # fmt: skip
-
-
-def _plain(example: Any) -> Any:
-    return example.model_dump(mode="json")

@@ -9,7 +9,8 @@ from fastapi import APIRouter, Header, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from service.api.auth import Principal, Reader
+from service.accounts.principal import Principal
+from service.api.auth import Reader
 from service.api.deps import Context, ContextDep, JobDep
 from service.api.errors import problem_responses
 from service.api.streaming.feed import BATCH

@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from boost_core.config import JobSpec
 from boost_core.plan.report import plan
+from service.accounts.principal import Principal
 from service.api.admission import if_fit
-from service.api.auth import Principal, Reader, Submitter
+from service.api.auth import Reader, Submitter
 from service.api.deps import Context, ContextDep, JobDep, TraceparentDep, refuse_others
 from service.api.errors import InvalidJob, problem_responses
 from service.api.idempotency import IdempotentDep

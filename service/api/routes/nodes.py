@@ -4,7 +4,8 @@ from collections import Counter
 
 from fastapi import APIRouter
 
-from service.api.auth import Principal, Reader
+from service.accounts.principal import Principal
+from service.api.auth import Reader
 from service.api.deps import ContextDep
 from service.jobs.model import NODES, JobRecord
 from service.models.identity import Scope
