@@ -457,7 +457,7 @@ class GangController:
     def _finish(self, phase: GangPhase, message: str) -> port.Finish:
         self._state = Finished()
         self._replicas.clear()
-        self._spare.finish()
+        self._spare.forget()
         return port.Finish(phase, message)
 
     # Faults

@@ -1,4 +1,4 @@
-"""Where a gang's controller ends: the events that it hears, the decisions that it takes, and who executes these.
+"""Where a gang's controller ends: the events that it hears, and the decisions that it takes.
 
 Plain data. Workers are named by numbers, which are never used again, and so are replicas.
 """
@@ -6,7 +6,6 @@ Plain data. Workers are named by numbers, which are never used again, and so are
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
 
 from boost_core.config import JobSpec
 from boost_core.messages.commands import WorkerCommand
@@ -280,19 +279,3 @@ Decision = (
     StartReplica | RemoveReplica | ReplaceWorker | KillWorkers | StartTraining | HaltTraining | AbortTraining
     | SendCommand | StartSpare | CopyToSpare | EndSpare | Finish | Question
 )  # fmt: skip
-
-
-class Executor(Protocol):
-    """Executes a gang's decisions, and sees what comes of them. For one thread."""
-
-    def ended(self) -> list[RankEnded]:
-        """The ranks whose training has ended since the last call."""
-
-    def observe(self) -> Observed:
-        """What there is now."""
-
-    def execute(self, decision: Decision) -> Answer | None:
-        """Execute a decision; returns the answer if it is a question, within seconds."""
-
-    def show(self, message: str) -> None:
-        """Show people who look at the cluster what the gang is at; called again and again."""

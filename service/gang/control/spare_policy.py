@@ -122,10 +122,6 @@ class SparePolicy:
             self._copy_at, self._busy_since = now + PAUSE_SECONDS, now
             yield port.CopyToSpare(gang.generation, gang.uncopied)
 
-    def finish(self) -> None:
-        """Take note that it ends with the gang."""
-        self._forget()
-
     def _is_old(self, status: port.SpareStatus, gang: SpareView) -> bool:
         newest = gang.generation, gang.kept_step
         return bool(gang.uncopied) and gang.kept_step >= 0 and (status.kept is None or status.kept < newest)
@@ -149,10 +145,11 @@ class SparePolicy:
     def _end(self, reason: str) -> port.EndSpare:
         assert self._node is not None
         self._record.log("INFO", f"no spare copy of the state is kept on node {self._node[:12]} any more: {reason}")
-        self._forget()
+        self.forget()
         return port.EndSpare()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Take note that it ends, by itself or with the gang."""
         if self._status is not None and self._status.kept is not None:
             self._record.add(SpareReport(step=None, node=None))
         self._node = self._status = self._busy_since = None

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class RayExecutor:
-    """The executor of one gang, which is a run of Ray Train.
+    """Executes the decisions of one gang, which is a run of Ray Train, and sees what comes of them. For one thread.
 
     Args:
         spec: The job.

@@ -13,7 +13,7 @@ from boost_core.config import JobSpec
 from boost_core.messages.commands import WorkerCommand
 from service.gang.assignment import GangContext, Message
 from service.gang.control.controller import GangController
-from service.gang.control.port import Decision, Event, Executor, Finish, Moment
+from service.gang.control.port import Decision, Event, Finish, Moment
 from service.gang.control.record import GangRecord
 from service.gang.ray.executor import RayExecutor
 from service.gang.status import GangPhase, GangStatus, Orders
@@ -42,7 +42,7 @@ class Supervisor:
         self._changed = threading.Condition()  # around the controller and the record
         self._record = GangRecord(_now(), runtime.get_actor_id(), self._changed.notify_all)
         self._controller = GangController(spec, orders, self._record)
-        self._executor: Executor = RayExecutor(spec, runtime.current_actor, context)
+        self._executor = RayExecutor(spec, runtime.current_actor, context)
         threading.Thread(target=self._run, name="gang", daemon=True).start()
 
     def __repr__(self) -> str:

@@ -166,7 +166,7 @@ class RankWorker(RayTrainWorker):
     @ray.method
     def indexes(self) -> list[SnapshotIndex]:
         """What of the state is in its memory."""
-        return self._worker.indexes()
+        return self._worker.snapshots.indexes()
 
     @ray.method
     def read(self, key: SnapshotKey, regions: Sequence[Region]) -> "list[np.ndarray[Any, Any]]":
@@ -176,12 +176,12 @@ class RankWorker(RayTrainWorker):
     @ray.method
     def hold(self, generation: int, rank: int) -> SnapshotIndex | None:
         """Keep a rank's newest snapshot readable until ``release``; ``None`` if it has none of that generation."""
-        return self._worker.hold(generation, rank)
+        return self._worker.snapshots.hold(generation, rank)
 
     @ray.method
     def release(self) -> None:
         """Let it go."""
-        self._worker.release()
+        self._worker.snapshots.release()
 
     @ray.method
     def free_memory(self) -> int:

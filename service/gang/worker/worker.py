@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore  # where type check
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from boost_core.messages.commands import Drill, WorkerCommand
-from boost_core.plan.snapshots import MemoryState, Region, SnapshotIndex, SnapshotKey
+from boost_core.plan.snapshots import MemoryState, Region, SnapshotKey
 from boost_core.train import Membership, SnapshotStore, StepProfiler, StepTimes, train
 from service.gang.assignment import Assignment, End, GangContext, Message, RankEnd, Rendezvous, WorkerPlace
 from service.gang.control.watch import Heartbeat
@@ -63,6 +63,7 @@ class Worker:
 
     Attributes:
         place: Where it is.
+        snapshots: What of the state is in this process's memory.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Worker:
     ) -> None:  # fmt: skip
         self._number, self._context, self._read = number, context, read
         self._reporter = SupervisorReporter(push, number)
-        self._snapshots = SnapshotStore()
+        self.snapshots = SnapshotStore()
         self._drills = Drills()
         self._profiler = StepProfiler(self._reporter.report)
         self._membership: Membership | None = None
@@ -100,7 +101,25 @@ class Worker:
             assignment: The rank.
             recovery: The state to continue from, in memory; ``None`` to look for a checkpoint.
         """
-        self._membership = self._joined(assignment, recovery)
+        self._membership = Membership(
+            generation=assignment.generation,
+            snapshots=self.snapshots,
+            owner_of=assignment.owner_of,
+            recovery=recovery,
+            fetch=self._fetch,
+            after_step=self._after_step,
+            after_copy=self._reporter.kept,
+            before_save=self._drills.before_save,
+            while_saving=self._reporter.saves,
+            waited_seconds=assignment.waited_seconds,
+        )
+
+    def _after_step(self, times: StepTimes) -> None:
+        self._steps.add(times)
+        self._transport.after_step()
+        self._reporter.beat(Heartbeat(times.step, times.seconds, times.busy_seconds))
+        self._drills.after_step(times.step)
+        self._profiler.after_step(times.step)
 
     def train(self, assignment: Assignment) -> RankEnd:
         """Train as a rank of the gang joined last until the job's last step, or until the gang halts or breaks."""
@@ -175,29 +194,6 @@ class Worker:
         )
         self._transport.begin(assignment.rank, dist.get_backend(), dist.get_world_size())
 
-    def _joined(self, assignment: Assignment, recovery: MemoryState[int] | None) -> Membership:
-        membership = Membership(
-            generation=assignment.generation,
-            snapshots=self._snapshots,
-            owner_of=assignment.owner_of,
-            recovery=recovery,
-            fetch=self._fetch,
-            after_copy=self._reporter.kept,
-            before_save=self._drills.before_save,
-            while_saving=self._reporter.saves,
-            waited_seconds=assignment.waited_seconds,
-        )
-
-        def after_step(times: StepTimes) -> None:
-            self._steps.add(times)
-            self._transport.after_step()
-            self._reporter.beat(Heartbeat(times.step, times.seconds, times.busy_seconds))
-            self._drills.after_step(times.step)
-            self._profiler.after_step(times.step)
-
-        membership.after_step = after_step
-        return membership
-
     def halt(self, store: bool) -> None:
         """Have the gang stop after a step; ``store``: once it has written a checkpoint."""
         membership = self._membership
@@ -214,25 +210,13 @@ class Worker:
             membership.aborted.set()
             _abort_process_group()
 
-    def indexes(self) -> list[SnapshotIndex]:
-        """What of the state is in this process's memory."""
-        return self._snapshots.indexes()
-
     def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[Array]:
         """Parts of a snapshot that is in this process's memory."""
-        return [np.ascontiguousarray(part.numpy()) for part in self._snapshots.read(key, regions)]
-
-    def hold(self, generation: int, rank: int) -> SnapshotIndex | None:
-        """Keep the newest snapshot of this process's rank as it is, to be read; ``None`` if there is none."""
-        return self._snapshots.hold(generation, rank)
-
-    def release(self) -> None:
-        """Let it go."""
-        self._snapshots.release()
+        return [np.ascontiguousarray(part.numpy()) for part in self.snapshots.read(key, regions)]
 
     def _fetch(self, owner: int, key: SnapshotKey, regions: Sequence[Region]) -> list[torch.Tensor]:
         if owner == self._number:
-            return self._snapshots.read(key, regions)
+            return self.snapshots.read(key, regions)
         return [
             torch.from_numpy(part.copy()) for some in _in_portions(regions) for part in self._read(owner, key, some)
         ]
