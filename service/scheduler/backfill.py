@@ -32,10 +32,10 @@ from boost_core.config import Layout
 from service.jobs.model import JobRecord
 from service.scheduler.actions import Gang
 from service.scheduler.cluster_snapshot import ClusterSnapshot
-from service.scheduler.demand import Demand
+from service.scheduler.demand import Amounts, Demand
 from service.scheduler.placement import ROUNDING
 from service.scheduler.scarcity import Scarcity
-from service.scheduler.units import Amounts, Taken, units_in, units_taken
+from service.scheduler.units import Taken, units_in, units_taken
 
 
 @dataclass(frozen=True)

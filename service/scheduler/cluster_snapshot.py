@@ -103,10 +103,6 @@ class ClusterSnapshot:
         """What a job asks of nodes."""
         return self._demands[job.id]
 
-    def layouts(self, job: JobRecord) -> Sequence[Layout]:
-        """All layouts that a job allows."""
-        return self.demand(job).layouts
-
     def nodes(self, job: JobRecord) -> Nodes:
         """The nodes that can take ranks of a job: the smallest group of those that share a node, if they are empty."""
         demand = self.demand(job)
@@ -185,9 +181,7 @@ class ClusterSnapshot:
 
     def leaving(self) -> list[JobRecord]:
         """The jobs that give up room."""
-        return [
-            job for job in self.queue if (gang := self.gangs.get(job.id)) and gang.kept < gang.held
-        ]  # fmt: skip
+        return [job for job in self.queue if (gang := self.gangs.get(job.id)) and gang.kept < gang.held]
 
     def lower(self, job: JobRecord) -> list[JobRecord]:
         """The jobs that another one may take room from: the lowest priority first, and of equals the newest."""

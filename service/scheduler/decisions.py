@@ -14,7 +14,7 @@ from boost_core.messages.reports import Cause
 from service.gang.resources import gang_in_words
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
-from service.jobs.states import JobState
+from service.jobs.states import WAITING_STATES
 from service.scheduler import messages
 from service.scheduler.actions import Action, Gang, ResizePolicy
 from service.scheduler.backfill import Head
@@ -24,7 +24,6 @@ from service.scheduler.preemption import make_room, make_room_in_quota
 from service.scheduler.quotas import Account, Limits
 from service.scheduler.upkeep import keep_up
 
-_QUEUED = frozenset({JobState.QUEUED, JobState.SCHEDULING})
 _NONE: Mapping[str, float] = MappingProxyType({})
 
 
@@ -65,7 +64,7 @@ def _serve_queue(cluster: ClusterSnapshot) -> list[Head]:
 
 
 def _is_queued(job: JobRecord) -> bool:
-    return job.state in _QUEUED and not job.has_gang and not job.pause_requested
+    return job.state in WAITING_STATES and not job.has_gang and not job.pause_requested
 
 
 def _serve(cluster: ClusterSnapshot, job: JobRecord, before: Sequence[Head]) -> bool:

@@ -22,6 +22,7 @@ from service.gang.status import NodeCapacity
 _NOTHING: Mapping[Layout, int] = MappingProxyType({})
 _REMEMBERED = 4096  # specs; a few kilobytes each
 
+Amounts = Mapping[str, float]  # by Ray's names of resources
 Kind = tuple[Hashable, ...]  # what decides how many ranks a node can take
 
 

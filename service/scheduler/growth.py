@@ -44,7 +44,7 @@ def _may_grow(job: JobRecord, gang: Gang) -> bool:
 
 
 def _grow(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, layout: Layout) -> None:
-    larger = [other for other in cluster.layouts(job) if other.world_size > layout.world_size]
+    larger = [other for other in cluster.demand(job).layouts if other.world_size > layout.world_size]
     fitting = cluster.fitting(job, cluster.room, larger)
     demand = cluster.demand(job)
     choice = scale_up_choice(demand, layout, fitting, cluster.policy) if fitting else None

@@ -70,7 +70,7 @@ class Room:
         if demand.kind not in self._slots:
             usable = self.nodes_for(demand)
             self._slots[demand.kind] = [
-                max(0, _copies(left, demand.each)) if usable >> number & 1 else 0
+                max(0, copies(left, demand.each)) if usable >> number & 1 else 0
                 for number, left in enumerate(self._free)
             ]
         return self._slots[demand.kind]
@@ -80,7 +80,7 @@ class Room:
         if demand.kind not in self._ranks:
             usable = self.nodes_for(demand)
             sets = {usable, self._everywhere, *(nodes for nodes in self._held if usable & nodes == usable)}
-            self._ranks[demand.kind] = min(_copies(self._left(nodes), demand.each) for nodes in sets)
+            self._ranks[demand.kind] = min(copies(self._left(nodes), demand.each) for nodes in sets)
         return self._ranks[demand.kind]
 
     def fits(self, demand: Demand, layout: Layout, own: Layout | None = None, held: int = 0) -> bool:
@@ -164,7 +164,8 @@ class Room:
         return self._totals[nodes]
 
 
-def _copies(resources: Mapping[str, float], each: Mapping[str, float]) -> int:
+def copies(resources: Mapping[str, float], each: Mapping[str, float]) -> int:
+    """How often what is free has room for some amounts."""
     return math.floor(min((resources.get(name, 0) + ROUNDING) / amount for name, amount in each.items()))
 
 

@@ -13,10 +13,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from service.jobs.model import JobRecord
-from service.scheduler.demand import Demand
+from service.scheduler.demand import Amounts, Demand
 from service.scheduler.placement import ROUNDING
-
-Amounts = Mapping[str, float]  # by Ray's names of resources
 
 _NO_LIMITS: Mapping[str, Amounts] = MappingProxyType({})
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from itertools import permutations
 
 from service.gang.status import NodeCapacity
-from service.scheduler.demand import Demand
+from service.scheduler.demand import Amounts, Demand
 from service.scheduler.placement import ROUNDING
-from service.scheduler.units import Amounts, units_in
+from service.scheduler.units import units_in
 
 
 class Scarcity:

@@ -1,20 +1,15 @@
 """Counting in units: amounts that must be free together on one node. ``backfill`` says what for."""
 
 import math
-from collections.abc import Mapping
 
 from boost_core.config import Layout
-from service.scheduler.demand import Demand
-from service.scheduler.placement import ROUNDING
-
-Amounts = Mapping[str, float]  # by Ray's names of resources
+from service.scheduler.demand import Amounts, Demand
+from service.scheduler.placement import ROUNDING, copies
 
 
 def units_in(amounts: Amounts, unit: Amounts) -> int:
     """For how many units there is room; none if nothing decides."""
-    if not unit:
-        return 0
-    return math.floor(min((amounts.get(name, 0) + ROUNDING) / amount for name, amount in unit.items()))
+    return copies(amounts, unit) if unit else 0
 
 
 def units_taken(demand: Demand, layout: Layout, unit: Amounts) -> tuple[int, int]:

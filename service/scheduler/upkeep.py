@@ -16,7 +16,7 @@ def keep_up(cluster: ClusterSnapshot) -> None:
         gang = cluster.gangs.get(job.id)
         if gang is None or gang.target is None:
             continue
-        if gang.target not in cluster.layouts(job):
+        if gang.target not in cluster.demand(job).layouts:
             _follow_limits(cluster, job, gang.target)
         elif job.id in cluster.moved or not cluster.whole.fits(cluster.demand(job), gang.target):
             _follow_nodes(cluster, job, gang.target)
@@ -34,7 +34,7 @@ def _follow_limits(cluster: ClusterSnapshot, job: JobRecord, target: Layout) -> 
 
 def _follow_nodes(cluster: ClusterSnapshot, job: JobRecord, target: Layout) -> None:
     """The gang does the same by itself within its layout, so that comes first."""
-    same = [layout for layout in cluster.layouts(job) if layout.per_replica == target.per_replica]
+    same = [layout for layout in cluster.demand(job).layouts if layout.per_replica == target.per_replica]
     choice = cluster.demand(job).fastest(
         cluster.fitting(job, cluster.whole, same) or cluster.fitting(job, cluster.whole)
     )
@@ -50,7 +50,7 @@ def _give_up(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, layout: Layou
     """
     smaller = [
         other
-        for other in cluster.layouts(job)
+        for other in cluster.demand(job).layouts
         if other.per_replica == target.per_replica and layout.world_size <= other.world_size < target.world_size
     ]
     over, late = -cluster.room.ranks(cluster.demand(job)), gang.unchanged_seconds >= cluster.policy.patience_seconds
