@@ -144,13 +144,9 @@ def _json_without_nul(value: Any) -> str:
 def _set_up_postgresql(connection: psycopg.Connection[Any], _record: Any) -> None:
     """Write what is legible, and take the locks of a process that is stopped in mid-transaction away from it."""
     connection.adapters.register_dumper(str, _WithoutNul)
-    connection.add_notify_handler(_ignore)  # else psycopg keeps what a pooler lets come on the wrong connection
+    connection.add_notify_handler(lambda _: None)  # else psycopg keeps what a pooler lets come on the wrong connection
     connection.execute(f"SET idle_in_transaction_session_timeout = {SILENT_MILLISECONDS}")
     connection.commit()
-
-
-def _ignore(_notification: psycopg.Notify) -> None:
-    pass
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _record: Any) -> None:

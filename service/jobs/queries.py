@@ -35,7 +35,6 @@ class JobNotFound(LookupError):
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"there is no job {job_id!r}; list the jobs to see their ids")
-        self.job_id = job_id
 
 
 @dataclass(frozen=True)

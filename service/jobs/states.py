@@ -83,8 +83,6 @@ class IllegalTransition(ValueError):
 
     def __init__(self, state: JobState, reason: Reason) -> None:
         super().__init__(f"a job that is {state} cannot change for the reason {reason}")
-        self.state = state
-        self.reason = reason
 
 
 def next_state(state: JobState, reason: Reason) -> JobState:

@@ -27,9 +27,8 @@ _REPEATED = frozenset(  # said anew every round
         Reason.WAITING_FOR_STORE,
     }
 )
-_NEWEST = frozenset(
-    {"progress", "evaluation", "checkpoint", "shape", "spare"}
-)  # whose newest report is a column of the job
+# Whose newest report is a column of the job.
+_NEWEST = frozenset({"progress", "evaluation", "checkpoint", "shape", "spare"})
 _DATED = frozenset({"progress", "checkpoint"})  # whose newest report's time is one, too
 _KEPT_RESTARTS = 50
 
@@ -41,7 +40,6 @@ class AlreadyFinished(ValueError):
 
     def __init__(self, record: JobRecord, verb: str) -> None:
         super().__init__(f"job {record.id} has already {record.state} and cannot be {verb}")
-        self.record = record
 
 
 class WrongState(ValueError):
@@ -49,7 +47,6 @@ class WrongState(ValueError):
 
     def __init__(self, record: JobRecord, remedy: str) -> None:
         super().__init__(f"job {record.id} is {record.state} ({record.reason}); {remedy}")
-        self.record = record
 
 
 class TakenBack(RuntimeError):
@@ -64,7 +61,6 @@ class Outdated(ValueError):
 
     def __init__(self, record: JobRecord) -> None:
         super().__init__(f"job {record.id} has been changed since; look at it again, its ETag is {record.etag} now")
-        self.record = record
 
 
 @dataclass(frozen=True)
