@@ -53,6 +53,8 @@ def multiply_out(name: str, weight_fd: torch.Tensor, published: Tensors) -> tupl
     projection = name.removesuffix(".weight")
     down, up = f"{projection}.cola_a", f"{projection}.cola_b"
     down_rd = published[down].double().T
-    for rows_fd, columns_rf in zip(weight_fd.split(_ROWS), published[up].split(_ROWS, dim=1), strict=True):
+    for rows_fd, columns_rf in zip(
+        torch.split(weight_fd, _ROWS), torch.split(published[up], _ROWS, dim=1), strict=True
+    ):
         rows_fd.copy_(columns_rf.double().T @ down_rd)
     return down, up

@@ -44,7 +44,7 @@ class BoostConfig(MistralConfig):
         sliding_window: int | None = None,
         **kwargs: Any,
     ) -> None:
-        self.rank, self.only_lr_act, self.lax, self.qk_norm = rank, only_lr_act, lax, qk_norm
+        self.rank, self.only_lr_act, self.lax, self.qk_norm = rank or 0, only_lr_act, lax, qk_norm
         self.gate_act = gate_act or ("linear" if only_lr_act else hidden_act)
         super().__init__(hidden_act=hidden_act, sliding_window=sliding_window, **kwargs)
         self.rank = rank or self.hidden_size // 4
@@ -118,9 +118,11 @@ class Bottleneck(nn.Module):
         z_bsr = self.act_fn(z_bsr)
         if self._hands_on:
             self._latent = z_bsr
-        y_bsf = z_bsr @ self.cola_b
+        y_bsf: torch.Tensor = z_bsr @ self.cola_b
         (norm,) = self._norm
-        return y_bsf if norm is None else norm(y_bsf.unflatten(-1, (-1, len(norm.weight)))).flatten(-2)
+        if norm is not None:
+            y_bsf = norm(y_bsf.unflatten(-1, (-1, len(norm.weight)))).flatten(-2)
+        return y_bsf
 
     def norms_heads_by(self, norm: nn.Module) -> None:
         """Let each head of the output be normed."""
@@ -158,7 +160,7 @@ class Crossing(nn.Module):
             "dense": {"gate_matrix": rank},
             "tensor": {"gate_a": shorter, "gate_b": rank // shorter},
         }
-        for name, side in sides[config.lax["gate"]].items():
+        for name, side in sides[(config.lax or {})["gate"]].items():
             self.register_parameter(name, nn.Parameter(empty(side, side)))
         self.norm_scale, self.norm_shift = nn.Parameter(empty(rank)), nn.Parameter(empty(rank))
 
@@ -175,5 +177,5 @@ class Crossing(nn.Module):
             return z_bsr @ gates["gate_matrix"]
         if "gate_a" in gates:
             z_bspq = z_bsr.unflatten(-1, (len(gates["gate_a"]), len(gates["gate_b"])))
-            return (gates["gate_a"].T @ z_bspq @ gates["gate_b"]).flatten(-2)
+            z_bsr = (gates["gate_a"].T @ z_bspq @ gates["gate_b"]).flatten(-2)
         return z_bsr

@@ -59,5 +59,9 @@ def export(
 def _losses(client: Client, job_id: str, step: int) -> dict[str, float]:
     """What the job had last reported by a step, for the model's card."""
     curves = client.metrics(job_id, to_step=step)
-    last = {"training": curves.samples[-1:], "validation": curves.evaluations[-1:]}
-    return {part: point.loss for part, points in last.items() for point in points if point.loss is not None}
+    last = {
+        part: points[-1].loss
+        for part, points in (("training", curves.samples), ("validation", curves.evaluations))
+        if points
+    }
+    return {part: loss for part, loss in last.items() if loss is not None}
