@@ -154,7 +154,11 @@ def _of_ours(config: dict[str, Any]) -> dict[str, Any]:
 _KINDS: dict[str, tuple[set[str], dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]] = {
     LLAMA: (set(), _DEFAULTS, _of_llama),
     MISTRAL: ({"sliding_window"}, _DEFAULTS_OF_MISTRAL, _of_mistral),
-    QWEN3: ({"sliding_window", "use_sliding_window", "max_window_layers"}, _DEFAULTS_OF_QWEN3, _of_qwen3),
+    QWEN3: (
+        {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"},
+        _DEFAULTS_OF_QWEN3,
+        _of_qwen3,
+    ),
     COLA: ({"rank", "lr_act_type", "only_lr_act"}, _DEFAULTS, _of_cola),
     OWN_TYPE: ({"rank", "gate_act", "lax", "sliding_window", "qk_norm", "model"}, _DEFAULTS, _of_ours),
 }
@@ -185,8 +189,12 @@ def _head_problems(config: dict[str, Any], model: ModelConfig, kind: str) -> Ite
 
 
 def _window_problems(config: dict[str, Any]) -> Iterator[str]:
-    if config.get("use_sliding_window") and (full := config.get("max_window_layers", 28)):
+    slides = bool(config.get("use_sliding_window"))
+    if slides and (full := config.get("max_window_layers", _DEFAULTS_OF_QWEN3["max_window_layers"])):
         yield f"max_window_layers is {full}, and the trainer's windows slide in all layers: 0 only"
+    alike, kinds = "sliding_attention" if slides else "full_attention", config.get("layer_types")
+    if kinds and set(kinds) != {alike}:
+        yield f"layer_types is {_short(kinds)}, and the trainer's layers are all {alike!r} here"
 
 
 def _activation_problems(config: dict[str, Any], kind: str) -> Iterator[str]:

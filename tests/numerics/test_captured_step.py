@@ -136,7 +136,7 @@ def test_two_steps_read_the_same_memory(corpus: Path, changes: dict[str, Any]) -
     training_step(state, sampler)
     for graph in graphs:
         state.inputs.write(sampler.sequences(0, spec.training.global_batch_size), 1e9, (False, False, False))
-        graph.capture(partial(_reduced, state))
+        graph.capture(partial(_reduced, state, spec.training.global_batch_size))
     assert graphs[0].read == graphs[1].read
     addresses = {weight.untyped_storage().data_ptr() for weight in state.model.parameters()}
     assert addresses < graphs[0].read
@@ -196,7 +196,7 @@ def test_steps_go_on_where_a_capture_has_broken(
     spec, whole = job(corpus, {}), RecordedGraph()
     plain = TrainState.initial(spec, CPU)
     expected = train(plain)
-    whole.capture(partial(_reduced, plain))
+    whole.capture(partial(_reduced, plain, spec.training.global_batch_size))
     monkeypatch.setattr(Breaking, "at", int(share * len(whole.operations)))
     state = replayed_state(spec, Breaking)
     with caplog.at_level(logging.WARNING):

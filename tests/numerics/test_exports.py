@@ -103,7 +103,10 @@ def test_an_export_generates_with_a_cache_what_it_does_without(tmp_path: Path, c
     export_to(tmp_path, model_with(changes))
     model = loaded(tmp_path)
     prompts = torch.stack((TOKENS[:6], TOKENS[6:]))
-    greedy = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    greedy = {
+        "attention_mask": torch.ones_like(prompts), "max_new_tokens": 16, "do_sample": False, "eos_token_id": None,
+        "pad_token_id": 0,
+    }  # fmt: skip
     with_cache = model.generate(prompts, **greedy, return_dict_in_generate=True)
     assert with_cache.past_key_values.get_seq_length() == 6 + 16 - 1
     assert torch.equal(with_cache.sequences, model.generate(prompts, **greedy, use_cache=False))

@@ -105,6 +105,7 @@ def test_nccls_streams_have_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str | None] = []
     worker = worker_module.Worker.__new__(worker_module.Worker)
     worker._store, worker.place = SimpleNamespace(), SimpleNamespace(address="127.0.0.1")
+    worker._transport = SimpleNamespace(ask=lambda: None, begin=lambda *_: None)
     assignment = SimpleNamespace(
         spec=SimpleNamespace(
             resources=SimpleNamespace(gpus_per_worker=1), parallelism=SimpleNamespace(world_size=1)
@@ -119,6 +120,8 @@ def test_nccls_streams_have_priority(monkeypatch: pytest.MonkeyPatch) -> None:
         worker_module.dist, "init_process_group",
         lambda *_, **__: seen.append(worker_module.os.environ.get("TORCH_NCCL_HIGH_PRIORITY")),
     )  # fmt: skip
+    monkeypatch.setattr(worker_module.dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(worker_module.dist, "get_world_size", lambda: 1)
     worker._meet(assignment)
     monkeypatch.setenv("TORCH_NCCL_HIGH_PRIORITY", "0")  # an operator's word counts
     worker._meet(assignment)

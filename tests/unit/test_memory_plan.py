@@ -152,8 +152,9 @@ def test_a_pipeline_has_a_buffer_for_each_micro_batch() -> None:
         ).activations
         for size in (8, 16)
     )  # fmt: skip
-    # The first rank receives gradients, the last activations: one of 256 bf16 elements a token; a batch's 24 bytes.
-    assert many - few == 8 * 128 * (256 * 2 + 24)
+    # The first rank receives gradients, the last activations: one of 256 bf16 elements a token; a batch's 32 bytes, and
+    # 8 of the token after each sequence.
+    assert many - few == 8 * (128 * (256 * 2 + 32) + 8)
 
 
 def test_documents_apart_cost_a_mask_in_each_block() -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, MistralConfig
+from transformers import LlamaConfig, MistralConfig, Qwen3Config
 
 from boost_core.config import ModelConfig
 from boost_core.convert.compare import refuse_another_function
@@ -38,6 +38,18 @@ def test_colas_published_form_is_read_with_its_classs_defaults() -> None:
     without_rank = {name: value for name, value in COLA.items() if name != "rank"}
     assert model_of(without_rank).rank == 64 // 4
     assert model_of({"model_type": "llama"}).hidden_size == LlamaConfig().hidden_size
+
+
+@pytest.mark.parametrize("window", [None, 24])
+def test_what_transformers_writes_of_mistral_and_qwen3_is_read(window: int | None) -> None:
+    shape = SHAPE | {"num_key_value_heads": 2, "sliding_window": window}
+    refuse_another_function(
+        model_of(MistralConfig(**shape).to_dict()), job(num_key_value_heads=2, sliding_window=window)
+    )
+    written = Qwen3Config(**shape, head_dim=16, use_sliding_window=window is not None, max_window_layers=0).to_dict()
+    expected = job(num_key_value_heads=2, sliding_window=window, qk_norm=True)
+    refuse_another_function(model_of(written), expected)
+    assert model_of({"model_type": "mistral", "num_attention_heads": 32}).sliding_window == 4096
 
 
 def test_mistral_without_its_window_is_a_llama() -> None:
@@ -148,10 +160,17 @@ NOT_OURS = [
     ({"logit_scale": 0.1}, "logit_scale is 0.1, which the trainer does not know"),
     ({"rms_norm_eps": "small"}, "config.json: norm_epsilon: "),
     ({"hidden_size": None}, "config.json: hidden_size: "),
-    ({"model_type": "gpt2"}, "model_type is 'gpt2'; give a model of type llama, mistral, cola, boost"),
-    ({"model_type": "mistral"}, "sliding_window is 4096, which the trainer does not know"),
+    ({"model_type": "gpt2"}, "model_type is 'gpt2'; give a model of type llama, mistral, qwen3, cola, boost"),
     ({"model_type": "qwen2"}, "model_type is 'qwen2': its query, key and value projections have biases, and the"),
-    ({"model_type": "qwen3"}, "model_type is 'qwen3': it normalizes the queries and keys of each head"),
+    ({"model_type": "qwen3"}, "head_dim is 128, and the trainer's models have hidden_size/num_attention_heads=16"),
+    (
+        {"model_type": "qwen3", "head_dim": 16, "use_sliding_window": True},
+        "max_window_layers is 28, and the trainer's windows slide in all layers",
+    ),
+    (
+        {"model_type": "qwen3", "head_dim": 16, "layer_types": ["full_attention", "sliding_attention"]},
+        "layer_types is ['full_attention', 'sliding_attention'], and the trainer's layers are all 'full_attention'",
+    ),
     ({"model_type": "boost", "rank": 16, "gate_act": "gelu"}, "gate_act is 'gelu', and the trainer's models have silu"),
     ({"model_type": "boost", "rank": 16, "lax": {"gate": "wide"}}, "config.json: lax.gate: "),
     ({"model_type": "boost", "rank": 16, "lax": "identity"}, "config.json: lax: "),
