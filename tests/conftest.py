@@ -15,6 +15,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Two processes share the tests: one takes what starts a cluster, one by one, the other all else, file by file."""
     clustered = {path: starts_cluster(module_name(path)) for path in {item.path for item in items}}
