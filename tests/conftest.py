@@ -15,13 +15,14 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # before xdist looks at the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Two processes share the tests: one takes what starts a cluster, one by one, the other all else, file by file."""
     clustered = {path: starts_cluster(module_name(path)) for path in {item.path for item in items}}
     items.sort(key=lambda item: not clustered[item.path])
     for item in items:
         item.add_marker(pytest.mark.xdist_group("cluster" if clustered[item.path] else item.path.stem))
+    yield
 
 
 def pytest_collection_finish() -> None:
