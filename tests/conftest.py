@@ -6,23 +6,32 @@ from unittest.mock import patch
 import pytest
 import torch
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.ranks import Ranks
-from tests.used import module_name, starts_cluster
+from tests.used import ROOT, module_name, starts_cluster
 
 # How long an example takes depends on the machine, and says nothing about the code.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
-@pytest.hookimpl(wrapper=True)  # before xdist looks at the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Two processes share the tests: one takes what starts a cluster, one by one, the other all else, file by file."""
-    clustered = {path: starts_cluster(module_name(path)) for path in {item.path for item in items}}
-    items.sort(key=lambda item: not clustered[item.path])
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("cluster" if clustered[item.path] else item.path.stem))
-    yield
+class ClusterApart(LoadScopeScheduling):
+    """Of two processes that share the tests, one takes what starts a cluster, the other all else, file by file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return "cluster" if starts_cluster(module_name(ROOT / path)) else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ClusterApart:
+    return ClusterApart(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest."""
+    items.sort(key=lambda item: not starts_cluster(module_name(item.path)))
 
 
 def pytest_collection_finish() -> None:

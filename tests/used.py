@@ -46,6 +46,7 @@ def used_by(test: str) -> set[str]:
     return used - {test}
 
 
+@cache
 def starts_cluster(test: str) -> bool:
     """Whether a file of tests starts a cluster, a service or hosts of its own."""
     return bool(used_by(test) & EXPENSIVE)
