@@ -1,6 +1,7 @@
 """Benchmarks of the trainer: ``python -m boost_core.bench --help``."""
 
 import argparse
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -131,6 +132,10 @@ def _start_ranks(given: argparse.Namespace, arguments: Sequence[str]) -> int:
             f"{ranks} ranks need a GPU each, and this machine has {gpus}: NCCL does not connect ranks of one GPU; "
             "give --ranks no more than there are GPUs, or run it where there are two or more"
         )
+    if given.profile is not None and not given.profile.is_file():
+        raise ValueError(
+            f"there is no profile at {given.profile}; boost bench profile --out {given.profile} writes one"
+        )
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.run([*launcher, "-m", "boost_core.bench", *arguments]).returncode
 
@@ -139,24 +144,30 @@ def _comm(given: argparse.Namespace, device: torch.device) -> int:
     if device.type == "cuda":
         device = torch.device("cuda", dist.get_node_local_rank())
         torch.cuda.set_device(device)
+    profile = None if given.profile is None else MeasuredProfile.model_validate_json(given.profile.read_text("utf-8"))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         link, rows = comm_rows(device, given.largest << 20, given.repeats)
-        found = measured_link(device, link, given.repeats)
+        found = None if profile is None else measured_link(device, link, given.repeats)
         if dist.get_rank() == 0:
             append(given.results, Environment.of(device), rows)
             print(table(rows))
-            if given.profile is not None:
-                _add_link(given.profile, found)
+            if profile is not None and found is not None:
+                _add_link(given.profile, profile, found)
             _say_what_it_is_worth(device)
     finally:
         dist.destroy_process_group()
     return 0
 
 
-def _add_link(path: Path, found: MeasuredLink) -> None:
-    """Have a profile say what a link does."""
-    measured = MeasuredProfile.model_validate_json(path.read_text(encoding="utf-8"))
+def _add_link(path: Path, measured: MeasuredProfile, found: MeasuredLink) -> None:
+    """Have a profile say what a link does.
+
+    Raises:
+        ValueError: What was measured gives no rate.
+    """
+    if not math.isfinite(found.bytes_per_second):
+        raise ValueError("larger all-reduces took no longer than smaller ones: give a larger --largest")
     path.write_text(measured.model_copy(update={"link": found}).model_dump_json(indent=2) + "\n", encoding="utf-8")
     print(f"added to {path}")
 

@@ -18,7 +18,7 @@ class Variant:
         parallelism: Of the job's ``parallelism``, all but the sizes.
         kernels: Which implementation serves; ``None`` for the device's usual one.
         published: Whether it is the published code's step in place of the trainer's.
-        fp8: Whether products are in 8 bits, for devices that have such.
+        fp8: Whether products are in 8 bits, on devices that support it.
     """
 
     name: str

@@ -37,7 +37,7 @@ class LaxConfig(Config):
     )
 
 
-# The rope_type whose setting each is, and its default.
+# The rope_type whose setting each is, and its default; None for one that depends on the factor.
 _OF_ROPE_TYPE = {
     "low_freq_factor": ("llama3", 1.0),
     "high_freq_factor": ("llama3", 4.0),
@@ -68,7 +68,11 @@ class RopeScalingConfig(Config):
         None, gt=0, validate_default=True, description="yarn: a pair that turns as often is fast. Default: 32."
     )
     attention_factor: float | None = Field(
-        None, gt=0, le=100, description="yarn: what queries and keys are multiplied by. Default: 0.1 ln(factor) + 1."
+        None,
+        gt=0,
+        le=100,
+        validate_default=True,
+        description="yarn: what queries and keys are multiplied by. Default: 0.1 ln(factor) + 1.",
     )
 
     @field_validator(*_OF_ROPE_TYPE)
@@ -77,7 +81,9 @@ class RopeScalingConfig(Config):
         rope_type, (owner, default) = info.data.get("rope_type"), _OF_ROPE_TYPE[info.field_name]
         if value is not None and rope_type not in (owner, None):
             raise ValueError(f"{rope_type} has no {info.field_name}; leave it out, or set rope_type to {owner}")
-        return default if value is None and rope_type == owner else value
+        if value is not None or rope_type != owner:
+            return value
+        return 0.1 * log(info.data["factor"]) + 1 if default is None and "factor" in info.data else default
 
     @field_validator("high_freq_factor", "beta_fast")
     @classmethod
@@ -90,8 +96,8 @@ class RopeScalingConfig(Config):
 
     @property
     def attention(self) -> float:
-        """What queries and keys are multiplied by, with the default filled in."""
-        return self.attention_factor or (0.1 * log(self.factor) + 1 if self.rope_type == "yarn" else 1.0)
+        """What queries and keys are multiplied by."""
+        return self.attention_factor or 1.0
 
 
 class ModelConfig(Config):

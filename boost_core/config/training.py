@@ -35,7 +35,8 @@ class TrainingConfig(Config):
     cuda_graphs: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Replay each step as a CUDA graph. auto: where that is possible, which it is not on CPU and in "
-        "pipelines; on: it is an error where it is not; off: launch every kernel anew.",
+        "pipelines; on: it is an error where it is not; off: launch every kernel anew. Steps of "
+        "batch_size_warmup are never captured.",
     )
     seed: int = Field(0, ge=0, lt=2**31)
     z_loss: float = Field(

@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     to_model.add_argument(
         "--max-shard-size", type=_size, default=MAX_SHARD_SIZE, help="largest size of a file (default: 5GB)"
     )
-    to_model.add_argument("--merge", action="store_true", help="multiply low-rank products out, to a plain LLaMA")
+    to_model.add_argument("--merge", action="store_true", help="multiply low-rank products out, to a plain dense model")
     to_model.add_argument("--tokenizer", help="tokenizer.json, if it is no longer where the job says")
     to_model.add_argument("--push", metavar="REPO", help="push the model to this repository of a hub, too")
     to_model.add_argument("--losses", default="{}", help=argparse.SUPPRESS)  # what a service knows of the job

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import yaml
 
+from boost_core.architecture.families import is_dense
 from boost_core.checkpoint.manifest import Manifest
 from boost_core.config import Layout, ModelConfig
-from boost_core.convert.published_config import LLAMA, model_type
 from boost_core.plan.parameters import parameter_count
 
 Losses = Mapping[str, float]  # nats a token, by what they are of: training, validation
@@ -62,4 +62,4 @@ The job:
 
 
 def _trust(model: ModelConfig, merged: bool) -> str:
-    return "" if merged or model_type(model) == LLAMA else ", trust_remote_code=True"
+    return "" if merged or is_dense(model) else ", trust_remote_code=True"

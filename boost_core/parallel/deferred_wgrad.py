@@ -132,7 +132,7 @@ class _FlushBefore(torch.autograd.Function):
 
 
 def _memory(x: torch.Tensor, weight: torch.Tensor, room: bool) -> torch.Tensor:
-    """Memory for ``x @ weight``; with ``room``, so much more behind it."""
+    """Memory for ``x @ weight``; with ``room``, one more element a token behind it."""
     shape = (*x.shape[:-1], weight.shape[-1])
     elements = math.prod(shape)
     return x.new_empty(elements + (len(x) if room else 0))[:elements].view(shape)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from boost_core.config.job import ResourcesConfig
+from boost_core.config.job import JobSpec, ResourcesConfig
 from boost_core.hardware import LINKS, LOOPBACK, device_named
 from boost_core.plan.cluster import Cluster, Level
 from boost_core.plan.profile import Profile, of_cores
@@ -47,3 +47,9 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     nodes = Level("fabric", _MANY, LINKS["fabric-200g"])
     board = Level("node", _NODE_GPUS, LINKS[_NODE_LINKS[kind]])
     return Machine(Profile.nominal(device, precision), Cluster((board, nodes)))
+
+
+def captures_steps(job: JobSpec) -> bool:
+    """Whether a job's steps are captured as CUDA graphs, as far as can be planned; see ``train.step_graph``."""
+    on_gpu, one_stage = job.resources.gpus_per_worker > 0, job.parallelism.pipeline_parallel_size == 1
+    return on_gpu and one_stage and job.training.cuda_graphs != "off"

@@ -35,6 +35,7 @@ from boost_core.config.model import ModelConfig
 from boost_core.hardware import BYTES
 from boost_core.plan.activations import PRECISE, Activations
 from boost_core.plan.in_flight import InHand, in_hand
+from boost_core.plan.machine import captures_steps
 from boost_core.plan.stages import Stage, cut
 from boost_core.plan.state_memory import largest_weight, starting_peak, state_bytes
 
@@ -141,17 +142,11 @@ class _Rank:
         under_way, ahead = sum(each.under_way for each in groups), sum(each.ahead for each in groups)
         step = weights + gradients + optimizer + kept + max(backward + under_way, head + ahead)
         update = self._update(weights // self._element)
-        if self._is_captured():
+        if captures_steps(self._job):
             step += max(update, self._evaluation())
         update += weights + gradients + optimizer
         total = max(step, starting_peak(groups) + self._rotary(), update)
         return RankMemory(weights, gradients + under_way, optimizer, kept + backward, head, total)
-
-    def _is_captured(self) -> bool:
-        """Whether steps are CUDA graphs; see ``train.step_graph``."""
-        job = self._job
-        on_gpu, one_stage = job.resources.gpus_per_worker > 0, job.parallelism.pipeline_parallel_size == 1
-        return on_gpu and one_stage and job.training.cuda_graphs != "off"
 
     def _evaluation(self) -> int:
         """What a forward pass takes at most: a block's activations, and the head's."""

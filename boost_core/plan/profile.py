@@ -30,7 +30,8 @@ class Profile:
         attention_flops: Of attention.
         bandwidth: Bytes a second that passes and operands are read and written at.
         start_seconds: Of each product.
-        block_seconds: A block takes this long for a micro-batch however small it is: its kernels must be launched.
+        block_seconds: A block takes this long for a micro-batch however small it is, as its kernels must be launched;
+            not where steps are captured as CUDA graphs.
         overlap: Of the shorter of two, an exchange and the work that may go on meanwhile, the share that costs no time;
             0 where it was not measured.
         spread: Standard deviation of the logarithm of a step's seconds over predicted ones.

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from heapq import nsmallest
 from itertools import product
-from math import inf
+from math import gcd, inf
+from typing import Any
 
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
@@ -49,7 +50,7 @@ class Choice:
         return Layout.of(self.job.parallelism)
 
     @property
-    def patch(self) -> dict[str, dict[str, object]]:
+    def patch(self) -> dict[str, Any]:
         """What makes it of the job, as a JSON merge patch."""
         parallelism = self.job.parallelism
         return {
@@ -60,6 +61,7 @@ class Choice:
                 "recompute": parallelism.recompute,
             },
             "training": {"micro_batch_size": self.job.training.micro_batch_size},
+            "elasticity": None,
         }
 
     def __str__(self) -> str:
@@ -118,14 +120,15 @@ def search(spec: JobSpec, gpus: int, machine: Machine, device_bytes: float = inf
 
 def combinations(spec: JobSpec, gpus: int, machine: Machine) -> Iterator[JobSpec]:
     """The job in every legal combination of sizes, micro-batch and schedule, in its fastest mode."""
-    node = machine.cluster.levels[0].fan_out
+    node, training = machine.cluster.levels[0].fan_out, spec.training
+    batch = gcd(training.global_batch_size, *(stage.global_batch_size for stage in training.batch_size_warmup))
     for tensor, pipeline in product(range(1, min(node, gpus) + 1), range(1, _MOST_STAGES + 1)):
         if tensor * pipeline > gpus or spec.model.hidden_size % tensor or pipeline > spec.model.num_hidden_layers:
             continue
         for micro_batch in _MICRO_BATCHES:
-            if spec.training.global_batch_size % micro_batch:
+            if batch % micro_batch:
                 continue
-            replicas = _replicas(spec.training.global_batch_size // micro_batch, gpus // (tensor * pipeline))
+            replicas = _replicas(batch // micro_batch, gpus // (tensor * pipeline))
             for schedule in _SCHEDULES if pipeline > 1 else _SCHEDULES[:1]:
                 job = _with(
                     spec, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, data_parallel_size=replicas,

@@ -18,7 +18,7 @@ class PlannedChoice(Config):
     """One way to train the job."""
 
     text: str
-    patch: dict[str, dict[str, Any]] = Field(description="JSON merge patch that makes it of the job.")
+    patch: dict[str, Any] = Field(description="JSON merge patch that makes it of the job.")
     world_size: int
     memory_bytes: int = Field(description="Of the rank that needs most.")
     step_seconds: float

@@ -29,7 +29,7 @@ from boost_core.config.layout import Layout
 from boost_core.hardware import BYTES
 from boost_core.plan.cluster import Row
 from boost_core.plan.collectives import group_seconds
-from boost_core.plan.machine import Machine, machine_for
+from boost_core.plan.machine import Machine, captures_steps, machine_for
 from boost_core.plan.parameters import block_parameters
 from boost_core.plan.stages import Stage, cut
 from boost_core.plan.work import block_work, head_work
@@ -128,7 +128,8 @@ class _Step:
         )
 
     def _ranks(self) -> list[_MicroBatch]:
-        arithmetic = max(self._profile.seconds(self._block.all), self._profile.block_seconds)
+        launching = 0.0 if captures_steps(self._job) else self._profile.block_seconds
+        arithmetic = max(self._profile.seconds(self._block.all), launching)
         head, exchange, head_exchange = self._profile.seconds(self._head.all), self._exchange(), self._head_exchange()
         ranks = []
         for stages in self._stages:
@@ -177,7 +178,7 @@ class _Step:
         if model.crosses_into(layer):
             width += 7 * model.bottleneck_rank
         link = self._cluster.levels[self._cluster.level_between(self._pipeline_row, place)].link
-        return link.base_seconds + self._tokens * width * self._element / link.bytes_per_second
+        return link.base_seconds + link.hop_seconds + self._tokens * width * self._element / link.bytes_per_second
 
     def _reduction(self, weights: float, micro_batches: int) -> float:
         """The exchange of gradients between replicas, and of the weights that each of them has updated."""
@@ -201,8 +202,8 @@ class _Step:
 
     @property
     def _sharers(self) -> int:
-        """Replicas that share a weight's update; LORO's factors are whole on each."""
-        shared = self._job.parallelism.zero_stage > 0 and self._job.optimizer.loro is None
+        """Replicas that share a weight's update; LORO's and Muon's factors are whole on each."""
+        shared = self._job.parallelism.zero_stage > 0 and self._job.optimizer.kind == "adamw"
         return self._layout.dp if shared else 1
 
     def _weights(self, stages: Sequence[Stage]) -> float:

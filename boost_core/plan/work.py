@@ -6,11 +6,12 @@ blocks are taken for such as latents cross into; and a block that is computed ag
 
 ==========  ==========================================================================================================
 attention   4 FLOPs for each pair of positions and element of the queries, and 10 backward, as its kernels compute the
-            scores again (arXiv 2205.14135). Pairs of a token are half its sequence; with a mask that keeps documents
-            apart, all of it: its kernels go through what the mask hides
+            scores again (arXiv 2205.14135). Pairs of a token are half its sequence; with a mask, which keeps
+            documents apart or lets a window slide, all of it: its kernels go through what the mask hides
 passes      elements read and written outside of products, about: residual 6w and 6w backward; a norm that is a pass of
-            its own 4w and 8w; rotary embedding 2(q + k) both ways; the MLP's product 3m and 5m; latents that are scaled
-            or activated 2 and 3 of each, thrice that where latents of the block before cross into them
+            its own 4w and 8w, and those of heads 4(q + k) and 8(q + k); rotary embedding 2(q + k) both ways; the MLP's
+            product 3m and 5m; latents that are scaled or activated 2 and 3 of each, thrice that where latents of the
+            block before cross into them
 head        logits, and backward those again, with two passes over them each; gathered hidden vectors
 ==========  ==========================================================================================================
 """
@@ -123,8 +124,9 @@ def block_work(job: JobSpec) -> Passes:
 
 def pairs_of_token(job: JobSpec) -> float:
     """Positions that attention goes through for each token, in the mean."""
-    length = job.training.sequence_length
-    return length if job.data.documents_apart else (length + 1) / 2
+    length, window = job.training.sequence_length, job.model.sliding_window
+    masked = job.data.documents_apart or (window is not None and window < length)
+    return length if masked else (length + 1) / 2
 
 
 @lru_cache(1024)
@@ -134,8 +136,9 @@ def _block_work(
     element, fp8 = BYTES[precision], precision == "fp8"
     sharding = chosen_sharding(model, parallelism)
     products = block_products(model, parallelism, tokens)
-    down = sum((each.work(element, fp8) for each in products if each.role is Role.DOWN_PROJECTION), Work())
-    up = sum((each.work(element, fp8) for each in products if each.role is not Role.DOWN_PROJECTION), Work())
+    works = [(each.role, each.work(element, fp8 and each.role is not Role.LATENT)) for each in products]
+    down = sum((work for role, work in works if role is Role.DOWN_PROJECTION), Work())
+    up = sum((work for role, work in works if role is not Role.DOWN_PROJECTION), Work())
     weights = sum(each.weights for each in products)
     width = model.hidden_size // (parallelism.tensor_parallel_size if sharding.wide else 1)
     attention_forward = Work(attention_flops=4 * width * tokens * pairs)
@@ -187,6 +190,8 @@ def _passes(model: ModelConfig, parallelism: ParallelismConfig, sharding: Shardi
     fused = sharding.residual and parallelism.norm == "fused"
     norm = 0 if fused else residual
     forward, backward = 6 * residual + 4 * norm + 2 * turned + 3 * mlp, 6 * residual + 8 * norm + 2 * turned + 5 * mlp
+    if model.qk_norm:
+        forward, backward = forward + 4 * turned, backward + 8 * turned
     if model.latent_activation or (sharding.residual and parallelism.norm != "sync"):
         groups = projection_groups(model)
         latents = sum(len(group.wide_outs) for group in groups) * (model.rank or 0) // (size if sharding.latents else 1)

@@ -107,7 +107,7 @@ class TrainState:
         stages = cut(spec.model, spec.parallelism, training.sequence_length)[
             groups.pipeline.rank :: groups.pipeline.size
         ]
-        fp8 = _computes_in_fp8(training.precision, device)
+        fp8 = _computes_in_fp8(training.precision, device, groups.gang)
         model, split = build(spec.model, spec.parallelism, tensor, stages, training.z_loss, fp8)
         make(model, split, tensor.rank, tensor.size, training.seed, device)
         axes = split_axes(model, split)
@@ -160,11 +160,11 @@ class TrainState:
     def load(self, folder: CheckpointFolder, step: int) -> None:
         """Continue from a committed checkpoint, whatever layout wrote it. All ranks call it.
 
-        Of the job that wrote it only the model is compared with this one's: any other data, optimizer or layout goes on
-        from its weights, moments, step and data cursor.
+        Of the job that wrote it only the model is compared with this one's: any other data or layout, and any optimizer
+        that needs no moments besides those it has, goes on from its weights, moments, step and data cursor.
 
         Raises:
-            ValueError: The checkpoint is of another model.
+            ValueError: The checkpoint is of another model, or lacks a moment that this optimizer keeps.
             CheckpointDamaged: A file is not what was written; on all ranks. The state is then of no use.
             OSError: It cannot be read; on all ranks.
         """
@@ -199,14 +199,18 @@ class TrainState:
         return partial(folder.commit_written, self.spec, self.spec.parallelism, self.step, self.samples)
 
 
-def _computes_in_fp8(precision: str, device: torch.device) -> bool:
-    """Whether products are in 8 bits; says so if they cannot be, though the job asks for it."""
+def _computes_in_fp8(precision: str, device: torch.device, gang: Communicator) -> bool:
+    """Whether products are in 8 bits, the same on all ranks; says so if they cannot be, though the job asks for it."""
     if precision != "fp8":
         return False
     reason = fp8_product.unavailable(device)
-    if reason is not None and dist.get_rank() == 0:
-        logger.warning("training.precision is fp8, and %s: products are in bf16", reason)
-    return reason is None
+    everywhere = torch.full((), float(reason is None), device=device)
+    if gang.all_reduce_(everywhere, "fp8", dist.ReduceOp.MIN).item():
+        return True
+    if gang.rank == 0:
+        why = reason or "another rank's device has none"
+        logger.warning("training.precision is fp8, and %s: products are in bf16", why)
+    return False
 
 
 def _pipeline(

@@ -372,7 +372,8 @@ def test_prometheus_finds_api_and_ranks() -> None:
     objects = render(read_values(CHART / "ci" / "one-gpu-values.yaml"))
     (endpoint,) = the(objects, "ServiceMonitor")["spec"]["endpoints"]
     assert (endpoint["path"], endpoint["authorization"], endpoint["scheme"]) == ("/metrics", key, "http")
-    assert endpoint["relabelings"] == [{"action": "replace", "targetLabel": "job", "replacement": "boost-api"}]
+    given = {each["targetLabel"]: each["replacement"] for each in endpoint["relabelings"]}
+    assert given == {"namespace": "ml", "release": "lab", "job": "boost-api"}
     ranks = the(objects, "ScrapeConfig")["spec"]
     (discovery,) = ranks["httpSDConfigs"]
     assert ranks["jobName"] == "boost-ranks"

@@ -118,6 +118,14 @@ def test_replayed_steps_are_the_steps_to_the_last_bit(corpus: Path, changes: dic
     assert [result.requests.halt for result in results] == [step == LOW_LIMIT for step in range(1, STEPS + 1)]
 
 
+@pytest.mark.usefixtures("alone")
+def test_batches_that_grow_are_captured_once_they_have_grown(corpus: Path) -> None:
+    warmup = [{"until_step": 2, "global_batch_size": 2}]
+    found, _, replays = differences(job(corpus, {"training": {"batch_size_warmup": warmup}}))
+    assert all(found)
+    assert replays == STEPS - 2 - step_graph.WARM_STEPS
+
+
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_so_they_are_on_several_ranks(ranks: Ranks, corpus: Path, layout: dict[str, Any]) -> None:
     spec = job(corpus, {"parallelism": layout})

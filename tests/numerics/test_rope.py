@@ -19,15 +19,17 @@ CASES: list[tuple[float, int, dict[str, Any]]] = [  # the base, the size of a he
     (1e6, 64, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768, "attention_factor": 1.5,
                "beta_fast": 20.0, "beta_slow": 2.0}),
     (10_000.0, 8, {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 6}),  # no ramp
+    (10_000.0, 64, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4}),  # its ends cross
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("theta", "head_size", "given"), CASES, ids=str)
 def test_scaled_frequencies_are_those_of_transformers(theta: float, head_size: int, given: dict[str, Any]) -> None:
     scaling = RopeScalingConfig.model_validate(given)
+    theirs_to_find = {"attention_factor"} - given.keys()
     config = LlamaConfig(
         hidden_size=4 * head_size, num_attention_heads=4, max_position_embeddings=1 << 20,
-        rope_parameters={"rope_theta": theta} | scaling.model_dump(exclude_none=True),
+        rope_parameters={"rope_theta": theta} | scaling.model_dump(exclude_none=True, exclude=theirs_to_find),
     )  # fmt: skip
     theirs, attention_factor = ROPE_INIT_FUNCTIONS[scaling.rope_type](config, torch.device("cpu"))
     ours = rotary_frequencies(head_size, theta, scaling, torch.device("cpu"))

@@ -231,7 +231,10 @@ def test_a_pipeline_sends_and_a_larger_one_sends_no_less() -> None:
     assert sixteen.sends == pytest.approx(2 * two.sends)
 
 
-def test_masked_documents_cost_whole_attention() -> None:
+def test_masks_of_documents_and_of_windows_cost_whole_attention() -> None:
     spec = of_7b()
     apart = spec.model_copy(update={"data": spec.data.model_copy(update={"documents_apart": True})})
-    assert 1.05 < step_seconds(apart, Layout(1, 1, 1)) / step_seconds(spec, Layout(1, 1, 1)) < 1.3
+    window = spec.model_copy(update={"model": spec.model.model_copy(update={"sliding_window": 512})})
+    whole = step_seconds(apart, Layout(1, 1, 1))
+    assert step_seconds(window, Layout(1, 1, 1)) == whole
+    assert 1.05 < whole / step_seconds(spec, Layout(1, 1, 1)) < 1.3

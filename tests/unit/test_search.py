@@ -94,6 +94,22 @@ def test_nothing_that_fits_is_faster_than_what_is_found(
             assert found.choices[0].seconds.total <= min(fitting) * 1.01
 
 
+def test_batches_that_grow_split_over_the_replicas_that_are_found() -> None:
+    content = job(batch=64).model_dump(mode="json")
+    content["training"]["batch_size_warmup"] = [{"until_step": 5, "global_batch_size": 4}]
+    spec = JobSpec.model_validate(content)
+    (best,) = search(spec, 64, machine(spec), 80e9, 1).choices
+    assert best.layout.dp * best.job.training.micro_batch_size <= 4
+
+
+def test_the_patch_of_an_elastic_job_makes_the_choice() -> None:
+    spec = job(elasticity={"data_parallel_size": {"min": 1, "max": 2}})
+    (best,) = search(spec, 8, machine(spec), 80e9, 1).choices
+    content = spec.model_dump(mode="json")
+    content |= {name: changes and content[name] | changes for name, changes in best.patch.items()}
+    assert list(JobSpec.model_validate(content).layouts()) == [best.layout]
+
+
 def seconds_of(choices: list[Choice]) -> list[float]:
     return [choice.seconds.total for choice in choices]
 
@@ -114,7 +130,7 @@ def test_what_is_found_fits_is_legal_and_never_gets_worse_when_something_is_adde
     for choice in found.choices:
         content = spec.model_dump(mode="json")
         for section, changes in choice.patch.items():
-            content[section] |= changes
+            content[section] = changes and content[section] | changes
         patched = JobSpec.model_validate(content)  # legal
         assert choice.layout.world_size <= gpus
         assert rank_memory(patched, choice.layout).total == choice.needed <= device * (1 - SPARE)

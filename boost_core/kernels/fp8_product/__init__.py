@@ -89,7 +89,11 @@ def quantise_columns(x: torch.Tensor, factor_k: torch.Tensor | None = None) -> Q
 
 
 def leave_quantised(x: torch.Tensor, rows: QuantisedRows) -> None:
-    """Have ``quantised`` find the rows of ``x``, which the kernel that wrote it has made on the way."""
+    """Have ``quantised`` find the rows of ``x``, which the kernel that wrote it has made on the way.
+
+    Only of a tensor that nothing changes afterwards: of a gradient, one with a single reader, as autograd adds others
+    into its memory and keeps what is left beside it.
+    """
     x.quantised_rows = rows  # type: ignore[attr-defined]
 
 

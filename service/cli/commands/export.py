@@ -34,7 +34,9 @@ def export(
     step: Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint (default: the newest).")] = None,
     dtype: Annotated[Dtype, typer.Option(help="Type of the tensors.")] = Dtype.FP32,
     max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest size of a file.")] = "5GB",
-    merge: Annotated[bool, typer.Option("--merge", help="Multiply svd's products out, to a plain LLaMA.")] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Multiply svd's products out, to a plain dense model.")
+    ] = False,
     tokenizer: Annotated[
         str | None, typer.Option(metavar="FILE", help="The job's tokenizer.json, if it is no longer where it was.")
     ] = None,
