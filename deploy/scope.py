@@ -24,7 +24,7 @@ _MATCHERS = {
         f'{name}="{value}"' for name, value in INSTALLATION.items()
     ),
     # What others tell of the installation's pods, and of its volume of checkpoints.
-    r"kube_pod_\w+|ray_\w+": 'namespace="@namespace@", pod=~"@name@-.*"',
+    r"kube_pod_\w+|ray_\w+": 'namespace="@namespace@", pod=~"@name@-((@groups@)-worker|[a-z0-9]+)-[a-z0-9]+"',
     r"kubelet_volume_stats_\w+": 'namespace="@namespace@", persistentvolumeclaim="@claim@"',
 }
 

@@ -108,6 +108,7 @@ class Hub:
         except HFValidationError as error:
             raise ValueError(f"--push {repository}: {error}") from error
         except HfHubHTTPError as error:
-            raise HubRefused(f"the hub at {self._api.endpoint} refuses {repository}: {error}") from error
+            reason = " ".join((error.server_message or str(error)).split())
+            raise HubRefused(f"the hub at {self._api.endpoint} refuses {repository}: {reason}") from error
         except Exception as error:  # of the HTTP library underneath, which is another in each of its versions
             raise HubRefused(f"the hub at {self._api.endpoint} does not answer: {error}; try again later") from error

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from deploy.grafana.source.variables import SERVICE_URL
-from tests.deploy.chart import CHART, NAMESPACE, RELEASE, Object, of_kind, render, values
+from tests.deploy.chart import CHART, NAMESPACE, RELEASE, Object, of_kind, read_values, render, values
 from tests.prometheus import promtool
 
 RULES = sorted((CHART / "files" / "rules").glob("*.yml"))
@@ -33,6 +33,7 @@ def filled(path: Path) -> str:
         "@runbooks@": "https://wiki.example.org/boost",
         "@price@": "0",
         "@name@": f"{RELEASE}-boost",
+        "@groups@": "|".join(group["name"] for group in read_values(CHART / "values.yaml")["ray"]["workerGroups"]),
         "@claim@": f"{RELEASE}-boost-checkpoints",
     }
     text = path.read_text()
@@ -58,7 +59,7 @@ def test_dashboards_are_as_they_are(objects: list[Object]) -> None:
     assert len(rendered) == len(DASHBOARDS) > 0
     for found, path in zip(rendered, DASHBOARDS, strict=True):
         ((name, text),) = found["data"].items()
-        assert (name, json.loads(text)) == (f"{NAMESPACE}-{RELEASE}-{path.name}", json.loads(filled(path)))
+        assert (name, json.loads(text)) == (f"{NAMESPACE}_{RELEASE}_{path.name}", json.loads(filled(path)))
         assert found["metadata"]["labels"]["grafana_dashboard"] == "1", "what Grafana's sidecar looks for stays"
         assert found["metadata"]["annotations"] == {"grafana_folder": "BOOST"}
 

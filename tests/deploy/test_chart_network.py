@@ -9,8 +9,8 @@ from helm_python import HelmRenderError
 from tests.deploy.chart import NAME, NAMESPACE, RELEASE, Object, Values, nested, render, values
 
 MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-RAY_PORTS = (6379, 8265, 10001, 8080, 52365, 10002, 19999)
-RANK_PORTS = (9400, 9450, 9499)
+RAY_PORTS = (6379, 8265, 10001, 52365, 10002, 19999)
+METRICS_PORTS = (8080, 9400, 9450, 9499)  # Ray's own, and the ranks'
 
 
 class Pod:
@@ -127,7 +127,7 @@ def test_clients_are_those_that_are_named() -> None:
 
 
 def test_ranks_metrics_are_prometheus_alone(objects: list[Object]) -> None:
-    for port in RANK_PORTS:
+    for port in METRICS_PORTS:
         assert may_reach(objects, PROMETHEUS, WORKER, port)
         assert not may_reach(objects, NEIGHBOUR, WORKER, port)
     assert not may_reach(objects, PROMETHEUS, WORKER, 9500)

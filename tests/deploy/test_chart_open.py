@@ -59,7 +59,9 @@ def specs(given: Values) -> dict[str, tuple[Object, Object]]:
 def test_any_field_of_a_pod_may_be_said_and_no_other() -> None:
     versions = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
     kubernetes = json.loads((versions / f"v{KUBERNETES}.0-local-strict" / "podspec-v1.json").read_text())
-    elsewhere = {"ephemeralContainers", "hostNetwork", "serviceAccount", "serviceAccountName"}
+    elsewhere = {
+        "ephemeralContainers", "hostNetwork", "serviceAccount", "serviceAccountName", "terminationGracePeriodSeconds",
+    }  # fmt: skip
     assert set(SCHEMA["$defs"]["podSpec"]["propertyNames"]["enum"]) == kubernetes["properties"].keys() - elsewhere
     for wrong in ("afinity", *elsewhere):
         with pytest.raises(HelmValuesError, match=wrong):

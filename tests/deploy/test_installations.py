@@ -42,14 +42,16 @@ class Installation(NamedTuple):
 
     def of(self, name: str) -> dict[str, str]:
         """The labels that tell of a series with this name to whom it belongs."""
-        pods = {"namespace": self.namespace, "pod": f"{self.release}-boost-gpu-0"}
-        claims = {"namespace": self.namespace, "persistentvolumeclaim": f"{self.release}-boost-checkpoints"}
+        full = self.release if "boost" in self.release else f"{self.release}-boost"
+        pods = {"namespace": self.namespace, "pod": f"{full}-gpu-worker-x5k2p"}
+        claims = {"namespace": self.namespace, "persistentvolumeclaim": f"{full}-checkpoints"}
         told = {"kube_": pods, "ray_": pods, "kubelet_": claims, "node_": {}, "DCGM_": {}}
         return next((labels for prefix, labels in told.items() if name.startswith(prefix)), self.labels)
 
 
 OWN = Installation("ml", "lab")
-OTHERS = (Installation("ml", "second"), Installation("research", "lab"))
+# The first has a name that goes on where ours ends.
+OTHERS = (Installation("ml", "lab-boost-two"), Installation("research", "lab"))
 
 
 @cache

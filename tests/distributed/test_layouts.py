@@ -18,6 +18,7 @@ from boost_core.data.sampler import Sampler
 from boost_core.optim import group
 from boost_core.optim.build import COMPUTE_TYPES
 from boost_core.plan.parameters import parameter_count
+from boost_core.train.inputs import StepInputs
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 from tests.distributed.whole import Whole, whole_tensors
@@ -152,7 +153,8 @@ def grown(small: JobSpec, large: JobSpec, steps: int) -> list[float]:
     state = TrainState.initial(small, CPU)
     sampler = Sampler(load_corpus(small.data, 16), 16, small.training.seed)
     losses = [training_step(state, sampler).loss for _ in range(steps)]
-    state = replace(state, spec=large)
+    inputs = StepInputs(large.training.global_batch_size, large.training.sequence_length, CPU)
+    state = replace(state, spec=large, inputs=inputs)
     return losses + [training_step(state, sampler).loss for _ in range(STEPS - steps)]
 
 

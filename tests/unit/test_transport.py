@@ -75,6 +75,23 @@ def test_a_gang_is_told_of_once_and_the_next_anew(
     assert list(tmp_path.glob("*.log")) == [], "nothing is left of it"
 
 
+def test_what_a_gang_that_ended_early_has_left_is_not_the_next_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if "NCCL" not in name})
+    collector = TransportCollector(tmp_path / "infiniband")
+    collector.ask()
+    with Path(os.environ["NCCL_DEBUG_FILE"]).open("ab", buffering=0) as nccl:
+        nccl.write(b"node:1:1 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [send] via NET/Socket/0\n")
+        collector.begin(0, "nccl", 2)  # and it is lost before its first step has ended
+        collector.ask()
+        nccl.write(b"node:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n")
+        collector.begin(0, "nccl", 2)
+        collector.after_step()
+    assert found(collector) == {"p2p"}
+
+
 def test_who_asks_nccl_for_a_log_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
     collector = TransportCollector()

@@ -58,7 +58,10 @@ class TransportCollector(Collector):
 
     def ask(self) -> None:
         """Have NCCL write a log. It looks once in a process, when it starts."""
-        if self._log is None and "NCCL_DEBUG" not in os.environ:
+        self._open()
+        if self._log is not None:
+            self._log.read()  # what earlier gangs have left
+        elif "NCCL_DEBUG" not in os.environ:
             self._path = Path(tempfile.gettempdir()) / f"boost-nccl-{os.getpid()}.log"
             os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=str(self._path))
 

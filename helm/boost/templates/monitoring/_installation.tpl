@@ -5,6 +5,8 @@
 {{- $text := .text | replace "@uid@" (sha256sum $name | trunc 8) -}}
 {{- $text = $text | replace "@namespace@" $root.Release.Namespace | replace "@release@" $root.Release.Name -}}
 {{- $text = $text | replace "@name@" (include "boost.fullname" $root) | replace "@claim@" (include "boost.checkpointsClaim" $root) -}}
+{{- $groups := list }}{{ range $root.Values.ray.workerGroups }}{{ $groups = append $groups .name }}{{ end }}
+{{- $text = $text | replace "@groups@" (join "|" $groups) -}}
 {{- $text | replace "@price@" (toString $root.Values.monitoring.dashboards.gpuHourPrice) -}}
 {{- end -}}
 
