@@ -46,10 +46,10 @@ prometheus:
 
 # What a change may break in a way that matters, in minutes; the tests that are marked full are for test-all.
 test: setup postgresql prometheus chromium
-	$(BIN)/python -m pytest -n 2 -m 'not full' --durations 10 --durations-min 10
+	$(BIN)/python -m pytest -m 'not full' --durations 10 --durations-min 10
 
 test-all: setup postgresql prometheus chromium
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest
 
 check: setup
 	$(BIN)/ruff format --check .

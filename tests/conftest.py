@@ -30,8 +30,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Cluster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest."""
-    items.sort(key=lambda item: not starts_cluster(module_name(item.path)))
+    """Where two processes share the tests, begin with what takes longest."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: not starts_cluster(module_name(item.path)))
 
 
 def pytest_collection_finish() -> None:

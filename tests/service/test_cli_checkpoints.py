@@ -99,7 +99,7 @@ def test_export_of_a_folder(checkpoints: str, tmp_path: Path) -> None:
     assert sorted(path.name for path in model.iterdir()) == EXPORTED
     assert json.loads((model / "config.json").read_text())["torch_dtype"] == "bfloat16"
     assert "| checkpoint | step 6, " in (model / "README.md").read_text()
-    assert "loss" not in (model / "README.md").read_text()
+    assert " loss |" not in (model / "README.md").read_text()
 
 
 def test_export_of_a_job_has_its_losses_on_the_card(
