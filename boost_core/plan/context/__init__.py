@@ -1,0 +1,15 @@
+"""Context parallelism as a plan: which rank has which tokens of a window, attends to what, and is sent which keys.
+
+The common form of published systems (FCP, arXiv 2605.08524; DistCA, 2510.18121; MTraining, 2510.18830; MagiAttention)
+is chunks of tokens, a map of chunks to ranks, tasks (a chunk's queries and the chunks of keys that they see) with the
+rank that computes each, the transfers that follow from these, and an order of them:
+
+* ``window`` cuts packed documents into chunks and counts the pairs of query and key that each has to compute;
+* ``placement`` and ``near`` deal chunks to ranks, as many to each;
+* ``tasks`` says where each chunk's attention is computed;
+* ``transfers`` says what ranks send each other, in rounds and in stages of even traffic;
+* ``cost`` and ``figures`` make bytes and seconds of it, and ``choice`` takes the fastest.
+
+Everything that ranks must agree on is in integers and in a fixed order, so that each can plan for itself. Nothing of
+the trainer uses this yet: it plans, and ``tests/benchmarks/context.py`` compares it with other systems' rules.
+"""
