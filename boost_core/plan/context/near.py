@@ -15,21 +15,27 @@ from operator import or_
 
 from boost_core.plan.context.window import Window
 
-_ROOM = 102  # percent of the mean load that a rank may have while chunks are dealt
+_ROOM = (102, 97, 90, 0)  # percent of the mean load that a rank may have while chunks are dealt; less if it ends uneven
 _EVEN = 103  # percent of it at which no chunks change places any more
 _BUSY = 115  # percent of the mean traffic above which a rank is busy
 _BUSY_WEIGHT = 3  # of a chunk above that, in chunks
-_CONSIDERED, _COUNTED = 200, 12  # exchanges that are looked at, and whose degrees are counted
+_WORTH = 16  # an exchange moves so much of a rank's surplus: a sixteenth or more
+_CONSIDERED, _COUNTED = 64, 6  # exchanges that are looked at, and whose degrees are counted
 
 
 def near(window: Window, ranks: int) -> list[int]:
     """The rank of each chunk. Arguments as ``place``'s."""
-    dealt = _Dealt(window, ranks)
-    for chunk in sorted(range(window.chunks), key=lambda chunk: -window.areas[chunk]):
-        dealt.put(chunk, dealt.best(chunk))
-    while dealt.exchange():
-        pass
-    return dealt.placement
+    tries = []
+    for percent in _ROOM:
+        dealt = _Dealt(window, ranks)
+        for chunk in sorted(range(window.chunks), key=lambda chunk: -window.areas[chunk]):
+            dealt.put(chunk, dealt.best(chunk, percent))
+        while dealt.exchange():
+            pass
+        if dealt.even:
+            return dealt.placement
+        tries.append(dealt)
+    return min(tries, key=lambda dealt: dealt.largest).placement
 
 
 def _bits(chunks: int) -> Iterator[int]:
@@ -51,10 +57,20 @@ class _Dealt:
         self._wanted = [0] * window.chunks  # by how many
         self._load, self._receives, self._sends = [0] * ranks, [0] * ranks, [0] * ranks
 
-    def best(self, chunk: int) -> int:
-        """Where a chunk goes."""
+    @property
+    def largest(self) -> int:
+        """The largest load."""
+        return max(self._load)
+
+    @property
+    def even(self) -> bool:
+        """Whether that is near the mean."""
+        return 100 * len(self._ranks) * self.largest <= _EVEN * self._window.area
+
+    def best(self, chunk: int, percent: int) -> int:
+        """Where a chunk goes, among ranks that have no more than a share of the mean load with it."""
         need, area, count = self._window.needs[chunk], self._window.areas[chunk], len(self._ranks)
-        limit, busy = _ROOM * self._window.area - 100 * count * area, _BUSY * sum(self._receives)
+        limit, busy = percent * self._window.area - 100 * count * area, _BUSY * sum(self._receives)
         room = [rank for rank in self._ranks if len(self._own[rank]) < self._size]
         even = [rank for rank in room if 100 * count * self._load[rank] <= limit]
         if not even:
@@ -79,9 +95,9 @@ class _Dealt:
 
     def exchange(self) -> bool:
         """Have the heaviest rank and another exchange two chunks; whether it is too heavy, and some exchange helps."""
-        heaviest = max(self._ranks, key=lambda rank: self._load[rank])
-        if 100 * len(self._ranks) * self._load[heaviest] <= _EVEN * self._window.area:
+        if self.even:
             return False
+        heaviest = max(self._ranks, key=lambda rank: self._load[rank])
         counted = [(self._growth(mine, other), gain, mine, other) for gain, mine, other in self._likely(heaviest)]
         if not counted:
             return False
@@ -91,31 +107,39 @@ class _Dealt:
 
     def _likely(self, heaviest: int) -> list[tuple[int, int, int]]:
         """Exchanges that gain much and add little to what their two ranks receive: gain and the two chunks of each."""
-        areas, load, count = self._window.areas, self._load, len(self._ranks)
+        areas, needs, load, count = self._window.areas, self._window.needs, self._load, len(self._ranks)
+        limit = _EVEN * self._window.area // (100 * count)
+        least = (load[heaviest] - limit) // _WORTH
         gains = []
         for other in self._ranks:
             apart = load[heaviest] - load[other]
+            theirs = [(areas[chunk], chunk) for chunk in self._own[other]]
             for mine in self._own[heaviest]:
-                for theirs in self._own[other]:
-                    moved = areas[mine] - areas[theirs]
-                    if 0 < moved < apart:
-                        gains.append((min(moved, apart - moved), mine, theirs))
-        most = max(gains, default=(0,))[0]
-        limit = _EVEN * self._window.area
-
-        def ends_even(gain: int, mine: int, theirs: int) -> bool:
-            moved = areas[mine] - areas[theirs]
-            after = max(load[heaviest] - moved, load[self.placement[theirs]] + moved)
-            return 100 * count * after <= limit or 10 * gain >= 3 * most
-
-        large = nlargest(_CONSIDERED, (found for found in gains if ends_even(*found)))
+                area = areas[mine]
+                gains += [
+                    (min(area - small, apart - area + small), apart - area + small, mine, chunk)
+                    for small, chunk in theirs
+                    if least < area - small < apart - least
+                ]
+        if not gains:
+            return []
+        enough = 3 * max(gains)[0] // 10
+        lightest = load[heaviest] - limit  # what the other is below the heaviest by, afterwards, if both end even
+        large = nlargest(
+            _CONSIDERED,
+            (
+                (gain, mine, theirs)
+                for gain, apart, mine, theirs in gains
+                if gain >= enough or (areas[mine] - areas[theirs] >= lightest and apart >= lightest)
+            ),
+        )
         rest = {rank: self._rests(rank) for rank in {heaviest, *(self.placement[theirs] for _, _, theirs in large)}}
 
         def received(found: tuple[int, int, int]) -> tuple[int, int]:
             gain, mine, theirs = found
-            here = (rest[heaviest][mine] | self._window.needs[theirs]).bit_count()
-            there = (rest[self.placement[theirs]][theirs] | self._window.needs[mine]).bit_count()
-            return here + there - self._want[self.placement[theirs]].bit_count(), -gain
+            other = self.placement[theirs]
+            here = (rest[heaviest][mine] | needs[theirs]).bit_count()
+            return here + (rest[other][theirs] | needs[mine]).bit_count() - self._want[other].bit_count(), -gain
 
         return nsmallest(_COUNTED, large, key=received)
 
