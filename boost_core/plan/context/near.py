@@ -12,6 +12,7 @@ from functools import reduce
 from heapq import nlargest, nsmallest
 from itertools import accumulate
 from operator import or_
+from typing import NamedTuple
 
 from boost_core.plan.context.window import Window
 
@@ -46,11 +47,28 @@ def _bits(chunks: int) -> Iterator[int]:
         chunks ^= lowest
 
 
+class _Exchange(NamedTuple):
+    """Two chunks that change places.
+
+    Attributes:
+        gain: By how much the larger load of the two ranks falls.
+        mine: The heaviest rank's.
+        other: The other's.
+        ends_even: Whether both end near the mean.
+    """
+
+    gain: int
+    mine: int
+    other: int
+    ends_even: bool
+
+
 class _Dealt:
     """Chunks that are dealt, and what ranks send and receive because of it."""
 
     def __init__(self, window: Window, ranks: int) -> None:
         self._window, self._ranks, self._size = window, range(ranks), window.chunks // ranks
+        self._limit = _EVEN * window.area // (100 * ranks)
         self.placement = [-1] * window.chunks
         self._own: list[list[int]] = [[] for _ in self._ranks]
         self._want = [0] * ranks  # chunks whose keys each sees, its own among them
@@ -65,7 +83,7 @@ class _Dealt:
     @property
     def even(self) -> bool:
         """Whether that is near the mean."""
-        return 100 * len(self._ranks) * self.largest <= _EVEN * self._window.area
+        return self.largest <= self._limit
 
     def best(self, chunk: int, percent: int) -> int:
         """Where a chunk goes, among ranks that have no more than a share of the mean load with it."""
@@ -98,57 +116,50 @@ class _Dealt:
         if self.even:
             return False
         heaviest = max(self._ranks, key=lambda rank: self._load[rank])
-        counted = [(self._growth(mine, other), gain, mine, other) for gain, mine, other in self._likely(heaviest)]
-        if not counted:
-            return False
-        _, _, mine, other = min(counted, key=lambda found: (Fraction(found[0], found[1]), found))
-        self._swap(mine, other)
-        return True
+        likely = self._likely(heaviest)
+        if likely:
+            best = min(likely, key=lambda each: (Fraction(self._growth(each), each.gain), each))
+            self._swap(best.mine, best.other)
+        return bool(likely)
 
-    def _likely(self, heaviest: int) -> list[tuple[int, int, int]]:
-        """Exchanges that gain much and add little to what their two ranks receive: gain and the two chunks of each."""
-        areas, needs, load, count = self._window.areas, self._window.needs, self._load, len(self._ranks)
-        limit = _EVEN * self._window.area // (100 * count)
-        least = (load[heaviest] - limit) // _WORTH
-        gains = []
-        for other in self._ranks:
-            apart = load[heaviest] - load[other]
-            theirs = [(areas[chunk], chunk) for chunk in self._own[other]]
-            for mine in self._own[heaviest]:
-                area = areas[mine]
-                gains += [
-                    (min(area - small, apart - area + small), apart - area + small, mine, chunk)
-                    for small, chunk in theirs
-                    if least < area - small < apart - least
-                ]
-        if not gains:
-            return []
-        enough = 3 * max(gains)[0] // 10
-        lightest = load[heaviest] - limit  # what the other is below the heaviest by, afterwards, if both end even
-        large = nlargest(
-            _CONSIDERED,
-            (
-                (gain, mine, theirs)
-                for gain, apart, mine, theirs in gains
-                if gain >= enough or (areas[mine] - areas[theirs] >= lightest and apart >= lightest)
-            ),
-        )
-        rest = {rank: self._rests(rank) for rank in {heaviest, *(self.placement[theirs] for _, _, theirs in large)}}
+    def _likely(self, heaviest: int) -> list[_Exchange]:
+        """Exchanges of the heaviest rank that gain much, and add little to what their two ranks receive."""
+        found = list(self._gaining(heaviest))
+        enough = 3 * max((exchange.gain for exchange in found), default=0) // 10
+        large = nlargest(_CONSIDERED, (each for each in found if each.gain >= enough or each.ends_even))
+        others = {self.placement[each.other] for each in large}
+        rests = {rank: self._rests(rank) for rank in {heaviest, *others}}
+        needs = self._window.needs
 
-        def received(found: tuple[int, int, int]) -> tuple[int, int]:
-            gain, mine, theirs = found
-            other = self.placement[theirs]
-            here = (rest[heaviest][mine] | needs[theirs]).bit_count()
-            return here + (rest[other][theirs] | needs[mine]).bit_count() - self._want[other].bit_count(), -gain
+        def received(each: _Exchange) -> tuple[int, int]:
+            there = self.placement[each.other]
+            want_here = rests[heaviest][each.mine] | needs[each.other]
+            want_there = rests[there][each.other] | needs[each.mine]
+            return want_here.bit_count() + want_there.bit_count() - self._want[there].bit_count(), -each.gain
 
         return nsmallest(_COUNTED, large, key=received)
 
-    def _growth(self, mine: int, other: int) -> int:
+    def _gaining(self, heaviest: int) -> Iterator[_Exchange]:
+        """Exchanges that make the larger of two loads smaller by a good part of the surplus."""
+        areas, surplus = self._window.areas, self._load[heaviest] - self._limit
+        for rank in self._ranks:
+            apart = self._load[heaviest] - self._load[rank]
+            most = apart - surplus // _WORTH
+            theirs = [(areas[chunk], chunk) for chunk in self._own[rank]]
+            for mine in self._own[heaviest]:
+                least, most_left = areas[mine] - most, areas[mine] - surplus // _WORTH
+                for area, other in theirs:
+                    if least < area < most_left:
+                        moved = areas[mine] - area
+                        gain = min(moved, apart - moved)
+                        yield _Exchange(gain, mine, other, moved >= surplus and apart - moved >= surplus)
+
+    def _growth(self, exchange: _Exchange) -> int:
         """By how much an exchange makes the busiest rank busier and the mean traffic larger, times the ranks."""
         before = self._traffic()
-        self._swap(mine, other)
+        self._swap(exchange.mine, exchange.other)
         after = self._traffic()
-        self._swap(mine, other)
+        self._swap(exchange.mine, exchange.other)
         return after - before
 
     def _traffic(self) -> int:
@@ -185,6 +196,4 @@ class _Dealt:
         own, needs = self._own[rank], self._window.needs
         before = accumulate((needs[chunk] for chunk in own), or_, initial=0)
         after = list(accumulate((needs[chunk] for chunk in reversed(own)), or_, initial=0))
-        return {
-            chunk: earlier | later for chunk, earlier, later in zip(own, before, after[-2::-1], strict=False)
-        }
+        return {chunk: earlier | later for chunk, earlier, later in zip(own, before, after[-2::-1], strict=False)}

@@ -68,13 +68,21 @@ class Window:
         return tuple((2 << chunk) - (1 << first) for chunk, first in enumerate(self.first))
 
     def pairs(self, queries: int, keys: int) -> int:
-        """Pairs of the queries of one chunk and the keys of another."""
-        if not self.first[queries] <= keys <= queries:
-            return 0
+        """Pairs of the queries of one chunk and the keys of some.
+
+        Args:
+            queries: The chunk.
+            keys: The others, as a set of bits.
+        """
+        keys &= self.needs[queries]
         start, rows = self._leading[queries]
-        if keys == queries:
-            return self.areas[queries] - rows * (queries * self.chunk_tokens - start)
-        return rows * ((keys + 1) * self.chunk_tokens - max(start, keys * self.chunk_tokens))
+        found = 0
+        if keys >> queries & 1:
+            keys ^= 1 << queries
+            found = self.areas[queries] - rows * (queries * self.chunk_tokens - start)
+        if keys >> self.first[queries] & 1:
+            found -= rows * (start - self.first[queries] * self.chunk_tokens)
+        return found + rows * self.chunk_tokens * keys.bit_count()
 
     @cached_property
     def _leading(self) -> Sequence[tuple[int, int]]:
