@@ -45,9 +45,13 @@ def milliseconds(seconds: Sequence[float], *percentiles: int) -> list[str]:
 
 def write_table(path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A Markdown table, and under it the commit, the machine and the versions."""
-    lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join([*lines, "", provenance(), ""]))
+    path.write_text("\n".join([*table(header, rows), "", provenance(), ""]))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table."""
+    return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
 
 
 def provenance() -> str:

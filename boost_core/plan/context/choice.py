@@ -73,6 +73,13 @@ def choices(
 ) -> Iterator[Choice]:
     """All ways that ``choose`` compares. Arguments as its."""
     exchanges: Sequence[Exchange] = ("keys",) if layer.rank is None else ("keys", "latents")
+    for how, plan in plans(documents, ranks, chunk_tokens):
+        for exchange in exchanges:
+            yield Choice(how, exchange, plan, figures(plan, layer, rates, exchange, node_ranks))
+
+
+def plans(documents: Sequence[int], ranks: int, chunk_tokens: Sequence[int]) -> Iterator[tuple[str, ContextPlan]]:
+    """All plans of a window, by their placements; whatever the layer and the machine are."""
     for size in chunk_tokens:
         if sum(documents) % (size * ranks):
             continue
@@ -81,6 +88,4 @@ def choices(
             placement = place(window, ranks, "contiguous" if how == MOVED else how)
             tasks = moved_tasks(window, placement, ranks) if how == MOVED else own_tasks(window, placement)
             for stages in STAGES:
-                plan = ContextPlan(window, ranks, placement, tasks, stages)
-                for exchange in exchanges:
-                    yield Choice(how, exchange, plan, figures(plan, layer, rates, exchange, node_ranks))
+                yield how, ContextPlan(window, ranks, placement, tasks, stages)

@@ -1,0 +1,148 @@
+"""Plans of context parallelism beside published systems' rules: ``python -m tests.benchmarks.context``.
+
+Writes docs/figures/context.md: what placements' balance costs in keys that are sent, over windows of measured lengths,
+and how much of its attention's full rate each rule reaches on the same work. All of it is counted or simulated, and
+nothing of it ran; it takes some minutes.
+"""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from boost_core.plan.context.choice import plans
+from boost_core.plan.context.cost import AttentionLayer, Exchange, Rates
+from boost_core.plan.context.figures import ContextPlan, figures
+from boost_core.plan.context.placement import PLACEMENTS, place
+from boost_core.plan.context.tasks import areas, moved_tasks, own_tasks
+from boost_core.plan.context.transfers import busiest, key_transfers
+from boost_core.plan.context.window import Window
+from tests.benchmarks.context_methods import METHODS, Taken, Work
+from tests.benchmarks.figures import FIGURES, provenance, table
+from tests.benchmarks.lengths import LENGTHS, LONGEST, documents_of
+
+WINDOWS = (  # of what, tokens, ranks, tokens of a chunk
+    ("wlbllm", 2**17, 8, 1024), ("wlbllm", 2**17, 32, 512), ("wlbllm", 2**19, 32, 1024),
+    ("prolong", 2**17, 8, 1024), ("prolong", 2**19, 32, 1024),
+)  # fmt: skip
+DRAWS = 20
+RANK_TOKENS = 2**15
+GROUP = LONGEST // RANK_TOKENS
+WORLDS = {16: 4, 64: 2, 256: 1}  # ranks, and how many draws
+CHUNKS = {16: (2048, 4096), 64: (2048, 4096), 256: (4096,)}  # what is tried at each
+FLOPS, NODE = 400e12, 400e9
+FABRICS = (50e9, 25e9)
+LAYERS = {
+    "64 heads, 8 of keys": AttentionLayer(8192, 1024, 64),
+    "32 heads, r = d/4": AttentionLayer(4096, 4096, 32, rank=1024),
+}
+
+
+def balance() -> Iterator[list[str]]:
+    """Of each placement: imbalance, its worst, keys moved, and the busiest rank's, as shares of a ring's."""
+    for kind, tokens, ranks, size in WINDOWS:
+        windows = [Window(documents_of(kind, tokens, draw), size) for draw in range(DRAWS)]
+        row = [f"{kind} {tokens // 1024}K, {ranks}, {size}"]
+        for how in (*PLACEMENTS, "moved"):
+            found = [_balance(window, ranks, how) for window in windows]
+            uneven, moved, busy = zip(*found, strict=True)
+            mean = statistics.mean
+            row.append(f"{mean(uneven):.2f} ({max(uneven):.2f}) · {mean(moved):.2f} · {mean(busy):.2f}")
+        yield row
+
+
+def _balance(window: Window, ranks: int, how: str) -> tuple[float, float, float]:
+    placement = place(window, ranks, "contiguous" if how == "moved" else how)
+    tasks = moved_tasks(window, placement, ranks) if how == "moved" else own_tasks(window, placement)
+    sent = key_transfers(tasks, placement)
+    most = max(areas(window, tasks, ranks))
+    of_a_ring = window.chunks * (ranks - 1)
+    return most * ranks / window.area, len(sent) / of_a_ring, busiest(sent) * ranks / of_a_ring
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One draw: the windows, and all plans for all of their ranks together."""
+
+    windows: Sequence[Window]
+    plans: Sequence[tuple[str, ContextPlan]]
+
+    def taken(self, layer: AttentionLayer, rates: Rates) -> dict[str, Taken]:
+        """Of each rule and of our plans."""
+        work = Work(self.windows, GROUP, layer, rates)
+        found = {"ideal": Taken(work.ideal, 1.0)} | {name: rule(work) for name, rule in METHODS.items()}
+        exchanges: Sequence[Exchange] = ("keys", "latents") if layer.rank else ("keys",)
+        for exchange in exchanges:
+            best = min((figures(plan, layer, rates, exchange) for _, plan in self.plans), key=lambda each: each.seconds)
+            found[f"ours, {exchange}"] = Taken(best.seconds, best.imbalance)
+        return found
+
+
+def simulated(kind: str, ranks: int, draw: int) -> Simulated:
+    """Windows that each hold the longest document, one for every so many ranks."""
+    windows = [Window(documents_of(kind, LONGEST, 1000 * draw + number), 4096) for number in range(ranks // GROUP)]
+    documents = [length for window in windows for length in window.documents]
+    return Simulated(windows, list(plans(documents, ranks, CHUNKS[ranks])))
+
+
+def rules() -> Iterator[tuple[str, str, list[str]]]:
+    """Rows by layer and bandwidth: of each rule the share of the full rate, and its imbalance."""
+    for kind in LENGTHS:
+        for ranks, draws in WORLDS.items():
+            drawn = [simulated(kind, ranks, draw) for draw in range(draws)]
+            for name, layer in LAYERS.items():
+                for fabric in FABRICS:
+                    taken = [each.taken(layer, Rates(FLOPS, NODE, fabric)) for each in drawn]
+                    yield name, f"{fabric / 1e9:g} GB/s", [f"{kind}, {ranks}", *_shares(taken, layer)]
+
+
+def _shares(taken: Sequence[dict[str, Taken]], layer: AttentionLayer) -> list[str]:
+    def mean(name: str) -> float:
+        return statistics.mean(each["ideal"].seconds / each[name].seconds for each in taken)
+
+    shown = []
+    for name in (*METHODS, "ours, keys", "ours, latents"):
+        if name in taken[0]:
+            shown.append(f"{mean(name):.2f} ({statistics.mean(each[name].imbalance for each in taken):.2f})")
+    first = [mean("ours, keys") / mean(name) for name in ("ring", "ByteScale", "WLB", "Magi")]
+    # Linear layers have 12 d² weights, of 6 FLOPs a token forward and backward.
+    linear = 6 * 12 * layer.hidden_size**2 * RANK_TOKENS / FLOPS
+    step = statistics.mean((linear + each["WLB"].seconds) / (linear + each["ours, keys"].seconds) for each in taken)
+    return [*shown, f"{min(first):.2f} – {max(first):.2f}", f"{step:.2f}"]
+
+
+def main() -> None:
+    """Count, simulate and write the figure."""
+    lines = [
+        "# Context parallelism, planned",
+        "",
+        "Counted and simulated; nothing of it ran on a GPU. `python -m tests.benchmarks.context` writes this page.",
+        "",
+        "## What balance costs",
+        "",
+        f"Windows of measured lengths, {DRAWS} draws: kind and tokens, ranks, tokens of a chunk. The largest area of a "
+        "rank over the mean (in the worst window) · keys moved · the busiest rank's, as shares of what a ring moves.",
+        "",
+        *table(["window, ranks, chunk", *PLACEMENTS, "tasks moved from contiguous"], list(balance())),
+    ]
+    by_case: dict[tuple[str, str], list[list[str]]] = {}
+    for name, fabric, row in rules():
+        by_case.setdefault((name, fabric), []).append(row)
+    lines += [
+        "",
+        "## Beside other systems' rules",
+        "",
+        "Share of attention's full rate (400 TFLOP/s) over forward and backward, and the largest time over the mean in "
+        f"brackets; {RANK_TOKENS // 1024}K tokens a rank, documents to {LONGEST // 1024}K, each rank on a node of its "
+        "own. The last two columns: our speed with keys on the wire over the best and the worst of the first four, to be "
+        "held against FCP's published 1.13 to 2.21 (attention alone), and the whole layer's speed over WLB's, with linear "
+        "layers at the same rate, against DistCA's 1.35.",
+    ]
+    for (name, fabric), rows in by_case.items():
+        ours = ["ours, keys", "ours, latents"] if LAYERS[name].rank else ["ours, keys"]
+        lines += ["", f"### {name}, {fabric}", ""]
+        lines += table(["lengths, ranks", *METHODS, *ours, "over the first four", "layer over WLB"], rows)
+    (FIGURES / "context.md").write_text("\n".join([*lines, "", provenance(), ""]))
+
+
+if __name__ == "__main__":
+    main()
