@@ -133,9 +133,9 @@ def main() -> None:
         "",
         "Share of attention's full rate (400 TFLOP/s) over forward and backward, and the largest time over the mean in "
         f"brackets; {RANK_TOKENS // 1024}K tokens a rank, documents to {LONGEST // 1024}K, each rank on a node of its "
-        "own. The last two columns: our speed with keys on the wire over the best and the worst of the first four, to be "
-        "held against FCP's published 1.13 to 2.21 (attention alone), and the whole layer's speed over WLB's, with linear "
-        "layers at the same rate, against DistCA's 1.35.",
+        "own. The last two columns are our speed with keys on the wire: in attention over the best and worst of the "
+        "first four, where FCP publishes 1.13 to 2.21; and in the whole layer over WLB, with linear layers at the same "
+        "rate, where DistCA publishes 1.35.",
     ]
     for (name, fabric), rows in by_case.items():
         ours = ["ours, keys", "ours, latents"] if LAYERS[name].rank else ["ours, keys"]

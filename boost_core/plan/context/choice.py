@@ -53,7 +53,7 @@ def choose(
         ValueError: None of these does.
     """
     found = choices(documents, ranks, layer, rates, node_ranks, chunk_tokens)
-    best = min(found, key=lambda choice: (choice.figures.seconds, choice.figures.fabric_bytes), default=None)
+    best = min(found, key=_cost, default=None)
     if best is None:
         sizes = ", ".join(map(str, chunk_tokens))
         raise ValueError(
@@ -61,6 +61,11 @@ def choose(
             "make the window a multiple of ranks times chunk"
         )
     return best
+
+
+def _cost(choice: Choice) -> tuple[float, int]:
+    """Seconds to six digits, so that sums in another order are no shorter; and bytes."""
+    return float(f"{choice.figures.seconds:.6g}"), choice.figures.fabric_bytes
 
 
 def choices(

@@ -1,0 +1,130 @@
+"""Bytes and seconds of plans, held to sums by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from boost_core.plan.context.choice import choices, choose
+from boost_core.plan.context.cost import AttentionLayer, Rates, efficiency
+from boost_core.plan.context.figures import ContextPlan, figures
+from boost_core.plan.context.placement import place
+from boost_core.plan.context.tasks import moved_tasks, own_tasks
+from boost_core.plan.context.window import Window
+from tests.benchmarks.lengths import documents_of
+
+LAYER = AttentionLayer(hidden_size=4096, key_size=4096, heads=32, rank=1024, tensor_parallel_size=8)
+GROUPED = AttentionLayer(hidden_size=8192, key_size=1024, heads=64)
+RATES = Rates(flops=400e12, node_bytes=400e9, fabric_bytes=50e9)
+CHUNK = 4096  # at which attention is at its full rate
+
+
+def one_document(ranks: int, stages: int = 1, chunks: int = 2) -> ContextPlan:
+    window = Window((ranks * chunks * CHUNK,), CHUNK)
+    placement = place(window, ranks, "contiguous")
+    return ContextPlan(window, ranks, placement, own_tasks(window, placement), stages)
+
+
+def test_a_layer_in_bytes_and_flops() -> None:
+    assert LAYER.key_bytes == 2 * 4096 * 2 // 8
+    assert LAYER.latent_bytes * 4 == LAYER.key_bytes  # r = d/4: a quarter
+    assert LAYER.gathered_bytes == 7 * LAYER.latent_bytes
+    assert LAYER.kept_bytes == 4096 * 2 // 8 + 4 * 32 // 8
+    assert LAYER.flops(10) == 10 * 4 * 512
+    # Attention of 32K tokens a rank is hidden by so many FLOPs a byte: d_kv/(d T) of them, as long as all is needed.
+    tokens = 8000
+    assert LAYER.flops(tokens) / LAYER.key_bytes == tokens * 4096 / 4096
+    # With FCP's heads, 4K blocks are hidden from 12 GB/s on at this rate.
+    assert RATES.flops * GROUPED.key_bytes / GROUPED.flops(CHUNK) == pytest.approx(12.2e9, rel=0.01)
+
+
+def test_two_ranks_by_hand() -> None:
+    plan = one_document(2)
+    found = figures(plan, LAYER, RATES)
+    areas = [8192 * 8193 // 2, 16384 * 16385 // 2 - 8192 * 8193 // 2]
+    assert found.imbalance == areas[1] * 2 / sum(areas)
+    assert found.rounds == 2
+    assert found.fabric_bytes == 2 * CHUNK * LAYER.key_bytes
+    assert found.node_bytes == 0
+    assert found.kept_bytes == 2 * CHUNK * LAYER.kept_bytes
+    # Rank 1 attends to its own keys, a triangle, while those of rank 0 come, and then to these, a square.
+    own, others = (LAYER.flops(area) / RATES.flops for area in (8192 * 8193 // 2, 8192**2))
+    wire = found.fabric_bytes / RATES.fabric_bytes
+    assert found.forward_seconds == pytest.approx(max(own, wire) + others)
+    assert found.backward_seconds == pytest.approx(max(2.5 * own, 2 * wire) + 2.5 * others)
+    inside = figures(plan, LAYER, RATES, node_ranks=2)
+    assert (inside.node_bytes, inside.fabric_bytes) == (found.fabric_bytes, 0)
+
+
+def test_latents_are_a_quarter_between_nodes_and_are_projected() -> None:
+    plan = one_document(2)
+    keys, latents = figures(plan, LAYER, RATES), figures(plan, LAYER, RATES, "latents")
+    assert latents.fabric_bytes * 4 == keys.fabric_bytes
+    received = 2 * CHUNK
+    wire = received * (LAYER.latent_bytes / RATES.fabric_bytes + LAYER.gathered_bytes / RATES.node_bytes)
+    own, others = (LAYER.flops(area) / RATES.flops for area in (8192 * 8193 // 2, 8192**2))
+    projected = received * 4 * 1024 * 4096 / 8 / RATES.flops
+    assert latents.forward_seconds == pytest.approx(max(own, wire) + others + projected)
+    assert latents.backward_seconds == pytest.approx(max(2.5 * own, 2 * wire) + 2.5 * others + 3 * projected)
+    # Inside a node they would lose, so keys and values go there: nothing changes.
+    assert figures(plan, LAYER, RATES, "latents", node_ranks=2) == figures(plan, LAYER, RATES, node_ranks=2)
+    with pytest.raises(ValueError, match="has no latents to send"):
+        figures(plan, GROUPED, RATES, "latents")
+
+
+def test_moved_queries_go_and_outputs_come_back() -> None:
+    window = Window((2 * CHUNK, *[CHUNK // 8] * 16), CHUNK)
+    placement = place(window, 2, "contiguous")
+    tasks = moved_tasks(window, placement, 2)
+    plan = ContextPlan(window, 2, placement, tasks, 1)
+    assert {each.sender for each in plan.queries} == {0, 1}  # a large one goes, and small ones come
+    found = figures(plan, LAYER, RATES)
+    moved = 2 * len(plan.queries) * LAYER.query_bytes
+    assert found.fabric_bytes == CHUNK * (len(plan.keys) * LAYER.key_bytes + moved)
+    # Where computing takes no time: the longer way of keys and queries, and then the way of the outputs back.
+    slow, instant = 1e6, 1e30
+    wires = [
+        max(sum(getattr(each, end) == rank for each in sent) for end in ("sender", "receiver"))
+        for rank in range(2)
+        for sent in (plan.keys, plan.queries)
+    ]
+    each = [wires[2 * rank] * LAYER.key_bytes + 2 * wires[2 * rank + 1] * LAYER.query_bytes for rank in range(2)]
+    assert figures(plan, LAYER, Rates(instant, slow, slow)).forward_seconds == pytest.approx(CHUNK * max(each) / slow)
+    most = max(sum(areas) for areas in plan.stage_areas)
+    free = figures(plan, LAYER, replace(RATES, fabric_bytes=instant))
+    assert free.forward_seconds == pytest.approx(LAYER.flops(most) / RATES.flops)
+
+
+def test_stages_hide_more() -> None:
+    seconds = [figures(one_document(8, stages, 8), GROUPED, RATES).seconds for stages in (1, 4)]
+    assert seconds[1] < seconds[0]
+
+
+def test_the_rate_of_pieces() -> None:
+    assert [efficiency(tokens) for tokens in (256, 512, 2048, 4096, 10**6)] == pytest.approx([0.125, 0.25, 0.9, 1, 1])
+    assert 0.25 < efficiency(1024) < 0.9
+
+
+def test_the_choice_is_the_fastest_and_takes_latents_where_they_pay() -> None:
+    documents = documents_of("wlbllm", 2**17, 3)
+    found = choose(documents, 8, LAYER, RATES)
+    others = list(choices(documents, 8, LAYER, RATES))
+    assert len(others) == 4 * 6 * 3 * 2
+    assert found.figures.seconds == pytest.approx(min(each.figures.seconds for each in others), rel=1e-5)
+    assert found.exchange == "latents"
+    inside = choose(documents, 8, LAYER, RATES, node_ranks=8)
+    assert inside.exchange == "keys"
+    assert inside.figures.seconds < found.figures.seconds
+
+
+def test_of_ways_that_take_as_long_the_choice_is_what_sends_least() -> None:
+    """Heap and zigzag are both even for one document, and attention hides what either sends."""
+    found = choose((2**19,), 16, GROUPED, RATES, chunk_tokens=(4096,))
+    sent = {each.how: each.figures.fabric_bytes for each in choices((2**19,), 16, GROUPED, RATES, 1, (4096,))}
+    assert found.how == "zigzag"
+    assert found.figures.imbalance == 1
+    assert found.figures.fabric_bytes == sent["zigzag"] < sent["heap"]
+
+
+def test_a_window_that_no_chunk_deals_evenly() -> None:
+    with pytest.raises(ValueError, match="deals 1000 tokens evenly to 3 ranks; make the window a multiple"):
+        choose((1000,), 3, LAYER, RATES)
