@@ -11,6 +11,7 @@ bytes.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from boost_core.plan.context.cost import BACKWARD, AttentionLayer, Rates
 from boost_core.plan.context.figures import ContextPlan, Figures, figures
@@ -40,7 +41,7 @@ class Work:
     layer: AttentionLayer
     rates: Rates
 
-    @property
+    @cached_property
     def together(self) -> Window:
         return joined(self.windows)
 
@@ -48,7 +49,7 @@ class Work:
     def ranks(self) -> int:
         return self.group * len(self.windows)
 
-    @property
+    @cached_property
     def rank_tokens(self) -> int:
         return self.together.tokens // self.ranks
 

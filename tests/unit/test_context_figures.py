@@ -7,7 +7,7 @@ import pytest
 from boost_core.plan.context.choice import choices, choose
 from boost_core.plan.context.cost import AttentionLayer, Rates, efficiency
 from boost_core.plan.context.figures import ContextPlan, figures
-from boost_core.plan.context.placement import place
+from boost_core.plan.context.placement import PLACEMENTS, place
 from boost_core.plan.context.tasks import moved_tasks, own_tasks
 from boost_core.plan.context.window import Window
 from tests.benchmarks.lengths import documents_of
@@ -108,7 +108,7 @@ def test_the_choice_is_the_fastest_and_takes_latents_where_they_pay() -> None:
     documents = documents_of("wlbllm", 2**17, 3)
     found = choose(documents, 8, LAYER, RATES)
     others = list(choices(documents, 8, LAYER, RATES))
-    assert len(others) == 4 * 6 * 3 * 2
+    assert len(others) == 4 * (len(PLACEMENTS) + 1) * 3 * 2
     assert found.figures.seconds == pytest.approx(min(each.figures.seconds for each in others), rel=1e-5)
     assert found.exchange == "latents"
     inside = choose(documents, 8, LAYER, RATES, node_ranks=8)

@@ -16,19 +16,25 @@ from typing import NamedTuple
 
 from boost_core.plan.context.window import Window
 
-_ROOM = (102, 97, 90, 0)  # percent of the mean load that a rank may have while chunks are dealt; less if it ends uneven
-_EVEN = 103  # percent of it at which no chunks change places any more
+EVEN, LOOSE = 103, 200  # percent of the mean load at which no chunks change places any more
+_STRICTER = (97, 90, 0)  # percent of it that ranks may have while chunks are dealt, should a try end uneven
 _BUSY = 115  # percent of the mean traffic above which a rank is busy
 _BUSY_WEIGHT = 3  # of a chunk above that, in chunks
 _WORTH = 16  # an exchange moves so much of a rank's surplus: a sixteenth or more
 _CONSIDERED, _COUNTED = 64, 6  # exchanges that are looked at, and whose degrees are counted
 
 
-def near(window: Window, ranks: int) -> list[int]:
-    """The rank of each chunk. Arguments as ``place``'s."""
+def near(window: Window, ranks: int, even: int = EVEN) -> list[int]:
+    """The rank of each chunk.
+
+    Args:
+        window: What is dealt.
+        ranks: To how many.
+        even: Percent of the mean area that no rank is to have more of; more where links are slow.
+    """
     tries = []
-    for percent in _ROOM:
-        dealt = _Dealt(window, ranks)
+    for percent in (even - 1, *_STRICTER):
+        dealt = _Dealt(window, ranks, even)
         for chunk in sorted(range(window.chunks), key=lambda chunk: -window.areas[chunk]):
             dealt.put(chunk, dealt.best(chunk, percent))
         while dealt.exchange():
@@ -66,9 +72,9 @@ class _Exchange(NamedTuple):
 class _Dealt:
     """Chunks that are dealt, and what ranks send and receive because of it."""
 
-    def __init__(self, window: Window, ranks: int) -> None:
+    def __init__(self, window: Window, ranks: int, even: int) -> None:
         self._window, self._ranks, self._size = window, range(ranks), window.chunks // ranks
-        self._limit = _EVEN * window.area // (100 * ranks)
+        self._limit = even * window.area // (100 * ranks)
         self.placement = [-1] * window.chunks
         self._own: list[list[int]] = [[] for _ in self._ranks]
         self._want = [0] * ranks  # chunks whose keys each sees, its own among them

@@ -1,10 +1,11 @@
 """Chunks dealt to ranks, as many to each: the ways that need no search, and ``place`` for all of them by name."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from heapq import heapify, heappop, heappush
 from types import MappingProxyType
 
-from boost_core.plan.context.near import near
+from boost_core.plan.context.near import LOOSE, near
 from boost_core.plan.context.window import Window
 
 Placement = Sequence[int]  # the rank of each chunk
@@ -61,5 +62,12 @@ def heap(window: Window, ranks: int) -> Placement:
 
 
 PLACEMENTS: Mapping[str, Callable[[Window, int], Placement]] = MappingProxyType(
-    {"contiguous": contiguous, "zigzag": zigzag, "striped": striped, "heap": heap, "near": near}
+    {
+        "contiguous": contiguous,
+        "zigzag": zigzag,
+        "striped": striped,
+        "heap": heap,
+        "near": near,
+        "loose": partial(near, even=LOOSE),
+    }
 )
