@@ -139,8 +139,9 @@ def main() -> None:
         "",
         *table(["window, ranks, chunk", *PLACEMENTS, "tasks moved from contiguous"], list(balance())),
         "",
-        f"To plan 512K tokens on 32 ranks (near, chunks of 1024, four stages) takes {statistics.median(milliseconds):.0f} "
-        f"ms of one core, {max(milliseconds):.0f} ms at most, over {len(milliseconds)} windows.",
+        "To plan 512K tokens on 32 ranks (near, chunks of 1024, four stages) takes "
+        f"{statistics.median(milliseconds):.0f} ms of one core, {max(milliseconds):.0f} ms at most, over "
+        f"{len(milliseconds)} windows.",
     ]
     by_case: dict[tuple[str, str], list[list[str]]] = {}
     for name, fabric, row in rules():
