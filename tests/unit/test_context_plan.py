@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor.experimental._context_parallel._load_balancer import _HeadTailLoadBalancer
 
 from boost_core.plan.context.figures import ContextPlan
+from boost_core.plan.context.near import _Dealt
 from boost_core.plan.context.placement import PLACEMENTS, place
 from boost_core.plan.context.tasks import Task, areas, moved_tasks, own_tasks
 from boost_core.plan.context.transfers import busiest, key_transfers, query_transfers, rounds
@@ -126,6 +127,21 @@ def test_each_rank_has_as_many_chunks_and_heap_and_near_are_even(given_: tuple[i
             assert max(loads) - min(loads) <= max(window.areas)
         if how == "near":
             assert max(loads) <= max(1.03 * mean, mean + max(window.areas))
+
+
+@given(st.integers(2, 6).flatmap(lambda ranks: st.tuples(st.just(ranks), windows(ranks))))
+def test_degrees_that_are_kept_while_chunks_move_are_those_of_the_transfers(given_: tuple[int, Window]) -> None:
+    ranks, window = given_
+    dealt = _Dealt(window, ranks, even=100)
+    for chunk in range(window.chunks):
+        dealt.put(chunk, dealt.best(chunk, 100))
+    exchanged = True
+    while exchanged:
+        sent = key_transfers(own_tasks(window, dealt.placement), dealt.placement)
+        degrees = Counter(each.sender for each in sent), Counter(each.receiver for each in sent)
+        assert [dealt._sends, dealt._receives] == [[each[rank] for rank in range(ranks)] for each in degrees]
+        assert dealt._load == list(areas(window, own_tasks(window, dealt.placement), ranks))
+        exchanged = dealt.exchange()
 
 
 @given(plans())

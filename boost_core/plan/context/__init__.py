@@ -10,6 +10,7 @@ rank that computes each, the transfers that follow from these, and an order of t
 * ``transfers`` says what ranks send each other, in rounds and in stages of even traffic;
 * ``cost`` and ``figures`` make bytes and seconds of it, and ``choice`` takes the fastest.
 
-Everything that ranks must agree on is in integers and in a fixed order, so that each can plan for itself. Nothing of
-the trainer uses this yet: it plans, and ``tests/benchmarks/context.py`` compares it with other systems' rules.
+Placements, tasks and transfers are in integers and in a fixed order, so that ranks which are told how agree, each by
+itself. A choice is by seconds, so it is made once and told. Nothing of the trainer uses this yet: it plans, and
+``tests/benchmarks/context.py`` compares it with other systems' rules.
 """
