@@ -43,8 +43,10 @@ def plans(draw: st.DrawFn) -> ContextPlan:
     window = draw(windows(ranks))
     each = window.chunks // ranks
     drawn = draw(st.permutations([rank for rank in range(ranks) for _ in range(each)]))
-    placement = draw(st.sampled_from([drawn, *(place(window, ranks, how) for how in PLACEMENTS)]))
-    tasks = draw(st.sampled_from([own_tasks(window, placement), moved_tasks(window, placement, ranks)]))
+    how = draw(st.sampled_from(["drawn", *PLACEMENTS]))
+    placement = drawn if how == "drawn" else place(window, ranks, how)
+    moved = draw(st.booleans())
+    tasks = moved_tasks(window, placement, ranks) if moved else own_tasks(window, placement)
     return ContextPlan(window, ranks, placement, tasks, draw(st.integers(1, 4)))
 
 
