@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from textwrap import wrap
 
 from boost_core.plan.context.choice import plans
 from boost_core.plan.context.cost import AttentionLayer, Exchange, Rates
@@ -160,7 +161,8 @@ def main() -> None:
         ours = ["ours, keys", "ours, latents"] if LAYERS[name].rank else ["ours, keys"]
         lines += ["", f"### {name}, {fabric}", ""]
         lines += table(["lengths, ranks", *METHODS, *ours, "over the first four", "layer over WLB"], rows)
-    (FIGURES / "context.md").write_text("\n".join([*lines, "", provenance(), ""]))
+    wrapped = [each for line in lines for each in ([line] if line.startswith("|") else wrap(line, 120) or [""])]
+    (FIGURES / "context.md").write_text("\n".join([*wrapped, "", provenance(), ""]))
 
 
 if __name__ == "__main__":
