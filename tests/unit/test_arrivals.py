@@ -364,7 +364,7 @@ class Simulation:
 
 
 @pytest.mark.parametrize(
-    ("seed", "arrivals"), [(5, 750), *(pytest.param(seed, 2500, marks=pytest.mark.full) for seed in (1, 2))]
+    ("seed", "arrivals"), [(4, 750), *(pytest.param(seed, 2500, marks=pytest.mark.full) for seed in (1, 2))]
 )
 def test_thousands_of_arrivals(
     seed: int, arrivals: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -155,7 +155,10 @@ def test_what_fits_no_gpu_is_refused_with_a_remedy() -> None:
 
 
 def test_replicas_are_not_limited_to_numbers_that_do_not_fit() -> None:
-    spec = large("A100-40G", elasticity={"data_parallel_size": {"min": 2, "max": 8}, "layouts": [[8, 1]]})
+    # A captured step leaves room for an evaluation, and would not fit four replicas.
+    training = large().training.model_dump() | {"cuda_graphs": "off"}
+    elasticity = {"data_parallel_size": {"min": 2, "max": 8}, "layouts": [[8, 1]]}
+    spec = large("A100-40G", elasticity=elasticity, training=training)
     changed, _ = apply(JobPatch.model_validate({"data_parallel_size": {"max": 4}}), spec)
     assert nothing_fits(changed) is None
     with pytest.raises(ValidationError, match="no layout fits") as refused:
