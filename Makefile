@@ -46,10 +46,11 @@ prometheus:
 
 # What a change may break in a way that matters, in minutes; the tests that are marked full are for test-all.
 test: setup postgresql prometheus chromium
-	$(BIN)/python -m pytest -m 'not full' --durations 10 --durations-min 10
+	$(BIN)/python -m pytest -n 2 -m 'not full' --durations 10 --durations-min 10
 
+# Two processes: one takes what starts a cluster, one such test after the other, and the other all else.
 test-all: setup postgresql prometheus chromium
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 check: setup
 	$(BIN)/ruff format --check .
