@@ -133,9 +133,7 @@ def _start_ranks(given: argparse.Namespace, arguments: Sequence[str]) -> int:
             "give --ranks no more than there are GPUs, or run it where there are two or more"
         )
     if given.profile is not None and not given.profile.is_file():
-        raise ValueError(
-            f"there is no profile at {given.profile}; boost bench profile --out {given.profile} writes one"
-        )
+        raise ValueError(f"no profile at {given.profile}; write one with boost bench profile --out {given.profile}")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.run([*launcher, "-m", "boost_core.bench", *arguments]).returncode
 

@@ -42,7 +42,7 @@ def export(given: argparse.Namespace) -> None:
 
     Raises:
         CheckpointDamaged: The checkpoint is not what was written; nothing is exported.
-        ValueError: There is no such checkpoint, it cannot be exported so, or something is at the destination.
+        ValueError: The checkpoint does not exist, cannot be exported this way, or the destination is not empty.
         OSError: The checkpoint cannot be read, or the destination or the hub does not take the model.
     """
     folder, step = _found(given.checkpoints, given.step)
@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-shard-size", type=_size, default=MAX_SHARD_SIZE, help="largest size of a file (default: 5GB)"
     )
     to_model.add_argument("--merge", action="store_true", help="multiply low-rank products out, to a plain dense model")
-    to_model.add_argument("--tokenizer", help="tokenizer.json, if it is no longer where the job says")
+    to_model.add_argument("--tokenizer", help="path of tokenizer.json, if it has moved since the job ran")
     to_model.add_argument("--push", metavar="REPO", help="push the model to this repository of a hub, too")
     to_model.add_argument("--losses", default="{}", help=argparse.SUPPRESS)  # what a service knows of the job
     to_model.add_argument(

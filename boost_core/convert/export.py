@@ -117,7 +117,7 @@ def job_tokenizer_or_none(manifest: Manifest, model: ModelConfig, name: str | No
     """The tokenizer that a checkpoint's model was trained with; where the job's is gone, that is a warning.
 
     Raises:
-        ValueError: It is another's, or the one that was given is none.
+        ValueError: The tokenizer is another model's, or the given file is not a tokenizer.
         OSError: The one that was given cannot be read.
     """
     try:

@@ -67,7 +67,7 @@ class ModelFolder:
         self._files: dict[str, Path] = {}
         for path in files:
             file = _opened(path)
-            for name in file.keys():  # noqa: SIM118  # it is no mapping
+            for name in file.keys():  # noqa: SIM118  # not a mapping
                 if name in self.shapes:
                     raise ValueError(f"{name} is in {path} and in another file of {folder}; leave one model there")
                 found = file.get_slice(name)

@@ -3,9 +3,9 @@
 ===========================================  ================  ===================================================
 the model                                    the class         why
 ===========================================  ================  ===================================================
-dense                                        LlamaForCausalLM,  ``hidden_act`` is the gate's activation; Mistral's class
-                                             MistralFor…,      with a sliding window, Qwen3's with normed queries and
-                                             Qwen3For…         keys
+dense                                        LlamaForCausalLM  ``hidden_act`` is the gate's activation; with a sliding
+                                                               window MistralForCausalLM, with normed queries and keys
+                                                               Qwen3ForCausalLM
 cola and svd without grouped queries,        ColaForCausalLM   ``hidden_act`` is the activation of all bottlenecks,
 scaled rotations, windows or QK-norm,                          and of the gate too unless ``only_lr_act``
 whose gate has their activation or none

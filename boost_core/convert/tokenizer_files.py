@@ -28,7 +28,7 @@ class ExportedTokenizer:
     Attributes:
         content: Of its ``tokenizer.json``.
         end_of_document: The token that ends a document.
-        end_name: Its text; ``None`` for a byte, which is no text of its own.
+        end_name: Its text; ``None`` for a byte without a text of its own.
     """
 
     content: str
@@ -56,7 +56,7 @@ def job_tokenizer(data: DataConfig, model: ModelConfig, name: str | None = None)
 
     Raises:
         TokenizerDiffers: It is another.
-        ValueError: It is none.
+        ValueError: The file is not a tokenizer.
         OSError: It cannot be read.
     """
     if data.tokenized:

@@ -20,7 +20,7 @@ def place(window: Window, ranks: int, how: str) -> Placement:
         how: One of ``PLACEMENTS``; ``choice.choose`` takes the fastest of them.
 
     Raises:
-        ValueError: There is no such way, or the ranks do not divide the chunks.
+        ValueError: The placement is unknown, or the ranks do not divide the chunks.
     """
     if how not in PLACEMENTS:
         raise ValueError(f"there is no placement {how!r}; there are {', '.join(PLACEMENTS)}")
