@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium demo test test-all check format lock gpu-bundle clean
+.PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium demo test test-all check format lock gpu-bundle editor clean
 
 setup: $(VENV)/.installed
 
@@ -68,6 +68,10 @@ GPU_PYTHON ?= 3.12
 GPU_HAS ?= torch triton
 gpu-bundle: setup
 	$(BIN)/python -m tests.gpu.bundle --python $(GPU_PYTHON) --has $(GPU_HAS)
+
+# The web page's editor: npm packages as one ES module, which is kept in the repository. Only this needs node.
+editor:
+	cd deploy/editor && npm ci && node build.mjs
 
 # Resolve everything anew and pin it, around the torch that the product is tested with and the Triton that its GPU build
 # wants. The local part of torch's version (+cpu) is dropped, so that the pins serve machines with and without a GPU.

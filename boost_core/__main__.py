@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from boost_core.config import JobSpec, load_job
+from boost_core.config import JobSpec, Layout, load_job
 from boost_core.config.base import in_lines
+from boost_core.plan.devices import at, nothing_fits
 from boost_core.train import train
 from boost_core.train.report import ConsoleReporter
 
@@ -23,8 +24,10 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         spec = _with_checkpoint_folder(load_job(arguments.job))
+        if problem := nothing_fits(spec):
+            raise ValueError(problem)
         _join_gang(spec)
-        train(spec, ConsoleReporter(arguments.reports))
+        train(at(spec, Layout.of(spec.parallelism)), ConsoleReporter(arguments.reports))
     except (OSError, ValueError) as error:
         print(in_lines(error), file=sys.stderr)
         return 2

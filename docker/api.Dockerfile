@@ -10,10 +10,11 @@ FROM ${PYTHON_IMAGE} AS builder
 WORKDIR /source
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY boost_core boost_core
+COPY examples examples
 COPY service service
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -m venv --without-pip /opt/boost \
-    && pip --python /opt/boost/bin/python install --constraint constraints.txt '.[service]'
+    && pip --python /opt/boost/bin/python install --constraint constraints.txt '.[service,trackers]'
 
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="boost-api" \

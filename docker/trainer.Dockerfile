@@ -18,6 +18,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     && pip --python /opt/boost/bin/python install --index-url "${TORCH_INDEX}" --no-deps --constraint constraints.txt \
         torch
 COPY boost_core boost_core
+COPY examples examples
 COPY service service
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip --python /opt/boost/bin/python install --constraint constraints.txt '.[service,trainer]'

@@ -13,18 +13,23 @@ from service.accounts.quotas import QuotaStore
 from service.api.app import create_app
 from service.api.middleware.connections import raise_descriptor_limit
 from service.api.server import ApiServer, listen
+from service.gang.ray.builds import RayBuilds
 from service.gang.ray.gangs import RayGangs
 from service.jobs.database import DatabaseTooNew, migrate
-from service.jobs.leases import Leases
+from service.jobs.dataset_builds import DatasetBuilds
+from service.jobs.leases import Lease, Leases
 from service.jobs.store import JobStore
 from service.logs import write_logs
 from service.scheduler.actions import ResizePolicy
+from service.scheduler.datasets import DatasetReconciler
 from service.scheduler.loop import ReconcileLoop
 from service.scheduler.quotas import Limits
 from service.scheduler.reconcile import Reconciler
 from service.security.network import UnsafeExposure, check_exposure
 from service.settings import Settings
 from service.telemetry.process import ProcessMetrics
+from service.trackers.forwarder import Forwarder
+from service.trackers.opening import TrackerFactory
 from service.trainer import REMEDY, has_trainer
 
 if TYPE_CHECKING:
@@ -86,26 +91,36 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
     quotas = QuotaStore(store)
     leases = Leases(store.engine, f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
 
+    def limits() -> Limits:
+        return Limits(*quotas.limits())
+
     def reconciler(record: JobStore) -> Reconciler:
         return Reconciler(
             record,
             gangs,
             policy,
-            limits=lambda: Limits(*quotas.limits()),
+            limits=limits,
             tracing=tracing,
             autoscales=settings.autoscaling,
         )
 
+    def datasets(record: JobStore, lease: Lease) -> DatasetReconciler:
+        builds = RayBuilds(str(settings.secrets_dir))
+        return DatasetReconciler(DatasetBuilds(record, lease), builds, settings.dataset_cpus, limits)
+
     metrics, tracing = ProcessMetrics(), _tracing(settings)
-    loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds, metrics.scheduler)
+    loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds, metrics.scheduler, datasets)
+    forwarder = Forwarder(store, leases, TrackerFactory(settings))
     server = ApiServer(create_app(store, settings, loop.problem, metrics, tracing), settings)
     # uvicorn stops at either signal and then raises it again: as a KeyboardInterrupt both leave through the door.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     loop.start()
+    forwarder.start()
     try:
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listener])
     finally:
+        forwarder.stop()
         loop.stop()
         if tracing:
             tracing.close()

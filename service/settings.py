@@ -13,9 +13,10 @@ from service.logs import LogFormat
 
 
 def _absolute_prefix(value: str) -> str:
-    refuse_unserved(value)
-    if not value.startswith(("/", "file:///", "s3://")):
-        raise ValueError("a prefix is an absolute path, or a URL that begins with file:/// or s3://")
+    if not value.startswith("hf://datasets/"):
+        refuse_unserved(value)
+    if not value.startswith(("/", "file:///", "s3://", "hf://")):
+        raise ValueError("a prefix is an absolute path, or a URL that begins with file:///, s3:// or hf://datasets/")
     if not set(re.findall(r"\{.*?\}", value)) <= {"{tenant}"}:
         raise ValueError("a prefix may hold {tenant}, and no other braces")
     return value
@@ -86,6 +87,16 @@ class Settings(BaseSettings):
     store_seconds: float = Field(
         30.0, gt=0, description="How long a request waits for the stores and files it looks at."
     )
+    tensorboard: bool | None = Field(
+        None,
+        description="Whether event files for TensorBoard are written beside the checkpoints of jobs that do not say; "
+        "none: where TensorBoard is installed.",
+    )
+    tracking_uris: Annotated[tuple[WebAddress, ...] | None, NoDecode] = Field(
+        None,
+        description="MLflow servers that jobs may name, separated by commas; none: any, and with authentication only "
+        "that of a secret.",
+    )
     ray_address: str | None = Field(None, description="Ray cluster to run gangs on; none: an embedded one.")
     ray_token_file: Path = Field(
         default_factory=lambda given: given.get("home", Path()) / "ray-token",
@@ -101,6 +112,9 @@ class Settings(BaseSettings):
     rank_metrics_ports: Annotated[str, AfterValidator(_ports)] = Field(
         "9400-9499",
         description="Ports on which a node's ranks serve their metrics, each on the first free one; empty: none.",
+    )
+    dataset_cpus: float = Field(
+        2.0, ge=1, description="CPUs of the cluster that the building of datasets takes, which is one after the other."
     )
     reconcile_seconds: float = Field(0.5, gt=0, description="Seconds between scheduler passes.")
     grow_cooldown_seconds: float = Field(
@@ -149,6 +163,11 @@ class Settings(BaseSettings):
     def _listed_or_json(cls, value: object) -> object:
         if isinstance(value, str) and value.lstrip().startswith("["):
             return json.loads(value)
+        return cls._listed(value) or None
+
+    @field_validator("tracking_uris", mode="before")
+    @classmethod
+    def _listed_or_none(cls, value: object) -> object:
         return cls._listed(value) or None
 
     @field_validator("home", "secrets_dir", "config")

@@ -45,6 +45,19 @@ def local_hub() -> Iterator[LocalHub]:
         hub.server_close()
 
 
+def _told(name: str, content: bytes) -> dict[str, Any]:
+    return {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+
+
+def _listed(files: dict[str, bytes], folder: str, recursive: bool) -> list[dict[str, Any]]:
+    """What is in a folder, or anywhere below it."""
+    start = f"{folder}/" if folder else ""
+    below = {name: content for name, content in files.items() if name.startswith(start)}
+    listed = [_told(name, content) for name, content in below.items() if recursive or "/" not in name[len(start) :]]
+    folders = {start + name[len(start) :].partition("/")[0] for name in below if "/" in name[len(start) :]}
+    return listed + [{"type": "directory", "path": each, "oid": each} for each in sorted(folders)]
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: LocalHub
 
@@ -85,19 +98,38 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
+        if path.startswith("/api/datasets/"):
+            self._answer_dataset(path)
+            return
         if told := re.fullmatch(r"/api/models/(.+)/(revision|tree)/[^/]+", path):
             files = self.server.files[told.group(1)]
             listed = [{"type": "file", "path": name, "size": len(files[name]), "oid": name} for name in files]
             about = {"id": told.group(1), "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
             self._answer(200, about if told.group(2) == "revision" else listed)
             return
-        asked = re.fullmatch(r"/(.+?)/resolve/[^/]+/(.+)", self.path)
+        asked = re.fullmatch(r"/(?:datasets/)?(.+?)/resolve/[^/]+/(.+)", self.path)
         content = self.server.files.get(asked.group(1), {}).get(asked.group(2)) if asked else None
         if content is None:
             self._answer(404, {"error": self.path}, **{"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
             return
         about = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        if asked_range := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+            begin, end = map(int, asked_range.groups())
+            about["Content-Range"] = f"bytes {begin}-{min(end, len(content) - 1)}/{len(content)}"
+            self._answer(206, content[begin : end + 1], **about)
+            return
         self._answer(200, content, **about)
+
+    def _answer_dataset(self, path: str) -> None:
+        """What it has of a dataset: about it, or the files of a folder."""
+        found = re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(?:/(tree|revision)/[^/]+/?(.*))?", path)
+        files = self.server.files.get(found.group(1)) if found else None
+        if files is None:
+            self._answer(404, {"error": path}, **{"X-Error-Code": "RepoNotFound"})
+        elif found.group(2) == "tree":
+            self._answer(200, _listed(files, found.group(3), "recursive=true" in self.path))
+        else:
+            self._answer(200, {"id": found.group(1), "sha": COMMIT, "siblings": []})
 
     def do_HEAD(self) -> None:
         self.do_GET()

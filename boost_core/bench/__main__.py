@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from boost_core.bench.cases import AWKWARD, Draw, Sizes, cases
-from boost_core.bench.comm import comm_rows, measured_link
+from boost_core.bench.comm import comm_rows, measured_link, symmetric_rows
 from boost_core.bench.correctness import disagreements
 from boost_core.bench.kernels import kernel_rows
 from boost_core.bench.profile import measure
@@ -147,11 +147,20 @@ def _comm(given: argparse.Namespace, device: torch.device) -> int:
     try:
         link, rows = comm_rows(device, given.largest << 20, given.repeats)
         found = None if profile is None else measured_link(device, link, given.repeats)
+        limits = None
+        try:
+            limits, symmetric = symmetric_rows(device, given.largest << 20, given.repeats)
+            rows += symmetric
+        except ValueError as error:
+            if dist.get_rank() == 0:
+                print(error)
         if dist.get_rank() == 0:
             append(given.results, Environment.of(device), rows)
             print(table(rows))
+            if limits is not None:
+                print(f"worth a trial in the job file: parallelism.symmetric_memory: {limits.model_dump()}")
             if profile is not None and found is not None:
-                _add_link(given.profile, profile, found)
+                _add_link(given.profile, profile, found.model_copy(update={"symmetric_memory": limits}))
             _say_what_it_is_worth(device)
     finally:
         dist.destroy_process_group()

@@ -18,6 +18,8 @@ from boost_core.kernels.latent_crossing import latent_crossing
 from boost_core.kernels.latent_epilogue import latent_epilogue, statistic_gradient
 from boost_core.kernels.residual_add import residual_add, residual_start
 from boost_core.kernels.rotary import rotary
+from boost_core.kernels.symmetric_sum import spread_sum, sum_of_latents, symmetric_sum
+from boost_core.kernels.symmetric_sum.memory import Epilogue, Peers
 
 Tensors = tuple[torch.Tensor, ...]
 Quantise = Callable[[torch.Tensor, torch.Tensor], QuantisedRows]
@@ -138,6 +140,7 @@ def cases(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     yield from _losses(sizes, draw)
     yield from _updates(sizes, draw)
     yield from _quantised(sizes, draw)
+    yield from _summed(sizes, draw)
 
 
 def _residual(sizes: Sizes, draw: Draw) -> Iterator[Case]:
@@ -264,6 +267,40 @@ def _quantised(sizes: Sizes, draw: Draw) -> Iterator[Case]:
             return tuple(quantise(weight, factor))
 
         yield Case(f"quantise a weight's {name}", (weight_grd, scale_r), (), run, read_and_written[1])
+
+
+def _summed(sizes: Sizes, draw: Draw) -> Iterator[Case]:
+    ranks, count, width = 3, 2, 4 * sizes.hidden
+    columns = count * sizes.rank
+    sent = tuple(
+        torch.cat([draw.normal(sizes.tokens * columns), width * draw.normal(sizes.tokens).square()])
+        for _ in range(ranks)
+    )
+
+    def sum_all(*memory: torch.Tensor) -> Tensors:
+        out_n = torch.empty_like(memory[0])
+        symmetric_sum(Peers.of(list(memory)), out_n)
+        return (out_n,)
+
+    def spread(*memory: torch.Tensor) -> Tensors:
+        spread_sum(Peers.of(list(memory)), sizes.rank, len(memory[0]) - 1)
+        return memory
+
+    def epilogue(statistic: bool, activation: bool) -> Callable[..., Tensors]:
+        made = Epilogue(sizes.tokens, count, statistic, width, EPSILON, activation)
+
+        def run(*memory: torch.Tensor) -> Tensors:
+            out_n = torch.empty_like(memory[0][: len(memory[0]) - (0 if statistic else sizes.tokens)])
+            z_gTr = sum_of_latents(Peers.of(list(memory)), out_n, made)
+            return out_n, z_gTr
+
+        return run
+
+    read, one = sum(map(_bytes, sent)), _bytes(sent[0])
+    yield Case("symmetric_sum", sent, (), sum_all, read + one)
+    yield Case("symmetric_sum, spread", sent, (), spread, 2 * read)
+    for name, statistic, activation in (("norm", True, False), ("norm and SiLU", True, True), ("SiLU", False, True)):
+        yield Case(f"symmetric_sum, {name}", sent, (), epilogue(statistic, activation), read + 2 * one)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

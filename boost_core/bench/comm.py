@@ -2,15 +2,18 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import takewhile
 
 import torch
 import torch.distributed as dist
 
 from boost_core.bench.results import Row
 from boost_core.bench.timing import Spread, synchronize
+from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.hardware import Link
+from boost_core.parallel.symmetric_memory import SymmetricMemory, connect
 from boost_core.plan.collectives import fit
 from boost_core.plan.measured import MeasuredLink
 
@@ -62,6 +65,77 @@ def measured_link(device: torch.device, link: Link, repeats: int) -> MeasuredLin
         ranks=dist.get_world_size(), base_seconds=link.base_seconds, bytes_per_second=link.bytes_per_second,
         overlap=overlap,
     )  # fmt: skip
+
+
+def symmetric_rows(
+    device: torch.device, largest_bytes: int, repeats: int
+) -> tuple[SymmetricMemoryConfig | None, list[Row]]:
+    """Times of sums through symmetric memory beside all-reduces, and the sizes up to which they are shorter.
+
+    All ranks call it.
+
+    Args:
+        device: Where the payloads live.
+        largest_bytes: As of ``comm_rows``.
+        repeats: As of ``comm_rows``.
+
+    Raises:
+        ValueError: There is no symmetric memory, and why.
+    """
+    ranks, backend = dist.get_world_size(), dist.get_backend()
+    ways: dict[str, Callable[[torch.Tensor], object]] = {backend: dist.all_reduce}
+    world = dist.group.WORLD
+    assert world is not None
+    for name, one_shot in (("one shot", largest_bytes), ("two shots", 0)):
+        limits = SymmetricMemoryConfig(one_shot_bytes=one_shot, two_shot_bytes=largest_bytes)
+        memory, why = connect(limits, world, device)
+        if memory is None:
+            raise ValueError(f"no symmetric memory: {why}")
+        ways[name] = partial(_summed, memory)
+    sizes, rows, found = [], [], {name: list[float]() for name in ways}
+    size = 1 << 10
+    while size <= largest_bytes:
+        payload = torch.zeros(size // 2, dtype=torch.bfloat16, device=device)
+        sizes.append(size)
+        for name, way in ways.items():
+            seconds = _seconds(partial(way, payload), device, repeats)
+            found[name].append(_agreed(statistics.median(seconds), device))
+            case = f"all-reduce of {size} bytes among {ranks} ranks (by {name})"
+            rows.append(Row.spread("comm", case, "time", "s", Spread.of(seconds)))
+        size *= 4
+    return faster_up_to(sizes, *found.values()), rows
+
+
+def faster_up_to(
+    sizes: Sequence[int], by_group: Sequence[float], one_shot: Sequence[float], two_shots: Sequence[float]
+) -> SymmetricMemoryConfig | None:
+    """The sizes up to which symmetric memory was faster at every size; ``None`` if at none.
+
+    Args:
+        sizes: From small to large.
+        by_group: Seconds of the group's own all-reduce at each.
+        one_shot: Of a sum in one shot.
+        two_shots: Of one in two.
+    """
+    times = list(zip(sizes, by_group, one_shot, two_shots, strict=True))
+    in_one = [size for size, group, one, two in takewhile(lambda each: each[2] <= min(each[1], each[3]), times)]
+    rest = takewhile(lambda each: each[3] < each[1], times[len(in_one) :])
+    in_two = [size for size, *_ in rest]
+    largest_in_one = in_one[-1] if in_one else 0
+    if not in_one and not in_two:
+        return None
+    return SymmetricMemoryConfig(one_shot_bytes=largest_in_one, two_shot_bytes=in_two[-1] if in_two else 0)
+
+
+def _summed(memory: SymmetricMemory, payload: torch.Tensor) -> None:
+    memory.start(payload).wait()
+
+
+def _agreed(seconds: float, device: torch.device) -> float:
+    """The longest that any rank says, so that all come to the same sizes."""
+    said = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(said, dist.ReduceOp.MAX)
+    return said.item()
 
 
 def hidden_share(one: float, other: float, both: float) -> float:

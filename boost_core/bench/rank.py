@@ -43,6 +43,7 @@ from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 from boost_core.train.step_graph import StepGraph
 
+_FEW_WORDS = 1024  # so that embeddings and logits take little of what is a difference between two steps
 _WARM_STEPS = 3
 
 
@@ -64,6 +65,7 @@ class RunShape:
         micro_batch_size: Sequences; one micro-batch an optimizer step.
         sequence_length: Tokens a sequence.
         layers: Blocks; ``None`` for the preset's.
+        vocab_size: Tokens that there are.
     """
 
     model: str
@@ -71,6 +73,7 @@ class RunShape:
     micro_batch_size: int
     sequence_length: int
     layers: int | None = None
+    vocab_size: int = 32_000
 
     def __str__(self) -> str:
         blocks = "" if self.layers is None else f", {self.layers} layers"
@@ -85,7 +88,7 @@ class RunShape:
         Raises:
             pydantic.ValidationError: The variant does not go with the shape.
         """
-        model = {"preset": self.model, "family": variant.family, "vocab_size": 32_000}
+        model = {"preset": self.model, "family": variant.family, "vocab_size": self.vocab_size}
         if self.layers is not None:
             model["num_hidden_layers"] = self.layers
         on_gpu = "fp8" if variant.fp8 else "bf16"
@@ -139,7 +142,7 @@ def block_seconds(shape: RunShape, variant: Variant, device: torch.device, repea
     seconds = []
     for layers in (few, more):
         with _alone(shape.tensor_parallel_size):
-            deep = replace(shape, layers=layers)
+            deep = replace(shape, layers=layers, vocab_size=_FEW_WORDS)
             step, _, graph = _trainer_step(deep.job(variant, device), deep, device, f"{deep}: {variant.name}")
             if graph is not None:
                 graph.release("a plan's time of a block is of one whose kernels are launched")

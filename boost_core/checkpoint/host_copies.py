@@ -1,11 +1,15 @@
 """Copies of a rank's state in the host's memory."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
 from boost_core.checkpoint.chunks import Chunk
+from boost_core.checkpoint.locked_memory import locked_like
+
+logger = logging.getLogger(__name__)
 
 
 class HostCopies:
@@ -21,6 +25,11 @@ class HostCopies:
         self._places: list[list[torch.Tensor]] = [[] for _ in range(places)]
         self._turn = 0
 
+    def prepare(self, chunks: Sequence[Chunk]) -> None:
+        """Take the memory of the next copy now, where that is slow: a GPU's copies go to memory that is page-locked."""
+        if not self._places[self._turn] and chunks[0].tensor.is_cuda:
+            self._places[self._turn] = _memory_for(chunks)
+
     def take(self, chunks: Sequence[Chunk], lasting: bool = False) -> list[Chunk]:
         """Copies of chunks.
 
@@ -34,10 +43,21 @@ class HostCopies:
         if lasting:
             self._turn = (self._turn + 1) % len(self._places)
         if not place:
-            # Each in memory of its own: of a view torch's checkpoint would make one more copy to write it.
-            place += [torch.empty_like(chunk.tensor, device="cpu", pin_memory=chunk.tensor.is_cuda) for chunk in chunks]
+            place += _memory_for(chunks)
         for chunk, copy in zip(chunks, place, strict=True):
             copy.copy_(chunk.tensor, non_blocking=True)
         if chunks[0].tensor.is_cuda:
             torch.cuda.current_stream().synchronize()
         return [replace(chunk, tensor=copy) for chunk, copy in zip(chunks, place, strict=True)]
+
+
+def _memory_for(chunks: Sequence[Chunk]) -> list[torch.Tensor]:
+    """A storage for each: of a view torch's checkpoint would make one more copy to write it."""
+    tensors = [chunk.tensor for chunk in chunks]
+    on_gpu = tensors[0].is_cuda
+    if on_gpu:
+        try:
+            return locked_like(tensors)
+        except RuntimeError as error:
+            logger.warning("%s; torch locks it piece by piece", error)
+    return [torch.empty_like(tensor, device="cpu", pin_memory=on_gpu) for tensor in tensors]

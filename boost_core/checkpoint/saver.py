@@ -73,16 +73,17 @@ class Saver:
         keep: What is kept of them.
         snapshots: This process's store of them, in memory.
         owner_of: Which rank keeps the copy of each rank's snapshots; empty if none does.
+        before_copy: Called before a copy is kept anywhere.
         after_copy: Told of each step whose snapshots are in two places.
         before_save: Called on the first rank before each try to write; what it raises counts as the store's refusal.
     """
 
     def __init__(
         self, folder: CheckpointFolder, keep: CheckpointConfig, snapshots: SnapshotStore, owner_of: Sequence[int],
-        after_copy: Callable[[int], None], before_save: Callable[[], None],
+        before_copy: Callable[[], None], after_copy: Callable[[int], None], before_save: Callable[[], None],
     ) -> None:  # fmt: skip
         self._folder, self._keep = folder, keep
-        self._after_copy, self._before_save = after_copy, before_save
+        self._before_copy, self._after_copy, self._before_save = before_copy, after_copy, before_save
         # Of its own, because the training loop's collectives go on meanwhile.
         self._ranks = dist.new_group(backend="gloo")
         self._peers = PeerCopies(snapshots, owner_of, self._ranks) if owner_of else None
@@ -154,6 +155,7 @@ class Saver:
         started = time.perf_counter()
         stored_step, manifest = -1, None
         try:
+            self._before_copy()
             if self._peers and snapshot:
                 self._peers.exchange(snapshot)
                 self._after_copy(step)

@@ -8,6 +8,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    StringConstraints,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -101,3 +102,10 @@ def spelled(words: str) -> WrapValidator:
             raise PydanticCustomError("illegal_spelling", "{problem}", {"problem": message}) from error
 
     return WrapValidator(check)
+
+
+ResourceName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$"),
+    spelled("small letters, digits and hyphens, at most 63 and no hyphen first"),
+]

@@ -2,19 +2,27 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
-from boost_core.config.base import Config, Location
-from boost_core.config.parsing.urls import refuse_unserved
+from boost_core.config.base import Config, Location, spelled
+from boost_core.config.parsing.urls import SOURCE_SCHEMES, refuse_unserved
 
 BYTES = "bytes"
 BYTE_TOKENS = 256
 
 _MOST_PATHS = 10_000  # of all sources together
 _MOST_SOURCES = 256  # each is checked and looked up before a job is accepted
+MOST_VALIDATION_SETS = 8  # each is evaluated every time, and is a series of metrics
 
 # Samples after which the order of a mixture's sources repeats.
 MIXTURE_PERIOD = 4096
+
+
+DatasetName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$"),
+    spelled("small letters, digits, dots and hyphens, at most 63, and a letter or digit first"),
+]
 
 
 def _at_most(count: int, remedy: str) -> BeforeValidator:
@@ -37,6 +45,17 @@ def _few_paths(value: Any) -> Any:
     return value
 
 
+def check_end_of_document(token: str | None, tokenizer: str | None) -> str | None:
+    """Return the token that ends a document if its tokenizer can have one of the user's.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    if token is not None and tokenizer in (None, BYTES):
+        raise ValueError("byte-level documents end with byte 0; leave end_of_document out, or give a tokenizer")
+    return token
+
+
 class SourceConfig(Config):
     """Where documents come from.
 
@@ -44,16 +63,16 @@ class SourceConfig(Config):
     download. The others take local paths, globs, folders and fsspec URLs.
     """
 
-    kind: Literal["standard_library", "text", "jsonl", "parquet", "dataset", "tokenized"] = Field(
+    kind: Literal["standard_library", "text", "jsonl", "parquet", "arrow", "dataset", "tokenized"] = Field(
         "standard_library",
-        description="text: a document a file; jsonl: one a line; parquet: one a row; dataset: a Hugging Face dataset "
-        "saved to disk; tokenized: what `boost data tokenize` has written.",
+        description="text: a document a file; jsonl: one a line; parquet and arrow: one a row; dataset: a Hugging Face "
+        "dataset saved to disk; tokenized: what `boost data tokenize` has written.",
     )
     paths: Annotated[tuple[Location, ...], _at_most(_MOST_PATHS, "name folders or globs instead of files")] = Field(
         (),
         validate_default=True,
-        description="Files, folders, globs or fsspec URLs, of text and jsonl also .gz and .zst; none for "
-        "kind=standard_library.",
+        description="Files, folders, globs or URLs on file://, s3:// or hf://datasets/, of text and jsonl also .gz "
+        "and .zst; none for kind=standard_library.",
     )
     text_field: str = Field(
         "text", min_length=1, max_length=256, description="Field of a line or row that holds the text."
@@ -68,7 +87,7 @@ class SourceConfig(Config):
         if kind == "standard_library" and value:
             raise ValueError("kind=standard_library takes no paths; use kind=text to train on your own files")
         for path in value:
-            refuse_unserved(path)
+            refuse_unserved(path, SOURCE_SCHEMES)
         return value
 
 
@@ -77,6 +96,18 @@ class WeightedSource(SourceConfig):
 
     weight: float = Field(
         gt=0, le=1e15, description="Share of the samples taken from this source, relative to the other weights."
+    )
+
+
+class ValidationSet(SourceConfig):
+    """Text to validate on that is not trained on, told apart by a name.
+
+    All of its documents; of tokenized folders, what these have for validation.
+    """
+
+    name: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$",
+        description="Its name in reports and metrics: up to 32 of a-z, 0-9, _ and -.",
     )
 
 
@@ -89,6 +120,16 @@ class DataConfig(Config):
         BeforeValidator(_few_paths),
         _at_most(_MOST_SOURCES, f"give at most {_MOST_SOURCES} sources"),
     ] = Field((), description="Several weighted sources, instead of source.")
+    dataset: DatasetName | None = Field(
+        None,
+        description="A dataset that the service has made, by its name, instead of source; its shards, which are "
+        "written into source, stay the same ones for this job.",
+    )
+    validation: Annotated[
+        tuple[ValidationSet, ...],
+        BeforeValidator(_few_paths),
+        _at_most(MOST_VALIDATION_SETS, f"give at most {MOST_VALIDATION_SETS} sets"),
+    ] = Field((), description="Named sets to validate on, besides the part of the sources kept for that.")
     tokenizer: Location | None = Field(
         None,
         description="bytes, or path or URL of a tokenizer.json of Hugging Face's tokenizers. Default: bytes; "
@@ -132,10 +173,34 @@ class DataConfig(Config):
             raise ValueError("a mixture is of tokenized sources or of others; tokenize the others first")
         return value
 
+    @field_validator("dataset")
+    @classmethod
+    def _dataset_is_the_source(cls, value: str | None, info: Any) -> str | None:
+        source = info.data.get("source")
+        if value is not None and (info.data.get("mixture") or (source is not None and source.kind != "tokenized")):
+            raise ValueError("data has a dataset and sources of its own; leave one out")
+        return value
+
+    @field_validator("validation")
+    @classmethod
+    def _sets_have_names_of_their_own(cls, value: tuple[ValidationSet, ...], info: Any) -> tuple[ValidationSet, ...]:
+        names = [each.name for each in value]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"two sets have the name {twice!r}; give each its own")
+        sources = (info.data.get("source"), *info.data.get("mixture", ()))
+        kinds = {each.kind == "tokenized" for each in (*value, *sources) if each is not None}
+        if value and not any(sources):
+            kinds.add(info.data.get("dataset") is not None)  # else it is the standard library
+        if len(kinds) > 1:
+            raise ValueError("sources and validation sets are all tokenized, or none; tokenize the others first")
+        return value
+
     @field_validator("tokenizer")
     @classmethod
     def _tokenizer_is_not_given_twice(cls, value: str | None, info: Any) -> str | None:
         sources = (info.data.get("source"), *info.data.get("mixture", ()))
+        if value is not None and info.data.get("dataset") is not None:
+            raise ValueError("datasets have their tokenizer with them; leave tokenizer out")
         if value is not None and any(source is not None and source.kind == "tokenized" for source in sources):
             raise ValueError("tokenized sources have their tokenizer with them; leave tokenizer out")
         if value is not None and value != BYTES:
@@ -145,9 +210,7 @@ class DataConfig(Config):
     @field_validator("end_of_document")
     @classmethod
     def _bytes_have_their_own_end(cls, value: str | None, info: Any) -> str | None:
-        if value is not None and info.data.get("tokenizer") in (None, BYTES):
-            raise ValueError("byte-level documents end with byte 0; leave end_of_document out, or give a tokenizer")
-        return value
+        return check_end_of_document(value, info.data.get("tokenizer"))
 
     @property
     def sources(self) -> tuple[tuple[SourceConfig, float], ...]:
@@ -159,4 +222,4 @@ class DataConfig(Config):
     @property
     def tokenized(self) -> bool:
         """Whether the sources are tokens already."""
-        return self.sources[0][0].kind == "tokenized"
+        return self.dataset is not None or self.sources[0][0].kind == "tokenized"

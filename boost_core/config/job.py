@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, StringConstraints, model_validator
 
-from boost_core.config.base import Config, raise_problems, spelled
+from boost_core.config.base import Config, ResourceName, raise_problems, spelled
 from boost_core.config.checkpoint import CheckpointConfig
 from boost_core.config.data import DataConfig
 from boost_core.config.elasticity import ElasticityConfig
@@ -16,6 +16,7 @@ from boost_core.config.legality import elasticity_problems, job_problems, legal_
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.parsing.yaml_text import read_yaml
+from boost_core.config.trackers import TrackersConfig
 from boost_core.config.training import OptimizerConfig, TrainingConfig
 
 Name = Annotated[
@@ -27,11 +28,6 @@ Label = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$"),
     spelled("it begins with a letter or digit, then come those, underscores, dots, slashes and hyphens; at most 63"),
-]
-ResourceName = Annotated[
-    str,
-    StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$"),
-    spelled("small letters, digits and hyphens, at most 63 and no hyphen first"),
 ]
 AcceleratorType = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,63}$"), spelled("Ray's name of it, such as H100")
@@ -72,6 +68,7 @@ class JobSpec(Config):
         None, description="Layouts that the gang may take; default: only parallelism's own."
     )
     fault_tolerance: FaultToleranceConfig = FaultToleranceConfig()
+    trackers: TrackersConfig = TrackersConfig()
     queue: ResourceName = Field("default", description="The queue that the job waits and runs in.")
     credentials: ResourceName | None = Field(
         None,

@@ -27,6 +27,7 @@ def job_problems(
         *_vocabulary_problems(model, data),
         *_device_problems(training, gpus_per_worker),
         *_schedule_problems(training, optimizer),
+        *_sample_problems(data, training),
     ]
 
 
@@ -48,6 +49,26 @@ def _vocabulary_problems(model: ModelConfig, data: DataConfig) -> list[FieldProb
         return []
     message = f"{model.vocab_size} is below {BYTE_TOKENS}, the number of byte-level tokens; use at least {BYTE_TOKENS}"
     return [FieldProblem(("model", "vocab_size"), model.vocab_size, message)]
+
+
+def _sample_problems(data: DataConfig, training: TrainingConfig) -> list[FieldProblem]:
+    if training.sample is None or data.tokenized or data.tokenizer not in (None, BYTES):
+        return []  # the trainer counts
+    room = training.sequence_length - training.sample.max_new_tokens
+    sizes = [len(prompt.encode(errors="replace")) for prompt in training.sample.prompts]
+    return [
+        FieldProblem(("training", "sample", "prompts"), None, too_long_a_prompt(number, size, room))
+        for number, size in enumerate(sizes)
+        if size > room
+    ]
+
+
+def too_long_a_prompt(number: int, size: int, room: int) -> str:
+    """What to say of a prompt of ``size`` tokens where there is room for fewer."""
+    return (
+        f"prompt {number} has {size} tokens, and a sequence has room for {room} before max_new_tokens; shorten it, or "
+        "make fewer tokens"
+    )
 
 
 def _device_problems(training: TrainingConfig, gpus_per_worker: int) -> list[FieldProblem]:

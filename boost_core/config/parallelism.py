@@ -1,8 +1,8 @@
 """How a gang is split."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from boost_core.config.base import Config
 from boost_core.config.layout import Layout
@@ -10,6 +10,32 @@ from boost_core.config.layout import Layout
 TensorSize = Annotated[int, Field(ge=1, le=1024)]
 PipelineSize = Annotated[int, Field(ge=1, le=32)]  # what it costs to plan a pipeline grows with its ranks
 DataSize = Annotated[int, Field(ge=1, le=65_536)]
+
+
+class SymmetricMemoryConfig(Config):
+    """Up to which sizes of a message symmetric memory is faster than NCCL, as it was measured."""
+
+    one_shot_bytes: int = Field(
+        ge=0, le=2**30, description="Messages up to this size: every rank reads those of all others and sums them."
+    )
+    two_shot_bytes: int = Field(
+        ge=0,
+        le=2**30,
+        description="Larger ones up to this size: every rank sums a part, and writes it to all. NCCL has what is "
+        "larger still.",
+    )
+
+    @field_validator("two_shot_bytes")
+    @classmethod
+    def _something_is_exchanged(cls, value: int, info: Any) -> int:
+        if value == info.data.get("one_shot_bytes") == 0:
+            raise ValueError("both are 0, so nothing would be exchanged so; leave symmetric_memory out")
+        return value
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest message that is exchanged through it."""
+        return max(self.one_shot_bytes, self.two_shot_bytes)
 
 
 class ParallelismConfig(Config):
@@ -41,16 +67,22 @@ class ParallelismConfig(Config):
     group_projections: bool = Field(
         True, description="Compute q, k, v (and gate, up) in one matrix product and one exchange instead of one each."
     )
-    recompute: Literal["none", "latent", "full"] = Field(
+    recompute: Literal["none", "latent", "full", "auto"] = Field(
         "none",
         description="Activation checkpointing. latent: recompute everything but the latents and the residual, "
         "without a collective; for btp. full: recompute every block from its input, collectives "
-        "included.",
+        "included. auto: in each layout the first of them that fits the GPU, whose kind the job has to name.",
     )
     split_micro_batch: bool = Field(
         False,
         description="Interleave two halves of a micro-batch, so that one's exchange overlaps the other's "
         "computation; for btp.",
+    )
+    symmetric_memory: SymmetricMemoryConfig | None = Field(
+        None,
+        description="Tensor parallel all-reduces through the memory of the ranks' GPUs, latents in one pass with norm "
+        "and activation, up to the sizes that boost bench comm --profile has found; where GPUs do not reach each other "
+        "NCCL has them all. Default: NCCL.",
     )
 
     @property

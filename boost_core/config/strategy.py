@@ -46,7 +46,7 @@ def _split_problems(strategy: StrategyName, parallelism: ParallelismConfig) -> l
     if not parallelism.split_micro_batch:
         return []
     reason = _not_local_between_exchanges(strategy, parallelism)
-    if parallelism.recompute == "full":
+    if parallelism.recompute == "full":  # which auto leaves out
         reason = "recompute=full runs a block without a stop: use none or latent"
     message = f"two halves take turns at the exchanges of latents; {reason}, or leave split_micro_batch out"
     return [FieldProblem(("parallelism", "split_micro_batch"), True, message)] if reason else []

@@ -15,6 +15,19 @@ class BatchStage(Config):
     global_batch_size: Count = Field(description="Sequences per optimizer step.")
 
 
+MOST_SAMPLINGS = 1000  # of a job: each is an event that its page reads
+
+
+class SampleConfig(Config):
+    """Text that the model makes while it trains: for each prompt the likeliest tokens, one after the other."""
+
+    every_steps: Count = Field(description="Make it every this many steps, and at the end.")
+    prompts: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(
+        min_length=1, max_length=4, description="Beginnings of documents."
+    )
+    max_new_tokens: int = Field(32, ge=1, le=64, description="Tokens per prompt; each takes a forward pass.")
+
+
 class TrainingConfig(Config):
     """How long and in what portions to train."""
 
@@ -49,7 +62,27 @@ class TrainingConfig(Config):
     evaluate_every_steps: Count = Field(
         100, description="Evaluate on the validation text every this many steps, and at the end."
     )
-    evaluate_sequences: Count = Field(64, description="Validation sequences per evaluation.")
+    evaluate_sequences: Count = Field(64, description="Validation sequences per evaluation, of each set.")
+
+    sample: SampleConfig | None = Field(None, description="Text to make while training. Default: none.")
+
+    @field_validator("sample")
+    @classmethod
+    def _samples_are_few_and_fit(cls, value: SampleConfig | None, info: Any) -> SampleConfig | None:
+        steps, length = info.data.get("steps"), info.data.get("sequence_length")
+        if value is None or steps is None or length is None:
+            return value
+        if steps > MOST_SAMPLINGS * value.every_steps:
+            raise ValueError(
+                f"every {value.every_steps} of {steps} steps is more than {MOST_SAMPLINGS} times; make every_steps "
+                f"{-(-steps // MOST_SAMPLINGS)} or more"
+            )
+        if value.max_new_tokens >= length:
+            raise ValueError(
+                f"max_new_tokens={value.max_new_tokens} leaves no room for a prompt in a sequence of {length} tokens; "
+                "ask for fewer"
+            )
+        return value
 
     @field_validator("batch_size_warmup")
     @classmethod

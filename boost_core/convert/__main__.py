@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from boost_core.checkpoint.folder import CheckpointFolder, step_named
-from boost_core.checkpoint.manifest import CheckpointDamaged
+from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import ModelConfig, load_job
 from boost_core.config.base import in_lines
+from boost_core.convert.chosen import chosen_checkpoint, damage_named
 from boost_core.convert.compare import is_cut, refuse_another_function
 from boost_core.convert.destination import Destination, Hub
 from boost_core.convert.export import DTYPES, MAX_SHARD_SIZE, Export, export_model, job_tokenizer_or_none
@@ -45,38 +45,26 @@ def export(given: argparse.Namespace) -> None:
         ValueError: The checkpoint does not exist, cannot be exported this way, or the destination is not empty.
         OSError: The checkpoint cannot be read, or the destination or the hub does not take the model.
     """
-    folder, step = _found(given.checkpoints, given.step)
-    steps = folder.steps()
-    if not steps or step not in (None, *steps):
-        missing = "checkpoint" if step is None or not steps else f"checkpoint of step {step}"
-        raise ValueError(f"{folder.url} holds no {missing}; check it")
-    chosen = steps[-1] if step is None else step
-    try:
+    folder, step = chosen_checkpoint(given.checkpoints, given.step)
+    with damage_named(folder, step):
         if given.nanotron is None:
+            known = json.loads(given.known.read_bytes()) if given.known else {}
             how = Export(
-                DTYPES[given.dtype], given.max_shard_size, given.merge, given.tokenizer, json.loads(given.losses)
+                DTYPES[given.dtype],
+                given.max_shard_size,
+                given.merge,
+                given.tokenizer,
+                known.get("losses", {}),
+                known.get("scores", {}),
             )
             destination, hub = Destination(given.model), Hub(given.push) if given.push else None
-            export_model(folder, chosen, destination, how, hub)
+            export_model(folder, step, destination, how, hub)
         else:
-            model, weights = read_weights(folder, chosen)
-            manifest = folder.manifest(chosen)
+            model, weights = read_weights(folder, step)
+            manifest = folder.manifest(step)
             tokenizer = job_tokenizer_or_none(manifest, model, given.tokenizer)
             about = TrainedOn(manifest.sequence_length, None if tokenizer is None else tokenizer.end_of_document)
             write_nanotron(Path(given.model), model, to_published(model, weights), about, given.nanotron)
-    except CheckpointDamaged as damage:
-        others = ", ".join(str(other) for other in steps if other != chosen) or "there is none"
-        raise CheckpointDamaged(
-            f"the checkpoint of step {chosen} is damaged: {damage}; restore it, or choose another with --step: {others}"
-        ) from damage
-
-
-def _found(url: str, step: int | None) -> tuple[CheckpointFolder, int | None]:
-    """The folder of checkpoints, and which of them: a URL may be that of one."""
-    parent, _, name = url.rstrip("/").rpartition("/")
-    if step is None and (of_url := step_named(name)) is not None:
-        return CheckpointFolder(parent or "."), of_url
-    return CheckpointFolder(url), step
 
 
 def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:
@@ -117,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     to_model.add_argument("--merge", action="store_true", help="multiply low-rank products out, to a plain dense model")
     to_model.add_argument("--tokenizer", help="path of tokenizer.json, if it has moved since the job ran")
     to_model.add_argument("--push", metavar="REPO", help="push the model to this repository of a hub, too")
-    to_model.add_argument("--losses", default="{}", help=argparse.SUPPRESS)  # what a service knows of the job
+    to_model.add_argument("--known", type=Path, help=argparse.SUPPRESS)  # file with what a service knows of the job
     to_model.add_argument(
         "--nanotron", type=int, metavar="TP", help="write a dense model as TP ranks of nanotron would"
     )

@@ -7,8 +7,7 @@ and as a tensor, and one weight of the model.
 
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -20,17 +19,18 @@ from torch.distributed.checkpoint.planner import ReadItem
 from boost_core.architecture.families import is_dense
 from boost_core.checkpoint.chunks import LoadChunks
 from boost_core.checkpoint.folder import CheckpointFolder
-from boost_core.checkpoint.manifest import CheckpointDamaged, Manifest
+from boost_core.checkpoint.manifest import Manifest
 from boost_core.checkpoint.shards import load_alone
 from boost_core.config import ModelConfig
 from boost_core.config.data import DataConfig
+from boost_core.convert.chosen import removal_named
 from boost_core.convert.destination import Destination, Hub
 from boost_core.convert.merge import merged_model, multiply_out
 from boost_core.convert.model_card import Losses, model_card
 from boost_core.convert.names import published_slots
 from boost_core.convert.published_config import MODELING, TrainedOn, published_config
 from boost_core.convert.tensor_files import TensorFiles
-from boost_core.convert.tokenizer_files import ExportedTokenizer, TokenizerDiffers, job_tokenizer
+from boost_core.data.tokenizer_files import ExportedTokenizer, TokenizerDiffers, job_tokenizer
 from boost_core.plan.parameters import parameter_count
 
 logger = logging.getLogger(__name__)
@@ -38,10 +38,6 @@ logger = logging.getLogger(__name__)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MAX_SHARD_SIZE = "5GB"
 _SMALL_FILES = 2**20  # room for what is besides tensors and tokenizer
-
-
-class CheckpointRemoved(ValueError):
-    """A checkpoint was removed while it was read."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +50,7 @@ class Export:
         merge: Whether low-rank products are multiplied out.
         tokenizer: Path or URL of the tokenizer, if it is not where the job says.
         losses: What the job has last reported, for the model's card.
+        scores: What the checkpoint scored on tasks, in words, by task and metric; for the card, too.
     """
 
     dtype: torch.dtype = torch.float32
@@ -61,6 +58,7 @@ class Export:
     merge: bool = False
     tokenizer: str | None = None
     losses: Losses = field(default_factory=dict)
+    scores: Mapping[str, str] = field(default_factory=dict)
 
 
 def export_model(folder: CheckpointFolder, step: int, destination: Destination, how: Export, hub: Hub | None) -> None:
@@ -87,7 +85,7 @@ def export_model(folder: CheckpointFolder, step: int, destination: Destination, 
     besides = _SMALL_FILES + (len(tokenizer.content) if tokenizer else 0)
     needed = parameter_count(exported) * how.dtype.itemsize + factors + besides
     with destination.staging(needed) as staged:
-        with _named_if_removed(folder, step):
+        with removal_named(folder, step):
             if how.merge:
                 _write_merged(folder, manifest, model, exported, staged, how)
             else:
@@ -96,7 +94,7 @@ def export_model(folder: CheckpointFolder, step: int, destination: Destination, 
         texts = {
             **(tokenizer.files(manifest.sequence_length) if tokenizer else {}),
             "generation_config.json": json.dumps({"eos_token_id": about.end_of_document}, indent=2),
-            "README.md": model_card(manifest, model, how.merge, how.losses),
+            "README.md": model_card(manifest, model, how.merge, how.losses, how.scores),
             **model_files(exported, about, how.dtype),
         }
         for name, text in texts.items():
@@ -169,17 +167,3 @@ def _write_merged(
                 factors.release(used)
             written.release(name)
         written.flush()
-
-
-@contextmanager
-def _named_if_removed(folder: CheckpointFolder, step: int) -> Iterator[None]:
-    """Have what goes wrong because a checkpoint is being removed say so."""
-    try:
-        yield
-    except (OSError, CheckpointDamaged) as error:
-        if step not in folder.steps():
-            raise CheckpointRemoved(
-                f"the checkpoint of step {step} was removed while it was exported; choose another with --step, and pin "
-                "it first (boost ckpt pin) if the job still trains"
-            ) from error
-        raise

@@ -15,7 +15,7 @@ Losses = Mapping[str, float]  # nats a token, by what they are of: training, val
 _SECTIONS = ("model", "data", "training", "optimizer", "parallelism")
 
 
-def model_card(manifest: Manifest, model: ModelConfig, merged: bool, losses: Losses) -> str:
+def model_card(manifest: Manifest, model: ModelConfig, merged: bool, losses: Losses, scores: Mapping[str, str]) -> str:
     """The card's content.
 
     Args:
@@ -23,6 +23,7 @@ def model_card(manifest: Manifest, model: ModelConfig, merged: bool, losses: Los
         model: What was trained.
         merged: Whether the low-rank products are multiplied out.
         losses: The last that the job has reported; none where only the checkpoint is known.
+        scores: What it scored on tasks, in words, by task and metric.
     """
     about = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["boost", model.family]}
     rank = "" if model.rank is None else f" with bottlenecks of rank {model.rank}{', multiplied out' if merged else ''}"
@@ -31,6 +32,7 @@ def model_card(manifest: Manifest, model: ModelConfig, merged: bool, losses: Los
         "checkpoint": f"step {manifest.step}, {manifest.saved_at:%Y-%m-%d %H:%M} UTC",
         "trained on": f"{tokens:,} tokens, in sequences of {manifest.sequence_length:,}",
         **{f"{part} loss": f"{loss:.4f} nats a token" for part, loss in losses.items()},
+        **scores,
         "layout": str(Layout.of(manifest.parallelism)),
         "written by": ", ".join(f"{package} {version}" for package, version in manifest.versions.items()),
     }

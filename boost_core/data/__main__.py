@@ -9,9 +9,11 @@ import fsspec
 
 from boost_core.config.base import in_lines
 from boost_core.config.data import BYTES, SourceConfig
+from boost_core.config.dataset import OnError
 from boost_core.config.sources.files import list_files
+from boost_core.data.corpus_command import add_corpus_options, build, is_corpus, source_of
 from boost_core.data.documents import documents
-from boost_core.data.tokenize import OnError, Progress, TokenizePlan, tokenize
+from boost_core.data.tokenize import Progress, TokenizePlan, tokenize
 from boost_core.data.tokenizers import FileTokenizer, open_tokenizer, train_bpe
 
 _TRAINED = "tokenizer.json"
@@ -21,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Tokenize; 0 on success, 2 for what cannot be read or written."""
     given = _parser().parse_args(arguments)
     try:
+        if is_corpus(given):
+            return build(given, _tokenizer_of(given))
         plan = _plan(given)
         index = tokenize(plan, _show)
     except (OSError, ValueError) as error:
@@ -38,16 +42,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _plan(given: argparse.Namespace) -> TokenizePlan:
-    source = SourceConfig(kind=given.kind, paths=tuple(given.sources), text_field=given.text_field)
-    name, content = given.tokenizer, ""
-    if given.train_bpe:
-        name = f"{given.folder.rstrip('/')}/{_TRAINED}"
-        _train_once(source, name, given.train_bpe, given.on_error)
+    name, content, source = _tokenizer_of(given), "", source_of(given)
     tokenizer = open_tokenizer(name, given.end_of_document)
     if isinstance(tokenizer, FileTokenizer):
         with fsspec.open(name, "r", encoding="utf-8") as stream:
             content = stream.read()
     return TokenizePlan(source, given.folder, tokenizer, content, given.validation, given.shard_tokens, given.on_error)
+
+
+def _tokenizer_of(given: argparse.Namespace) -> str:
+    """The name of the tokenizer, which is learnt now if that is asked for."""
+    if not given.train_bpe:
+        return str(given.tokenizer)
+    name = f"{given.folder.rstrip('/')}/{_TRAINED}"
+    _train_once(source_of(given), name, given.train_bpe, given.on_error)
+    return name
 
 
 def _train_once(source: SourceConfig, name: str, vocabulary: int, on_error: OnError) -> None:
@@ -87,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         "sources", nargs="+", metavar="SRC", help="files, folders, globs or URLs; text and jsonl also as .gz or .zst"
     )
     command.add_argument("folder", metavar="DST", help="folder or URL for the tokens; an interrupted run resumes there")
-    command.add_argument("--kind", choices=("text", "jsonl", "parquet", "dataset"), default="text")
+    command.add_argument("--kind", choices=("text", "jsonl", "parquet", "arrow", "dataset"), default="text")
     command.add_argument("--text-field", default="text", help="field of a line or row that holds the text")
     command.add_argument("--tokenizer", default=BYTES, help="bytes, or a tokenizer.json by path or URL")
     command.add_argument("--train-bpe", type=int, metavar="N", help="learn a byte-level BPE of N tokens from SRC first")
@@ -100,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         help="what to do about a document that cannot be used: stop, or skip it and list it in DST/quarantine-*.jsonl",
     )  # fmt: skip
     command.add_argument("--shard-tokens", type=int, default=1 << 28, help="training tokens per shard")
+    add_corpus_options(command)
     return parser
 
 

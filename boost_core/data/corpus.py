@@ -1,13 +1,13 @@
 """The training and validation token streams of a job's sources."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import fsspec
 import numpy as np
 
-from boost_core.config.data import DataConfig, SourceConfig
-from boost_core.config.sources.files import SourceFile, refuse_too_little, split_source, validation_tail
+from boost_core.config.data import DataConfig, SourceConfig, ValidationSet
+from boost_core.config.sources.files import SourceFile, list_files, refuse_too_little, split_source, validation_tail
 from boost_core.config.sources.tokenized import Part, TokenIndex, read_index
 from boost_core.data.documents import documents
 from boost_core.data.encode import batches, encode
@@ -37,10 +37,12 @@ class Corpus:
     Attributes:
         streams: The tokens of each.
         end_of_document: The token that ends a document.
+        validation: The tokens of the named sets to validate on.
     """
 
     streams: tuple[Stream, ...]
     end_of_document: int
+    validation: Mapping[str, TokenStream] = field(default_factory=dict)
 
 
 def load_corpus(data: DataConfig, sequence_length: int) -> Corpus:
@@ -58,7 +60,8 @@ def load_corpus(data: DataConfig, sequence_length: int) -> Corpus:
         Stream(*_tokenized(source, data.validation_fraction, sequence_length, tokenizer), weight)
         for source, weight in data.sources
     )
-    return Corpus(streams, tokenizer.end_of_document)
+    validation = {named.name: _whole(named, sequence_length, tokenizer) for named in data.validation}
+    return Corpus(streams, tokenizer.end_of_document, validation)
 
 
 def unigram_entropy(corpus: Corpus) -> float:
@@ -75,48 +78,61 @@ def _tokenized(
     source: SourceConfig, validation_fraction: float, sequence_length: int, tokenizer: Tokenizer
 ) -> tuple[TokenStream, TokenStream]:
     split = split_source(source, validation_fraction, sequence_length)
-    training = _tokens_of(split.training, source, tokenizer)
+    training, text_bytes = _tokens_of(split.training, source, tokenizer)
     if split.lone_file:
         boundary = len(training) - validation_tail(len(training), validation_fraction)
         training, validation = training[:boundary], training[boundary:]
+        # The boundary is between two tokens: the tail is taken to have its share of the file's bytes.
+        text_bytes *= len(validation) / max(len(training) + len(validation), 1)
     else:
-        validation = _tokens_of(split.validation, source, tokenizer)
+        validation, text_bytes = _tokens_of(split.validation, source, tokenizer)
     for part, tokens in (("training", training), ("validation", validation)):
         refuse_too_little(part, len(tokens), "tokens", sequence_length)
-    return TokenStream([training]), TokenStream([validation])
+    return TokenStream([training]), TokenStream([validation], text_bytes)
 
 
-def _tokens_of(files: Sequence[SourceFile], source: SourceConfig, tokenizer: Tokenizer) -> Tokens:
-    """All documents one after the other, with the token that ends one between them."""
-    parts = [np.array([], dtype_for(tokenizer.vocabulary))]
+def _whole(named: ValidationSet, sequence_length: int, tokenizer: Tokenizer) -> TokenStream:
+    tokens, text_bytes = _tokens_of(list_files(named), named, tokenizer)
+    refuse_too_little(f"validation ({named.name})", len(tokens), "tokens", sequence_length)
+    return TokenStream([tokens], text_bytes)
+
+
+def _tokens_of(files: Sequence[SourceFile], source: SourceConfig, tokenizer: Tokenizer) -> tuple[Tokens, float]:
+    """All documents one after the other, with the token that ends one between them, and the bytes of their text."""
+    parts, text_bytes = [np.array([], dtype_for(tokenizer.vocabulary))], 0.0
     for file in files:
         for batch in batches(documents(file, source)):
             for document, tokens in encode(batch, tokenizer):
                 if document.problem:
                     raise ValueError(f"{document}; or tokenize it beforehand: boost data tokenize --on-error skip")
                 parts.append(tokens)
-    return np.concatenate(parts)[:-1]
+                text_bytes += len(document.content)
+    return np.concatenate(parts)[:-1], text_bytes
 
 
 def _mapped(data: DataConfig) -> Corpus:
-    indices = {path: read_index(path) for source, _ in data.sources for path in source.paths}
+    sources = [*(source for source, _ in data.sources), *data.validation]
+    indices = {path: read_index(path) for source in sources for path in source.paths}
     if len({(index.vocabulary, index.end_of_document) for index in indices.values()}) > 1:
         raise ValueError(f"{', '.join(indices)} were made by different tokenizers; make all by the same one")
     streams = tuple(
         Stream(_mapped_part(source, "training", indices), _mapped_part(source, "validation", indices), weight)
         for source, weight in data.sources
     )
-    return Corpus(streams, next(iter(indices.values())).end_of_document)
+    validation = {named.name: _mapped_part(named, "validation", indices) for named in data.validation}
+    return Corpus(streams, next(iter(indices.values())).end_of_document, validation)
 
 
 def _mapped_part(source: SourceConfig, part: Part, indices: Mapping[str, TokenIndex]) -> TokenStream:
     """One part of a source's shards, mapped into memory; those in an object store are copied to a cache first."""
-    pieces = []
+    pieces, text_bytes = [], []
     for folder in source.paths:
         index = indices[folder]
         for shard in index.shards:
             if shard.part == part and shard.tokens:
+                text_bytes.append(shard.text_bytes)
                 url = f"{folder.rstrip('/')}/{shard.name}"
                 local = fsspec.open_local(f"filecache::{url}" if "://" in url else url)
                 pieces.append(np.memmap(local, np.dtype(index.dtype).newbyteorder("<"), "r", shape=(shard.tokens,)))
-    return TokenStream(pieces)
+    known = [each for each in text_bytes if each is not None]
+    return TokenStream(pieces, sum(known) if len(known) == len(pieces) else None)

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from boost_core.config.data import SourceConfig
-from boost_core.config.sources.files import SourceFile, compression
+from boost_core.config.sources.files import HUB, SourceFile, compression, hub_problem
 
 _LONGEST = 1 << 30  # bytes of one document, or of the line that it is in
 _READ_AHEAD = 1 << 16  # bytes; what lies in the last of them of a truncated archive is lost with it
+_ARROW_FILE = b"ARROW1"  # begins Arrow's files, Feather's among them; streams begin otherwise
 _ROWS = 1024  # that are decoded at once
 _BYTE_ORDER_MARKS = (  # the longer ones first: UTF-32's begins like UTF-16's
     (codecs.BOM_UTF32_LE, "UTF-32"),
@@ -57,12 +58,16 @@ def documents(file: SourceFile, source: SourceConfig) -> Iterator[Document]:
         with fsspec.open(file.url, "rb") as stream:
             if source.kind == "parquet":
                 yield from _of_parquet(stream, file.url, source.text_field)
-            elif source.kind == "dataset":
-                yield from _of_dataset(stream, file.url, source.text_field)
+            elif source.kind in ("arrow", "dataset"):
+                yield from _of_arrow(stream, file.url, source.text_field)
             else:
                 yield from _of_text(_decompressed(stream, file.url), file.url, source)
     except (OSError, pa.ArrowException) as error:
         yield Document(file.url, "", b"", _damage(error))
+    except Exception as error:
+        if not file.url.startswith(HUB):
+            raise
+        raise OSError(f"cannot read {file.url}: {hub_problem(error)}") from error
 
 
 def _damage(error: Exception) -> str:
@@ -144,14 +149,21 @@ def _of_parquet(stream: Any, url: str, field: str) -> Iterator[Document]:
             yield Document(url, f"row group {group}, from row {row} on", b"", _damage(error))
 
 
-def _of_dataset(stream: Any, url: str, field: str) -> Iterator[Document]:
-    reader = pa.ipc.open_stream(stream)
-    if problem := _no_text_column(reader.schema, field):
+def _of_arrow(stream: Any, url: str, field: str) -> Iterator[Document]:
+    beginning = stream.read(len(_ARROW_FILE))
+    stream.seek(0)
+    if beginning == _ARROW_FILE:
+        file = pa.ipc.open_file(stream)
+        schema, batches = file.schema, map(file.get_batch, range(file.num_record_batches))
+    else:
+        reader = pa.ipc.open_stream(stream)
+        schema, batches = reader.schema, iter(reader)
+    if problem := _no_text_column(schema, field):
         yield Document(url, "", b"", problem)
         return
     row = 0
     try:
-        for batch in reader:
+        for batch in batches:
             yield from _of_rows(batch.column(field), url, "row", row, field)
             row += len(batch)
     except (OSError, pa.ArrowException) as error:

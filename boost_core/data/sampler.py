@@ -1,6 +1,7 @@
 """Which tokens the sample with a given global index holds: a pure function, so that resuming needs one number."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -60,10 +61,17 @@ class Sampler:
         self._pattern = turns([stream.weight for stream in corpus.streams], MIXTURE_PERIOD)
         self._counts = np.bincount(self._pattern, minlength=len(self._sources))
         self._before = _ranks(self._pattern)
+        self._newest: tuple[tuple[int, int], Sequences] | None = None
 
     def sequences(self, first_sample: int, count: int) -> Sequences:
-        """Samples ``first_sample`` … ``first_sample + count − 1`` as ``[count, sequence_length + 1]``."""
-        return np.stack([self._sequence(sample) for sample in range(first_sample, first_sample + count)])
+        """Samples ``first_sample`` … ``first_sample + count − 1`` as ``[count, sequence_length + 1]``.
+
+        The newest are kept: who has looked ahead at a batch need not wait for it to be read again.
+        """
+        if self._newest is None or self._newest[0] != (first_sample, count):
+            samples = range(first_sample, first_sample + count)
+            self._newest = (first_sample, count), np.stack([self._sequence(sample) for sample in samples])
+        return self._newest[1]
 
     def _sequence(self, sample: int) -> Sequences:
         period, place = divmod(sample, len(self._pattern))
@@ -111,32 +119,55 @@ def replica_share(first_sample: int, global_batch_size: int, part: int, parts: i
     return first_sample + share * part, share
 
 
-def validation_batches(
-    corpus: Corpus, sequence_length: int, sequences: int, batch_size: int, part: int, parts: int
-) -> Iterator[Sequences]:
-    """The part of a fixed evaluation set that falls to one of several ranks, in batches.
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Windows to evaluate on, the same each time.
 
-    The set is ``sequences`` windows, of each source as many as its weight says, spread evenly over its validation
-    tokens; or all windows of a source that has fewer.
-
-    Args:
-        corpus: The sources.
+    Attributes:
+        windows: The tokens that each is of, and its number among theirs.
         sequence_length: Tokens a sequence.
-        sequences: Windows in the whole set.
-        batch_size: Windows a batch; the last one of a part may be smaller.
-        part: Which part, from 0.
-        parts: In how many the set is dealt.
     """
-    streams = corpus.streams
-    total = sum(stream.weight for stream in streams)
-    shares = np.cumsum([0.0] + [stream.weight / total for stream in streams])
-    chosen = [
-        (stream.validation, window)
-        for stream, (low, high) in zip(streams, pairwise(np.rint(shares * sequences).astype(int).tolist()), strict=True)
-        for window in _spread(stream.validation, sequence_length, high - low)
-    ][part::parts]
-    for begin in range(0, len(chosen), batch_size):
-        yield np.stack([_window(*each, sequence_length) for each in chosen[begin : begin + batch_size]])
+
+    windows: Sequence[tuple[TokenStream, int]]
+    sequence_length: int
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[TokenStream, float]], sequence_length: int, sequences: int) -> "EvaluationSet":
+        """So many windows of some tokens, or all windows where there are fewer.
+
+        Args:
+            parts: The tokens, each with its weight: it has so large a share of the windows, spread evenly over it.
+            sequence_length: Tokens a sequence.
+            sequences: Windows in the whole set.
+        """
+        total = sum(weight for _, weight in parts)
+        shares = np.cumsum([0.0] + [weight / total for _, weight in parts])
+        windows = [
+            (tokens, window)
+            for (tokens, _), (low, high) in zip(
+                parts, pairwise(np.rint(shares * sequences).astype(int).tolist()), strict=True
+            )
+            for window in _spread(tokens, sequence_length, high - low)
+        ]
+        return cls(windows, sequence_length)
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Bytes of text that a token has here, on average; ``None`` where those of some windows are not known."""
+        known = [tokens.bytes_per_token for tokens, _ in self.windows if tokens.bytes_per_token is not None]
+        return sum(known) / len(known) if len(known) == len(self.windows) else None
+
+    def batches(self, batch_size: int, part: int, parts: int) -> Iterator[Sequences]:
+        """The part that falls to one of several ranks, in batches.
+
+        Args:
+            batch_size: Windows a batch; the last one of a part may be smaller.
+            part: Which part, from 0.
+            parts: In how many the set is dealt.
+        """
+        chosen = self.windows[part::parts]
+        for begin in range(0, len(chosen), batch_size):
+            yield np.stack([_window(*each, self.sequence_length) for each in chosen[begin : begin + batch_size]])
 
 
 def _spread(tokens: TokenStream, length: int, wanted: int) -> list[int]:

@@ -15,11 +15,16 @@ class TokenStream:
 
     Args:
         pieces: The pieces; each has tokens.
+        text_bytes: Of the text that they are of, in UTF-8; ``None`` if that is not known.
+
+    Attributes:
+        bytes_per_token: What a token has of the text, on average; ``None`` if that is not known.
     """
 
-    def __init__(self, pieces: Sequence[Tokens]) -> None:
+    def __init__(self, pieces: Sequence[Tokens], text_bytes: float | None = None) -> None:
         self._pieces = pieces
         self._ends = list(accumulate(map(len, pieces)))
+        self.bytes_per_token = None if text_bytes is None else text_bytes / len(self)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0

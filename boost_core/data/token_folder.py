@@ -1,5 +1,6 @@
 """The folder that tokens are written to, and the files in it that are written piece by piece."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -37,10 +38,35 @@ class TokenFolder:
         self._filesystem.pipe_file(f"{self._path}/{name}.new", content)
         self._filesystem.mv(f"{self._path}/{name}.new", f"{self._path}/{name}")
 
+    def find(self, name: str) -> bytes | None:
+        """Read a file; ``None`` if there is none."""
+        try:
+            return self.read(name)
+        except FileNotFoundError:
+            return None
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a folder with all that is in it; harmless if there is none."""
+        if self._filesystem.exists(f"{self._path}/{name}"):
+            self._filesystem.rm(f"{self._path}/{name}", recursive=True)
+
+    def read_range(self, name: str, begin: int, end: int) -> bytes:
+        """Read the bytes of a file from ``begin`` up to ``end``."""
+        content: bytes = self._filesystem.cat_file(f"{self._path}/{name}", start=begin, end=end) if end > begin else b""
+        return content
+
+    def open(self, name: str) -> Any:
+        """A new file to be written; one of that name is overwritten."""
+        return self._filesystem.open(f"{self._path}/{name}", "wb")
+
+    def make(self, name: str) -> None:
+        """Make a folder, unless there is one."""
+        self._filesystem.makedirs(f"{self._path}/{name}", exist_ok=True)
+
     def shard(self, part: Part, number: int) -> "ShardFile":
         """A new shard; what an interrupted run left of it is overwritten."""
         name = f"{part}-{number:05}.bin"
-        return ShardFile(name, self._filesystem.open(f"{self._path}/{name}", "wb"))
+        return ShardFile(name, self.open(name))
 
     def quarantine(self, number: int) -> "QuarantineFile":
         """The list of what is skipped while a pair of shards is filled; what an interrupted run left of it goes."""
@@ -59,12 +85,21 @@ class ShardFile:
     """
 
     def __init__(self, name: str, stream: Any) -> None:
-        self.name, self.tokens, self._stream = name, 0, stream
+        self.name, self.tokens, self.text_bytes, self._stream = name, 0, 0, stream
+        self._digest = hashlib.sha256()
 
-    def write(self, tokens: Tokens) -> None:
-        """Append tokens."""
-        self._stream.write(tokens.astype(tokens.dtype.newbyteorder("<"), copy=False).tobytes())
+    def write(self, tokens: Tokens, text_bytes: int) -> None:
+        """Append the tokens of a document of so many bytes."""
+        content = tokens.astype(tokens.dtype.newbyteorder("<"), copy=False).tobytes()
+        self._stream.write(content)
+        self._digest.update(content)
         self.tokens += len(tokens)
+        self.text_bytes += text_bytes
+
+    @property
+    def sha256(self) -> str:
+        """Of what was written."""
+        return self._digest.hexdigest()
 
     def __enter__(self) -> "ShardFile":
         return self

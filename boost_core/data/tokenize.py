@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from pydantic import TypeAdapter
 
 from boost_core.config.data import SourceConfig
+from boost_core.config.dataset import OnError
 from boost_core.config.sources.files import SourceFile, list_files
 from boost_core.config.sources.tokenized import INDEX, Cursor, Input, Part, Shard, TokenIndex, find_index
 from boost_core.data.documents import Document
@@ -22,8 +23,6 @@ from boost_core.data.encode import batches, encode
 from boost_core.data.inputs import Reading, refuse_changed
 from boost_core.data.token_folder import QuarantineFile, ShardFile, TokenFolder
 from boost_core.data.tokenizers import Tokenizer, dtype_for
-
-OnError = Literal["fail", "skip"]
 
 _PARTS: tuple[Part, ...] = get_args(Part)
 _INPUTS = TypeAdapter(list[Input])
@@ -129,11 +128,20 @@ def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenInd
                 finished = True
         if finished and not index.documents:
             raise ValueError(_without_documents(plan, index.skipped))
-        made = tuple(Shard(part=part, name=shard.name, tokens=shard.tokens) for part, shard in shards.items())
+        made = tuple(
+            Shard(part=part, name=shard.name, tokens=shard.tokens, text_bytes=shard.text_bytes)
+            for part, shard in shards.items()
+        )
         index = index.model_copy(update={"shards": (*index.shards, *made), "complete": finished})
         folder.write(_inputs_name(number), _INPUTS.dump_json(list(inputs.values()), indent=2))
         folder.write(INDEX, index.model_dump_json(indent=2).encode())
     return index
+
+
+def part_of(file: int, document: int, validation_fraction: float) -> Part:
+    """The part that a document goes to, by a hash of its place: the file's number and its own in the file."""
+    share = int.from_bytes(hashlib.sha256(f"{file}/{document}".encode()).digest()[:4], "big") / 2**32
+    return "validation" if share < validation_fraction else "training"
 
 
 @dataclass(frozen=True)
@@ -229,8 +237,7 @@ def _write(batch: _Batch, plan: TokenizePlan, shards: dict[Part, ShardFile], qua
             quarantine.write(document)
             skipped += 1
             continue
-        number = f"{batch.begin.file}/{batch.begin.document + offset}"
-        share = int.from_bytes(hashlib.sha256(number.encode()).digest()[:4], "big") / 2**32
-        shards["validation" if share < plan.validation_fraction else "training"].write(tokens)
+        part = part_of(batch.begin.file, batch.begin.document + offset, plan.validation_fraction)
+        shards[part].write(tokens, len(document.content))
     written = sum(shard.tokens for shard in shards.values()) - before
     return _Done(len(batch.documents) - skipped, skipped, written)

@@ -1,5 +1,7 @@
 """Reports in words, a line each: what the trainer prints by itself, and what ``boost`` prints of a job."""
 
+import json
+
 from boost_core.config import Layout
 from boost_core.messages.reports import (
     CheckpointReport,
@@ -11,10 +13,12 @@ from boost_core.messages.reports import (
     RankTimesReport,
     Report,
     RestartReport,
+    SampleReport,
     ShapeReport,
     SpareReport,
     StartReport,
     StepReport,
+    ValidationLoss,
 )
 
 
@@ -24,10 +28,14 @@ def line_of(report: Report) -> str:
         case StepReport():
             return f"step {report.step}/{report.steps}  {numbers_of(report)}  ETA {duration(report.eta_seconds)}"
         case EvaluationReport():
+            named = "".join(f"; {each.name} {validation_in_words(each)}" for each in report.sets)
             return (
-                f"step {report.step}  validation loss {report.loss:.4f} "
-                f"(unigram entropy of that text {report.unigram_entropy:.4f})"
+                f"step {report.step}  validation loss {validation_in_words(report)}, "
+                f"unigram entropy of that text {report.unigram_entropy:.4f}{named}"
             )
+        case SampleReport():
+            said = (f"{json.dumps(each.prompt + each.text, ensure_ascii=False)}" for each in report.samples)
+            return f"step {report.step}  samples {'; '.join(said)}"
         case CheckpointReport():
             size = report.bytes / 2**20
             return f"step {report.step}  checkpoint {report.url} ({size:.1f} MiB, {report.seconds:.2f} s)"
@@ -66,6 +74,12 @@ def numbers_of(step: StepReport) -> str:
     """A step's numbers: loss, throughput and the share of its time spent waiting for collectives."""
     share = f"{step.exposed_communication_share:.0%}"
     return f"loss {step.loss:.4f}  {step.tokens_per_second:,.0f} tokens/s  communication {share}"
+
+
+def validation_in_words(validation: ValidationLoss) -> str:
+    """A validation loss, as such, as perplexity, and in bits per byte where that is known."""
+    bits = "" if validation.bits_per_byte is None else f", {validation.bits_per_byte:.4f} bits/byte"
+    return f"{validation.loss:.4f} (perplexity {validation.perplexity:.4g}{bits})"
 
 
 def duration(seconds: float) -> str:

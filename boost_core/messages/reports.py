@@ -4,6 +4,7 @@ A trainer hands reports to a ``Reporter``; under ``torchrun`` that prints them, 
 the job's supervisor, and the service stores them as events.
 """
 
+import math
 from enum import StrEnum
 from typing import Annotated, Literal, Protocol
 
@@ -57,14 +58,60 @@ class StepReport(Frozen):
         return self.exposed_communication_seconds / self.step_seconds if self.step_seconds else 0.0
 
 
-class EvaluationReport(Frozen):
-    """One evaluation on validation text."""
+class ValidationLoss(Frozen):
+    """The loss on some text."""
+
+    loss: float = Field(description="Mean cross entropy over all evaluated tokens, in nats per token.")
+    tokens: int
+    bits_per_byte: float | None = Field(
+        None,
+        description="The loss in bits per byte of the text, which compares models of different tokenizers; null where "
+        "the text's bytes are not known.",
+    )
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of the loss."""
+        return perplexity_of(self.loss)
+
+
+def perplexity_of(loss: float) -> float:
+    """The exponential of a loss in nats a token; infinity where no number is as large."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+class NamedLoss(ValidationLoss):
+    """The loss on a set of ``data.validation``."""
+
+    name: str
+
+
+class EvaluationReport(ValidationLoss):
+    """One evaluation: on the part of the sources kept for validation, and on each named set."""
 
     kind: Literal["evaluation"] = "evaluation"
     step: int
-    loss: float = Field(description="Mean cross entropy over all evaluated tokens, in nats per token.")
-    tokens: int
     unigram_entropy: float = Field(description="Entropy of single tokens of the validation text, in nats.")
+    sets: tuple[NamedLoss, ...] = Field((), description="The losses on data.validation.")
+    seconds: float
+
+
+class Sample(Frozen):
+    """What the model makes of a prompt."""
+
+    prompt: str
+    text: str = Field(description="The likeliest tokens after it, up to the end of the document.")
+
+
+class SampleReport(Frozen):
+    """Text that the model has made while it trains."""
+
+    kind: Literal["sample"] = "sample"
+    step: int
+    samples: tuple[Sample, ...] = Field(description="Of each prompt of training.sample.")
     seconds: float
 
 
@@ -174,6 +221,7 @@ class Fault(StrEnum):
     STORE = "store"
     PROFILE = "profile"
     CUDA_GRAPHS = "cuda_graphs"
+    TRACKER = "tracker"
 
 
 class FaultReport(Frozen):
@@ -226,6 +274,7 @@ class LogLine(Frozen):
 Report = (
     StepReport
     | EvaluationReport
+    | SampleReport
     | CheckpointReport
     | StartReport
     | InterruptionReport

@@ -3,7 +3,8 @@
 Shape suffixes: T tokens, d hidden; b sequences of s positions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -85,6 +86,18 @@ class Decoder(nn.Module):
             raise AssertionError("the head is on another rank")
         loss_T: torch.Tensor = self.head(residual, target_T)
         return loss_T
+
+    @contextmanager
+    def predicting(self) -> Iterator[None]:
+        """Have ``forward``, ``losses`` and pipeline stages give the likeliest token after each in place of its loss."""
+        heads = [self.head] if self.head is not None else []
+        try:
+            for head in heads:
+                head.predicts = True
+            yield
+        finally:
+            for head in heads:
+                head.predicts = False
 
     def _in_segments(self, token_T: torch.Tensor, rotation: Rotation) -> Segments[Residual]:
         residual, carried = self.embed(token_T), None

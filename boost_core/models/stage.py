@@ -42,17 +42,18 @@ class StageModule(nn.Module):
         self._carried = [[len(piece) for piece in group.pieces(grouped)] for group in projection_groups(model)]
 
     def forward(
-        self, *inputs: torch.Tensor, target_T: torch.Tensor | None = None, document_T: torch.Tensor | None = None
+        self, *inputs: torch.Tensor, target_T: torch.Tensor | None = None, start_bn: torch.Tensor | None = None
     ) -> Any:
-        """Tokens ``[T]`` in the first stage, else what the one before gave; losses ``[T]`` in the last."""
+        """Tokens ``[T]`` in the first stage, else what the one before gave; losses ``[T]`` in the last.
+
+        ``start_bn`` as in ``Rotation.with_documents``.
+        """
         (decoder,) = self._decoder
         if self.stage.first:
             residual, carried = decoder.embed(inputs[0]), None
         else:
             residual, carried = decoder.strategy.enter(inputs[0]), self._unpacked(inputs[1:])
-        residual, carried = decoder.through(
-            self._blocks, residual, carried, self._rotation.with_document_mask(document_T)
-        )
+        residual, carried = decoder.through(self._blocks, residual, carried, self._rotation.with_documents(start_bn))
         if not self.stage.last:
             given = carried if self._gives and carried is not None else ()
             crossing = [each.flatten().view(each.shape) for part in given for each in part]

@@ -1,9 +1,10 @@
 """Causal attention over the heads that are at hand, with rotary position embeddings.
 
 Where positions see a sliding window alone (Longformer, arXiv 2004.05150), or documents that share a sequence are not to
-see each other, a mask says who sees whom.
+see each other, ``documents`` attends to each document by itself.
 
-Shape suffixes: b sequences, s positions, h heads, e head size; g projections, T = b·s tokens, d = h·e.
+Shape suffixes: b sequences, s positions, h heads, e head size; g projections, T = b·s tokens, d = h·e; n places for
+documents in a sequence.
 """
 
 from copy import copy
@@ -13,6 +14,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from boost_core.config.model import ModelConfig, RopeScalingConfig
 from boost_core.kernels.rotary import rotary
+from boost_core.nn.documents import attention_within, begins
 from boost_core.nn.rope import rotary_frequencies
 
 
@@ -29,14 +31,15 @@ def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size:
         ``[T, d]``.
     """
     turned = rotary(parts, *rotation.angles(parts[0].dtype))
-    query_bhse, key_bhse, value_bhse = (
-        x_Td.view(-1, rotation.sequence_length, x_Td.shape[-1] // head_size, head_size).transpose(1, 2)
-        for x_Td in turned
+    length = rotation.sequence_length
+    begin_n = rotation.begins_of(parts[0])
+    if begin_n is not None:
+        query, key, value = (x_Td.view(len(x_Td), -1, head_size) for x_Td in turned)
+        return attention_within(query, key, value, begin_n, length, rotation.window).flatten(1)
+    query, key, value = (
+        x_Td.view(-1, length, x_Td.shape[-1] // head_size, head_size).transpose(1, 2) for x_Td in turned
     )
-    sees = rotation.sees_b1ss
-    out_bhse = scaled_dot_product_attention(
-        query_bhse, key_bhse, value_bhse, attn_mask=sees, is_causal=sees is None, enable_gqa=True
-    )
+    out_bhse = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     return out_bhse.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
@@ -57,7 +60,7 @@ def with_normed_heads(
 
 
 class Rotation:
-    """The angles of rotary position embeddings for positions 0 … s−1 (RoFormer, arXiv 2104.09864).
+    """The angles of rotary position embeddings for positions 0 … s−1 (RoFormer, arXiv 2104.09864), and who sees whom.
 
     Args:
         sequence_length: Number of positions s.
@@ -66,9 +69,6 @@ class Rotation:
         device: Where the angles live.
         scaling: How the frequencies are scaled, if they are.
         window: How many positions each sees, itself included; ``None`` for all before it.
-
-    Attributes:
-        sees_b1ss: Which position sees which; b is 1 where all sequences share it. ``None``: each sees all before it.
     """
 
     def __init__(
@@ -81,42 +81,51 @@ class Rotation:
         window: int | None = None,
     ) -> None:
         self.sequence_length = sequence_length
+        self.window = None if window is None or window >= sequence_length else window
         frequency_e = rotary_frequencies(head_size, theta, scaling, device)
         angle_se = torch.outer(torch.arange(sequence_length, dtype=torch.float64, device=device), frequency_e)
         growth = 1.0 if scaling is None else scaling.attention
         self._cosine_se, self._sine_se = growth * angle_se.cos(), growth * angle_se.sin()
-        self.sees_b1ss: torch.Tensor | None = None
-        if window is not None and window < sequence_length:
-            sees_ss = torch.ones(sequence_length, sequence_length, dtype=torch.bool, device=device)
-            self.sees_b1ss = sees_ss.tril().triu(1 - window)[None, None]
+        self._start_bn: torch.Tensor | None = None
+        self._begin_n: torch.Tensor | None = None
         self._cast: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._whole: dict[int, torch.Tensor] = {}
 
     @classmethod
     def of(cls, model: ModelConfig, sequence_length: int, device: torch.device) -> "Rotation":
         """That of a model."""
         return cls(sequence_length, model.head_size, model.rope_theta, device, model.rope_scaling, model.sliding_window)
 
-    def with_document_mask(self, document_T: torch.Tensor | None) -> "Rotation":
-        """The same for tokens that see none but those of their own document, by its number; ``None``: all see all.
+    def with_documents(self, start_bn: torch.Tensor | None) -> "Rotation":
+        """The same for tokens that see none but those of their own document; ``None``: of their own sequence.
 
         Positions go on across documents: rotary embeddings see differences of positions alone.
+
+        Args:
+            start_bn: Where each document begins in its sequence, in order; s in places that are not taken.
         """
-        if document_T is None:
+        if start_bn is None:
             return self
-        document_bs = document_T.view(-1, self.sequence_length)
         among = copy(self)
-        own_b1ss = (document_bs.unsqueeze(1) == document_bs.unsqueeze(2)).tril().unsqueeze(1)
-        among.sees_b1ss = own_b1ss if self.sees_b1ss is None else own_b1ss & self.sees_b1ss
+        among._start_bn, among._begin_n = start_bn, begins(start_bn, self.sequence_length)
         return among
 
     def splits(self, count: int) -> list["Rotation"]:
         """The same for each of equal splits of the sequences."""
-        if self.sees_b1ss is None or len(self.sees_b1ss) == 1:
+        if self._start_bn is None:
             return [self] * count
-        splits = [copy(self) for _ in range(count)]
-        for split, sees_b1ss in zip(splits, self.sees_b1ss.chunk(count), strict=True):
-            split.sees_b1ss = sees_b1ss
-        return splits
+        return [self.with_documents(start_bn) for start_bn in self._start_bn.chunk(count)]
+
+    def begins_of(self, tokens_gTd: torch.Tensor) -> torch.Tensor | None:
+        """Where the documents of a micro-batch begin and the last one ends; ``None`` if all see all before them."""
+        if self._begin_n is not None or self.window is None:
+            return self._begin_n
+        tokens = tokens_gTd.shape[1]
+        if tokens not in self._whole:  # sequences are documents
+            self._whole[tokens] = torch.arange(
+                0, tokens + 1, self.sequence_length, dtype=torch.int32, device=tokens_gTd.device
+            )
+        return self._whole[tokens]
 
     def angles(self, compute_type: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines, ``[s, e/2]``, in at least fp32."""

@@ -10,7 +10,8 @@ import torch
 from boost_core.architecture.families import crossing_weights, group_weights
 from boost_core.architecture.projections import ProjectionGroup
 from boost_core.config.model import ModelConfig
-from boost_core.kernels.latent_epilogue import latent_epilogue
+from boost_core.kernels.latent_epilogue import latent_epilogue, made_of
+from boost_core.kernels.symmetric_sum.memory import Epilogue
 from boost_core.nn.crossing import Crossing
 from boost_core.nn.strategy import Latents, LowRankStrategy, NormWeights
 from boost_core.nn.weights import WeightedModule
@@ -59,7 +60,7 @@ class Bottleneck(WeightedModule):
     def start(self, partials: list[Latents]) -> Callable[[], list[Latents]]:
         """Start the exchanges; the result waits for the whole latents."""
         norm = self._norm()
-        started = [self.strategy.start(partial, norm) for partial in partials]
+        started = [self.strategy.start(partial, norm, self._epilogue(partial)) for partial in partials]
         return lambda: [wait() for wait in started]
 
     def up_project(
@@ -75,8 +76,8 @@ class Bottleneck(WeightedModule):
             The outputs, ``[g, T, d_out]`` for as many as are projected together, and their latents ``[g, T, r]``.
         """
         latents = [
-            self._latents(piece, each, carried[index] if carried else None)
-            for index, (piece, each) in enumerate(zip(self.pieces, self._split(whole), strict=True))
+            self._latents(piece, each, made_gTr, carried[index] if carried else None)
+            for index, (piece, (each, made_gTr)) in enumerate(zip(self.pieces, self._split(whole), strict=True))
         ]
         outputs = [
             self.strategy.up(z_gTr, self._up(name, members))
@@ -94,19 +95,33 @@ class Bottleneck(WeightedModule):
             return None
         return NormWeights(self.declared("scale"), self.group.wide_in, self.norm_epsilon)
 
-    def _split(self, whole: list[Latents]) -> list[Latents]:
-        """What belongs to each piece of what the exchanges gave."""
+    def _epilogue(self, partial: Latents) -> Epilogue | None:
+        """What will be computed of the latents of one exchange, if an exchange may do so."""
+        tokens, statistic = len(partial[0]), partial[1] is not None
+        if self.crossing is not None or self.strategy.fp8 or not (statistic or self.activation):
+            return None
+        count = len(self.group.wide_outs) if self.grouped else 1
+        return Epilogue(tokens, count, statistic, self.group.wide_in, self.norm_epsilon, self.activation)
+
+    def _split(self, whole: list[Latents]) -> list[tuple[Latents, torch.Tensor | None]]:
+        """What belongs to each piece of what the exchanges gave, and have made of that."""
         if len(whole) == len(self.pieces):
-            return whole
+            return [(latents, made_of(latents[0])) for latents in whole]
         ((h_Tc, squares_T),) = whole
+        made_gTr = made_of(h_Tc)
         rank = h_Tc.shape[1] // len(self.group.wide_outs)  # a strategy may have left this rank a sliver of it
         columns = [len(piece) * rank for piece in self.pieces]
-        return [(part_Tc, squares_T) for part_Tc in torch.split(h_Tc, columns, dim=1)]
+        return [
+            ((part_Tc, squares_T), None if made_gTr is None else made_gTr[piece.start : piece.stop])
+            for part_Tc, piece in zip(torch.split(h_Tc, columns, dim=1), self.pieces, strict=True)
+        ]
 
-    def _latents(self, piece: range, latents: Latents, carried_gTr: torch.Tensor | None) -> torch.Tensor:
+    def _latents(
+        self, piece: range, latents: Latents, made_gTr: torch.Tensor | None, carried_gTr: torch.Tensor | None
+    ) -> torch.Tensor:
         width, epsilon = self.group.wide_in, self.norm_epsilon
         if self.crossing is None or carried_gTr is None:
-            return latent_epilogue(*latents, len(piece), width, epsilon, self.activation, self.strategy.fp8)
+            return latent_epilogue(*latents, len(piece), width, epsilon, self.activation, self.strategy.fp8, made_gTr)
         projections = slice(piece.start, piece.stop)
         z_gTr: torch.Tensor = self.crossing(
             latents, width, epsilon, carried_gTr, projections, self.activation, self.strategy.fp8

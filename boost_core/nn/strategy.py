@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from boost_core.kernels.residual_add import Residual
+from boost_core.kernels.symmetric_sum.memory import Epilogue
 
 # Latents [T, g·r], and the row sums of squares [T] by which they are still to be scaled, if any.
 Latents = tuple[torch.Tensor, torch.Tensor | None]
@@ -63,6 +64,9 @@ class Strategy(Protocol):
     ) -> torch.Tensor:
         """Cross entropy of each token in nats, ``[T]``, at least fp32; its gradient has the z-loss's in it."""
 
+    def likeliest_tokens(self, x_Td: torch.Tensor, head_dV: torch.Tensor) -> torch.Tensor:
+        """The likeliest token after each, ``[T]``, the same on all ranks."""
+
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
         """The embedding as a head, ``[d, V]``."""
 
@@ -82,12 +86,16 @@ class LowRankStrategy(Strategy, Protocol):
             norm: The norm; ``None`` for none.
         """
 
-    def start(self, partial: Latents, norm: NormWeights | None) -> Callable[[], Latents]:
+    def start(
+        self, partial: Latents, norm: NormWeights | None, epilogue: Epilogue | None = None
+    ) -> Callable[[], Latents]:
         """Start the exchange that makes latents whole.
 
         Args:
             partial: What ``partial_latents`` gave; overwritten.
             norm: What ``partial_latents`` was given.
+            epilogue: What will be computed of them. Where the exchange does that in the same pass, it is left for
+                ``latent_epilogue.made_of``.
 
         Returns:
             Waits for the whole latents.

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from boost_core.optim.group import ParamGroup
+from boost_core.optim.product_sums import add_product_, adds_products
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.gradient_sinks import WeightPart, send_gradients_to
+from boost_core.parallel.gradient_sinks import WeightPart, send_gradients_to, send_products_to
 
 # Buckets under way at a time where each has memory of its own.
 _AT_ONCE = 2
@@ -22,6 +23,10 @@ class Gradients:
     second on, a bucket is sent as soon as its last gradient is in, while the rest of the backward pass goes on: once a
     step, or under ZeRO's second stage once a micro-batch. Buckets go in one order, from the last to the first, as all
     replicas must agree on one.
+
+    On a GPU most come as their factors, in 16 bits, whose product is added where the sum is. If the weight is scaled in
+    the forward pass, the sum is that of the scaled weight at first, and becomes the weight's own, with the scale's,
+    once a step, when the last of them is in.
 
     Args:
         weights: The model's weights by name.
@@ -47,23 +52,32 @@ class Gradients:
         self._expected: list[int] | None = None  # in a round
         self._under_way: deque[Callable[[], None]] = deque()
         self._sent = 0
+        self._weights, self._name_of = weights, {id(weight): name for name, weight in weights.items()}
+        self._unscaled: dict[str, torch.Tensor] = {}  # sums of scaled weights, and what scales them
+        self._in_a_step: dict[str, int] = {}  # gradients of each weight, once that is known
         for name, weight in weights.items():
+            whole = self._group_of[name].sum_of(name) is not None and not by_micro_batch
+            if whole and adds_products(weight.device, weight.dtype):
+                send_products_to(partial(self._add_product, name), weight)
             weight.register_post_accumulate_grad_hook(partial(self._take, name))  # type: ignore[no-untyped-call]
             send_gradients_to(partial(self._add, name), weight)
 
     def begin(self, micro_batches: int = 1) -> None:
         """Begin a step of so many micro-batches."""
         if micro_batches != self._micro_batches:
-            self._micro_batches, self._expected = micro_batches, None
+            self._micro_batches, self._expected, self._in_a_step = micro_batches, None, {}
             self._rounds = micro_batches if self._by_micro_batch else 1
         for group in self._groups:
             group.clear_gradients()
         self._arrivals.clear()
+        self._unscaled.clear()
         self._arrived, self._sent = [0] * len(self._buckets), 0
 
     def finish(self) -> None:
         """Wait until every replica has its part of the sums over all of them."""
         if self._expected is None:
+            for name in list(self._unscaled):
+                self._unscale(name)
             self._learn()
             self._send(len(self._buckets))
         elif self._sent < self._rounds * len(self._buckets):
@@ -74,6 +88,7 @@ class Gradients:
     def abandon(self) -> None:
         """Forget what has come of a step that is not finished; what is under way is not waited for."""
         self._under_way.clear()
+        self._unscaled.clear()
         for group in self._groups:
             group.abandon_buckets()
 
@@ -85,7 +100,35 @@ class Gradients:
 
     def _add(self, name: str, gradient: torch.Tensor, part: WeightPart | None = None) -> None:
         self._group_of[name].add_gradient(name, gradient, part)
+        self._has_come(name)
+
+    def _add_product(
+        self, name: str, x: torch.Tensor, dy: torch.Tensor, part: WeightPart | None, scale: torch.Tensor | None
+    ) -> bool:
+        sums = self._group_of[name].sum_of(name)
+        if sums is None or (scale is not None and x.dim() > 2):
+            return False
+        here = sums.view(*x.shape[:-2], x.shape[-1], dy.shape[-1]) if part is None else part.of(sums)
+        add_product_(here, x, dy)
+        if scale is not None:
+            self._unscaled[name] = scale
+        self._has_come(name)
+        return True
+
+    def _unscale(self, name: str) -> None:
+        """Make the sum of a scaled weight's gradients those of the weight and of its scale."""
+        sums, scale_d = self._group_of[name].sum_of(name), self._unscaled.pop(name)
+        if sums is None:
+            raise AssertionError("its buckets are lent")
+        sum_dc = sums.view(len(scale_d), -1)
+        weight_dc = self._weights[name].detach().view(sum_dc.shape)
+        self._add(self._name_of[id(scale_d)], (sum_dc * weight_dc).sum(dim=1))
+        sum_dc.mul_(scale_d.detach().unsqueeze(1))
+
+    def _has_come(self, name: str) -> None:
         self._arrivals[name] += 1
+        if name in self._unscaled and self._arrivals[name] == self._in_a_step.get(name):
+            self._unscale(name)
         for place in self._places[name]:
             self._arrived[place] += 1
         if self._expected is not None:
@@ -114,6 +157,7 @@ class Gradients:
     def _learn(self) -> None:
         if never := self._group_of.keys() - self._arrivals.keys():
             raise AssertionError(f"no gradient reached {', '.join(sorted(never))}")
+        self._in_a_step = dict(self._arrivals)
         self._expected = [count // self._rounds for count in self._arrived]
 
     def _incomplete(self) -> str:

@@ -145,6 +145,10 @@ class ParamGroup:
             here = self._memory_of(index)[low - bucket.start : high - bucket.start]
             here.add_(gradient.flatten()[low - first : high - first])
 
+    def sum_of(self, name: str) -> torch.Tensor | None:
+        """A weight's sum of gradients; ``None`` where its buckets have memory only until they are reduced."""
+        return self._sums.get(name)
+
     def abandon_buckets(self) -> None:
         """Forget what has been added up in buckets that have not been sent."""
         self._of_buckets.clear()

@@ -16,13 +16,14 @@ from torch.nn.functional import embedding
 from boost_core.architecture.sharding import BTP, Sharding
 from boost_core.kernels.fp8_product import drop_quantised
 from boost_core.kernels.residual_add import Residual, residual_add, residual_start
+from boost_core.kernels.symmetric_sum.memory import Epilogue
 from boost_core.nn.norm import precise, scale_rows, with_statistic
 from boost_core.nn.strategy import Latents, NormWeights
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.deferred_wgrad import DeferredWeightGradients
 from boost_core.parallel.exchange import Exchange
 from boost_core.parallel.mappings import all_gather_from_tp, all_to_all, copy_to_tp, reduce_from_tp
-from boost_core.parallel.vocabulary import head_losses
+from boost_core.parallel.vocabulary import head_losses, likeliest_tokens
 
 
 class BottleneckTensorParallel:
@@ -82,11 +83,14 @@ class BottleneckTensorParallel:
             return self._online_paper(x_Td, squares_T, down_dr, norm), squares_T
         return self._sync(x_Td, squares_T, down_dr, norm), None
 
-    def start(self, partial: Latents, norm: NormWeights | None) -> Callable[[], Latents]:
+    def start(
+        self, partial: Latents, norm: NormWeights | None, epilogue: Epilogue | None = None
+    ) -> Callable[[], Latents]:
         """One all-reduce of all g latents; backward, one of their gradients."""
         if self._communicator.size == 1:
             return lambda: partial
-        return Exchange(self._communicator, self._deferred, norm, self._norm == "online_paper").start(partial)
+        apart = self._norm == "online_paper"
+        return Exchange(self._communicator, self._deferred, norm, apart, None if apart else epilogue).start(partial)
 
     def up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> torch.Tensor:
         """One batched product; the output is this rank's shard, and nothing is sent."""
@@ -139,6 +143,10 @@ class BottleneckTensorParallel:
     ) -> torch.Tensor:
         """Cross entropy over the vocabulary's shards."""
         return head_losses(x_Td, head_dV, target_T, self._communicator, z_loss)
+
+    def likeliest_tokens(self, x_Td: torch.Tensor, head_dV: torch.Tensor) -> torch.Tensor:
+        """Over the vocabulary's shards."""
+        return likeliest_tokens(x_Td, head_dV, self._communicator)
 
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
         """All columns of some rows from some columns of all rows: one all-to-all of the embedding's shard."""

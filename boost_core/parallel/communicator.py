@@ -6,7 +6,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from boost_core.kernels.symmetric_sum.memory import Epilogue
 from boost_core.parallel.ledger import CommunicationLedger, Entry, Pending
+from boost_core.parallel.symmetric_memory import Summing, SymmetricMemory
 
 # torch renamed both in 2.13.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -28,15 +30,34 @@ class Communicator:
         self._ledger = ledger
         self.size = 1 if group is None else dist.get_world_size(group)
         self.rank = 0 if group is None else dist.get_rank(group)
+        self._symmetric: SymmetricMemory | None = None
+
+    def use(self, symmetric: SymmetricMemory) -> None:
+        """From now on sum through the group's symmetric memory what that takes."""
+        self._symmetric = symmetric
 
     def start_all_reduce_(self, tensor: torch.Tensor, purpose: str, operation: Any = dist.ReduceOp.SUM) -> Pending:
         """Start to reduce ``tensor`` in place over a group of several ranks; it is whole after ``wait``."""
+        if operation == dist.ReduceOp.SUM and self._symmetric is not None and self._symmetric.takes(tensor):
+            return self._start_symmetric(self._symmetric, tensor, purpose, None)[0]
 
         def launch() -> dist.Work:
             work: dist.Work = dist.all_reduce(tensor, operation, group=self._group, async_op=True)
             return work
 
         return self._ledger.start(Entry("all_reduce", self._dimension, purpose), tensor, launch)
+
+    def start_sum_of_latents_(
+        self, payload: torch.Tensor, purpose: str, epilogue: Epilogue
+    ) -> tuple[Pending, torch.Tensor | None]:
+        """Start to sum latents, with the statistics behind them if there are any, in place.
+
+        Returns:
+            The sum, and what it is followed by, to be read after ``wait``, where one pass makes both; else ``None``.
+        """
+        if self._symmetric is None or not self._symmetric.takes(payload):
+            return self.start_all_reduce_(payload, purpose), None
+        return self._start_symmetric(self._symmetric, payload, purpose, epilogue)
 
     def all_reduce_(self, tensor: torch.Tensor, purpose: str, operation: Any = dist.ReduceOp.SUM) -> torch.Tensor:
         """Reduce ``tensor`` in place over the group and return it."""
@@ -85,6 +106,18 @@ class Communicator:
         """Fill ``tensor`` with what a rank of the group sends, and return it."""
         dist.recv(tensor, group=self._group, group_src=source)
         return tensor
+
+    def _start_symmetric(
+        self, symmetric: SymmetricMemory, payload: torch.Tensor, purpose: str, epilogue: Epilogue | None
+    ) -> tuple[Pending, torch.Tensor | None]:
+        started: list[Summing] = []
+
+        def launch() -> Summing:
+            started.append(symmetric.start(payload, epilogue))
+            return started[0]
+
+        pending = self._ledger.start(Entry("symmetric_all_reduce", self._dimension, purpose), payload, launch)
+        return pending, started[0].made
 
     def _start(
         self, kind: str, collective: Callable[..., Any], out: torch.Tensor, payload: torch.Tensor, purpose: str

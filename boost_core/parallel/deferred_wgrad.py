@@ -15,7 +15,7 @@ import torch
 from boost_core.kernels.fp8_product import drop_quantised, fp8_product, quantise_columns, quantise_rows, quantised
 from boost_core.nn.norm import precise
 from boost_core.nn.overlap import in_recompute
-from boost_core.parallel.gradient_sinks import give_gradient
+from boost_core.parallel.gradient_sinks import give_gradient, give_product
 
 
 class DeferredWeightGradients:
@@ -157,7 +157,10 @@ def _give_gradients(
     owners: tuple[torch.Tensor, torch.Tensor | None],
 ) -> None:
     """Hand the gradient of ``weight ∘ scale`` on to both."""
-    gradient, (weight_owner, scale_owner) = x.mT @ dy, owners
+    weight_owner, scale_owner = owners
+    if give_product(x, dy, weight_owner, scale_owner):
+        return
+    gradient = x.mT @ dy
     give_gradient(weight_owner, _scaled(gradient, scale_d))
     if scale_owner is not None:
         give_gradient(scale_owner, (precise(gradient) * weight).sum(dim=-1).to(scale_owner.dtype))

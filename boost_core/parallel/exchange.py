@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 
-from boost_core.kernels.latent_epilogue import statistic_gradient
+from boost_core.kernels.latent_epilogue import leave_made, statistic_gradient
+from boost_core.kernels.symmetric_sum.memory import Epilogue
 from boost_core.nn.strategy import Latents, NormWeights
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.deferred_wgrad import DeferredWeightGradients, with_room_behind
@@ -38,6 +39,7 @@ class Exchange:
         deferred: What to compute while the gradient is under way.
         norm: The norm whose statistic is exchanged with the latents, if there is one.
         statistic_apart: Whether the statistic has an all-reduce of its own instead of a column beside the latents.
+        epilogue: What will be computed of the latents, if the exchange may do so in the same pass.
     """
 
     def __init__(
@@ -46,10 +48,12 @@ class Exchange:
         deferred: DeferredWeightGradients,
         norm: NormWeights | None,
         statistic_apart: bool,
+        epilogue: Epilogue | None = None,
     ) -> None:
         self.communicator, self.deferred = communicator, deferred
-        self.norm, self.statistic_apart = norm, statistic_apart
+        self.norm, self.statistic_apart, self._epilogue = norm, statistic_apart, epilogue
         self._in_flight: list[Pending] = []
+        self._made_gTr: torch.Tensor | None = None
 
     def start(self, partial: Latents) -> Callable[[], Latents]:
         """Start the exchange of this rank's ``partial``, which is overwritten; the result waits for the whole."""
@@ -57,6 +61,9 @@ class Exchange:
 
         def wait() -> Latents:
             whole: Latents = _Wait.apply(*started, self)  # type: ignore[no-untyped-call]
+            if self._made_gTr is not None:
+                leave_made(whole[0], self._made_gTr)
+                self._made_gTr = None
             return whole
 
         return wait
@@ -64,6 +71,14 @@ class Exchange:
     def start_all_reduce(self, tensor: torch.Tensor, purpose: str) -> None:
         """Start the all-reduce of a tensor, in place."""
         self._in_flight.append(self.communicator.start_all_reduce_(tensor, purpose))
+
+    def start_sum_of_latents(self, payload: torch.Tensor) -> None:
+        """Start the all-reduce of latents and what is sent with them, in place."""
+        if self._epilogue is None:
+            self.start_all_reduce(payload, "latent")
+            return
+        pending, self._made_gTr = self.communicator.start_sum_of_latents_(payload, "latent", self._epilogue)
+        self._in_flight.append(pending)
 
     def wait_for_all(self) -> None:
         """Wait for all that was started."""
@@ -93,7 +108,7 @@ class _Start(torch.autograd.Function):
 
 def _start_forward(partial_Tr: torch.Tensor, squares_T: torch.Tensor | None, exchange: Exchange) -> Latents:
     if squares_T is None:
-        exchange.start_all_reduce(partial_Tr, "latent")
+        exchange.start_sum_of_latents(partial_Tr)
         return partial_Tr, None
     if exchange.statistic_apart:
         exchange.start_all_reduce(partial_Tr, "latent")
@@ -102,7 +117,7 @@ def _start_forward(partial_Tr: torch.Tensor, squares_T: torch.Tensor | None, exc
         return partial_Tr, squares_T
     payload, statistic_T = with_room_behind(partial_Tr)
     statistic_T.copy_(squares_T)
-    exchange.start_all_reduce(payload, "latent")
+    exchange.start_sum_of_latents(payload)
     return partial_Tr, statistic_T
 
 

@@ -34,9 +34,26 @@ class WeightPart:
 Sink = Callable[[torch.Tensor, WeightPart | None], None]
 
 
+# Adds xᵀ dy to the gradient of a weight or a part of it, or says that it cannot. Where a parameter scales the weight's
+# rows, that is the gradient of both together.
+ProductSink = Callable[[torch.Tensor, torch.Tensor, WeightPart | None, torch.Tensor | None], bool]
+
+
 def send_gradients_to(sink: Sink, weight: nn.Parameter) -> None:
     """From now on ``give_gradient`` hands gradients of a weight to ``sink``; autograd's own go their usual way."""
     weight.gradient_sink = sink  # type: ignore[attr-defined]
+
+
+def send_products_to(sink: ProductSink, weight: nn.Parameter) -> None:
+    """From now on ``give_product`` asks ``sink`` to take factors of a weight's gradient."""
+    weight.product_sink = sink  # type: ignore[attr-defined]
+
+
+def give_product(x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None) -> bool:
+    """Hand on xᵀ dy, the gradient of ``weight ∘ scale``, by its factors; whether somebody has taken them."""
+    whole = weight if weight._base is None else weight._base
+    sink: ProductSink | None = getattr(whole, "product_sink", None)
+    return sink is not None and sink(x, dy, _part(weight, whole), scale)
 
 
 def give_gradient(weight: torch.Tensor, gradient: torch.Tensor) -> None:
@@ -45,8 +62,12 @@ def give_gradient(weight: torch.Tensor, gradient: torch.Tensor) -> None:
     sink: Sink | None = getattr(whole, "gradient_sink", None)
     if sink is None:
         torch.autograd.backward([weight], [gradient])
-    elif weight.numel() == whole.numel() and weight.is_contiguous():
-        sink(gradient, None)
     else:
-        offset = int(weight.storage_offset()) - int(whole.storage_offset())
-        sink(gradient, WeightPart(weight.shape, weight.stride(), offset))
+        sink(gradient, _part(weight, whole))
+
+
+def _part(weight: torch.Tensor, whole: torch.Tensor) -> WeightPart | None:
+    """Where a view is in its parameter; ``None`` if it is all of it, in any shape."""
+    if weight.numel() == whole.numel() and weight.is_contiguous():
+        return None
+    return WeightPart(weight.shape, weight.stride(), int(weight.storage_offset()) - int(whole.storage_offset()))

@@ -9,7 +9,6 @@ from enum import StrEnum
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
 
 class Part(StrEnum):
@@ -27,7 +26,8 @@ class Entry:
     """What distinguishes one line of the ledger.
 
     Attributes:
-        kind: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all`` or ``send``.
+        kind: ``all_reduce``, ``symmetric_all_reduce`` (one through symmetric memory), ``all_gather``,
+            ``reduce_scatter``, ``all_to_all`` or ``send``.
         group: The mesh dimension it runs over, ``tp``, ``pp`` or ``dp``; ``all`` for the whole gang.
         purpose: What it is for, for example ``latent`` or ``latent gradient``.
     """
@@ -56,6 +56,16 @@ class Totals:
         return Totals(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
 
+class Launched(Protocol):
+    """What a collective gives when it is launched: torch's ``Work``, or the like."""
+
+    def is_completed(self) -> bool:
+        """Whether it is done; on CPU."""
+
+    def wait(self) -> object:
+        """Wait for it; on CUDA, have the current stream do so."""
+
+
 class Pending(Protocol):
     """A collective under way."""
 
@@ -80,7 +90,7 @@ class CommunicationLedger:
         self._totals: dict[Entry, Totals] = {}
         self._unread: list[_Times] = []
 
-    def start(self, entry: Entry, payload: torch.Tensor, launch: Callable[[], dist.Work]) -> Pending:
+    def start(self, entry: Entry, payload: torch.Tensor, launch: Callable[[], Launched]) -> Pending:
         """Launch a collective and count ``payload`` on the line ``entry``."""
         totals = self.count(entry, payload)
         if not payload.is_cuda:
@@ -158,7 +168,7 @@ class Recording:
 
 
 class _OnCpu:
-    def __init__(self, launch: Callable[[], dist.Work], totals: Totals, ledger: CommunicationLedger) -> None:
+    def __init__(self, launch: Callable[[], Launched], totals: Totals, ledger: CommunicationLedger) -> None:
         self._totals, self._ledger, self._started = totals, ledger, time.perf_counter()
         self._work = launch()
 
@@ -189,12 +199,12 @@ class _Times:
 
 class _OnCuda:
     def __init__(
-        self, launch: Callable[[], dist.Work], payload: torch.Tensor, entry: Entry, ledger: CommunicationLedger
+        self, launch: Callable[[], Launched], payload: torch.Tensor, entry: Entry, ledger: CommunicationLedger
     ) -> None:
         self._entry, self._ledger, self._started = entry, ledger, timed_event()
         # NCCL reads the payload until the work is waited for, and its work holds what it writes. Only the first wait is
         # the caller's own: after one on any other stream torch would give the payload's memory back too early.
-        self._held: tuple[dist.Work, torch.Tensor] | None = (launch(), payload)
+        self._held: tuple[Launched, torch.Tensor] | None = (launch(), payload)
 
     def wait(self) -> None:
         if self._held is None:

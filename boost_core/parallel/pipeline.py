@@ -37,7 +37,7 @@ class Module(Protocol):
         """Shapes of what it gives."""
 
     def __call__(
-        self, *inputs: torch.Tensor, target_T: torch.Tensor | None = None, document_T: torch.Tensor | None = None
+        self, *inputs: torch.Tensor, target_T: torch.Tensor | None = None, start_bn: torch.Tensor | None = None
     ) -> Any:
         """Tokens or what the stage before gave, to what the next takes, or to losses."""
 
@@ -76,7 +76,7 @@ class Pipeline:
         )
 
     def train(
-        self, token_N: torch.Tensor, target_N: torch.Tensor, weight_N: torch.Tensor, document_N: torch.Tensor | None
+        self, token_N: torch.Tensor, target_N: torch.Tensor, weight_N: torch.Tensor, start_bn: torch.Tensor | None
     ) -> torch.Tensor:
         """Forward and backward of all micro-batches of a step, one after the other in ``[N]``.
 
@@ -84,13 +84,13 @@ class Pipeline:
             token_N: Tokens.
             target_N: What follows each.
             weight_N: What each loss counts.
-            document_N: Numbers of their documents, where these are not to see each other.
+            start_bn: Where documents begin in each sequence, if they are not to see each other.
 
         Returns:
             The weighted sum of losses, one float64 element; 0 on ranks that do not have the last stage.
         """
         inputs = (token_N,) if self._parts[0].stage.first else ()
-        every = {} if document_N is None else {"document_T": document_N}
+        every = {} if start_bn is None else {"start_bn": start_bn}
         losses: list[torch.Tensor] = []
         if self._parts[-1].stage.last:
             every["target_T"] = target_N
@@ -102,13 +102,13 @@ class Pipeline:
         )
 
     def losses(
-        self, token_T: torch.Tensor, target_T: torch.Tensor, document_T: torch.Tensor | None
+        self, token_T: torch.Tensor, target_T: torch.Tensor, start_bn: torch.Tensor | None
     ) -> torch.Tensor | None:
         """Losses of tokens without a backward pass; ``None`` on ranks that do not have the last stage."""
         result = None
         for part in self._parts:
             inputs = [token_T] if part.stage.first else self._received(part, len(token_T))
-            result = part(*inputs, target_T=target_T, document_T=document_T)
+            result = part(*inputs, target_T=target_T, start_bn=start_bn)
             if not part.stage.last:
                 after = (self._ranks.rank + 1) % self._ranks.size
                 for sent in [self._ranks.send(each.contiguous(), after, "residual") for each in result]:

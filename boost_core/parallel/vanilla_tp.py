@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 
 from boost_core.architecture.sharding import VANILLA, Sharding
+from boost_core.kernels.symmetric_sum.memory import Epilogue
 from boost_core.nn.strategy import Latents, NormWeights
 from boost_core.parallel.mappings import copy_to_tp, reduce_from_tp
 from boost_core.parallel.whole_residual import WholeResidual, rms_norm
@@ -32,7 +33,12 @@ class VanillaTensorParallel(WholeResidual):
         normed_Td = x_Td if norm is None else rms_norm(x_Td, norm)
         return copy_to_tp(normed_Td, self._communicator, "wide") @ down_dgr.flatten(1), None
 
-    def start(self, partial: Latents, norm: NormWeights | None) -> Callable[[], Latents]:  # noqa: ARG002
+    def start(
+        self,
+        partial: Latents,
+        norm: NormWeights | None,  # noqa: ARG002
+        epilogue: Epilogue | None = None,  # noqa: ARG002
+    ) -> Callable[[], Latents]:
         """A sliver belongs to this rank alone."""
         return lambda: partial
 

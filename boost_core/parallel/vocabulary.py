@@ -85,6 +85,24 @@ def head_losses(
     return _HeadLoss.apply(x_Td, head_dV, target_T, communicator, chunk, z_loss)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def likeliest_tokens(x_Td: torch.Tensor, head_dV: torch.Tensor, communicator: Communicator) -> torch.Tensor:
+    """The token of the largest logit after each, ``[T]``, the same on all ranks; of equal ones the first.
+
+    Args:
+        x_Td: Whole normed hidden vectors.
+        head_dV: This rank's columns of the head.
+        communicator: The tensor parallel group.
+    """
+    chunk, columns = max(1, CHUNK_ELEMENTS // head_dV.shape[1]), head_dV.shape[1]
+    largest = [(x_cd @ head_dV).max(dim=1) for x_cd in torch.split(x_Td, chunk)]
+    logit_T = torch.cat([values for values, _ in largest]).float()
+    token_T = torch.cat([places for _, places in largest]) + communicator.rank * columns
+    maximum_T = communicator.all_reduce_(logit_T.clone(), "likeliest logit", dist.ReduceOp.MAX)
+    token_T = token_T.where(logit_T == maximum_T, communicator.size * columns)
+    communicator.all_reduce_(token_T, "likeliest token", dist.ReduceOp.MIN)
+    return token_T.clamp_(max=communicator.size * columns - 1)  # where no logit is a number, none is the largest
+
+
 def vocabulary_parallel_embedding(
     token_T: torch.Tensor, weight_Vd: torch.Tensor, communicator: Communicator
 ) -> torch.Tensor:

@@ -7,7 +7,7 @@ from boost_core.kernels.residual_add import Residual
 from boost_core.nn.strategy import NormWeights
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.mappings import copy_to_tp
-from boost_core.parallel.vocabulary import head_losses, vocabulary_parallel_embedding
+from boost_core.parallel.vocabulary import head_losses, likeliest_tokens, vocabulary_parallel_embedding
 
 
 class WholeResidual:
@@ -54,6 +54,10 @@ class WholeResidual:
     ) -> torch.Tensor:
         """Cross entropy over the vocabulary's shards."""
         return head_losses(x_Td, head_dV, target_T, self._communicator, z_loss)
+
+    def likeliest_tokens(self, x_Td: torch.Tensor, head_dV: torch.Tensor) -> torch.Tensor:
+        """Over the vocabulary's shards."""
+        return likeliest_tokens(x_Td, head_dV, self._communicator)
 
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:
         """Embedding and head have the same shard."""

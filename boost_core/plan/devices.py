@@ -5,12 +5,19 @@ gaps are not in it. They are left the difference between the gigabytes of data s
 report, which is some 6 % more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import inf
 
 from boost_core.config.job import JobSpec, ResourcesConfig
 from boost_core.config.layout import Layout
+from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.strategy import strategy_problems
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan.memory import rank_memory
+
+SPARE = 0.04  # of a GPU's memory, where what is planned for a job is chosen for it
 
 
 def kind_of_gpu(resources: ResourcesConfig) -> str | None:
@@ -26,20 +33,84 @@ def device_bytes(resources: ResourcesConfig) -> int | None:
 
 def needed_bytes(spec: JobSpec, layout: Layout) -> int:
     """What the rank that needs most of a gang of one layout needs of its device."""
+    if spec.parallelism.recompute == "auto":
+        return _recomputing(_Asked.of(spec, layout))[1]
     return rank_memory(spec, layout).total
+
+
+def at(spec: JobSpec, layout: Layout) -> JobSpec:
+    """The job as a gang of one layout trains it.
+
+    In place of ``recompute: auto`` comes the first of ``none``, ``latent`` and ``full`` with which every rank fits its
+    GPU, or else the last that is legal. Losses are the same to the bit in all of them.
+    """
+    if spec.parallelism.recompute != "auto":
+        return spec.at(layout)
+    return spec.model_copy(update={"parallelism": _recomputing(_Asked.of(spec, layout))[0]})
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A job at a layout. Only the parts count that its memory depends on: it has others that cannot be hashed."""
+
+    parts: tuple[Hashable, ...]
+    job: JobSpec = field(compare=False)
+    layout: Layout = field(compare=False)
+    limit: float = field(compare=False)
+
+    @classmethod
+    def of(cls, spec: JobSpec, layout: Layout) -> "_Asked":
+        job, device = spec.at(layout), device_bytes(spec.resources) or inf
+        on_gpu, apart = job.resources.gpus_per_worker, job.data.documents_apart
+        parts = job.model, job.parallelism, job.training, job.optimizer, apart, on_gpu, device
+        return cls(parts, job, layout, device * (1 - SPARE))
+
+
+@lru_cache(4096)  # a plan, the door and the scheduler ask the same
+def _recomputing(asked: _Asked) -> tuple[ParallelismConfig, int]:
+    """What comes in place of ``auto``, and the bytes that a rank needs then."""
+    least, *others = _ways_to_recompute(asked.job)
+    needed = rank_memory(least, asked.layout).total
+    if needed <= asked.limit or not others:
+        return least.parallelism, needed
+    *between, last = others
+    most = rank_memory(last, asked.layout).total
+    for way in between if most <= asked.limit else ():  # else none of them does
+        needed = rank_memory(way, asked.layout).total
+        if needed <= asked.limit:
+            return way.parallelism, needed
+    return last.parallelism, most
+
+
+def _ways_to_recompute(job: JobSpec) -> Iterator[JobSpec]:
+    """The job in each that is legal, those first that cost less."""
+    for recompute in ("none", "latent", "full"):
+        parallelism = job.parallelism.model_copy(update={"recompute": recompute})
+        if not strategy_problems(job.model, parallelism):
+            yield job.model_copy(update={"parallelism": parallelism})
 
 
 def nothing_fits(spec: JobSpec) -> str | None:
     """Why a job can run in none of its layouts on the GPUs that it asks for, and what to change; ``None`` if it can."""
     device = device_bytes(spec.resources)
     if device is None:
-        return None
+        return _auto_of_what(spec)
     needed = {}
     for layout in reversed(spec.layouts()):  # the largest fits if any does, most often
         needed[layout] = needed_bytes(spec, layout)
         if needed[layout] <= device:
             return None
     return too_large(spec, needed, device)
+
+
+def _auto_of_what(spec: JobSpec) -> str | None:
+    """Why a job cannot choose what to recompute by the memory of a GPU that is not known."""
+    if spec.parallelism.recompute != "auto" or not spec.resources.gpus_per_worker:
+        return None
+    return (
+        "recompute=auto goes by the memory of the GPU; set resources.accelerator_type to one of "
+        f"{', '.join(DEVICE_BYTES)}, or recompute to none, latent or full"
+    )
 
 
 def too_large(spec: JobSpec, needed: Mapping[Layout, int], device: int) -> str:
@@ -61,7 +132,7 @@ def _remedies(spec: JobSpec, layout: Layout) -> list[str]:
     remedies = ["raise parallelism.tensor_parallel_size or pipeline_parallel_size"]
     if training.micro_batch_size > 1:
         remedies.append(f"lower training.micro_batch_size={training.micro_batch_size}")
-    if parallelism.recompute != "full":
+    if parallelism.recompute not in ("full", "auto"):
         latent = parallelism.recompute == "none" and spec.model.rank is not None
         remedies.append(f"set parallelism.recompute={'latent or full' if latent else 'full'}")
     if parallelism.zero_stage == 0 and layout.dp > 1:

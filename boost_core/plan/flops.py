@@ -33,22 +33,21 @@ def hardware_flops_per_token(model: ModelConfig, parallelism: ParallelismConfig,
 
 def block_flops_per_token(model: ModelConfig, sequence_length: int) -> int:
     """Those of one block."""
-    seen = min(sequence_length, model.sliding_window or sequence_length)
-    return 6 * block_matrix_parameters(model) + _attention_flops_per_token(model, seen)
+    return 6 * block_matrix_parameters(model) + _attention_flops_per_token(model, sequence_length)
 
 
 def computed_block_flops_per_token(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> int:
     """Those of one block on all tensor parallel ranks together.
 
     The matrices are divided among the ranks, and so are the heads, except under vanilla: there queries, keys and values
-    are whole on every rank, and each computes the attention of all heads. What a sliding window masks is computed, too.
+    are whole on every rank, and each computes the attention of all heads.
     """
     ranks = 1 if chosen_sharding(model, parallelism).wide else parallelism.tensor_parallel_size
     return 6 * block_matrix_parameters(model) + ranks * _attention_flops_per_token(model, sequence_length)
 
 
-def _attention_flops_per_token(model: ModelConfig, positions: int) -> int:
-    return 12 * model.hidden_size * positions
+def _attention_flops_per_token(model: ModelConfig, sequence_length: int) -> int:
+    return 12 * model.hidden_size * min(sequence_length, model.sliding_window or sequence_length)
 
 
 def head_flops_per_token(model: ModelConfig) -> int:

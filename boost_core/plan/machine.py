@@ -52,4 +52,16 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
 def captures_steps(job: JobSpec) -> bool:
     """Whether a job's steps are captured as CUDA graphs, as far as can be planned; see ``train.step_graph``."""
     on_gpu, one_stage = job.resources.gpus_per_worker > 0, job.parallelism.pipeline_parallel_size == 1
-    return on_gpu and one_stage and job.training.cuda_graphs != "off"
+    return on_gpu and one_stage and job.training.cuda_graphs != "off" and attends_on_device(job)
+
+
+def attends_in_one(job: JobSpec) -> bool:
+    """Whether each position sees all of its sequence that is before it."""
+    window = job.model.sliding_window
+    return not job.data.documents_apart and (window is None or window >= job.training.sequence_length)
+
+
+def attends_on_device(job: JobSpec) -> bool:
+    """Whether attention needs no lengths of documents on the host, on a GPU; see ``nn.documents``."""
+    head_size = job.model.head_size
+    return attends_in_one(job) or (job.training.precision != "fp32" and head_size % 8 == 0 and head_size <= 256)

@@ -7,27 +7,35 @@ which a plan's range is made.
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from boost_core.config.base import Config
+from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.hardware import Link
 from boost_core.plan.cluster import Cluster
 from boost_core.plan.machine import Machine
 from boost_core.plan.profile import Profile
+
+# Wider than anything measured, and narrow enough that no prediction overflows.
+Rate = Annotated[float, Field(ge=1, le=1e20)]
+Seconds = Annotated[float, Field(ge=0, le=1e3)]
 
 
 class MeasuredLink(Config):
     """All-reduces among the ranks of one node, all at once: α + n/β."""
 
     ranks: int = Field(ge=2)
-    base_seconds: float = Field(ge=0, description="α, of so many ranks.")
-    bytes_per_second: float = Field(gt=0, description="β, of each rank.")
+    base_seconds: Seconds = Field(description="α, of so many ranks.")
+    bytes_per_second: Rate = Field(description="β, of each rank.")
     overlap: float = Field(
         ge=0,
         le=1,
         description="Of the shorter of an all-reduce and a product, the share that is saved if both go on.",
+    )
+    symmetric_memory: SymmetricMemoryConfig | None = Field(
+        None, description="Up to which sizes symmetric memory was faster, for parallelism.symmetric_memory."
     )
 
 
@@ -42,13 +50,13 @@ class MeasuredProfile(Config):
     precision: Literal["fp32", "bf16"]
     cores: int = Field(ge=1, description="CPU cores that a rank had; of a GPU it does not matter.")
     cases: tuple[str, ...] = Field(description="What was timed.")
-    product_flops: float = Field(gt=0)
-    attention_flops: float = Field(gt=0)
-    bandwidth: float = Field(gt=0)
-    start_seconds: float = Field(ge=0)
-    block_seconds: float = Field(ge=0)
-    correction: float = Field(gt=0, description="A block's seconds over those of its work at the rates.")
-    spread: float = Field(ge=0, description="Standard deviation of the logarithm of what is left.")
+    product_flops: Rate
+    attention_flops: Rate
+    bandwidth: Rate
+    start_seconds: Seconds
+    block_seconds: Seconds
+    correction: float = Field(ge=1e-3, le=1e3, description="A block's seconds over those of its work at the rates.")
+    spread: float = Field(ge=0, le=10, description="Standard deviation of the logarithm of what is left.")
     link: MeasuredLink | None = Field(None, description="Added by boost bench comm --profile.")
 
     def machine(self, otherwise: Machine, precision: str) -> Machine:

@@ -11,8 +11,8 @@ pipeline   torch's stages have a buffer for each micro-batch of a step that a ne
 batch      32 bytes a token of a replica's step: ids as the host sends them, ids and targets in 64 bits, what counts,
            and weights
 rotary     24 bytes for each position and pair of a head's elements: angles in fp64 and fp32
-masks      where documents are apart a byte a pair of positions of a micro-batch, and in each block one of the compute
-           type; where a window slides, the same of one sequence
+documents  where they are apart, or a window slides, and attention takes each by itself, as on a CPU: in each block its
+           output once more, and the masks of windows, of the compute type and in bytes
 graph      what a captured step takes is its own between steps, too: LORO's or Muon's update and evaluation come on top
 =========  ==========================================================================================================
 
@@ -35,14 +35,13 @@ from boost_core.config.model import ModelConfig
 from boost_core.hardware import BYTES
 from boost_core.plan.activations import PRECISE, Activations
 from boost_core.plan.in_flight import InHand, in_hand
-from boost_core.plan.machine import captures_steps
+from boost_core.plan.machine import attends_in_one, attends_on_device, captures_steps
 from boost_core.plan.stages import Stage, cut
 from boost_core.plan.state_memory import largest_weight, starting_peak, state_bytes
 
 _CHUNK_ELEMENTS = 1 << 26  # ``parallel.vocabulary.CHUNK_ELEMENTS``
 _BATCH_BYTES = 32
 _TOKEN_BYTES = 8
-_DOCUMENT_BYTES = 8
 _GRAM_MATRICES, _MOST_PROJECTIONS = 7, 3  # of ``optim.muon`` at a time; of one input
 
 
@@ -152,7 +151,7 @@ class _Rank:
         """What a forward pass takes at most: a block's activations, and the head's."""
         crossed = given = self._job.model.crosses_into(self._stages[-1].layers[-1])
         block = self._tokens * (self._plain.block(crossed, given) + self._each.residual * self._element)
-        return block + self._masks(self._stages[0]) + self._tokens * self._each.head() + self._logits()
+        return block + self._by_itself(self._stages[0]) + self._tokens * self._each.head() + self._logits()
 
     def _kept(self) -> int:
         """Activations as the last of the micro-batches in hand has gone through."""
@@ -176,25 +175,21 @@ class _Rank:
             a_token -= each.residual * self._element  # its input is in a buffer
         if not stage.last and self._job.parallelism.pipeline_schedule == "1f1b":  # else it is among what was sent
             a_token += each.residual * self._element + self._crossing(stage.layers.stop)
-        return a_token * self._tokens + self._masks(stage)
+        return a_token * self._tokens + self._by_itself(stage)
 
     def _crossing(self, layer: int) -> int:
         """Bytes a token that LaX sends to the stage that begins with a block."""
         return self._each.carried if self._job.model.crosses_into(layer) else 0
 
-    def _masks(self, stage: Stage) -> int:
-        apart = self._job.data.documents_apart
-        if not apart and not self._window_mask():
+    def _by_itself(self, stage: Stage) -> int:
+        """What attention to one document at a time, or to one window, keeps besides what attention in one does."""
+        job = self._job
+        if attends_in_one(job) or (self._each.kernels and attends_on_device(job)):
             return 0
-        length = self._job.training.sequence_length
-        pairs = (self._tokens if apart else length) * length
-        again = 1 if self._job.parallelism.recompute != "none" else len(stage.layers)
-        return pairs * (apart + self._element * again)
-
-    def _window_mask(self) -> int:
-        """Bytes of the mask that all sequences share."""
-        length, window = self._job.training.sequence_length, self._job.model.sliding_window
-        return length**2 if window is not None and window < length else 0
+        window, length = job.model.sliding_window, job.training.sequence_length
+        seen = 0 if window is None or window >= length else 2 * window
+        again = 1 if job.parallelism.recompute != "none" else len(stage.layers)
+        return self._tokens * again * (self._each.query * self._element + seen * (self._element + 1))
 
     def _owed(self, stage: Stage) -> int:
         """What weight gradients that wait need of a micro-batch: inputs and output gradients of all products.
@@ -220,12 +215,11 @@ class _Rank:
         return a_token * self._tokens * self._micro_batches * sent_too
 
     def _batch(self) -> int:
-        a_token = _BATCH_BYTES + (_DOCUMENT_BYTES if self._job.data.documents_apart else 0)
         sequences = self._job.training.micro_batch_size * self._micro_batches  # each with the token that follows it
-        return a_token * self._tokens * self._micro_batches + _TOKEN_BYTES * sequences
+        return _BATCH_BYTES * self._tokens * self._micro_batches + _TOKEN_BYTES * sequences
 
     def _rotary(self) -> int:
-        return 24 * self._job.training.sequence_length * self._job.model.head_size // 2 + self._window_mask()
+        return 24 * self._job.training.sequence_length * self._job.model.head_size // 2
 
     def _backward(self) -> int:
         """What a block's backward pass takes, with a weight's gradient; or the embedding's gradient."""

@@ -14,7 +14,7 @@ from boost_core.config.model import FamilyName, ModelConfig
 from boost_core.config.presets import PRESETS
 from boost_core.hardware import BYTES, DEVICE_BYTES
 from boost_core.plan.cluster import Cluster
-from boost_core.plan.devices import device_bytes, kind_of_gpu, too_large
+from boost_core.plan.devices import at, device_bytes, kind_of_gpu, too_large
 from boost_core.plan.flops import model_flops_per_token
 from boost_core.plan.machine import Machine, machine_for
 from boost_core.plan.measured import MeasuredProfile
@@ -63,6 +63,7 @@ class PlannedShape(Config):
     pipeline_parallel_size: int
     data_parallel_size: int
     world_size: int
+    recompute: str = Field(description="What parallelism.recompute comes to.")
     memory: Memory
     device_memory_bytes: int | None = Field(
         description="Memory of the requested GPU model; null for CPUs and unknown models."
@@ -126,9 +127,10 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
         ValueError: A layout does not go into the machine's network.
     """
     machine = machine or machine_of(spec)
-    parts = {layout: step_parts(spec, layout, machine) for layout in spec.layouts()}
+    jobs = {layout: at(spec, layout) for layout in spec.layouts()}
+    parts = {layout: step_parts(job, layout, machine) for layout, job in jobs.items()}
     layouts = list(parts)
-    planned = tuple(_planned(spec, layout, parts[layout], machine.profile) for layout in layouts)
+    planned = tuple(_planned(job, layout, parts[layout], machine.profile) for layout, job in jobs.items())
     fitting = [layout for layout, each in zip(layouts, planned, strict=True) if each.fits_device is not False]
     best = fastest(spec, fitting, lambda layout: parts[layout].total)
     return Plan(
@@ -181,6 +183,7 @@ def _planned(spec: JobSpec, layout: Layout, seconds: StepSeconds, profile: Profi
     memory, device = rank_memory(spec, layout), device_bytes(spec.resources)
     return PlannedShape(
         **layout.sizes,
+        recompute=spec.parallelism.recompute,
         world_size=layout.world_size,
         memory=Memory(**asdict(memory)),
         device_memory_bytes=device,
@@ -195,7 +198,7 @@ def _planned(spec: JobSpec, layout: Layout, seconds: StepSeconds, profile: Profi
 
 
 def _communication(spec: JobSpec, layout: Layout) -> Communication:
-    parallelism = spec.at(layout).parallelism
+    parallelism = spec.parallelism
     if layout.tp == 1:
         return Communication(all_reduces=0, elements_per_token=0)
     payloads, blocks = micro_batch_payloads(spec.model, parallelism), spec.model.num_hidden_layers

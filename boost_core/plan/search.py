@@ -19,11 +19,11 @@ from typing import Any
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.config.legality import layout_problems
+from boost_core.plan.devices import SPARE
 from boost_core.plan.machine import Machine
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.throughput import StepSeconds, step_parts
 
-SPARE = 0.04  # of a device's memory
 _MOST_STAGES = 32  # ``ParallelismConfig.pipeline_parallel_size``
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")

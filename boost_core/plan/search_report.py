@@ -10,8 +10,32 @@ from boost_core.config.base import Config
 from boost_core.config.job import JobSpec
 from boost_core.plan.devices import device_bytes
 from boost_core.plan.machine import Machine
-from boost_core.plan.report import StepParts
+from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.network import NetworkConfig
+from boost_core.plan.report import StepParts, machine_of
 from boost_core.plan.search import Choice, reasons, search, sensitivities
+
+
+class PlanSearch(Config):
+    """What the best ways to train a job are searched for."""
+
+    gpus: int = Field(ge=1, le=65_536, description="How many there are at most.")
+    cluster: NetworkConfig | None = Field(None, description="Their network; default: nodes of 8 GPUs.")
+    profile: MeasuredProfile | None = Field(
+        None, description="What `boost bench profile` measured of such GPUs; default: data sheets."
+    )
+    top: int = Field(5, ge=1, le=100, description="How many ways to give.")
+    explain: bool = Field(
+        False, description="Find out which inputs would change the choice: a search for each input and direction."
+    )
+
+    def machine(self, spec: JobSpec) -> Machine:
+        """What the job would run on.
+
+        Raises:
+            ValueError: The profile is of another precision.
+        """
+        return machine_of(spec, self.profile, None if self.cluster is None else self.cluster.cluster())
 
 
 class PlannedChoice(Config):
@@ -38,26 +62,26 @@ class SearchReport(Config):
     would_change: tuple[str, ...] = Field(description="Inputs that, changed by 20 %, would change the choice.")
 
 
-def search_report(spec: JobSpec, gpus: int, machine: Machine, top: int = 5, explain: bool = False) -> SearchReport:
+def search_report(spec: JobSpec, asked: PlanSearch) -> SearchReport:
     """Search and report.
 
     Args:
         spec: The job.
-        gpus: How many there are at most.
-        machine: What they are.
-        top: How many choices to give.
-        explain: Whether to find out what would change the choice, which takes a search for each input and direction.
+        asked: What for.
+
+    Raises:
+        ValueError: The profile is of another precision.
     """
-    device = device_bytes(spec.resources)
+    device, machine = device_bytes(spec.resources), asked.machine(spec)
     limit = inf if device is None else device
-    found = search(spec, gpus, machine, limit, top)
+    found = search(spec, asked.gpus, machine, limit, asked.top)
     return SearchReport(
         choices=tuple(_planned(choice, machine) for choice in found.choices),
         combinations=found.timed,
         device_memory_bytes=device,
         provenance="measured" if machine.profile.measured else "assumed",
         why=tuple(reasons(found, limit)),
-        would_change=tuple(sensitivities(spec, gpus, machine, limit)) if explain else (),
+        would_change=tuple(sensitivities(spec, asked.gpus, machine, limit)) if asked.explain else (),
     )
 
 

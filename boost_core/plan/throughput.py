@@ -29,6 +29,7 @@ from boost_core.config.layout import Layout
 from boost_core.hardware import BYTES
 from boost_core.plan.cluster import Row
 from boost_core.plan.collectives import group_seconds
+from boost_core.plan.devices import at
 from boost_core.plan.machine import Machine, captures_steps, machine_for
 from boost_core.plan.parameters import block_parameters
 from boost_core.plan.stages import Stage, cut
@@ -93,7 +94,7 @@ def step_parts(spec: JobSpec, layout: Layout, machine: Machine | None = None) ->
     Raises:
         ValueError: The layout's groups do not go into the machine's network.
     """
-    return _Step(spec.at(layout), layout, machine or machine_for(spec.resources, spec.training.precision)).parts()
+    return _Step(at(spec, layout), layout, machine or machine_for(spec.resources, spec.training.precision)).parts()
 
 
 class _Step:

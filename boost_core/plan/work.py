@@ -6,8 +6,8 @@ blocks are taken for such as latents cross into; and a block that is computed ag
 
 ==========  ==========================================================================================================
 attention   4 FLOPs for each pair of positions and element of the queries, and 10 backward, as its kernels compute the
-            scores again (arXiv 2205.14135). Pairs of a token are half its sequence; with a mask, which keeps
-            documents apart or lets a window slide, all of it: its kernels go through what the mask hides
+            scores again (arXiv 2205.14135). Pairs of a token are half its sequence, or what a window shows of it;
+            documents that are apart are taken to be as long as a sequence, as how long they are is not known
 passes      elements read and written outside of products, about: residual 6w and 6w backward; a norm that is a pass of
             its own 4w and 8w, and those of heads 4(q + k) and 8(q + k); rotary embedding 2(q + k) both ways; the MLP's
             product 3m and 5m; latents that are scaled or activated 2 and 3 of each, thrice that where latents of the
@@ -124,9 +124,9 @@ def block_work(job: JobSpec) -> Passes:
 
 def pairs_of_token(job: JobSpec) -> float:
     """Positions that attention goes through for each token, in the mean."""
-    length, window = job.training.sequence_length, job.model.sliding_window
-    masked = job.data.documents_apart or (window is not None and window < length)
-    return length if masked else (length + 1) / 2
+    length = job.training.sequence_length
+    window = min(length, job.model.sliding_window or length)
+    return window - window * (window - 1) / (2 * length)
 
 
 @lru_cache(1024)

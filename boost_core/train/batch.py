@@ -1,4 +1,7 @@
-"""Sequences as a model takes them."""
+"""Sequences as a model takes them.
+
+Shape suffixes: b sequences of s positions, and t = s + 1 tokens; T = b·s tokens; n places for documents in a sequence.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,48 +10,79 @@ import torch
 
 from boost_core.data.sampler import Sequences
 
+# A captured step has room for documents of so many tokens in the mean. Each place costs attention's kernels a launch of
+# empty blocks, whether it is taken or not.
+_MEAN_DOCUMENT, _FEWEST_PLACES = 128, 16
+
+
+def document_places(sequence_length: int) -> int:
+    """Documents of a sequence for which a captured step has room."""
+    return max(sequence_length // _MEAN_DOCUMENT, _FEWEST_PLACES)
+
+
+def most_documents(sequences: Sequences, end_of_document: int | None) -> int:
+    """Documents in that of ``[b, t]`` sequences on the host that has most, and one more where its last one ends."""
+    if end_of_document is None:
+        return 1
+    return 1 + int((sequences[:, :-1] == end_of_document).sum(axis=1).max())
+
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokens of some sequences, one after the other; T tokens.
+    """Tokens of some sequences, one after the other.
 
     Attributes:
-        tokens: Their ids, ``[T]``, as the next three.
+        tokens: Their ids, ``[T]``, as the next two.
         targets: What follows each.
         counts: Whether its loss counts: 0 where another document's first token follows, and documents are apart.
-        documents: The number of its document within the sequence; ``None`` where all see all.
+        starts: Where each document begins in its sequence, ``[b, n]`` in 32 bits, in order, and s in places that are
+            not taken; ``None`` where all see all.
     """
 
     tokens: torch.Tensor
     targets: torch.Tensor
     counts: torch.Tensor
-    documents: torch.Tensor | None
+    starts: torch.Tensor | None
 
     @classmethod
     def of(cls, sequences: Sequences, end_of_document: int | None, device: torch.device) -> "Batch":
-        """Those of ``[b, s + 1]`` sequences on the host; see ``of_tokens``."""
-        return cls.of_tokens(torch.from_numpy(sequences).to(device), end_of_document)
+        """Those of ``[b, t]`` sequences on the host; see ``of_tokens``."""
+        places = most_documents(sequences, end_of_document)
+        return cls.of_tokens(torch.from_numpy(sequences).to(device), end_of_document, places)
 
     @classmethod
-    def of_tokens(cls, token_bt: torch.Tensor, end_of_document: int | None) -> "Batch":
-        """Those of ``[b, s + 1]`` sequences where they are to live.
+    def of_tokens(cls, token_bt: torch.Tensor, end_of_document: int | None, places: int) -> "Batch":
+        """Those of ``[b, t]`` sequences where they are to live.
 
         Args:
             token_bt: The sequences.
             end_of_document: The token that ends a document, which belongs to it; ``None`` to let documents see each
                 other.
+            places: At least ``most_documents``, which the shapes then do not depend on.
         """
         token_bs, target_bs = token_bt[:, :-1], token_bt[:, 1:]
-        ends_bs, document_T = torch.zeros_like(token_bs), None
+        ends_bs, start_bn = torch.zeros_like(token_bs), None
         if end_of_document is not None:
             ends_bs = (token_bs == end_of_document).to(torch.int64)
-            document_T = (ends_bs.cumsum(dim=1) - ends_bs).reshape(-1)
+            start_bn = _starts(ends_bs, places)
         counts_T = (1.0 - ends_bs.reshape(-1)).float()
-        return cls(token_bs.reshape(-1), target_bs.reshape(-1), counts_T, document_T)
+        return cls(token_bs.reshape(-1), target_bs.reshape(-1), counts_T, start_bn)
 
-    def micro_batches(self, tokens: int) -> Iterator["Batch"]:
-        """Equal parts of so many tokens."""
-        for begin in range(0, len(self.tokens), tokens):
-            here = slice(begin, begin + tokens)
-            documents = None if self.documents is None else self.documents[here]
-            yield Batch(self.tokens[here], self.targets[here], self.counts[here], documents)
+    def micro_batches(self, count: int) -> Iterator["Batch"]:
+        """So many equal parts."""
+        flat = zip(*(tensor.chunk(count) for tensor in (self.tokens, self.targets, self.counts)), strict=True)
+        starts = [None] * count if self.starts is None else self.starts.chunk(count)
+        for (tokens, targets, counts), start_bn in zip(flat, starts, strict=True):
+            yield Batch(tokens, targets, counts, start_bn)
+
+
+def _starts(ends_bs: torch.Tensor, places: int) -> torch.Tensor:
+    """``Batch.starts`` of sequences in which documents end at ones."""
+    length = ends_bs.shape[1]
+    # What ends no document goes to a place behind the last, which nobody reads.
+    place_bs = ends_bs.cumsum(dim=1).masked_fill(ends_bs == 0, places)
+    after_bs = torch.arange(1, length + 1, dtype=torch.int32, device=ends_bs.device).expand_as(place_bs)
+    start_bn = torch.full((len(ends_bs), places + 1), length, dtype=torch.int32, device=ends_bs.device)
+    start_bn.scatter_(1, place_bs, after_bs)
+    start_bn[:, 0].zero_()
+    return start_bn[:, :places]

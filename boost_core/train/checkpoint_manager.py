@@ -52,8 +52,9 @@ class CheckpointManager:
         self._newest: tuple[int, list[Chunk]] | None = None  # step and copies
         owner_of = membership.owner_of if every else ()
         self._saver = Saver(
-            folder, spec.checkpoint, membership.snapshots, owner_of, membership.after_copy, membership.before_save
-        )
+            folder, spec.checkpoint, membership.snapshots, owner_of, membership.before_copy, membership.after_copy,
+            membership.before_save,
+        )  # fmt: skip
         self._copy_seconds, self._held_seconds = 0.0, 0.0
         self._failing_since: float | None = None
         self._reported, self._reported_at = 0, -REPORT_SECONDS  # the newest due step that was, and when
@@ -70,6 +71,7 @@ class CheckpointManager:
             self._membership.snapshots.keep_only(recovery.parts[0].key.generation, recovery.step)
         if self._due.wanted:
             self._copy(ask_store=stored_step is None)
+        self._copies.prepare(self._state.chunks())
 
     def before_step(self) -> bool:
         """Report what has become of the copy before, and have it make way if one is due after the step that begins.

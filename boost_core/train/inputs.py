@@ -22,14 +22,14 @@ class StepInputs:
     Attributes:
         token_bt: Each sequence with the token that follows it.
         loss_limit: The loss above which the step has diverged, one float64 element.
-        notices: What this rank asks of all, one float64 element each, 0 or 1: to halt, to store before that, and to put
-            off a copy of the state.
+        notices: What this rank tells all, one float64 element each, 0 or 1: to halt, to store before that, to put off
+            a copy of the state, and that its next batch has more documents than a captured step has room for.
     """
 
     def __init__(self, sequences: int, length: int, device: torch.device) -> None:
         self._on_host = [
             torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
-            for shape, dtype in (((sequences, length + 1), torch.int64), ((4,), torch.float64))
+            for shape, dtype in (((sequences, length + 1), torch.int64), ((5,), torch.float64))
         ]
         self._written = [tensor.numpy() for tensor in self._on_host]
         # On CPU these are the same tensors.
@@ -37,7 +37,7 @@ class StepInputs:
         self.token_bt, words = self._read
         self.loss_limit, *self.notices = words.unbind()
 
-    def write(self, sequences: Sequences, loss_limit: float, notices: tuple[bool, bool, bool]) -> None:
+    def write(self, sequences: Sequences, loss_limit: float, notices: tuple[bool, bool, bool, bool]) -> None:
         """Those of the next step, ``[b, t]`` tokens first; b may be fewer than there is room for."""
         tokens, words = self._written
         tokens[: len(sequences)] = sequences

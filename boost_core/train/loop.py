@@ -12,16 +12,18 @@ from boost_core.checkpoint.shards import SaveFailed
 from boost_core.config import JobSpec
 from boost_core.config.sources.files import check_data
 from boost_core.data.corpus import Corpus, load_corpus, unigram_entropy
-from boost_core.data.sampler import Sampler
+from boost_core.data.sampler import EvaluationSet, Sampler
 from boost_core.messages.reports import (
     Cause,
     EvaluationReport,
     Fault,
     FaultReport,
     InterruptionReport,
+    NamedLoss,
     Report,
     Reporter,
     RestartReport,
+    SampleReport,
     StartReport,
     StepReport,
 )
@@ -35,6 +37,7 @@ from boost_core.train.evaluate import evaluate
 from boost_core.train.garbage import collected_between_steps
 from boost_core.train.membership import Membership, Outcome, StepTimes
 from boost_core.train.resume import load_newest
+from boost_core.train.sample import Prompts
 from boost_core.train.state import TrainState
 from boost_core.train.step import Requests, StepResult, training_step
 
@@ -90,6 +93,8 @@ def _stepped(run: "_Run", state: TrainState) -> Outcome:
             ahead, last = state.step > before, state.step == spec.training.steps
             if ahead and (last or state.step % spec.training.evaluate_every_steps == 0):
                 run.evaluate()
+            if ahead:
+                run.sample()
             if asked.halt and not last:
                 return run.halt(asked.store)
             if ahead:  # else it has gone back to a state that is kept already
@@ -187,6 +192,10 @@ class _Run(_Keeping):
         super().__init__(state, membership, reporter)
         training = state.spec.training
         self._corpus, self._sampler = corpus, Sampler(corpus, training.sequence_length, training.seed)
+        length, most = training.sequence_length, training.evaluate_sequences
+        self._kept = EvaluationSet.of([(each.validation, each.weight) for each in corpus.streams], length, most)
+        self._named = {name: EvaluationSet.of([(each, 1.0)], length, most) for name, each in corpus.validation.items()}
+        self._prompts = Prompts(state.spec)
         self._divergence = DivergenceDetector(state.spec.fault_tolerance)
         self._ended: float | None = None  # the step before
         self._flops = FlopRates.of(state.spec, _device_name(state.mesh.device))
@@ -291,18 +300,33 @@ class _Run(_Keeping):
     def evaluate(self) -> None:
         """Evaluate on validation text and report it."""
         started = time.perf_counter()
-        loss, tokens = evaluate(self._state, self._corpus)
+        found = evaluate(self._state, self._kept, self._membership.refuse_aborted)
+        sets = tuple(self._evaluated(name, on) for name, on in self._named.items())
         self._membership.refuse_aborted()
         if self._reporter:
             self._report(
                 EvaluationReport(
+                    **found.model_dump(),
                     step=self._state.step,
-                    loss=loss,
-                    tokens=tokens,
                     unigram_entropy=self._unigram_entropy,
+                    sets=sets,
                     seconds=time.perf_counter() - started,
                 )
             )
+
+    def _evaluated(self, name: str, on: EvaluationSet) -> NamedLoss:
+        found = evaluate(self._state, on, self._membership.refuse_aborted)
+        if self._reporter:  # so that nobody takes several large sets for a gang that hangs
+            logger.info("validated on %s", name)
+        return NamedLoss(name=name, **found.model_dump())
+
+    def sample(self) -> None:
+        """Have the model make text of the job's prompts, if that is due, and report it."""
+        step, started = self._state.step, time.perf_counter()
+        if not self._prompts.is_due(step):
+            return
+        samples = self._prompts.take(self._state, self._membership.refuse_aborted)
+        self._report(SampleReport(step=step, samples=samples, seconds=time.perf_counter() - started))
 
     @cached_property
     def _unigram_entropy(self) -> float:

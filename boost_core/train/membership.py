@@ -11,6 +11,7 @@ from torch.distributed import DistError
 from boost_core.checkpoint.snapshot_store import Fetch, SnapshotStore
 from boost_core.parallel.clock import StepParts
 from boost_core.parallel.ledger import Totals
+from boost_core.parallel.symmetric_memory import abort_all
 from boost_core.plan.snapshots import MemoryState, SnapshotKey
 
 
@@ -57,8 +58,9 @@ class Membership:
         fetch: Gets parts of a snapshot from its owner.
         halt: Set it to stop after a step; all ranks then stop after the same one.
         store: Set it before, to have a checkpoint written then.
-        aborted: Set it before collectives are aborted: what they give from then on is worth nothing.
+        aborted: Set before collectives are aborted: what they give from then on is worth nothing.
         after_step: Told of each step on every rank, before the next.
+        before_copy: Called before a copy of the state is kept anywhere; from a thread.
         after_copy: Told of each step whose state is in the memory of two ranks for every rank; from a thread.
         before_save: Called before a checkpoint is written; what it raises is taken for the store's refusal.
         while_saving: Told again and again, after the last step, what the store has said to the last checkpoint; empty
@@ -75,10 +77,16 @@ class Membership:
     store: threading.Event = field(default_factory=threading.Event)
     aborted: threading.Event = field(default_factory=threading.Event)
     after_step: Callable[[StepTimes], None] = lambda _: None
+    before_copy: Callable[[], None] = lambda: None
     after_copy: Callable[[int], None] = lambda _: None
     before_save: Callable[[], None] = lambda: None
     while_saving: Callable[[str], None] = lambda _: None
     waited_seconds: float = 0.0
+
+    def abort(self) -> None:
+        """Have the kernels end that wait for a rank that is gone. NCCL's collectives are for the caller to abort."""
+        self.aborted.set()
+        abort_all()
 
     def refuse_aborted(self) -> None:
         """Called once values are there that collectives had a part in, before they count for anything.

@@ -34,6 +34,7 @@ from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.mesh import ParallelMesh
 from boost_core.parallel.process_groups import ProcessGroups
 from boost_core.parallel.shard import WeightMaker, initial_value, make_weights, shard_of, split_axes
+from boost_core.parallel.symmetric_memory import connect
 from boost_core.plan.snapshots import MemoryState
 from boost_core.plan.stages import cut
 from boost_core.train.inputs import StepInputs
@@ -66,6 +67,7 @@ class TrainState:
         graph: Does that work.
         step: Optimizer steps done.
         samples: Samples consumed, which is the data cursor.
+        roomy: The cursor of a batch whose documents all ranks know to fit into a captured step, if there is one.
     """
 
     spec: JobSpec
@@ -84,6 +86,7 @@ class TrainState:
     graph: StepGraph
     step: int = 0
     samples: int = 0
+    roomy: int | None = None
 
     @classmethod
     def initial(
@@ -107,6 +110,7 @@ class TrainState:
         stages = cut(spec.model, spec.parallelism, training.sequence_length)[
             groups.pipeline.rank :: groups.pipeline.size
         ]
+        _use_symmetric_memory(spec, mesh, tensor)
         fp8 = _computes_in_fp8(training.precision, device, groups.gang)
         model, split = build(spec.model, spec.parallelism, tensor, stages, training.z_loss, fp8)
         make(model, split, tensor.rank, tensor.size, training.seed, device)
@@ -211,6 +215,18 @@ def _computes_in_fp8(precision: str, device: torch.device, gang: Communicator) -
         why = reason or "another rank's device has none"
         logger.warning("training.precision is fp8, and %s: products are in bf16", why)
     return False
+
+
+def _use_symmetric_memory(spec: JobSpec, mesh: ParallelMesh, tensor: Communicator) -> None:
+    """Have a tensor parallel group exchange through symmetric memory what the job says; says so if it cannot."""
+    limits = spec.parallelism.symmetric_memory
+    if limits is None or tensor.size == 1:
+        return
+    symmetric, why = connect(limits, mesh.group("tp"), mesh.device)
+    if symmetric is not None:
+        tensor.use(symmetric)
+    elif tensor.rank == 0:
+        logger.warning("parallelism.symmetric_memory is set, and %s: all-reduces go without it", why)
 
 
 def _pipeline(

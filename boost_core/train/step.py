@@ -13,8 +13,9 @@ from boost_core.data.sampler import Sampler, Sequences, replica_share
 from boost_core.optim.norm import clip_factor, global_norm
 from boost_core.optim.schedule import learning_rate
 from boost_core.parallel.ledger import Part
-from boost_core.train.batch import Batch
+from boost_core.train.batch import Batch, document_places, most_documents
 from boost_core.train.state import TrainState
+from boost_core.train.step_graph import Results
 
 
 @dataclass(frozen=True)
@@ -64,38 +65,73 @@ def training_step(
         requests: What this rank asks of all.
         refuse: Called before the step's values count; raises if they must not.
     """
-    replicas, size = state.process_groups.data, state.spec.training.batch_size(state.step + 1)
+    size = state.spec.training.batch_size(state.step + 1)
     state.clock.begin()
     with record_function("data"):  # these are names for profiles
-        sequences = sampler.sequences(*replica_share(state.samples, size, replicas.rank, replicas.size))
+        sequences = _sequences(state, sampler, state.samples, size)
+        crowded = _crowded(state, sampler, state.samples + size)
     state.clock.has_batch()
-    state.inputs.write(sequences, loss_limit, (requests.halt, requests.store, requests.put_off))
-    work = partial(_reduced, state, size)
-    # A graph is of batches of one size: the last, that most steps have.
-    values = state.graph.run(work) if size == state.spec.training.global_batch_size else work()
+    state.inputs.write(sequences, loss_limit, (requests.halt, requests.store, requests.put_off, crowded))
+    values, clip = _worked(state, size, most_documents(sequences, state.end_of_document))
     with record_function("optimizer"):
-        return _update(state, values, refuse)
+        return _update(state, values, clip, refuse)
 
 
-def _reduced(state: TrainState, size: int) -> torch.Tensor:
+def _sequences(state: TrainState, sampler: Sampler, samples: int, size: int) -> Sequences:
+    """This replica's part of a global batch."""
+    replicas = state.process_groups.data
+    return sampler.sequences(*replica_share(samples, size, replicas.rank, replicas.size))
+
+
+def _crowded(state: TrainState, sampler: Sampler, samples: int) -> bool:
+    """Whether this replica's part of the next batch has too many documents for a captured step."""
+    training, following = state.spec.training, state.step + 2
+    if state.end_of_document is None or state.graph.obstacle is not None or following > training.steps:
+        return False
+    sequences = _sequences(state, sampler, samples, training.batch_size(following))
+    return most_documents(sequences, state.end_of_document) > document_places(training.sequence_length)
+
+
+def _worked(state: TrainState, size: int, documents: int) -> Results:
+    """Do the work of a step, as a graph where that can be; ``_reduced``.
+
+    Args:
+        state: The state.
+        size: Sequences of the global batch.
+        documents: Of the sequence of this replica's that has most.
+    """
+    training = state.spec.training
+    # A graph is of batches of one size: the last, that most steps have.
+    if state.graph.obstacle is None and size == training.global_batch_size:
+        if state.end_of_document is None or state.roomy == state.samples:
+            return state.graph.run(partial(_reduced, state, size, document_places(training.sequence_length)))
+        # NCCL wants all ranks to replay or none; and beside what a graph keeps there is no memory for the same again.
+        state.graph.forget()
+    return _reduced(state, size, documents)
+
+
+def _reduced(state: TrainState, size: int, documents: int) -> Results:
     """All of a step's work that the host only queues, so that it can be captured; of ``state.inputs`` and the weights.
 
     Args:
         state: What is read, and where gradients are left.
         size: Sequences of the global batch.
+        documents: Places for those of a sequence.
 
     Returns:
-        Loss and norm, then for divergence and for each notice the number of ranks that tell of it; one float64 each.
+        Loss and norm, then for divergence and for each notice the number of ranks that tell of it, one float64 each;
+        and what gradients are multiplied by so that their norm is not above its limit, one fp32 element.
     """
     sequences = size // state.process_groups.data.size
-    batch = Batch.of_tokens(state.inputs.token_bt[:sequences], state.end_of_document)
+    batch = Batch.of_tokens(state.inputs.token_bt[:sequences], state.end_of_document, documents)
     # The mean over the global batch is the sum of the replicas' parts of it, and so are the gradients.
     weight_N = batch.counts / _tokens_of_all(state, batch, size)
-    state.gradients.begin(sequences // state.spec.training.micro_batch_size)
+    micro_batches = sequences // state.spec.training.micro_batch_size
+    state.gradients.begin(micro_batches)
     if state.pipeline is None:
-        loss = _through_micro_batches(state, batch, weight_N)
+        loss = _through_micro_batches(state, batch, weight_N, micro_batches)
     else:
-        loss = state.pipeline.train(batch.tokens, batch.targets, weight_N, batch.documents)
+        loss = state.pipeline.train(batch.tokens, batch.targets, weight_N, batch.starts)
     state.clock.enter(Part.OPTIMIZER)
     with record_function("optimizer"):
         return _reduce(state, loss)
@@ -103,16 +139,15 @@ def _reduced(state: TrainState, size: int) -> torch.Tensor:
 
 def _tokens_of_all(state: TrainState, batch: Batch, size: int) -> float | torch.Tensor:
     """Tokens of the global batch of so many sequences whose losses count."""
-    if batch.documents is None:
+    if batch.starts is None:
         return size * state.spec.training.sequence_length
     return state.process_groups.data.all_reduce_(batch.counts.double().sum(), "tokens")
 
 
-def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tensor) -> torch.Tensor:
-    """Forward and backward of this replica's micro-batches, one by one; its part of the mean loss."""
-    tokens = state.spec.training.micro_batch_size * state.spec.training.sequence_length
+def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tensor, count: int) -> torch.Tensor:
+    """Forward and backward of so many micro-batches of this replica, one by one; its part of the mean loss."""
     loss = torch.zeros((), dtype=torch.float64, device=state.mesh.device)
-    for micro_batch, weight_T in zip(batch.micro_batches(tokens), torch.split(weight_N, tokens), strict=True):
+    for micro_batch, weight_T in zip(batch.micro_batches(count), weight_N.chunk(count), strict=True):
         state.clock.enter(Part.FORWARD)
         with record_function("forward"):
             part: torch.Tensor = (_losses(state, micro_batch) * weight_T).sum()
@@ -123,7 +158,7 @@ def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tens
     return loss
 
 
-def _reduce(state: TrainState, loss: torch.Tensor) -> torch.Tensor:
+def _reduce(state: TrainState, loss: torch.Tensor) -> Results:
     """What the ranks have of the step, brought together; see ``_reduced``."""
     optimizer, groups = state.optimizer, state.process_groups
     state.gradients.finish()
@@ -137,20 +172,21 @@ def _reduce(state: TrainState, loss: torch.Tensor) -> torch.Tensor:
             groups.embedding.all_reduce_(group.own_gradient, "tied embedding")
     jumps = ~(loss <= state.inputs.loss_limit)  # so does NaN
     norm, heard = global_norm(optimizer.groups, groups, (jumps, *state.inputs.notices))
-    return torch.stack([loss, norm, *heard])
+    return torch.stack([loss, norm, *heard]), clip_factor(norm, state.spec.optimizer.clip_norm)
 
 
-def _update(state: TrainState, values: torch.Tensor, refuse: Callable[[], None]) -> StepResult:
+def _update(state: TrainState, values: torch.Tensor, clip: torch.Tensor, refuse: Callable[[], None]) -> StepResult:
     """Update the weights with the gradients of the step, unless it has diverged."""
     spec = state.spec
-    loss_value, norm_value, jumped, halt, store, put_off = state.clock.values(values)
+    loss_value, norm_value, jumped, halt, store, put_off, crowded = state.clock.values(values)
     refuse()
     diverged = jumped > 0 or not math.isfinite(norm_value)
     state.step += 1
     state.samples += spec.training.batch_size(state.step)
+    state.roomy = None if crowded > 0 else state.samples
     rate = learning_rate(state.step, spec.training.steps, spec.optimizer)
     if not diverged:
-        state.optimizer.step(clip_factor(values[1], spec.optimizer.clip_norm), rate, state.step)
+        state.optimizer.step(clip, rate, state.step)
     return StepResult(loss_value, norm_value, rate, diverged, Requests(halt > 0, store > 0, put_off > 0))
 
 
@@ -160,13 +196,16 @@ def losses(state: TrainState, sequences: Sequences) -> tuple[torch.Tensor | None
     The losses are ``None`` on pipeline ranks without the last stage.
     """
     batch = Batch.of(sequences, state.end_of_document, state.mesh.device)
+    return forward(state, batch), batch.counts
+
+
+def forward(state: TrainState, batch: Batch) -> torch.Tensor | None:
+    """What the head gives of each token, ``[T]``, without a backward pass; ``None`` on ranks without the last stage."""
     if state.pipeline is None:
-        return _losses(state, batch), batch.counts
-    return state.pipeline.losses(batch.tokens, batch.targets, batch.documents), batch.counts
+        return _losses(state, batch)
+    return state.pipeline.losses(batch.tokens, batch.targets, batch.starts)
 
 
 def _losses(state: TrainState, batch: Batch) -> torch.Tensor:
-    losses_T: torch.Tensor = state.model(
-        batch.tokens, batch.targets, state.rotation.with_document_mask(batch.documents)
-    )
+    losses_T: torch.Tensor = state.model(batch.tokens, batch.targets, state.rotation.with_documents(batch.starts))
     return losses_T

@@ -17,13 +17,15 @@ import torch
 from boost_core.config import JobSpec
 from boost_core.parallel.clock import StepClock
 from boost_core.parallel.ledger import CommunicationLedger
+from boost_core.plan.machine import attends_on_device
 
 logger = logging.getLogger(__name__)
 
 # In the first, kernels are compiled, communicators made, and the order of gradients learnt; the second sends by it.
 WARM_STEPS = 2
 
-Work = Callable[[], torch.Tensor]  # queues a step's work, and gives what is to be read of it
+Results = tuple[torch.Tensor, torch.Tensor]  # what is to be read of a step's work, and what its update goes on with
+Work = Callable[[], Results]  # queues a step's work
 
 
 class CudaGraph:
@@ -33,7 +35,7 @@ class CudaGraph:
         self._graph = torch.cuda.CUDAGraph()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def warm(self, work: Work) -> torch.Tensor:
+    def warm(self, work: Work) -> Results:
         """Do the work on the stream on which it will be captured, as libraries keep memory for each stream."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -41,7 +43,7 @@ class CudaGraph:
         torch.cuda.current_stream().wait_stream(self._stream)
         return values
 
-    def capture(self, work: Work) -> torch.Tensor:
+    def capture(self, work: Work) -> Results:
         """Take note of the work; what it gives is there after each ``replay``."""
         # Other threads, which copy checkpoints and watch over NCCL, may do meanwhile what no capture allows.
         with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
@@ -52,8 +54,9 @@ class CudaGraph:
         self._graph.replay()
 
     def reset(self) -> None:
-        """Let go of it, and of its memory."""
+        """Let go of it, and of its memory; another may be captured then. The stream stays, which is warm."""
         self._graph.reset()
+        self._graph = torch.cuda.CUDAGraph()
 
 
 class StepGraph:
@@ -79,17 +82,17 @@ class StepGraph:
         self._clock, self._ledger, self._all_agree, self._abandon = clock, ledger, all_agree, abandon
         self._graph = CudaGraph() if obstacle is None else None
         self._warm_steps = 0
-        self._replay: Callable[[], torch.Tensor] | None = None
+        self._replay: Callable[[], Results] | None = None
         self._failure: str | None = None
 
-    def run(self, work: Work) -> torch.Tensor:
+    def run(self, work: Work) -> Results:
         """Do a step's work and give what it gives. The work is the same every time, and reads the same memory.
 
         Raises:
             ValueError: It cannot be captured, and has to be; on all ranks.
         """
         if self._graph is None:
-            return work()
+            raise AssertionError(self.obstacle)
         if self._warm_steps < WARM_STEPS:
             self._warm_steps += 1
             return self._graph.warm(work)
@@ -109,7 +112,13 @@ class StepGraph:
             self._graph.reset()
             self._graph = None
 
-    def _captured(self, graph: CudaGraph, work: Work) -> Callable[[], torch.Tensor] | None:
+    def forget(self) -> None:
+        """Give a graph's memory back, if there is one. The next ``run`` captures anew."""
+        if self._graph is not None and self._replay is not None:
+            self._graph.reset()
+            self._replay = None
+
+    def _captured(self, graph: CudaGraph, work: Work) -> Callable[[], Results] | None:
         cause = None
         with self._ledger.recorded() as collectives, self._clock.recorded() as parts:
             try:
@@ -123,7 +132,7 @@ class StepGraph:
             self._give_up(cause or "another rank could not capture it")
             return None
 
-        def replay() -> torch.Tensor:
+        def replay() -> Results:
             graph.replay()
             self._ledger.replay(collectives)
             self._clock.replay(parts)
@@ -150,4 +159,6 @@ def obstacle(spec: JobSpec, device: torch.device) -> str | None:
         return "the host takes part in a pipeline's schedule"
     if device.type != "cuda":
         return "the job trains on CPU"
+    if not attends_on_device(spec):
+        return "attention to documents or windows in fp32, or by such heads, takes each by itself"
     return None

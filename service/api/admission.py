@@ -7,17 +7,20 @@ from typing import TypeVar
 from fastapi.concurrency import run_in_threadpool
 
 from boost_core.config import JobSpec
-from boost_core.config.data import BYTES
+from boost_core.config.data import BYTES, SourceConfig
 from boost_core.config.parsing.urls import StorageOptions, giving_up_soon
-from boost_core.config.sources.files import UnfitData, check_data
+from boost_core.config.sources.files import UnfitData, check_data, list_files, tokenizer_vocabulary
 from boost_core.plan.devices import nothing_fits
 from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidJob
+from service.jobs.datasets import DatasetNotFound
+from service.models.datasets import DatasetRequest, DatasetState
 from service.models.problems import FieldError
 from service.security.redaction import redact
 from service.security.secrets import SecretReference, SecretUnusable, load
-from service.security.storage_policy import named_places, prefix_errors
+from service.security.storage_policy import named_places, prefix_errors, refused_places
+from service.trackers.opening import tracker_errors
 
 _MOST_NAMED = 3
 
@@ -38,7 +41,8 @@ async def if_fit(spec: JobSpec, context: Context, tenant: str, then: Callable[[]
         StoreUnavailable: Its data is where nothing answers.
     """
     check = partial(_refuse_unfit, spec, context, tenant)
-    if spec.credentials is not None or any(named_places(spec)):
+    names_secret = spec.credentials is not None or (spec.trackers.mlflow and spec.trackers.mlflow.credentials)
+    if names_secret or any(named_places(spec)):
         await context.stores.run(tenant, _data_of(spec), check)
         return await run_in_threadpool(then)
 
@@ -49,9 +53,72 @@ async def if_fit(spec: JobSpec, context: Context, tenant: str, then: Callable[[]
     return await run_in_threadpool(check_and_go_on)
 
 
+async def if_dataset_fits(request: DatasetRequest, context: Context, tenant: str) -> None:
+    """Look a dataset up before it is made: its places, its files, its tokenizer and its secret.
+
+    Raises:
+        InvalidJob: It could not be made; names the fields at fault.
+        StoreUnavailable: Its data is where nothing answers.
+    """
+    named = ", ".join(map(repr, request.source.paths[:_MOST_NAMED])) or "the standard library"
+    await context.stores.run(tenant, f"data: {named}", partial(_refuse_unfit_dataset, request, context, tenant))
+
+
+def _refuse_unfit_dataset(request: DatasetRequest, context: Context, tenant: str) -> None:
+    places = [(f"source.paths[{number}]", path) for number, path in enumerate(request.source.paths)]
+    places += [("tokenizer", request.tokenizer)] if request.tokenizer != BYTES else []
+    places += [("url", request.url)] if request.url is not None else []
+    if errors := refused_places(places, context.settings.prefixes(), tenant):
+        raise InvalidJob(errors)
+    field = "credentials"
+    try:
+        options = giving_up_soon(_secret_options(request.credentials, context, tenant))
+        field = "source.paths"
+        list_files(request.source, options)
+        field = "tokenizer"
+        tokenizer_vocabulary(request.tokenizer, options)
+    except ValueError as error:
+        raise InvalidJob([FieldError(field=field, message=redact(str(error)))]) from error
+    except Exception as error:  # the clients of object stores raise types of their own
+        problem = f"cannot be looked up: {error}; check the URL and that the service has credentials for it"
+        raise InvalidJob([FieldError(field=field, message=redact(problem))]) from error
+
+
+def with_dataset(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None = None) -> JobSpec:
+    """The job with the shards of the dataset that it names written into it; any other job as it is.
+
+    Args:
+        spec: The job.
+        context: The service's parts.
+        tenant: Whose it is.
+        original: The job that it is a clone of, whose shards it keeps, whatever its dataset's name means by now.
+
+    Raises:
+        InvalidJob: There is no such dataset, it is not ready, or the job names other shards, too.
+    """
+    name = spec.data.dataset
+    if name is None:
+        return spec
+    if original and spec.data.source and (name, spec.data.source) == (original.data.dataset, original.data.source):
+        return spec
+    try:
+        dataset = context.datasets.get(name, tenant)
+    except DatasetNotFound as error:
+        raise InvalidJob([FieldError(field="data.dataset", message=str(error), value=name)]) from error
+    if dataset.state is not DatasetState.READY:
+        message = f"the dataset {name!r} is {dataset.state} ({dataset.message}); wait until it is READY"
+        raise InvalidJob([FieldError(field="data.dataset", message=message, value=name)])
+    source = SourceConfig(kind="tokenized", paths=(dataset.url,))
+    if spec.data.source not in (None, source):
+        message = f"names other shards than the dataset {name!r} has; leave it out"
+        raise InvalidJob([FieldError(field="data.source", message=message)])
+    return spec.model_copy(update={"data": spec.data.model_copy(update={"source": source})})
+
+
 def _data_of(spec: JobSpec) -> str:
     """What is looked up, for messages."""
-    paths = [path for source, _ in spec.data.sources for path in source.paths]
+    sources = [*(source for source, _ in spec.data.sources), *spec.data.validation]
+    paths = [path for source in sources for path in source.paths]
     if spec.data.tokenizer not in (None, BYTES):
         paths.append(spec.data.tokenizer)
     named = ", ".join(map(repr, paths[:_MOST_NAMED])) + (" and others" if len(paths) > _MOST_NAMED else "")
@@ -72,6 +139,8 @@ def _refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
         options = storage_options(spec, context, tenant)
     except SecretUnusable as error:
         raise InvalidJob([FieldError(field="credentials", message=str(error))]) from error
+    if errors := tracker_errors(spec, context.settings, tenant):
+        raise InvalidJob(errors)
     _refuse_absent_data(spec, options)
 
 
@@ -81,9 +150,13 @@ def storage_options(spec: JobSpec, context: Context, tenant: str) -> StorageOpti
     Raises:
         SecretUnusable: The secret that the job names is not there, or not as it should be.
     """
-    if spec.credentials is None:
+    return _secret_options(spec.credentials, context, tenant)
+
+
+def _secret_options(credentials: str | None, context: Context, tenant: str) -> StorageOptions | None:
+    if credentials is None:
         return None
-    return load(SecretReference(str(context.settings.secrets_dir), tenant, spec.credentials)).storage_options()
+    return load(SecretReference(str(context.settings.secrets_dir), tenant, credentials)).storage_options()
 
 
 def _refuse_absent_data(spec: JobSpec, options: StorageOptions | None) -> None:

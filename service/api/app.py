@@ -27,6 +27,8 @@ from service.api.routes import (
     audit,
     changes,
     checkpoints,
+    datasets,
+    evaluations,
     events,
     health,
     history,
@@ -38,9 +40,11 @@ from service.api.routes import (
     queues,
     session,
     targets,
+    trackers,
 )
 from service.api.store_access import StoreAccess
 from service.api.streaming.following import Feeds
+from service.jobs.datasets import DatasetStore
 from service.jobs.store import JobStore
 from service.settings import Settings
 from service.telemetry.process import ProcessMetrics
@@ -98,6 +102,7 @@ def create_app(
         store,
         settings,
         readiness,
+        DatasetStore(store),
         QuotaStore(store),
         Feeds(store, known_keys, stopping),
         known_keys,
@@ -112,7 +117,8 @@ def create_app(
     app.router.middleware_stack = Gate(app.router.middleware_stack, known_keys, limits, settings)
     allow_origins(app, settings.cors_origins)
     # Each router is tried in turn, so what is asked for most comes first.
-    for routes in (jobs, queues, changes, events, history, checkpoints, nodes, plans, keys, audit, identity, targets):
+    others = (checkpoints, datasets, trackers, evaluations, nodes, plans, keys, audit, identity, targets)
+    for routes in (jobs, queues, changes, events, history, *others):
         app.include_router(routes.router, responses=GUARDED)
     for open_routes in (session, health, web):
         app.include_router(open_routes.router)

@@ -15,6 +15,7 @@ from service.api.auth import Reader
 from service.api.middleware.limits import RateLimits
 from service.api.store_access import StoreAccess
 from service.api.streaming.following import Feeds
+from service.jobs.datasets import DatasetStore
 from service.jobs.model import JobRecord
 from service.jobs.queries import JobNotFound
 from service.jobs.store import JobStore
@@ -34,6 +35,7 @@ class Context:
         store: The record.
         settings: The operator's settings.
         readiness: Gives ``None`` when jobs can be scheduled, else the reason why not.
+        datasets: Datasets that jobs may name.
         quotas: Queues, tenants and their limits.
         feeds: Gives open streams the events of jobs.
         keys: API keys.
@@ -48,6 +50,7 @@ class Context:
     store: JobStore
     settings: Settings
     readiness: Callable[[], str | None]
+    datasets: DatasetStore
     quotas: QuotaStore
     feeds: Feeds
     keys: KeyStore

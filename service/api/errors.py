@@ -17,6 +17,7 @@ from service.api.exceptions import Forbidden, RateLimited, Unauthenticated
 from service.api.middleware.heads import is_stream
 from service.api.requests import MOST_BODY_BYTES, MOST_HEADER_BYTES, MOST_TARGET_BYTES
 from service.jobs.database import DatabaseGone
+from service.jobs.datasets import DatasetConflict, DatasetNotFound
 from service.jobs.queries import JobNotFound
 from service.jobs.requests import IdempotencyKeyReused
 from service.jobs.writes import AlreadyFinished, Outdated, WrongState
@@ -82,11 +83,13 @@ _PROBLEMS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     JobNotFound: (HTTPStatus.NOT_FOUND, "job-not-found"),
     QueueNotFound: (HTTPStatus.NOT_FOUND, "queue-not-found"),
     KeyNotFound: (HTTPStatus.NOT_FOUND, "key-not-found"),
+    DatasetNotFound: (HTTPStatus.NOT_FOUND, "dataset-not-found"),
     CheckpointNotFound: (HTTPStatus.NOT_FOUND, "checkpoint-not-found"),
     AlreadyFinished: (HTTPStatus.CONFLICT, "job-already-finished"),
     KeyRevoked: (HTTPStatus.CONFLICT, "wrong-state"),
     WrongState: (HTTPStatus.CONFLICT, "wrong-state"),
     QueueInUse: (HTTPStatus.CONFLICT, "queue-in-use"),
+    DatasetConflict: (HTTPStatus.CONFLICT, "dataset-conflict"),
     CheckpointDamaged: (HTTPStatus.CONFLICT, "checkpoint-damaged"),
     CheckpointInUse: (HTTPStatus.CONFLICT, "checkpoint-in-use"),
     CheckpointPinned: (HTTPStatus.CONFLICT, "checkpoint-pinned"),

@@ -4,22 +4,37 @@ from datetime import UTC, datetime
 from typing import Any
 
 from boost_core.config import JobSpec
+from boost_core.config.data import SourceConfig
+from boost_core.config.dataset import NearDedup, QualityFilter
 from boost_core.messages.commands import Drill, Profile
 from boost_core.messages.reports import CheckpointReport, ShapeReport, StepReport
+from boost_core.messages.scores import Score, Scores
 from boost_core.plan.report import plan
+from boost_core.plan.search_report import PlanSearch
 from service.api.routes.session import SessionRequest
 from service.jobs.model import JobPage, JobRecord
 from service.jobs.patch import JobPatch
 from service.jobs.states import JobState, Reason
 from service.models.checkpoints import Checkpoint, CheckpointList
+from service.models.datasets import (
+    Dataset,
+    DatasetDetail,
+    DatasetList,
+    DatasetProgress,
+    DatasetRequest,
+    DatasetState,
+)
+from service.models.examples import JobExample, JobExampleList
 from service.models.identity import Identity, Scope
 from service.models.keys import NewKey
 from service.models.nodes import Node, NodeJob, NodeList
+from service.models.plans import PlanAnswer, PlanRequest
 from service.models.problems import FieldError, Problem
 from service.models.queues import Queue, QueueList
 from service.models.requests import CloneRequest, KeyRequest, QueueSettings, TenantSettings
 from service.models.targets import TargetGroup, TargetLabels
 from service.models.tenants import Tenant, TenantList
+from service.models.trackers import TrackerList, TrackerState
 
 _TIME = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 _JOB_ID = "job-1k0skwwex4yq1zy2"
@@ -63,6 +78,19 @@ def examples_of_models() -> list[Any]:
         job_id=job.id, job_name=job.name, tenant=job.tenant, rank="5", tensor_parallel_rank="1",
         pipeline_parallel_rank="0", data_parallel_rank="1", node="6f0c",
     )  # fmt: skip
+    tracker = TrackerState(
+        kind="mlflow", place="https://mlflow.example.org/#/experiments/3/runs/8f2b", behind=0, failures=0,
+        failing_since=None, problem=None,
+    )  # fmt: skip
+    example = JobExample(
+        name="cola-tiny", description="A small CoLA model.", text="name: cola-tiny\nmodel:\n  preset: tiny\n"
+    )
+    score = Score(
+        task="arc_easy", metric="acc,none", value=0.61, stderr=0.01, higher_is_better=True, samples=2376, version="1",
+        task_hash="0123456789abcdef",
+    )  # fmt: skip
+    scores = Scores(step=400, evaluated_by="lm-eval 0.4.13", scores=(score,))
+    dataset = _dataset()
     fault = FieldError(field="queue", message="there is no queue 'nite'; there are: default, night", value="nite")
     return [
         job.spec,
@@ -73,8 +101,18 @@ def examples_of_models() -> list[Any]:
         Drill(kind="kill_rank", rank=1, at_step=50),
         Profile(steps=3, ranks=(0, 4)),
         plan(job.spec),
+        PlanRequest(**dict(job.spec), search=PlanSearch(gpus=64)),
+        PlanAnswer(**dict(plan(job.spec)), search=None),
+        example,
+        JobExampleList(examples=[example]),
         checkpoint,
         CheckpointList(checkpoints=[checkpoint]),
+        TrackerList(trackers=[tracker]),
+        scores,
+        dataset.spec,
+        Dataset.model_validate(dataset.model_dump(exclude={"lineage"})),
+        dataset,
+        DatasetList(datasets=[Dataset.model_validate(dataset.model_dump(exclude={"lineage"}))]),
         queue,
         QueueList(queues=[queue]),
         QueueSettings(description="Experiments.", gpus=64),
@@ -95,6 +133,20 @@ def examples_of_models() -> list[Any]:
             detail=f"{fault.field}: {fault.message}", instance="/v1/jobs", errors=[fault],
         ),
     ]  # fmt: skip
+
+
+def _dataset() -> DatasetDetail:
+    spec = DatasetRequest(
+        name="corpus-v3", source=SourceConfig(kind="parquet", paths=("s3://corpus/*.parquet",)),
+        tokenizer="s3://corpus/tokenizer.json", filters=(QualityFilter(measure="words", min=50),), exact_dedup=True,
+        near_dedup=NearDedup(),
+    )  # fmt: skip
+    return DatasetDetail(
+        name=spec.name, id="dataset-1k0skwwex4yq1zy2", tenant="lab", submitted_by="alice", state=DatasetState.BUILDING,
+        message="is being made", url="s3://checkpoints/lab/datasets/dataset-1k0skwwex4yq1zy2", spec=spec,
+        progress=DatasetProgress(stage="files", done=12, of=64, documents=91_000, bytes=402_000_000, seconds=61.5),
+        counts=None, fingerprint=None, lineage=None, created_at=_TIME, finished_at=None,
+    )  # fmt: skip
 
 
 def _job() -> JobRecord:

@@ -15,11 +15,11 @@ from yaml import YAMLError
 from boost_core.config import JobSpec, load_job
 from boost_core.config.nanotron import Imported, import_config
 from boost_core.config.parsing.yaml_text import read_yaml
-from boost_core.plan.cluster import Cluster
 from boost_core.plan.measured import MeasuredProfile
 from boost_core.plan.network import NetworkConfig
 from service.cli.output.printing import print_line
 from service.client import ApiError, ServiceUnreachable
+from service.models.datasets import DatasetRequest
 from service.models.problems import FieldError, job_errors
 from service.settings import Settings
 
@@ -103,6 +103,20 @@ def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:
         raise BadInput(str(error)) from error
 
 
+def read_dataset(path: Path) -> DatasetRequest:
+    """Read what a dataset is to be made of.
+
+    Raises:
+        BadInput: It cannot be read, or is not such a description.
+    """
+    try:
+        return DatasetRequest.model_validate(read_yaml(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        raise BadInput(*_field_lines(job_errors(error.errors(), DatasetRequest))) from error
+    except (OSError, ValueError, YAMLError) as error:
+        raise BadInput(f"{path}: {error}") from error
+
+
 def read_profile(path: Path) -> MeasuredProfile:
     """Read what was measured of a device.
 
@@ -117,14 +131,14 @@ def read_profile(path: Path) -> MeasuredProfile:
         raise BadInput(str(error)) from error
 
 
-def read_network(path: Path) -> Cluster:
+def read_network(path: Path) -> NetworkConfig:
     """Read the levels of a network.
 
     Raises:
         BadInput: It cannot be read, or is not such a description.
     """
     try:
-        return NetworkConfig.model_validate(read_yaml(path.read_text(encoding="utf-8"))).cluster()
+        return NetworkConfig.model_validate(read_yaml(path.read_text(encoding="utf-8")))
     except ValidationError as error:
         raise BadInput(*(f"{path}: {line}" for line in _field_lines(job_errors(error.errors())))) from error
     except (OSError, ValueError, YAMLError) as error:

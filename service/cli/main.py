@@ -7,7 +7,10 @@ import typer
 from service.cli.commands import (
     audit,
     ckpt,
+    datasets,
+    evaluate,
     export,
+    generate,
     job_actions,
     jobs,
     keys,
@@ -54,6 +57,8 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "drill": job_actions.drill,
         "profile": profile.profile,
         "export": export.export,
+        "generate": generate.generate,
+        "eval": evaluate.evaluate,
     },
     _CLUSTER: {"nodes": nodes.nodes},
     _ACCOUNT: {"login": login.login, "logout": login.logout, "whoami": login.whoami},
@@ -69,6 +74,7 @@ for name, command in (("bench", local.bench), ("data", local.data)):
     app.command(name, rich_help_panel=_HERE, **local.HANDED_ON)(command)
 
 app.add_typer(ckpt.app, name="ckpt", rich_help_panel=_JOBS)
+app.add_typer(datasets.app, name="datasets", rich_help_panel=_JOBS)
 app.add_typer(queues.app, name="queues", rich_help_panel=_CLUSTER)
 app.add_typer(keys.app, name="keys", rich_help_panel=_OPERATORS)
 app.add_typer(tenants.app, name="tenants", rich_help_panel=_OPERATORS)

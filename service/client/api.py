@@ -3,9 +3,10 @@
 from service.client.accounts import AccountCalls
 from service.client.checkpoints import CheckpointCalls
 from service.client.cluster import ClusterCalls
+from service.client.datasets import DatasetCalls
 from service.client.jobs import JobCalls
 from service.client.planning import PlanningCalls
 
 
-class Api(JobCalls, CheckpointCalls, ClusterCalls, PlanningCalls, AccountCalls):
+class Api(JobCalls, CheckpointCalls, DatasetCalls, ClusterCalls, PlanningCalls, AccountCalls):
     """The methods that both clients have."""

@@ -6,12 +6,15 @@ from typing import Any
 
 from boost_core.config import JobSpec
 from boost_core.messages.commands import Drill, Profile
+from boost_core.messages.scores import Scores
 from service.client.calls import Call, Stream, create, get, operation, path_of, plain, stream
 from service.jobs.model import EventKind, JobPage, JobRecord
 from service.jobs.patch import JobPatch
 from service.jobs.states import JobState
+from service.models.evaluations import EvaluationList
 from service.models.metrics import MetricsHistory
 from service.models.requests import CloneRequest, DryRun
+from service.models.trackers import TrackerList
 
 
 class JobCalls:
@@ -132,12 +135,29 @@ class JobCalls:
         return create(path_of("jobs", job_id, "profiles"), JobRecord, plain(profile), idempotency_key)
 
     @operation
+    def record_evaluation(
+        self, job_id: str, scores: Scores | Mapping[str, Any], *, idempotency_key: str | None = None
+    ) -> Call[JobRecord]:
+        """Record what one of a job's checkpoints scored on tasks; a mapping is checked by the service."""
+        return create(path_of("jobs", job_id, "evaluations"), JobRecord, plain(scores), idempotency_key)
+
+    @operation
+    def evaluations(self, job_id: str) -> Call[EvaluationList]:
+        """The evaluations of a job's checkpoints on tasks, newest first."""
+        return get(path_of("jobs", job_id, "evaluations"), EvaluationList)
+
+    @operation
     def metrics(
         self, job_id: str, points: int = 500, *, from_step: int | None = None, to_step: int | None = None
     ) -> Call[MetricsHistory]:
         """A job's metrics over its steps, downsampled to about ``points`` points."""
         path = path_of("jobs", job_id, "metrics")
         return get(path, MetricsHistory, points=points, from_step=from_step, to_step=to_step)
+
+    @operation
+    def trackers(self, job_id: str) -> Call[TrackerList]:
+        """Where else a job's curves go, such as MLflow, and how far that is."""
+        return get(path_of("jobs", job_id, "trackers"), TrackerList)
 
     @stream
     def events(self, job_id: str, after: int = 0, follow: bool = True, kinds: Collection[EventKind] = ()) -> Stream:

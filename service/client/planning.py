@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from boost_core.config import JobSpec
-from boost_core.plan.report import Plan, PresetList
+from boost_core.plan.report import PresetList
+from boost_core.plan.search_report import PlanSearch
 from service.client.calls import Call, get, operation, path_of, plain
+from service.models.examples import JobExampleList
+from service.models.plans import PlanAnswer
 from service.models.versions import Versions
 
 
@@ -13,14 +16,20 @@ class PlanningCalls:
     """What would come of a job, and what there is to make one of."""
 
     @operation
-    def plan(self, spec: JobSpec | Mapping[str, Any]) -> Call[Plan]:
-        """A job's memory, throughput and time in each of its layouts."""
-        return Call("POST", path_of("plans"), Plan, body=plain(spec), repeatable=True)
+    def plan(self, spec: JobSpec | Mapping[str, Any], search: PlanSearch | None = None) -> Call[PlanAnswer]:
+        """A job's memory, throughput and time in each of its layouts; with a search, also the best ways to train it."""
+        asked = {} if search is None else {"search": plain(search)}
+        return Call("POST", path_of("plans"), PlanAnswer, body=plain(spec) | asked, repeatable=True)
 
     @operation
     def presets(self) -> Call[PresetList]:
         """The published models."""
         return get(path_of("presets"), PresetList)
+
+    @operation
+    def examples(self) -> Call[JobExampleList]:
+        """Job files to begin with."""
+        return get(path_of("examples"), JobExampleList)
 
     @operation
     def versions(self) -> Call[Versions]:

@@ -82,6 +82,7 @@ class Assignment:
         rendezvous: Where the ranks meet.
         owner_of: Which rank keeps the copy of each rank's snapshots.
         waited_seconds: How long the job has waited for the store with its last checkpoint.
+        gpus: Those of its tensor parallel group, in the order of the ranks, on which all of these compute.
     """
 
     generation: int
@@ -90,6 +91,7 @@ class Assignment:
     rendezvous: Rendezvous
     owner_of: tuple[int, ...]
     waited_seconds: float = 0.0
+    gpus: tuple[str, ...] = ()
 
 
 class End(StrEnum):
@@ -171,6 +173,21 @@ def ordered(places: Sequence[WorkerPlace], tensor: int) -> list[int]:
             )
         order += sorted(group, key=lambda number: (_numeric(places[number].accelerators), places[number].pid))
     return order
+
+
+def visible_gpus(groups: Sequence[Sequence[WorkerPlace]]) -> list[tuple[str, ...]]:
+    """The GPUs that each rank is to see: all of its tensor parallel group's, which is on one node, by rank.
+
+    Ray shows each worker its own GPU alone, as number 0. Ranks reach each other's memory where they see each other's
+    GPUs under the same numbers. Those of other groups stay out of sight: CUDA looks once, and what it has seen then is
+    to hold when others come and go.
+
+    Args:
+        groups: Places of ranks, tensor parallel group after group.
+    """
+    return [
+        tuple(dict.fromkeys(gpu for place in group for gpu in place.accelerators)) for group in groups for _ in group
+    ]
 
 
 def _numeric(accelerators: tuple[str, ...]) -> tuple[tuple[int, str], ...]:

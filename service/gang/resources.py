@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL
+from boost_core.plan.devices import at
 from boost_core.plan.memory import rank_memory
 
 ON_THE_HEAD = {"node:__internal_head__": 0.001}  # for what should not go with a node of a gang
@@ -56,7 +57,7 @@ def without_resources(spec: JobSpec) -> JobSpec:
 
 def bytes_to_keep(spec: JobSpec, layout: Layout) -> int:
     """What a process needs of its node's memory to take over a rank's state: that, and two copies to store."""
-    needed = rank_memory(spec, layout)
+    needed = rank_memory(at(spec, layout), layout)
     return 3 * (needed.weights + needed.gradients + needed.optimizer)
 
 

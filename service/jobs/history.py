@@ -1,14 +1,15 @@
 """A job's curves, read from its events and thinned out by the database."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, case, func, select
 from sqlalchemy.orm import Session
 
+from boost_core.messages.reports import perplexity_of
 from service.jobs.tables import EventRow
-from service.models.metrics import EvaluationPoint, MetricsHistory, MetricsSample, RankTimes
+from service.models.metrics import EvaluationPoint, MetricsHistory, MetricsSample, NamedValidationPoint, RankTimes
 
 _MEANS = (
     "loss",
@@ -42,7 +43,11 @@ def history(session: Session, job_id: str, first: int, last: int, points: int) -
         bucket_steps=width,
         samples=_samples(session, job_id, first, last, width),
         evaluations=[
-            EvaluationPoint(step=data["step"], loss=_number(data["loss"]))
+            EvaluationPoint(
+                step=data["step"],
+                **_validation(data),
+                sets=[NamedValidationPoint(name=each["name"], **_validation(each)) for each in data.get("sets", ())],
+            )
             for data in _newest(session, job_id, "evaluation", first, last, width)
         ],
         ranks=[
@@ -90,6 +95,12 @@ def _bucket(first: int, width: int) -> ColumnElement[int]:
 
 def _json_number(name: str) -> ColumnElement[float]:
     return case((EventRow.data[name].as_string().in_(_NO_NUMBERS), None), else_=EventRow.data[name].as_float())
+
+
+def _validation(data: Mapping[str, Any]) -> dict[str, float | None]:
+    loss, bits = _number(data["loss"]), data.get("bits_per_byte")
+    perplexity = None if loss is None else _number(perplexity_of(loss))
+    return {"loss": loss, "perplexity": perplexity, "bits_per_byte": None if bits is None else _number(bits)}
 
 
 def _number(value: Any) -> float | None:

@@ -9,10 +9,20 @@ _RANDOM_DIGITS = 5
 
 
 def new_job_id() -> str:
-    """A new id: ``job-``, the time in microseconds, and chance to tell apart what came at once."""
+    """A new id of a job."""
+    return _new_id("job")
+
+
+def new_dataset_id() -> str:
+    """A new id of a dataset."""
+    return _new_id("dataset")
+
+
+def _new_id(kind: str) -> str:
+    """The kind, the time in microseconds, and chance to tell apart what came at once."""
     microseconds = time.time_ns() // 1_000
     chance = secrets.randbits(5 * _RANDOM_DIGITS)
-    return f"job-{_digits(microseconds, _TIME_DIGITS)}{_digits(chance, _RANDOM_DIGITS)}"
+    return f"{kind}-{_digits(microseconds, _TIME_DIGITS)}{_digits(chance, _RANDOM_DIGITS)}"
 
 
 def _digits(number: int, count: int) -> str:

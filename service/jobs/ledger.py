@@ -15,6 +15,7 @@ from boost_core.messages.reports import (
     InterruptionReport,
     Report,
     RestartReport,
+    SampleReport,
     ShapeReport,
     StepReport,
 )
@@ -79,7 +80,7 @@ def book(goodput: Goodput, time: datetime, what: Report | Reason) -> Goodput:
             return _restart(goodput, time, what)
         case ShapeReport() if goodput.phase is Phase.WAITING:
             return _all(goodput, time, TimeKind.WAITING, phase=Phase.STARTING)
-        case EvaluationReport() if goodput.phase in _IN_STEPS:
+        case EvaluationReport() | SampleReport() if goodput.phase in _IN_STEPS:
             return _all(goodput, time, TimeKind.PRODUCTIVE)
         case CheckpointReport() if goodput.phase is Phase.CLOSING:
             return _all(goodput, time, TimeKind.CHECKPOINT)

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
@@ -186,9 +186,10 @@ class JobPage(BaseModel):
 
 
 EventKind = Literal[
-    "state", "started", "progress", "evaluation", "checkpoint", "shape", "interruption", "restart", "fault",
-    "ranks", "profile", "spare", "log", "patch", "drill",
+    "state", "started", "progress", "evaluation", "sample", "checkpoint", "shape", "interruption", "restart", "fault",
+    "ranks", "profile", "spare", "log", "patch", "drill", "scores",
 ]  # fmt: skip
+EVENT_KINDS: frozenset[str] = frozenset(get_args(EventKind))
 
 
 class JobEvent(BaseModel):
@@ -198,9 +199,11 @@ class JobEvent(BaseModel):
 
     id: int
     job_id: str
-    kind: EventKind
+    # Clients read events of services that are newer than they are.
+    kind: str = Field(json_schema_extra={"enum": list(get_args(EventKind))})
     time: datetime
     data: dict[str, Any] = Field(
         description="For kind=state: state, reason, message; for patch: each changed field's from and to; for drill: "
-        "what was asked for. Else the trainer's report, see boost_core.messages.reports."
+        "what was asked for; for scores: what a checkpoint scored on tasks. Else the trainer's report, see "
+        "boost_core.messages.reports."
     )

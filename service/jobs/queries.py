@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, bindparam, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from service.jobs.model import JobEvent, JobFilter, JobRecord
+from service.jobs.model import EventKind, JobEvent, JobFilter, JobRecord
 from service.jobs.states import TERMINAL_STATES, JobState
 from service.jobs.tables import EventRow, JobRow
 
@@ -129,6 +129,13 @@ def events(session: Session, job_id: str, after_id: int, limit: int, wanted: Eve
     if wanted.levels is not None:
         query = query.where(EventRow.data["level"].as_string().in_(wanted.levels))
     found = session.scalars(query.order_by(EventRow.id).limit(limit))
+    return [JobEvent.model_validate(event, from_attributes=True) for event in found]
+
+
+def newest_events(session: Session, job_id: str, kind: EventKind, limit: int) -> Sequence[JobEvent]:
+    """A job's events of a kind, newest first, at most ``limit``."""
+    query = select(EventRow).where(EventRow.job_id == job_id, EventRow.kind == kind)
+    found = session.scalars(query.order_by(EventRow.id.desc()).limit(limit))
     return [JobEvent.model_validate(event, from_attributes=True) for event in found]
 
 

@@ -11,6 +11,8 @@ from sqlalchemy.orm import Session
 
 from boost_core.config import JobSpec
 from boost_core.messages.commands import WorkerCommand
+from boost_core.messages.reports import FaultReport
+from boost_core.messages.scores import Scores
 from service.jobs import queries, requests, writes
 from service.jobs.database import open_engine
 from service.jobs.goodput import Goodput
@@ -23,11 +25,12 @@ from service.jobs.patch import JobPatch
 from service.jobs.queries import EventFilter, JobNotFound, Position
 from service.jobs.requests import Request
 from service.jobs.states import JobState, Reason
-from service.jobs.tables import EventRow, JobRow, RequestRow, SnapshotRow
+from service.jobs.tables import EventRow, JobRow, RequestRow, SnapshotRow, TrackerRow
 from service.jobs.writes import NumberedReport, Reported, TakenBack, Write
 
 _LOST_RACES = 100
 _INSERT_JOB, _INSERT_EVENT, _INSERT_REQUEST = insert(JobRow), insert(EventRow), insert(RequestRow)
+_INSERT_TRACKER = insert(TrackerRow)
 _ANYBODY = Owner()
 _ALL_JOBS = JobFilter()
 _ALL_EVENTS = EventFilter()
@@ -77,6 +80,7 @@ class JobStore:
         cloned_from: str | None = None,
         request: Request | None = None,
         traceparent: str | None = None,
+        trackers: Collection[str] = (),
     ) -> JobRecord:
         """Store a new job, QUEUED; the same request again gives the same job.
 
@@ -88,6 +92,7 @@ class JobStore:
             cloned_from: The job that it is a copy of.
             request: What asks for it, if that may come again.
             traceparent: The span in whose trace the job's are, as W3C writes it.
+            trackers: Kinds of those that it goes to.
 
         Raises:
             IdempotencyKeyReused: The request's key came with another one before.
@@ -121,13 +126,13 @@ class JobStore:
             version=1,
         )
         try:
-            return self._insert(record, request)
+            return self._insert(record, request, trackers)
         except IntegrityError:  # the same request has just been carried out by another process
             if request is None:
                 raise
-            return self._insert(record, request)
+            return self._insert(record, request, trackers)
 
-    def _insert(self, record: JobRecord, request: Request | None) -> JobRecord:
+    def _insert(self, record: JobRecord, request: Request | None, trackers: Collection[str]) -> JobRecord:
         job = {name: getattr(record, name) for name in record.model_fields_set}
         job |= {name: job[name].model_dump(mode="json") for name in ("spec", "goodput")}
         event = writes.state_values(record.id, 0, record.submitted_at, record.state, record.reason, record.message)
@@ -138,6 +143,8 @@ class JobStore:
                 connection.execute(_INSERT_REQUEST, requests.values_of(request, record.id))
             connection.execute(_INSERT_JOB, job)
             connection.execute(_INSERT_EVENT, event)
+            if trackers:
+                connection.execute(_INSERT_TRACKER, [{"job_id": record.id, "kind": kind} for kind in trackers])
         return record
 
     def known(self, request: Request) -> JobRecord | None:
@@ -300,19 +307,30 @@ class JobStore:
             IdempotencyKeyReused: The request's key came with another one before.
             pydantic.ValidationError: The gang has no such rank.
         """
+        return self._write_once_asked(job_id, request, lambda record: writes.asked(record, command))
 
-        def plan(session: Session, record: JobRecord) -> Write | None:
-            if request is None:
-                return writes.asked(record, command)
-            if requests.find(session, request):
-                return None
-            write = writes.asked(record, command)
-            return Write(write.values, [*write.rows, requests.row_of(request, job_id)])
+    def add_scores(self, job_id: str, scores: Scores, request: Request | None = None) -> JobRecord:
+        """Store what one of a job's checkpoints scored on tasks, as an event.
 
-        try:
-            return self._write_with(job_id, plan)
-        except IntegrityError:  # the key has just been used by another process
-            return self._write_with(job_id, plan)
+        Args:
+            job_id: The job.
+            scores: The evaluation.
+            request: What asks for it, if that may come again; it takes effect once.
+
+        Raises:
+            JobNotFound: There is no such job.
+            IdempotencyKeyReused: The request's key came with another one before.
+        """
+        return self._write_once_asked(job_id, request, lambda record: writes.scored(record, scores))
+
+    def add_fault(self, job_id: str, fault: FaultReport) -> JobRecord:
+        """Store that something about a job has been found wrong by others than its gang.
+
+        Raises:
+            JobNotFound: There is no such job.
+            LeaseLost: Another process does the work now for which this one had a lease.
+        """
+        return self._write(job_id, lambda record: writes.found_wrong(record, fault))
 
     def take_commands(self, job_id: str) -> Sequence[WorkerCommand]:
         """The drills and profiles asked for since the last call, each told once.
@@ -462,6 +480,24 @@ class JobStore:
         """Forget requests that nobody will send again."""
         with Session(self.engine) as session, session.begin():
             requests.forget_old(session)
+
+    def _write_once_asked(
+        self, job_id: str, request: Request | None, change: Callable[[JobRecord], Write]
+    ) -> JobRecord:
+        """Do what a request asks for, once however often it comes."""
+
+        def plan(session: Session, record: JobRecord) -> Write | None:
+            if request is None:
+                return change(record)
+            if requests.find(session, request):
+                return None
+            write = change(record)
+            return Write(write.values, [*write.rows, requests.row_of(request, job_id)])
+
+        try:
+            return self._write_with(job_id, plan)
+        except IntegrityError:  # the key has just been used by another process
+            return self._write_with(job_id, plan)
 
     def _write(self, job_id: str, plan: Callable[[JobRecord], Write | None]) -> JobRecord:
         return self._write_with(job_id, lambda _session, record: plan(record))

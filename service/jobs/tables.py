@@ -3,7 +3,19 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, ForeignKey, Index, Integer, String, Text, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
@@ -119,6 +131,40 @@ class LeaseRow(Table):
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
+class DatasetRow(Table):
+    """A dataset that jobs may name: ``service.models.datasets.DatasetDetail`` and how far the making of it is.
+
+    A deleted one is nobody's to see any more, and is there until nothing makes it.
+    """
+
+    __tablename__ = "datasets"
+    __table_args__ = (
+        Index(
+            "ix_datasets_tenant_name", "tenant", "name", unique=True, sqlite_where=text("NOT deleted"),
+            postgresql_where=text("NOT deleted"),
+        ),
+    )  # fmt: skip
+
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(32))
+    name: Mapped[str] = mapped_column(String(63))
+    submitted_by: Mapped[str] = mapped_column(String(100))
+    spec: Mapped[dict[str, Any]] = mapped_column(JSON)
+    url: Mapped[str] = mapped_column(Text)
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    message: Mapped[str] = mapped_column(Text)
+    progress: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    lineage: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    counts: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))  # of the lineage, as the next
+    fingerprint: Mapped[str | None] = mapped_column(String(64))
+    attempt: Mapped[int]  # how often it was asked for
+    launches: Mapped[int]  # of this attempt
+    launched_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # the last time, of any attempt
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    deleted: Mapped[bool] = mapped_column(default=False)
+
+
 class SnapshotRow(Table):
     """Something that the scheduler sees and that other processes show, such as the cluster's nodes."""
 
@@ -127,3 +173,21 @@ class SnapshotRow(Table):
     name: Mapped[str] = mapped_column(String(32), primary_key=True)
     time: Mapped[datetime] = mapped_column(UtcDateTime)
     data: Mapped[Any] = mapped_column(JSON)
+
+
+class TrackerRow(Table):
+    """How far a tracker is with a job; the columns are the fields of ``service.jobs.trackers.Tracked``."""
+
+    __tablename__ = "trackers"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16), primary_key=True)
+    event_id: Mapped[int] = mapped_column(BigInteger, default=0)
+    version: Mapped[int] = mapped_column(default=0)
+    open: Mapped[bool] = mapped_column(default=True, index=True)
+    marks: Mapped[dict[str, int]] = mapped_column(JSON, default=dict)
+    kept: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    failures: Mapped[int] = mapped_column(default=0)
+    failures_in_row: Mapped[int] = mapped_column(default=0)
+    failing_since: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    problem: Mapped[str | None] = mapped_column(Text)

@@ -12,6 +12,7 @@ from pydantic_core import to_json
 from boost_core.config.base import FieldProblem, raise_problems
 from boost_core.messages.commands import Drill, WorkerCommand
 from boost_core.messages.reports import FaultReport, Report, RestartReport
+from boost_core.messages.scores import Scores
 from service.jobs.ledger import book
 from service.jobs.model import JobRecord, RestartRecord
 from service.jobs.patch import JobPatch, apply
@@ -237,6 +238,11 @@ def asked(record: JobRecord, command: WorkerCommand) -> Write:
     return Write({"commands": [*waiting, command.model_dump(mode="json")]}, events)
 
 
+def scored(record: JobRecord, scores: Scores) -> Write:
+    """Keep what a checkpoint scored on tasks; a job that has ended takes it, too."""
+    return Write({}, [_event(record, "scores", scores.model_dump(mode="json"))])
+
+
 def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport]) -> Reported:
     """Keep a gang's reports as events, and what they say with the job.
 
@@ -265,6 +271,12 @@ def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport])
         values["restarts"] = [_plain(restart) for restart in changes["restarts"]]
     after = {**changes, "goodput": goodput, "version": record.version + 1}
     return Reported(record.with_values(after), values, events)
+
+
+def found_wrong(record: JobRecord, fault: FaultReport) -> Write:
+    """Keep a fault that did not come from a gang."""
+    counts = dict(Counter(record.fault_counts) + Counter([fault.what]))
+    return Write({"fault_counts": counts}, [_event(record, fault.kind, _plain(fault))])
 
 
 def _restarts(record: JobRecord, reports: Sequence[NumberedReport]) -> dict[str, Any]:

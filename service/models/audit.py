@@ -7,8 +7,9 @@ from pydantic import BaseModel, Field
 # What requests are called in the log. These names do not change.
 ACTIONS = (
     "job.submit", "job.change", "job.cancel", "job.pause", "job.resume", "job.retry", "job.clone", "job.drill",
-    "job.profile", "checkpoint.pin", "checkpoint.unpin", "checkpoint.delete", "queue.put", "queue.delete", "tenant.put",
-    "key.create", "key.revoke", "session.open", "session.close",
+    "job.profile", "job.evaluate", "checkpoint.pin", "checkpoint.unpin", "checkpoint.delete", "dataset.create",
+    "dataset.cancel", "dataset.delete", "queue.put", "queue.delete", "tenant.put", "key.create", "key.revoke",
+    "session.open", "session.close",
 )  # fmt: skip
 
 

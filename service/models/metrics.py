@@ -23,11 +23,27 @@ class MetricsSample(BaseModel):
     model_flops_per_second: float | None = Field(description="Mean model FLOPs per second of the whole gang.")
 
 
-class EvaluationPoint(BaseModel):
+class ValidationPoint(BaseModel):
+    """The loss on some text, in three forms."""
+
+    loss: float | None = Field(description="Mean cross entropy, in nats per token.")
+    perplexity: float | None = Field(None, description="Its exponential.")
+    bits_per_byte: float | None = Field(
+        None, description="The loss in bits per byte of the text; null where the text's bytes are not known."
+    )
+
+
+class NamedValidationPoint(ValidationPoint):
+    """The loss on one set of data.validation."""
+
+    name: str = Field(description="The set's name.")
+
+
+class EvaluationPoint(ValidationPoint):
     """One evaluation on validation text."""
 
     step: int = Field(description="Steps done by then.")
-    loss: float | None = Field(description="Mean cross entropy, in nats per token.")
+    sets: list[NamedValidationPoint] = Field([], description="The named sets, in the job's order.")
 
 
 class RankTimes(BaseModel):

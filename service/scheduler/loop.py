@@ -8,6 +8,7 @@ from collections.abc import Callable
 from service.gang.status import Gangs
 from service.jobs.leases import Lease, LeaseLost, Leases
 from service.jobs.store import JobStore
+from service.scheduler.datasets import DatasetReconciler
 from service.scheduler.reconcile import Reconciler
 from service.telemetry.process import ProcessMetrics, SchedulerMetrics
 
@@ -36,6 +37,7 @@ class ReconcileLoop:
         reconciler: Makes what makes the passes; it is given the record, to be written under the lease.
         interval_seconds: From the end of one pass to the beginning of the next.
         metrics: Takes what is measured of the passes; ``None`` to have it nowhere.
+        datasets: Makes what sees to datasets after each pass; ``None`` to leave them alone.
     """
 
     def __init__(
@@ -46,12 +48,15 @@ class ReconcileLoop:
         reconciler: Callable[[JobStore], Reconciler],
         interval_seconds: float,
         metrics: SchedulerMetrics | None = None,
+        datasets: Callable[[JobStore, Lease], DatasetReconciler] | None = None,
     ) -> None:
         self._gangs, self._store, self._leases = gangs, store, leases
         self._make_reconciler, self._interval = reconciler, interval_seconds
         self._metrics = metrics or ProcessMetrics().scheduler
         self._lease: Lease | None = None
         self._reconciler: Reconciler | None = None
+        self._make_datasets = datasets
+        self._datasets: DatasetReconciler | None = None
         self._metrics.leading.set_function(lambda: self._reconciler is not None)
         self._lease_lock = threading.Lock()  # so that it is not renewed when it has just been given back
         self._connected = False
@@ -101,6 +106,7 @@ class ReconcileLoop:
                 self._gangs.check()
                 with self._metrics.one_pass():
                     self._reconciler.tick()
+                self._see_to_datasets()
         except LeaseLost as overtaken:
             logger.warning("%s", overtaken)
             self._lease = self._reconciler = None
@@ -115,6 +121,16 @@ class ReconcileLoop:
             return True
         self._problem, self._last_good = None, time.monotonic()
         return True
+
+    def _see_to_datasets(self) -> None:
+        """Do a pass over datasets. What goes wrong there keeps no job waiting."""
+        try:
+            if self._datasets is not None:
+                self._datasets.tick()
+        except LeaseLost:
+            raise
+        except Exception:
+            logger.exception("a pass over the datasets failed; the next one tries again")
 
     def _store_updates(self, until: float) -> None:
         """Until the next pass, store what gangs report as soon as they say that there is something."""
@@ -139,6 +155,7 @@ class ReconcileLoop:
         if lease is not None and self._reconciler is None:
             self._connect()
             self._reconciler = self._make_reconciler(self._store.under(lease))
+            self._datasets = self._make_datasets(self._store, lease) if self._make_datasets else None
 
     def _connect(self) -> None:
         if self._connected:

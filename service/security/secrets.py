@@ -5,11 +5,13 @@
     <secrets>/<tenant>/<name>/access_key_id
     <secrets>/<tenant>/<name>/secret_access_key
     <secrets>/<tenant>/<name>/session_token …   and what else ``OPTIONAL`` has, as a Kubernetes secret is mounted
+    <secrets>/<tenant>/<another>/tracking_uri   of a tracker, and what else its kind asks for
 
 Only references travel. A process that needs the values reads them itself, and takes them out of all that it says.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,7 +23,7 @@ from service.security.redaction import SHORTEST, register_secrets
 REQUIRED = ("access_key_id", "secret_access_key")
 OPTIONAL = ("session_token", "endpoint_url", "region")
 
-_CONFIDENTIAL = (*REQUIRED, "session_token")
+_PUBLIC = frozenset({"endpoint_url", "region", "tracking_uri", "username"})
 _TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _REMEDY = "ask the operator of the service to correct it"
@@ -98,16 +100,25 @@ def load(reference: SecretReference) -> Secret:
     Raises:
         SecretUnusable: A file is missing, cannot be read, or does not hold one value.
     """
+    return Secret(**read(reference, REQUIRED, OPTIONAL))
+
+
+def read(reference: SecretReference, required: Iterable[str], optional: Iterable[str]) -> dict[str, str]:
+    """The values of a secret by the names of their files, as they are now; they are redacted from then on.
+
+    Raises:
+        SecretUnusable: A file is missing, cannot be read, or does not hold one value.
+    """
     folder = Path(reference.folder) / reference.tenant / reference.name
     if not folder.is_dir():
         raise SecretUnusable(
             f"tenant {reference.tenant!r} has no secret of that name; correct credentials, or ask the operator "
             "of the service to add it"  # what was given is not shown, because it may be the secret itself
         )
-    present = [name for name in OPTIONAL if (folder / name).exists()]
-    values = {name: _value(folder / name, reference) for name in (*REQUIRED, *present)}
-    register_secrets(value for name, value in values.items() if name in _CONFIDENTIAL)
-    return Secret(**values)
+    present = [name for name in optional if (folder / name).exists()]
+    values = {name: _value(folder / name, reference) for name in (*required, *present)}
+    register_secrets(value for name, value in values.items() if name not in _PUBLIC)
+    return values
 
 
 def configure_fsspec(secret: Secret) -> None:
@@ -126,6 +137,6 @@ def _value(path: Path, reference: SecretReference) -> str:
         raise SecretUnusable(f"{path.name} of {reference} holds more than ASCII text; {_REMEDY}") from None
     if not value.isprintable() or " " in value:
         raise SecretUnusable(f"{path.name} of {reference} holds more than one word; {_REMEDY}")
-    if len(value) < (SHORTEST if path.name in _CONFIDENTIAL else 1):
+    if len(value) < (1 if path.name in _PUBLIC else SHORTEST):
         raise SecretUnusable(f"{path.name} of {reference} is too short to be one; {_REMEDY}")
     return value

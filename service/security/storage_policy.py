@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from boost_core.config import JobSpec
@@ -18,7 +18,7 @@ class Place:
     """A file or folder, said in one way only.
 
     Attributes:
-        scheme: ``file`` or ``s3``.
+        scheme: ``file``, ``s3`` or ``hf``.
         parts: The names on the way to it: folders, or the bucket and what is between the slashes of a key.
     """
 
@@ -40,6 +40,17 @@ def prefix_errors(spec: JobSpec, prefixes: Sequence[str] | None, tenant: str) ->
         prefixes: Absolute paths or URLs in which ``{tenant}`` stands for the tenant; ``None`` if all is allowed.
         tenant: Whose job it is.
     """
+    return refused_places(named_places(spec), prefixes, tenant)
+
+
+def refused_places(places: Iterable[tuple[str, str]], prefixes: Sequence[str] | None, tenant: str) -> list[FieldError]:
+    """Those of some fields that name places outside of the prefixes; see ``prefix_errors``.
+
+    Args:
+        places: The fields, and the places that they name.
+        prefixes: What is allowed; ``None``: all.
+        tenant: Whose they are.
+    """
     if prefixes is None:
         return []
     allowed = [prefix.replace("{tenant}", tenant) for prefix in prefixes]
@@ -47,7 +58,7 @@ def prefix_errors(spec: JobSpec, prefixes: Sequence[str] | None, tenant: str) ->
     listed = f"use a place under {' or '.join(allowed)}" if allowed else "the service allows none"
     return [
         FieldError(field=field, message=f"{problem}; {listed}", value=named[:_LONGEST_VALUE])
-        for field, named in named_places(spec)
+        for field, named in places
         if (problem := _problem(named, folders)) is not None
     ]
 
@@ -56,6 +67,7 @@ def named_places(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """The fields of a job that name places, and these."""
     data, checkpoint = spec.data, spec.checkpoint
     sources: dict[str, SourceConfig] = {f"data.mixture[{number}]": each for number, each in enumerate(data.mixture)}
+    sources |= {f"data.validation[{number}]": each for number, each in enumerate(data.validation)}
     if data.source is not None:
         sources["data.source"] = data.source
     for field, source in sources.items():
@@ -71,9 +83,9 @@ def named_places(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 def _problem(named: str, folders: Sequence[Place]) -> str | None:
     path = named.removeprefix("file://")
-    if named.startswith("s3://"):
+    if named.startswith(("s3://", "hf://")):
         if {".", ".."}.intersection(named.split("/")):
-            return "a key on s3:// has no . or .. between its slashes here"
+            return f"a path on {named[:5]} has no . or .. between its slashes here"
     elif not path.startswith("/"):
         return "the path is not absolute, so it would mean another place on each node"
     # Matches of a pattern are in the folder before its first wildcard; but where there is a file of that very name, it
@@ -94,8 +106,8 @@ def _literal_folder(named: str) -> str:
 
 
 def _place(named: str) -> Place:
-    if named.startswith("s3://"):
-        key = named.removeprefix("s3://").strip("/")
-        return Place("s3", tuple(key.split("/")) if key else ())
+    scheme, separator, key = named.partition("://")
+    if separator and scheme != "file":
+        return Place(scheme, tuple(key.strip("/").split("/")) if key.strip("/") else ())
     real = os.path.realpath(named.removeprefix("file://"))
     return Place("file", tuple(filter(None, real.split("/"))))

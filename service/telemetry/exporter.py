@@ -12,11 +12,13 @@ from prometheus_client.registry import Collector
 from service.accounts.quotas import QuotaStore
 from service.jobs.model import NODES
 from service.jobs.store import JobStore
+from service.jobs.trackers import TrackerStore
 from service.telemetry.cluster import cluster_families
 from service.telemetry.families import family
 from service.telemetry.jobs import Seen, job_families
 from service.telemetry.process import ProcessMetrics
 from service.telemetry.queues import gpu_families, queue_families
+from service.telemetry.trackers import tracker_families
 
 
 class ServiceCollector(Collector):
@@ -37,6 +39,7 @@ class ServiceCollector(Collector):
         tenants, queues = self._quotas.limits()
         yield from _states(self._store)
         yield from job_families(jobs)
+        yield from tracker_families(TrackerStore(self._store.engine), jobs)
         yield from queue_families(queues, jobs)
         yield from gpu_families("queue", queues, jobs, lambda job: job.queue)
         yield from gpu_families("tenant", tenants, jobs, lambda job: job.tenant)
@@ -62,6 +65,7 @@ class TenantCollector(Collector):
         tenants, queues = self._quotas.limits()
         yield from _states(self._store, self._tenant)
         yield from job_families(jobs)
+        yield from tracker_families(TrackerStore(self._store.engine), jobs)
         yield from queue_families(queues, jobs)
         own = {self._tenant: tenants.get(self._tenant, {})}
         yield from gpu_families("tenant", own, jobs, lambda job: job.tenant)

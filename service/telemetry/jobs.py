@@ -47,8 +47,16 @@ def _rate(read: Callable[[StepReport], float | None]) -> Callable[[Seen], float 
     return found
 
 
-def _of_evaluation(seen: Seen) -> float | None:
-    return seen.job.evaluation.loss if seen.job.evaluation else None
+def _of_evaluation(field: str) -> Callable[[Seen], float | None]:
+    return lambda seen: getattr(seen.job.evaluation, field) if seen.job.evaluation else None
+
+
+def _of_sets(field: str) -> Callable[[Seen], Values]:
+    def found(seen: Seen) -> Values:
+        sets = seen.job.evaluation.sets if seen.job.evaluation else ()
+        return ((each.name, value) for each in sets if (value := getattr(each, field)) is not None)
+
+    return found
 
 
 def _of_checkpoint(field: str) -> Callable[[Seen], float | None]:
@@ -129,7 +137,19 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     ),
     Value("boost_job_step", "Optimizer steps done.", _of_step(lambda step: step.step)),
     Value("boost_job_loss_nats", "Training loss of the newest step, a token.", _of_step(lambda step: step.loss)),
-    Value("boost_job_validation_loss_nats", "Loss on validation text, a token.", _of_evaluation),
+    Value("boost_job_validation_loss_nats", "Loss on validation text, a token.", _of_evaluation("loss")),
+    Value(
+        "boost_job_validation_bpb",
+        "The same in bits a byte of that text, where its bytes are known.",
+        _of_evaluation("bits_per_byte"),
+    ),
+    Parts("boost_job_validation_set_loss_nats", "Loss on a named validation set, a token.", "set", _of_sets("loss")),
+    Parts(
+        "boost_job_validation_set_bits_per_byte",
+        "The same in bits a byte of its text, where its bytes are known.",
+        "set",
+        _of_sets("bits_per_byte"),
+    ),
     Value(
         "boost_job_gradient_norm",
         "Global norm of the newest step's gradient, before clipping.",

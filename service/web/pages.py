@@ -19,9 +19,10 @@ _FOR_EVER = "public, max-age=31536000, immutable"  # the folder's name has the v
 
 
 @router.get("/")
+@router.get("/new")
 @router.get("/jobs/{job_id}")
 async def page() -> FileResponse:
-    """The page. Which job it shows is up to its script, which reads the address."""
+    """The page. What it shows is up to its script, which reads the address."""
     return FileResponse(_FOLDER / "index.html", headers={"Cache-Control": _UNCHANGED_UNTIL_ASKED})
 
 

@@ -6,7 +6,7 @@ from tests.used import ROOT, modules, starts_cluster, used_by
 
 # Who may start a cluster in every run: for these every change is worth it, or those of their tests that do are marked.
 MAY = {
-    "tests/deploy/test_images.py", "tests/elastic/test_ray_contract.py",
+    "tests/deploy/test_images.py", "tests/elastic/test_corpus_on_ray.py", "tests/elastic/test_ray_contract.py",
     "tests/elastic/test_ray_train_contract.py", "tests/service/test_end_to_end.py", "tests/service/test_gang.py",
     "tests/service/test_rank_metrics.py",
 }  # fmt: skip

@@ -51,7 +51,7 @@ def loop_seconds(corpus: Path, folder: Path) -> dict[str, Any]:
     sampler = Sampler(load_corpus(spec.data, 64), 64, 0)
     checkpoints = CheckpointFolder(str(folder))
     copies = HostCopies(1)
-    saver = Saver(checkpoints, spec.checkpoint, SnapshotStore(), (), lambda _: None, lambda: None)
+    saver = Saver(checkpoints, spec.checkpoint, SnapshotStore(), (), lambda: None, lambda _: None, lambda: None)
     state_bytes = sum(chunk.tensor.nbytes for chunk in state.chunks())
 
     def steps(saves: bool) -> tuple[float, float]:

@@ -1,10 +1,10 @@
-"""What a block costs the host: ``python -m tests.benchmarks.host [--repeats N]``.
+"""What a block costs the host and a GPU's queue: ``python -m tests.benchmarks.host [--repeats N]``.
 
 A GPU waits for the host where it launches kernels slower than they run, as at micro-batch 1. What a launch costs cannot
-be seen without a GPU; how many operations and Python calls there are to a block can, and how long they take where there
-is next to nothing to compute. Ours is beside a block written plainly, as the published code has it; both forward and
-backward with the sums of gradients, among ranks that are not there. Without a GPU each of our kernels is its reference,
-which counts with all the operations that the kernel does in one: compare ours with ours of another day.
+be seen without a GPU; how many there are to a block can, with the Python calls around them and the bytes that they
+move (``tests/numerics/host_counts.py``), beside a block written plainly, as the published code has it. How long the
+host takes is timed where there is next to nothing to compute; each of our kernels is then its reference, which takes
+the time of all the operations that the kernel does in one.
 """
 
 import argparse
@@ -12,44 +12,26 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple
 
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from boost_core.bench.published import PublishedRun
 from boost_core.bench.rank import LoneCommunicator, draw_weights
 from boost_core.config import JobSpec
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.train.state import TrainState
+from tests.benchmarks.figures import FIGURES, write_table
+from tests.numerics import host_counts
 
 CPU, LENGTH = torch.device("cpu"), 8
-VIEWS = {"view", "transpose", "t", "permute", "unsqueeze", "squeeze", "slice", "select", "split", "unbind", "expand",
-         "as_strided", "detach", "alias", "_unsafe_view", "split_with_sizes", "empty", "empty_like"}  # fmt: skip
+FEW, MANY = 2, 10  # blocks
+HEADER = ("a block", "pass", "launches", "Python calls", "moved", "sliced gradients", "nested backward passes")
+# Counted by ``host_counts`` on commit fdd8dcf, before gradients went to their sums without autograd.
+EARLIER = [host_counts.Cost(27, 689, 4_790_784, 0, 0), host_counts.Cost(65, 555, 9_850_880, 4, 10)]
 Pass = Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Of one block, forward and backward."""
-
-    launches: float
-    calls: float
-    seconds: float
-
-
-class Launches(TorchDispatchMode):
-    """Counts operations that a GPU would be given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        self.count += function.overloadpacket.__name__ not in VIEWS
-        return function(*arguments, **(keywords or {}))
 
 
 def job(layers: int) -> JobSpec:
@@ -91,28 +73,6 @@ def published(layers: int) -> Pass:
     return both
 
 
-def launches(run: Pass) -> int:
-    with Launches() as counted:
-        run()
-    return counted.count
-
-
-def calls(run: Pass) -> int:
-    """Python functions that are entered, in whatever thread."""
-    found = 0
-
-    def note(_frame: object, event: str, _argument: object) -> None:
-        nonlocal found
-        found += event == "call"
-
-    sys.setprofile(note)
-    try:
-        run()
-    finally:
-        sys.setprofile(None)
-    return found
-
-
 def seconds(run: Pass, repeats: int) -> float:
     """The least of several medians: what others on the machine take is not the block's."""
     found = []
@@ -126,15 +86,23 @@ def seconds(run: Pass, repeats: int) -> float:
     return min(found)
 
 
-def of_a_block(make: Callable[[int], Pass], repeats: int) -> Cost:
-    """The difference between models that differ by some blocks."""
-    few, many = 2, 10
-    runs = [make(layers) for layers in (few, many)]
+def of_a_block(make: Callable[[int], Pass], repeats: int) -> float:
+    """Seconds of a block: the difference between models that differ by some."""
+    runs = [make(layers) for layers in (FEW, MANY)]
     for run in runs:
         run()
         run()
-    found = [(launches(run), calls(run), seconds(run, repeats)) for run in runs]
-    return Cost(*((more - less) / (many - few) for less, more in zip(*found, strict=True)))
+    less, more = (seconds(run, repeats) for run in runs)
+    return (more - less) / (MANY - FEW)
+
+
+def rows_of(name: str, costs: list[host_counts.Cost]) -> list[list[str]]:
+    rows = []
+    for direction, cost in zip(("forward", "backward"), costs, strict=True):
+        launches, calls, moved, slices, nested = astuple(cost)
+        counts = [f"{launches:.0f}", f"{calls:.0f}", f"{moved / 1e6:.2f} MB", f"{slices:.0f}", f"{nested:.0f}"]
+        rows.append([name, direction, *counts])
+    return rows
 
 
 def main() -> None:
@@ -142,14 +110,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     repeats = parser.parse_args().repeats
     torch.set_num_threads(1)
+    with host_counts.as_on_a_gpu():
+        counted = {name: [*host_counts.of_a_block(make)] for name, make in host_counts.BLOCKS.items()}
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    costs = {"ours": of_a_block(ours, repeats), "as the published code": of_a_block(published, repeats)}
+    ratio = of_a_block(ours, repeats) / of_a_block(published, repeats)
     dist.destroy_process_group()
-    lines = [f"{'a block, forward and backward':32}{'operations':>12}{'calls':>8}{'host, µs':>12}"]
-    for name, cost in costs.items():
-        lines.append(f"{name:32}{cost.launches:12.1f}{cost.calls:8.1f}{cost.seconds * 1e6:12.0f}")
-    lines.append(f"host time as a ratio: {costs['ours'].seconds / costs['as the published code'].seconds:.2f}")
-    sys.stdout.write("\n".join(lines) + "\n")
+    plain, *mine = [rows_of(name, costs) for name, costs in counted.items()]
+    rows = [*plain, *rows_of("ours at fdd8dcf", EARLIER), *(row for each in mine for row in each)]
+    rows.append(
+        ["host time of ours, kernels as their references, over the plain block's", "both", f"{ratio:.2f}"] + [""] * 4
+    )
+    write_table(FIGURES / "host.md", HEADER, rows)
+    sys.stdout.write((FIGURES / "host.md").read_text())
 
 
 if __name__ == "__main__":

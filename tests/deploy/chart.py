@@ -54,13 +54,17 @@ def render(given: Values | None = None, release: str = RELEASE) -> list[Object]:
     return _objects(chart().render(given or {}, name=release, namespace=NAMESPACE))
 
 
-def helm(url: str, token: str | None = None, namespace: str = NAMESPACE) -> helm_python.Config:
-    """Helm with a Kubernetes of the tests' own, whose certificate nobody has signed."""
+def helm(url: str, token: str | None = None, namespace: str = NAMESPACE, user: str | None = None) -> helm_python.Config:
+    """Helm with a Kubernetes of the tests' own, whose certificate nobody has signed, and there as that user.
+
+    Where it has a token, it keeps what it knows of releases in Secrets, as ``helm`` does.
+    """
     return helm_python.Config(
         kube_apiserver=url,
         kube_token=token,
+        kube_as_user=user,
         kube_insecure_skip_tls_verify=url.startswith("https"),
-        storage_driver="memory",
+        storage_driver="secret" if token else "memory",
         namespace=namespace,
     )
 

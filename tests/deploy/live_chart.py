@@ -5,213 +5,199 @@ releases have them (YAML). No operator, no scheduler and no kubelet is there: wh
 takes, keeps and changes. The Jobs that Helm waits for are ended here, well or badly.
 """
 
-import json
 import os
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
-import yaml
 from helm_python import Config, HelmReleaseError
 
-from tests.deploy.chart import CHART, CI, NAME, RELEASE, Object, Values, helm, pod, read_values, render, values
-from tests.deploy.live_upgrade import create, report
-from tests.deploy.live_upgrade import main as upgrade_beside_the_autoscaler
+from tests.deploy.chart import CHART, CI, NAME, RELEASE, Object, Values, helm, read_values, values
+from tests.deploy.live_pods import OWN, merged_both_ways, objections, refused_as_unsafe
+from tests.deploy.live_server import (
+    OWNER,
+    Jobs,
+    connect,
+    create,
+    define,
+    let_owners_have,
+    namespace,
+    paths,
+    report,
+    same,
+    settled,
+    there,
+)
+from tests.deploy.live_upgrade import beside_the_autoscaler
 
-EXAMPLES: dict[str, Values] = {"defaults": {}, **{path.stem.removesuffix("-values"): read_values(path) for path in CI}}
+GROUP: Values = {"name": "gpu", "minReplicas": 0, "maxReplicas": 8, "cpu": "8", "memory": "64Gi"}
+DIGEST = "sha256:" + 32 * "0f"
+EVERYTHING = values(
+    commonAnnotations={"owner": "ml"},
+    image={"digest": DIGEST, "trainerDigest": DIGEST},
+    extraObjects=["{apiVersion: v1, kind: ConfigMap, metadata: {name: '{{ .Release.Name }}-mine'}, data: {a: b}}"],
+    api__tls__existingSecret="boost-tls",
+    database__existingSecret="boost-database",
+    httpRoute={"enabled": True, "host": "b.example.org", "parentRefs": [{"name": "public", "sectionName": "https"}]},
+    networkPolicy={
+        "clients": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateways"}}}],
+        "egress": {"enabled": True, "allow": [{"to": [{"ipBlock": {"cidr": "10.2.0.0/16"}}]}]},
+        "rayNodes": [{"ipBlock": {"cidr": "10.1.0.0/16"}}],
+    },
+    ray={
+        "gcsFaultTolerance": {"redisAddress": "redis:6379", "existingSecret": "boost-redis", "usernameKey": "user"},
+        "gangScheduling": {"by": "kueue", "queue": "training"},
+        "workerGroups": [GROUP | {"hostNetwork": True}],
+    },
+)
+EXAMPLES: dict[str, Values] = {
+    "defaults": {},
+    **{path.stem.removesuffix("-values"): read_values(path) for path in CI},
+    "openshift": values(podSecurityContext=dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"))),
+    "everything": EVERYTHING,
+}
+UNSAFE = {  # what a namespace whose pods have to be "restricted" does not take
+    "h100-pool": {f"RayCluster/{NAME}/h100": ('"IPC_LOCK"', '"hostPath"')},
+    "everything": {f"RayCluster/{NAME}/gpu": ("hostNetwork=true",)},
+}
+POLICY = "helm.sh/resource-policy"
+CUSTOM = {
+    "ray.io": ["rayclusters"],
+    "monitoring.coreos.com": ["servicemonitors", "scrapeconfigs", "prometheusrules"],
+    "gateway.networking.k8s.io": ["httproutes"],
+}
+NVIDIA = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}, "handler": "nvidia"}
 NEWER: Values = {"image": {"tag": "9.9.0", "trainerTag": "9.9.0"}}
-VOLATILE = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid")
-POD_SPEC: Values = {
-    "priorityClassName": "training",
-    "securityContext": {"supplementalGroups": [7]},
-    "tolerations": [{"operator": "Exists"}],
-    "topologySpreadConstraints": [
-        {"topologyKey": "kubernetes.io/hostname", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"},
-    ],
-    "volumes": [{"name": "tmp", "emptyDir": None, "hostPath": {"path": "/nvme"}}, {"name": "new", "emptyDir": {}}],
-    "initContainers": [{"name": "first", "image": "i:1"}],
-}  # fmt: skip
-OF_THE_CONTAINER: Values = {
-    "env": [{"name": "HOME", "value": "/scratch"}, {"name": "NEW", "value": "1"}],
-    "volumeMounts": [{"name": "new", "mountPath": "/tmp"}, {"name": "new", "mountPath": "/new"}],
-    "resources": {"limits": {"cpu": "64"}, "requests": None},
-}
-TERMINAL = {
-    "Complete": {"succeeded": 1},
-    "Failed": {"failed": 1},
-}
 
 
 def main(crds: str) -> None:
     url, token = os.environ["API_URL"], os.environ["API_TOKEN"]
-    api = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, verify=False, timeout=60)
+    api = connect(url, token)
     define(api, Path(crds))
+    let_owners_have(api, CUSTOM)
+    create(api, "/apis/node.k8s.io/v1/runtimeclasses", NVIDIA)
     for example, given in EXAMPLES.items():
-        with namespace(api, example) as jobs, helm(url, token, example) as releases:
+        with namespace(api, example) as jobs, helm(url, token, example, OWNER) as releases:
+            is_taken(api, releases, example, given)
             lives(api, releases, jobs, example, given)
-    for name, container in ((NAME, "api"), ("/head", "ray-head"), ("/gpu", "ray-worker")):
+    beside_each_other(api, url, token)
+    grows_up(api, url, token)
+    begins_to_follow_its_load(api, url, token)
+    for name, container in OWN.items():
         report(f"the podSpec of {container} is merged as Kubernetes merges it", *merged_both_ways(api, name, container))
-    (cluster,) = Path(crds).glob("ray.io_rayclusters.yaml")
-    upgrade_beside_the_autoscaler(url, token, str(cluster))
+    beside_the_autoscaler(api, url, token)
 
 
-def define(api: httpx.Client, folder: Path) -> None:
-    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    made = [found for file in sorted(folder.glob("*.yaml")) for found in yaml.safe_load_all(file.read_text()) if found]
-    for definition in made:
-        create(api, path, definition)
-    for definition in made:
-        name = definition["metadata"]["name"]
-        while not is_true(api.get(f"{path}/{name}").json(), "Established"):
-            time.sleep(0.2)
-
-
-def is_true(found: Object, condition: str) -> bool:
-    conditions = found.get("status", {}).get("conditions", [])
-    return any(each["type"] == condition and each["status"] == "True" for each in conditions)
-
-
-class Jobs(threading.Thread):
-    """Ends the Jobs of a namespace, as their controller would, in the way that is asked for."""
-
-    def __init__(self, api: httpx.Client, namespace: str) -> None:
-        super().__init__(daemon=True)
-        self.end_as, self._api, self._path = "Complete", api, f"/apis/batch/v1/namespaces/{namespace}/jobs"
-        self.done = threading.Event()
-
-    def run(self) -> None:
-        while not self.done.wait(0.2):
-            for job in self._api.get(self._path).json()["items"]:
-                if not job["status"].get("conditions"):
-                    self._end(job)
-
-    def _end(self, job: Object) -> None:
-        now = job["metadata"]["creationTimestamp"]
-        kinds = {"Complete": ["SuccessCriteriaMet", "Complete"], "Failed": ["FailureTarget", "Failed"]}[self.end_as]
-        conditions = [{"type": kind, "status": "True", "lastTransitionTime": now} for kind in kinds]
-        status = TERMINAL[self.end_as] | {"conditions": conditions, "startTime": now}
-        if self.end_as == "Complete":
-            status["completionTime"] = now
-        path = f"{self._path}/{job['metadata']['name']}/status"
-        patched = self._api.patch(
-            path, json={"status": status}, headers={"Content-Type": "application/merge-patch+json"}
-        )
-        assert patched.is_success or patched.status_code == 404, patched.text
-
-
-@contextmanager
-def namespace(api: httpx.Client, name: str) -> Iterator[Jobs]:
-    create(api, "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    jobs = Jobs(api, name)
-    jobs.start()
-    try:
-        yield jobs
-    finally:
-        jobs.done.set()
-        jobs.join()
+def is_taken(api: httpx.Client, releases: Config, example: str, given: Values) -> None:
+    """Each object by itself, strictly: no field is unknown, doubled or deprecated."""
+    found = objections(api, releases, example, given)
+    report(f"{example}: Kubernetes objects to nothing and warns of nothing", not found, str(found))
 
 
 def lives(api: httpx.Client, releases: Config, jobs: Jobs, example: str, given: Values) -> None:
-    """Install, upgrade to the same, to another version, back, and past a migration that fails."""
-    manifest = releases.install(CHART, RELEASE, given, namespace=example)["manifest"]
-    installed = there(api, example, manifest)
-    report(f"{example}: Kubernetes takes all {len(installed)} objects", True)
+    """Install, upgrade to the same, to another version, back, and past a migration that fails; go, and come again."""
+    places = paths(api, example, releases.install(CHART, RELEASE, given, namespace=example)["manifest"])
+    installed = there(api, places)
+    report(f"{example}: Kubernetes has all {len(places)} objects", len(installed) == len(places))
+    report(f"{example}: its pods are restricted, but for {len(UNSAFE.get(example, {}))}", *is_safe(api, example, given))
     releases.upgrade(CHART, RELEASE, given, namespace=example)
-    report(f"{example}: an upgrade to the same changes no object", *same(installed, there(api, example, manifest)))
-    newer = values(given, NEWER)
+    report(f"{example}: an upgrade to the same changes no object", *same(installed, there(api, places)))
     if "database" in given:
         jobs.end_as = "Failed"
-        try:
-            releases.upgrade(CHART, RELEASE, newer, namespace=example)
-        except HelmReleaseError:
-            after = there(api, example, manifest)
-            report(f"{example}: a migration that fails leaves all as it was", *same(installed, after))
-        else:
-            report(f"{example}: a migration that fails is told", False)
+        report(f"{example}: a migration that fails is told", fails(releases, example, values(given, NEWER)))
+        report(f"{example}: and leaves all as it was", *same(installed, there(api, places)))
         jobs.end_as = "Complete"
-    releases.upgrade(CHART, RELEASE, newer, namespace=example)
-    report(f"{example}: an upgrade to another version", there(api, example, manifest) != installed)
+    releases.upgrade(CHART, RELEASE, values(given, NEWER), namespace=example)
+    report(f"{example}: an upgrade to another version", there(api, places) != installed)
     releases.rollback(RELEASE, version=2)
-    before, after = (
-        {key: settled(found) for key, found in objects.items()}
-        for objects in (installed, there(api, example, manifest))
-    )
-    report(f"{example}: a rollback", *same(before, after))
+    report(f"{example}: a rollback", *same(settled(installed), settled(there(api, places))))
+    if given.get("api", {}).get("autoscaling"):
+        report(
+            f"{example}: an upgrade keeps the replicas that its load wants", is_scaled(api, releases, example, given)
+        )
+    releases.uninstall(RELEASE)
+    kept = {path: found for path, found in settled(installed).items() if POLICY in annotations(found)}
+    report(f"{example}: uninstalled, but for the {len(kept)} that are kept", *same(kept, settled(there(api, places))))
+    releases.install(CHART, RELEASE, given, namespace=example)
+    report(f"{example}: and installed again", there(api, places).keys() == installed.keys())
     releases.uninstall(RELEASE)
 
 
-def there(api: httpx.Client, namespace: str, manifest: str) -> dict[str, Object]:
-    """The objects of a release as the server has them, by their paths."""
-    paths = [path_of(api, found, namespace) for found in yaml.safe_load_all(manifest) if found]
-    answers = {path: api.get(path) for path in paths}
-    for path, answer in answers.items():
-        assert answer.is_success, (path, answer.text)
-    return {path: answer.json() for path, answer in answers.items()}
-
-
-def path_of(api: httpx.Client, found: Object, namespace: str) -> str:
-    version = found["apiVersion"]
-    root = f"/apis/{version}" if "/" in version else f"/api/{version}"
-    (plural,) = (
-        each["name"] for each in api.get(root).json()["resources"]
-        if each["kind"] == found["kind"] and "/" not in each["name"]
-    )  # fmt: skip
-    return f"{root}/namespaces/{namespace}/{plural}/{found['metadata']['name']}"
-
-
-def settled(found: Object) -> Object:
-    """An object without what Kubernetes counts and notes about it."""
-    return found | {"metadata": {key: value for key, value in found["metadata"].items() if key not in VOLATILE}}
-
-
-def same(before: dict[str, Object], after: dict[str, Object]) -> tuple[bool, str]:
-    differing = [path for path in before if before[path] != after.get(path)]
-    return not differing and before.keys() == after.keys(), " ".join(differing)
-
-
-def merged_both_ways(api: httpx.Client, name: str, container: str) -> tuple[bool, str]:
-    """A pod that the chart has merged, beside one that Kubernetes has patched (a strategic merge patch)."""
-    spec = POD_SPEC | {"containers": [OF_THE_CONTAINER | {"name": container}, {"name": "beside", "image": "i:2"}]}
-    group = {"name": "gpu", "minReplicas": 1, "maxReplicas": 1, "cpu": "8", "memory": "64Gi"}
-    given = {
-        "api": values(api__podSpec=spec),
-        "ray-head": values(ray__head__podSpec=spec),
-        "ray-worker": values(ray__workerGroups=[group | {"podSpec": spec}]),
-    }[container]
-    path, dry = "/apis/apps/v1/namespaces/default/deployments", {"dryRun": "All"}
-    by_chart = api.post(path, params=dry, json=deployment(f"chart-{container}", pod(render(given), name)))
-    assert by_chart.is_success, by_chart.text
-    plain = deployment(container, pod(render(values(ray__workerGroups=[group])), name))
-    create(api, path, plain)
-    by_kubernetes = api.patch(
-        f"{path}/{container}",
-        params=dry,
-        json={"spec": {"template": {"spec": spec}}},
-        headers={"Content-Type": "application/strategic-merge-patch+json"},
+def is_safe(api: httpx.Client, example: str, given: Values) -> tuple[bool, str]:
+    refused, expected = refused_as_unsafe(api, example, given), UNSAFE.get(example, {})
+    as_expected = refused.keys() == expected.keys() and all(
+        reason in refused[name] for name, reasons in expected.items() for reason in reasons
     )
-    assert by_kubernetes.is_success, by_kubernetes.text
-    one, other = (in_order(answer.json()["spec"]["template"]["spec"]) for answer in (by_chart, by_kubernetes))
-    return one == other, " ".join(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+    return as_expected, str(refused)
 
 
-def deployment(name: str, template: Object) -> Object:
-    selector = {"matchLabels": template["metadata"]["labels"]}
-    spec = {"selector": selector, "template": template}
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
+def fails(releases: Config, example: str, given: Values) -> bool:
+    try:
+        releases.upgrade(CHART, RELEASE, given, namespace=example)
+    except HelmReleaseError:
+        return True
+    return False
 
 
-def in_order(found: Any) -> Any:
-    """What is named in lists, ordered by its text: a patch puts what is new in front."""
-    if isinstance(found, dict):
-        return {key: in_order(value) for key, value in found.items()}
-    if isinstance(found, list):
-        return sorted(map(in_order, found), key=json.dumps)
-    return found
+def is_scaled(api: httpx.Client, releases: Config, example: str, given: Values) -> bool:
+    scale(api, example, 5)
+    releases.upgrade(CHART, RELEASE, values(given, NEWER), namespace=example)
+    return replicas(api, example) == 5
+
+
+def scale(api: httpx.Client, namespace: str, replicas: int) -> None:
+    """Set the number of the API's replicas, as ``kubectl scale`` and the HorizontalPodAutoscaler do."""
+    path = f"/apis/apps/v1/namespaces/{namespace}/deployments/{NAME}/scale"
+    answer = api.put(path, json=api.get(path).json() | {"spec": {"replicas": replicas}})
+    assert answer.is_success, answer.text
+
+
+def replicas(api: httpx.Client, namespace: str) -> int:
+    return int(api.get(f"/apis/apps/v1/namespaces/{namespace}/deployments/{NAME}").json()["spec"]["replicas"])
+
+
+def annotations(found: Object) -> Object:
+    return found["metadata"].get("annotations") or {}
+
+
+def beside_each_other(api: httpx.Client, url: str, token: str) -> None:
+    """Two releases in a namespace, and one of the same name in another: none touches what is another's."""
+    given = EXAMPLES["cloud"]
+    with (
+        namespace(api, "one"), namespace(api, "two"),
+        helm(url, token, "one", OWNER) as here, helm(url, token, "two", OWNER) as elsewhere,
+    ):  # fmt: skip
+        mine, *others = (
+            paths(api, where, releases.install(CHART, release, given, namespace=where)["manifest"])
+            for releases, release, where in ((here, "lab", "one"), (here, "lab-two", "one"), (elsewhere, "lab", "two"))
+        )
+        before = there(api, (path for places in others for path in places))
+        report("two releases and two namespaces share no object", len(before | there(api, mine)) == 3 * len(mine))
+        here.upgrade(CHART, "lab", values(given, NEWER), namespace="one")
+        report("an upgrade of one changes none of the others", *same(before, there(api, before)))
+        here.uninstall("lab")
+        report("nor does its end", *same(before, there(api, before)))
+
+
+def begins_to_follow_its_load(api: httpx.Client, url: str, token: str) -> None:
+    """From a number of replicas to as many as their load wants, in the way that the chart's README tells."""
+    fixed = values(EXAMPLES["cloud"], api__autoscaling__enabled=False, api__replicas=3)
+    with namespace(api, "load"), helm(url, token, "load", OWNER) as releases:
+        releases.install(CHART, RELEASE, fixed, namespace="load")
+        scale(api, "load", 4)
+        releases.upgrade(CHART, RELEASE, EXAMPLES["cloud"], namespace="load")
+        report("replicas begin to follow their load", replicas(api, "load") == 4)
+
+
+def grows_up(api: httpx.Client, url: str, token: str) -> None:
+    """From SQLite and a volume to PostgreSQL and an object store, and back, in one release."""
+    with namespace(api, "grows"), helm(url, token, "grows", OWNER) as releases:
+        small = paths(api, "grows", releases.install(CHART, RELEASE, {}, namespace="grows")["manifest"])
+        before = there(api, small)
+        large = paths(api, "grows", releases.upgrade(CHART, RELEASE, EXAMPLES["cloud"], namespace="grows")["manifest"])
+        report("an installation grows up", len(there(api, large)) == len(large))
+        releases.rollback(RELEASE, version=1)
+        report("and goes back", *same(settled(before), settled(there(api, small))))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 It also leaves none of its nodes at another version than the API.
 
 The autoscaler's patches are made by Ray's own code. That an API server then has no conflict either is shown by
-``python -m tests.deploy.live_upgrade``, which needs one.
+``python -m tests.deploy.live_chart``, which needs one.
 """
 
 import copy

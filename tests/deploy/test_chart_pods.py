@@ -7,6 +7,12 @@ import pytest
 from tests.deploy.chart import CI, Object, Values, environment, pod_templates, read_values, render
 
 EXAMPLES = [pytest.param({}, id="defaults"), *(pytest.param(read_values(path), id=path.stem) for path in CI)]
+SELECTORS = {
+    "Deployment": ("selector", "matchLabels"),
+    "NetworkPolicy": ("podSelector", "matchLabels"),
+    "PodDisruptionBudget": ("selector", "matchLabels"),
+    "Service": ("selector",),
+}
 COMES_AND_GOES = ("Job/", "Pod/")
 
 
@@ -87,3 +93,17 @@ def test_secrets_are_named_and_never_said(templates: dict[str, Object]) -> None:
             assert not re.search("PASSWORD|TOKEN$|SECRET_ACCESS|API_KEY", variable), (name, variable)
             if variable == "BOOST_DATABASE_URL":
                 assert value == "secret:boost-database/url"
+
+
+@pytest.mark.parametrize("given", EXAMPLES)
+def test_releases_in_a_namespace_are_strangers(given: Values) -> None:
+    one, other = (render(given, release) for release in ("lab", "lab-two"))
+    names = [{(found["kind"], found["metadata"]["name"]) for found in objects} for objects in (one, other)]
+    assert names[0].isdisjoint(names[1])
+    pods = [template["metadata"]["labels"] for _, template in pod_templates(other)]
+    for found in one:
+        if found["kind"] in SELECTORS:
+            selector = found["spec"]
+            for key in SELECTORS[found["kind"]]:
+                selector = selector[key]
+            assert selector and not any(selector.items() <= labels.items() for labels in pods), found["metadata"]

@@ -100,7 +100,8 @@ def test_misspelled_ones_are_refused() -> None:
 def test_values_of_the_wrong_kind_are_refused() -> None:
     for values, path, value, named in places():
         if named:
-            refused(changed(values, path, path[-1], {"un": {"fit": 1}} if isinstance(value, bool) else True))
+            fits_some_bool = value is None or isinstance(value, bool)
+            refused(changed(values, path, path[-1], {"un": {"fit": 1}} if fits_some_bool else True))
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def step_and_save(spec: JobSpec) -> tuple[Whole, float]:
     for _ in range(2):
         training_step(state, sampler)
     folder = CheckpointFolder(spec.checkpoint.url)
-    saver = Saver(folder, spec.checkpoint, SnapshotStore(), (), lambda _: None, lambda: None)
+    saver = Saver(folder, spec.checkpoint, SnapshotStore(), (), lambda: None, lambda _: None, lambda: None)
     saver.start(state.step, HostCopies(1).take(state.chunks()), None, SaveRequest(state.manifest_writer(folder)))
     saved = whole_tensors(state)
     following = training_step(state, sampler).loss  # what is written is what was copied

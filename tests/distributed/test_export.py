@@ -194,8 +194,9 @@ def test_a_tokenizer_that_is_gone_is_a_warning_and_another_models_is_refused(
 
 def test_the_card_says_what_was_trained_on_what(ranks: Ranks, tmp_path: Path) -> None:
     ranks.run(2, train_and_record, tiny_job(write_corpus(tmp_path / "corpus"), tmp_path / "runs"))
-    losses = json.dumps({"training": 2.5, "validation": 2.625})
-    assert export(f"{tmp_path}/runs/step-00000006", tmp_path / "model", "--losses", losses) == 0
+    known = tmp_path / "known.json"
+    known.write_text(json.dumps({"losses": {"training": 2.5, "validation": 2.625}}))
+    assert export(f"{tmp_path}/runs/step-00000006", tmp_path / "model", "--known", known) == 0
     _, about, card = (tmp_path / "model" / "README.md").read_text().split("---\n", 2)
     assert yaml.safe_load(about)["pipeline_tag"] == "text-generation"
     for fact in (
@@ -265,7 +266,7 @@ def test_a_checkpoint_that_is_being_removed_is_named(
     read = exporting.load_alone
     monkeypatch.setattr(exporting, "load_alone", removed_meanwhile)
     assert export(checkpoints, tmp_path / "model") == 2
-    assert "the checkpoint of step 0 was removed while it was exported; choose another" in capsys.readouterr().err
+    assert "the checkpoint of step 0 was removed while it was read; choose another" in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
 
 

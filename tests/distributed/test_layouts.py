@@ -234,5 +234,17 @@ def test_cutting_into_stages_changes_no_bit(ranks: Ranks, corpus: Path, precisio
         assert all(torch.equal(whole[name], tensor) for name, tensor in expected[1].items())
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_recomputing_changes_no_bit(ranks: Ranks, corpus: Path, precision: str) -> None:
+    """So a gang may come to recompute more or less as it changes its layout."""
+    (expected, whole), latent, full = (
+        ranks.run(2, trained, job(corpus, "lax", 2, layout, precision=precision), COMPUTE_TYPES[precision])[0]
+        for layout in ({"tensor_parallel_size": 2, "recompute": way} for way in ("none", "latent", "full"))
+    )
+    for losses, others in (latent, full):
+        assert losses == expected
+        assert all(torch.equal(others[name], tensor) for name, tensor in whole.items())
+
+
 def _unclipped(spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"optimizer": spec.optimizer.model_copy(update={"clip_norm": 1e6})})

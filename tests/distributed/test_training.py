@@ -1,5 +1,6 @@
 """The trainer on real ranks: what it reports, and that the layout changes nothing but the order of sums."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,35 @@ def test_reports_of_a_whole_run(ranks: Ranks, corpus: Path, tmp_path: Path) -> N
     assert last.eta_seconds == 0
     saved = [report for report in first if report.kind == "checkpoint"][-1]
     assert saved.bytes == sum(path.stat().st_size for path in Path(saved.url).iterdir() if path.name != "manifest.json")
+
+
+def test_named_sets_are_evaluated_alike_in_every_layout(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    text = "Sphinx of black quartz, judge my vow.\n" * 30
+    (tmp_path / "books.txt").write_text(text)
+    write_corpus(tmp_path / "notes", files=2, lines=2)
+    sets = [
+        {"name": "books", "kind": "text", "paths": [str(tmp_path / "books.txt")]},
+        {"name": "notes", "kind": "text", "paths": [str(tmp_path / "notes")]},
+    ]
+    data = {"source": {"kind": "text", "paths": [str(corpus)]}, "validation": sets}
+    training = {"evaluate_sequences": 3, "evaluate_every_steps": 8}  # which two replicas cannot share evenly
+    found = []
+    for name, layout in (("alone", {"tensor_parallel_size": 1}), ("gang", LAYOUTS["tp2 pp2"]), ("two", LAYOUTS["dp2"])):
+        spec = tiny_job(corpus, tmp_path / name, data=data, training=training, parallelism=layout)
+        reports, *_ = ranks.run(spec.parallelism.world_size, train_and_record, spec)
+        (report,) = [report for report in reports if report.kind == "evaluation"]
+        found.append(report)
+    alone, *gangs = found
+    books, notes = alone.sets
+    assert (books.name, notes.name, books.tokens) == ("books", "notes", 3 * 32)
+    assert alone.loss < books.loss  # the text that is trained on is better known than another
+    assert notes.loss < books.loss
+    # A token a byte, and none more in one document: nats a token are bits a byte times ln 2.
+    assert books.bits_per_byte == pytest.approx(books.loss / math.log(2), rel=1 / len(text))
+    assert books.perplexity == pytest.approx(math.exp(books.loss))
+    for gang in gangs:  # the tolerance of the curves' test below
+        assert [each.loss for each in gang.sets] == pytest.approx([books.loss, notes.loss], rel=1e-4)
+        assert gang.loss == pytest.approx(alone.loss, rel=1e-4)
 
 
 LAYOUTS = {

@@ -17,7 +17,7 @@ from tests.service.conftest import free_port
 HEAD = "f" * 51 + "00000"  # the id that the fake provider knows the head by
 IDLE_SECONDS = 6
 RAY = Path(sys.executable).parent / "ray"
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 300
 
 _UNUSED = {  # which Ray misses all the same
     "auth": {}, "docker": {}, "file_mounts": {}, "initialization_commands": [], "setup_commands": [],

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import ray
@@ -24,7 +25,7 @@ from service.jobs.model import JobEvent, JobRecord
 from tests.jobs import tiny_job
 from tests.service.conftest import free_port
 
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 300
 BOOST = Path(sys.executable).parent / "boost"
 ELASTIC_TRAINING = {
     "steps": 100_000, "sequence_length": 32, "global_batch_size": 12, "micro_batch_size": 2,
@@ -46,6 +47,20 @@ def elastic_job(corpus: Path, replicas: tuple[int, int] = (1, 3), **changes: Any
         }
         | changes,
     )
+
+
+@contextmanager
+def local_ray(**options: float) -> Iterator[str]:
+    """The address of a Ray that this process has started and is connected to.
+
+    By default Ray would make a token in the home of who runs this, and have all that comes after ask for it.
+    """
+    with patch.dict(os.environ, {"RAY_AUTH_MODE": "disabled"}):
+        context = ray.init("local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", **options)
+        try:
+            yield context.address_info["address"]
+        finally:
+            ray.shutdown()
 
 
 class Nodes:

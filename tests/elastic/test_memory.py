@@ -1,6 +1,7 @@
 """State in the memory of ranks: halted, lost, moved to other layouts, and the same to the bit."""
 
 import pickle
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +17,12 @@ from boost_core.checkpoint import saver
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.checkpoint.snapshot_store import Snapshot, SnapshotStore, StateLost
 from boost_core.config import JobSpec
-from boost_core.messages.reports import Report
+from boost_core.messages.reports import Report, StepReport
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotIndex, SnapshotKey, copy_owners, newest_whole_state
 from boost_core.train import Membership, Outcome, StepTimes, checkpoint_manager, train
 from boost_core.train.state import TrainState
+from service.gang.assignment import Message
+from service.gang.worker.reporter import SupervisorReporter
 from tests.distributed.recording import Recorder, losses, train_and_record
 from tests.distributed.whole import Whole, whole_tensors
 from tests.jobs import tiny_job, write_corpus
@@ -338,6 +341,43 @@ def snapshots_while_training(
     membership.after_step = after_step
     train(spec, Recorder(), membership)
     return kept[after], kept[after + 2], {snapshot.index.key for snapshot in kept[after + 2]}
+
+
+def train_with_reports_that_wait(spec: JobSpec, nodes: str) -> tuple[bool, bool]:
+    """Hold back the report of step 4 until the next; whether a copy of 4 is here before that, and after it arrives."""
+    arrived, may_arrive, seen = set[int](), threading.Event(), []
+
+    def push(message: Message) -> None:
+        steps = {report.step for _, report in message.reports if isinstance(report, StepReport)}
+        assert 4 not in steps or may_arrive.wait(60)
+        arrived.update(steps)
+
+    reporter = SupervisorReporter(push, 0)
+    membership = Membership(owner_of=copy_owners(nodes), before_copy=lambda: reporter.flush(60))
+
+    def of_step_4() -> bool:
+        return any(index.key.step == 4 for index in membership.snapshots.indexes())
+
+    def after_step(times: StepTimes) -> None:
+        if times.step == 5:
+            deadline = time.monotonic() + 2  # a copy takes some milliseconds
+            while not of_step_4() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            seen.append(of_step_4())
+            may_arrive.set()
+
+    def after_copy(step: int) -> None:
+        if step == 4:
+            seen.append(of_step_4() and (dist.get_rank() > 0 or step in arrived))
+
+    membership.after_step, membership.after_copy = after_step, after_copy
+    train(spec, reporter, membership)
+    return seen[0], seen[1]
+
+
+def test_a_copy_counts_once_its_steps_are_reported(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
+    of_rank_0, _ = ranks.run(2, train_with_reports_that_wait, job(corpus, tmp_path, (1, 1, 2, 0)), "ab")
+    assert of_rank_0 == (False, True)
 
 
 @pytest.mark.full

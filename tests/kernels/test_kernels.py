@@ -9,8 +9,10 @@ import torch
 
 from boost_core.bench.cases import AWKWARD, Case, Draw, Sizes, cases
 from boost_core.bench.correctness import disagreements
-from boost_core.kernels.dispatch import runs_on_triton
+from boost_core.kernels.dispatch import always, runs_on_triton
 from boost_core.kernels.residual_add import naive
+from boost_core.kernels.symmetric_sum import meet
+from boost_core.kernels.symmetric_sum.memory import Peers
 from tests.kernels.interpreter import rounding_to_fp8_as_torch
 from tests.ranks import Ranks
 
@@ -82,3 +84,16 @@ def test_naive_gradients(name: str) -> None:
     case = the(name, AWKWARD[1], torch.float64, torch.device("cpu"))
     inputs = [each.requires_grad_(index in case.differentiated) for index, each in enumerate(case.inputs)]
     assert torch.autograd.gradcheck(case.run, inputs)
+
+
+def two_meetings() -> tuple[int, int]:
+    counts, met = (torch.zeros(1, dtype=torch.int32, device=DEVICE) for _ in range(2))
+    aborted = torch.zeros(1, dtype=torch.int32, pin_memory=DEVICE.type == "cuda")
+    with always("triton"):
+        for _ in range(2):
+            meet(Peers.of([counts]), 0, met, aborted, 0.0)
+    return int(counts), int(met)
+
+
+def test_a_rank_alone_meets_itself(interpreting_ranks: Ranks) -> None:
+    assert interpreting_ranks.run(1, two_meetings) == [(2, 2)]

@@ -30,10 +30,10 @@ class RecordedGraph(TorchDispatchMode):
         self.read: set[int] = set()  # addresses of memory that is not of the work's own taking
         self.replays = 0
 
-    def warm(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def warm(self, work: Callable[[], Any]) -> Any:
         return work()
 
-    def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def capture(self, work: Callable[[], Any]) -> Any:
         with self:
             values = work()
         for storage in self._made.values():

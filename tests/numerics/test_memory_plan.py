@@ -5,7 +5,7 @@ that torch has given them and ask for none themselves.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -31,6 +31,7 @@ from boost_core.plan.state_memory import largest_weight, starting_peak, state_by
 from boost_core.train.state import TrainState
 from boost_core.train.step import losses, training_step
 from tests.numerics.allocator import allocated
+from tests.numerics.lengths_on_device import lengths_on_device
 from tests.numerics.storages import Made
 from tests.ranks import Ranks
 
@@ -60,6 +61,7 @@ def one_rank(spec: JobSpec, kernels: Implementation) -> Iterator[None]:
     dist.init_process_group("fake", rank=0, world_size=spec.parallelism.world_size, store=FakeStore())
     try:
         with (
+            lengths_on_device() if kernels == "triton" else nullcontext(),
             always(kernels),
             patch.object(KernelInterface, "__getitem__", lambda *_: lambda *_, **__: None),
             patch.object(fp8_product, "unavailable", lambda _: None),
@@ -203,6 +205,7 @@ def test_activations_are_counted_to_the_byte(
     assert (kept(many, kernels) - kept(few, kernels)) / (2 * LENGTH) == planned
 
 
+APART = {"data": {"documents_apart": True}}
 PEAKS = [
     (kernels, precision, model, parallelism, changes)
     for kernels, precision, model, parallelism, changes in (
@@ -219,6 +222,8 @@ PEAKS = [
         ("naive", "fp32", {"family": "svd"}, {"data_parallel_size": 2}, {"optimizer": {"kind": "loro"}}),
         ("naive", "fp32", {"family": "svd", "rank": 64}, {}, {"optimizer": {"kind": "muon"}}),
         ("naive", "fp32", COLA | {"sliding_window": 8, "qk_norm": True}, {"tensor_parallel_size": 2}, {}),
+        ("naive", "bf16", COLA, {}, APART),
+        ("triton", "bf16", COLA | {"sliding_window": 8}, {"tensor_parallel_size": 2}, APART),
     )
 ]  # fmt: skip
 

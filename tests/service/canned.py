@@ -42,6 +42,7 @@ GIB = 2**30
 def a_planned_shape(data: int, total: int, fits: bool | None) -> dict[str, Any]:
     return {
         "tensor_parallel_size": 2, "pipeline_parallel_size": 1, "data_parallel_size": data, "world_size": 2 * data,
+        "recompute": "none",
         "memory": {
             "weights": 8 * GIB, "gradients": 8 * GIB, "optimizer": 16 * GIB, "activations": 4 * GIB, "logits": 2**20,
             "total": total,

@@ -13,13 +13,17 @@ from boost_core.messages.reports import (
     FaultReport,
     InterruptionReport,
     LogLine,
+    NamedLoss,
     Report,
     RestartReport,
+    Sample,
+    SampleReport,
     ShapeReport,
     SpareReport,
     StartReport,
     StepReport,
 )
+from boost_core.messages.scores import Score, Scores
 from service.jobs.model import JobRecord
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
@@ -31,6 +35,19 @@ GOOD = {
     "data": {"source": {"kind": "text", "paths": ["boost_core/**/*.py"]}},
     "training": {"steps": 10, "sequence_length": 64},
 }
+
+
+SCORES = Scores(
+    step=10,
+    evaluated_by="lm-eval 0.4.13",
+    scores=(
+        Score(
+            task="colors", metric="acc", value=0.75, stderr=0.125, higher_is_better=True, samples=12, version="1.0",
+            task_hash="0123456789abcdef",
+        ),
+        Score(task="colors", metric="perplexity", value=None, samples=12, task_hash="0123456789abcdef"),
+    ),
+)  # fmt: skip
 
 
 def a_spec(**changes: Any) -> JobSpec:
@@ -47,8 +64,13 @@ def a_step(step: int, **changes: Any) -> StepReport:
     return StepReport(**numbers | changes)
 
 
-def an_evaluation(step: int = 10, loss: float = 2.5) -> EvaluationReport:
-    return EvaluationReport(step=step, loss=loss, tokens=640, unigram_entropy=3.0, seconds=0.1)
+def an_evaluation(step: int = 10, loss: float = 2.5, sets: tuple[str, ...] = ()) -> EvaluationReport:
+    named = tuple(NamedLoss(name=name, loss=loss + 0.5, tokens=320, bits_per_byte=1.25) for name in sets)
+    return EvaluationReport(step=step, loss=loss, tokens=640, unigram_entropy=3.0, sets=named, seconds=0.1)
+
+
+def a_sample(step: int, *texts: str) -> SampleReport:
+    return SampleReport(step=step, samples=tuple(Sample(prompt="Once", text=each) for each in texts), seconds=0.1)
 
 
 def a_checkpoint(step: int = 10) -> CheckpointReport:

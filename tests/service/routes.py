@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 import boost_core
 from service.api.auth import Requires
 from service.models.identity import Scope
-from tests.service.records import GOOD
+from tests.service.records import GOOD, SCORES
 
 UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 OPEN = {("GET", "/healthz"), ("GET", "/readyz"), ("POST", "/session"), ("DELETE", "/session"), ("GET", "/openapi.json")}
@@ -30,6 +30,8 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/jobs/{job_id}/clone"): {},
     ("POST", "/v1/jobs/{job_id}/drills"): {"kind": "kill_rank"},
     ("POST", "/v1/jobs/{job_id}/profiles"): {},
+    ("POST", "/v1/jobs/{job_id}/evaluations"): SCORES.model_dump(mode="json"),
+    ("POST", "/v1/datasets"): {"name": "corpus", "source": GOOD_FOR_ALL["data"]["source"]},
     ("PUT", "/v1/queues/{name}"): {},
     ("PUT", "/v1/tenants/{name}"): {},
     ("POST", "/v1/keys"): {"name": "k", "tenant": "lab", "scopes": ["read"]},

@@ -98,7 +98,8 @@ class SampleJob:
             if step % 5 == 0:
                 reports.append(rank_times(step))
             if step % 40 == 0:
-                reports.append(an_evaluation(step, loss_at(step) + 0.1))
+                sets = tuple(named.name for named in self.record.spec.data.validation)
+                reports.append(an_evaluation(step, loss_at(step) + 0.1, sets))
             if step == FAULT_AT:
                 reports += [an_interruption(step), shape_report(1), a_restart(step, Cause.WORKER_LOST), a_fault(step)]
             if step == JOINED_AT:

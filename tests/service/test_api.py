@@ -226,7 +226,7 @@ BAD = [
     (changed("data.source.paths", ["/nowhere/at/all"]), "data.source.paths", "no file is at '/nowhere/at/all'"),
     (changed("data.source.paths", ["\u0000"]), "data.source.paths", "check the path"),
     (changed("data.source.paths", []), "data.source.paths", "at least one path"),
-    (changed("data.source.paths", ["ftp://x/y"]), "data.source.paths", "file:// or s3://"),
+    (changed("data.source.paths", ["ftp://x/y"]), "data.source.paths", "file://, s3:// or hf://"),
     (changed("data.source.kind", "standard_library"), "data.source.paths", "use kind=text"),
     (changed("training.sequence_length", 1_048_576), "data.source.paths", "too little for one sequence"),
     (changed("checkpoint.url", "gopher://x"), "checkpoint.url", "file:// or s3://"),

@@ -153,7 +153,12 @@ def test_show(boost, store: JobStore) -> None:
     assert f"none yet; goes to /checkpoints/default/{job.id}" in boost("show", job.id).stdout
     run_to_the_end(store, job.id)
     shown = boost("show", job.id).stdout
-    for fact in ("SUCCEEDED (TRAINING_FINISHED)", "10/10", "loss 2.5000 at step 10", "file:///checkpoints/step-10"):
+    for fact in (
+        "SUCCEEDED (TRAINING_FINISHED)",
+        "10/10",
+        "loss 2.5000 (perplexity 12.18) at step 10",
+        "file:///checkpoints/step-10",
+    ):
         assert fact in shown
     assert json.loads(boost("show", job.id, "--json").stdout) == store.get(job.id).model_dump(mode="json")
 
@@ -216,7 +221,7 @@ def test_events_print_a_line_for_every_event(boost, store: JobStore) -> None:
     assert "RUNNING: 2 workers train" in lines
     assert "training starts from scratch at step 0: 123,456 parameters on 2 worker(s)" in lines
     assert "step 1/10  loss 4.9000  2,048 tokens/s  communication 25%  ETA 0:04" in lines
-    assert "step 10  validation loss 2.5000 (unigram entropy of that text 3.0000)" in lines
+    assert "step 10  validation loss 2.5000 (perplexity 12.18), unigram entropy of that text 3.0000" in lines
     assert "step 10  checkpoint file:///checkpoints/step-10 (1.0 MiB, 0.25 s)" in lines
 
 

@@ -13,7 +13,7 @@ from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
 from tests.service.command_line import boost_at, run_boost
 from tests.service.conftest import RunningApi
-from tests.service.records import a_spec, a_step, run_to_the_end
+from tests.service.records import a_spec, a_step, run_to_the_end, start
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +115,23 @@ def test_export_of_a_job_has_its_losses_on_the_card(
     card = (tmp_path / "model" / "README.md").read_text()
     assert "| checkpoint | step 8, " in card
     assert f"| training loss | {a_step(8).loss:.4f} nats a token |" in card
+
+
+def test_generation_from_the_newest_checkpoint_of_a_job_that_trains(
+    api: RunningApi, store: JobStore, trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = start(store, store.create(a_spec(), str(tmp_path / "runs")).id)
+    command = ("generate", job.id, "--prompt", "0 The", "--temperature", 0, "--max-new-tokens", 3)
+    empty = boost_at(api.url)(*command)
+    assert (empty.exit_code, empty.stderr) == (2, f"error: {job.id} has no committed checkpoint yet\n")
+    shutil.copytree(trained, job.checkpoint_url.removeprefix("file://"))
+    capfd.readouterr()
+    assert boost_at(api.url)(*command).exit_code == 0
+    newest = capfd.readouterr().out
+    assert run_boost("generate", f"{trained}/step-00000008", *command[2:]).exit_code == 0
+    assert capfd.readouterr().out == newest != ""
+    assert boost_at(api.url)("generate", job.id, "--prompt", 40 * "x").exit_code == 2
+    assert "give at most 31" in capfd.readouterr().err
 
 
 def test_export_passes_on_what_is_refused(checkpoints: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from boost_core.plan.report import Plan
 from service.cli.commands.submit import merge_patch
 from service.cli.failures import BadInput
 from service.cli.times import moment_before_now, moment_from_now
+from service.jobs.states import JobState
 from tests.service.canned import A_CHECKPOINT, A_PLAN, a_job
 from tests.service.command_line import boost_at, job_file
 from tests.service.records import GOOD
@@ -170,15 +171,42 @@ def test_ls_takes_as_many_pages_as_it_needs() -> None:
 
 def test_why_a_job_waits_is_shown() -> None:
     job = a_job(waiting_for="4 GPUs of the queue night", cloned_from="job-0", queue="night")
-    with serving(
-        {"GET /v1/jobs": Answer(200, {"jobs": [job], "next_cursor": None}), "GET /v1/jobs/job-1": Answer(200, job)}
-    ) as server:
+    script = {
+        "GET /v1/jobs": Answer(200, {"jobs": [job], "next_cursor": None}),
+        "GET /v1/jobs/job-1": Answer(200, job),
+        "GET /v1/jobs/job-1/trackers": Answer(200, {"trackers": []}),
+    }
+    with serving(script) as server:
         listed = boost_at(server.url)("ls").stdout
         shown = boost_at(server.url)("show", "job-1").stdout
     assert listed.splitlines()[1].endswith("4 GPUs of the queue night")
     for fact in ("waits for   4 GPUs of the queue night", "clone of    job-0", "tenant      acme", "ago) by ci"):
         assert fact in shown
     assert "queue       night, priority 0" in shown
+
+
+def test_a_job_of_a_service_without_evaluations_and_trackers_is_shown() -> None:
+    absent = Answer(404, {"title": "Not Found", "status": 404, "detail": "there is no such path"})
+    parts = {f"GET /v1/jobs/job-1/{part}": absent for part in ("evaluations", "trackers")}
+    with serving({"GET /v1/jobs/job-1": Answer(200, a_job())} | parts) as server:
+        shown = boost_at(server.url)("show", "job-1")
+    assert (shown.exit_code, "tenant      acme" in shown.stdout) == (0, True), shown.output
+
+
+def test_events_of_a_newer_service_are_passed_over() -> None:
+    newer = a_log_event(1, 0, "said") | {"kind": "dream", "data": {"of": "sheep"}}
+    script = {
+        "GET /v1/jobs/job-1": Answer(200, a_job(JobState.SUCCEEDED)),
+        "GET /v1/jobs/job-1/events": events(newer, a_log_event(2, 0, "out of memory")),
+    }
+    with serving(script) as server:
+        boost = boost_at(server.url)
+        shown, followed = boost("events", "job-1"), boost("events", "job-1", "--follow")
+        as_json = boost("events", "job-1", "--json")
+    for result in (shown, followed):
+        assert result.exit_code == 0, result.output
+        assert "out of memory" in result.stdout and "sheep" not in result.stdout
+    assert [json.loads(line)["kind"] for line in as_json.stdout.splitlines()] == ["dream", "log"]
 
 
 # Logs

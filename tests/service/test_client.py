@@ -230,6 +230,7 @@ def test_a_date_to_come_back_at(ask: Ask) -> None:
         (lambda c: c.nodes(), ("GET", "/v1/nodes", None)),
         (lambda c: c.plan(GOOD), ("POST", "/v1/plans", GOOD)),
         (lambda c: c.presets(), ("GET", "/v1/presets", None)),
+        (lambda c: c.examples(), ("GET", "/v1/examples", None)),
         (lambda c: c.versions(), ("GET", "/v1/versions", None)),
         (lambda c: c.whoami(), ("GET", "/v1/whoami", None)),
         (lambda c: c.create_key({"name": "ci"}), ("POST", "/v1/keys", {"name": "ci"})),
@@ -287,7 +288,7 @@ def test_both_clients_have_the_same_methods() -> None:
     assert described == {
         name for name, member in inspect.getmembers(AsyncClient) if isinstance(member, operation | stream)
     }
-    assert len(described) == 35
+    assert len(described) == 44
     assert all(getattr(Client, name).__doc__ for name in described)
     client = Client("http://127.0.0.1:1")
     assert list(inspect.signature(client.pin).parameters) == ["job_id", "step"]

@@ -12,10 +12,12 @@ from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from service.client import Client
 from service.jobs.model import JobEvent, JobRecord
 from service.jobs.states import JobState
+from service.models.datasets import DatasetState
 from tests.jobs import tiny_job, write_corpus
 from tests.service.serving import BOOST, Server
 
@@ -46,6 +48,13 @@ def submit(client: Client, tmp_path: Path) -> Callable[[int], JobRecord]:
 def progress(client: Client, job: JobRecord) -> int:
     newest = client.get(job.id).progress
     return newest.step if newest else 0
+
+
+def steps_in_tensorboard(server: Server, client: Client, job: JobRecord) -> list[int]:
+    server.until(lambda: all(tracker.behind == 0 for tracker in client.trackers(job.id).trackers))
+    curves = EventAccumulator(f"{job.checkpoint_url}/tensorboard", size_guidance={"scalars": 0})
+    curves.Reload()
+    return [point.step for point in curves.Scalars("train/loss")]
 
 
 @pytest.mark.full
@@ -84,6 +93,7 @@ def test_a_job_from_post_to_checkpoint_loses_a_worker_on_the_way(
     assert list(dict.fromkeys(states)) == ["QUEUED", "SCHEDULING", "RUNNING", "SUCCEEDED"]
     assert job.checkpoint.step == 100
     assert (tmp_path / "checkpoints" / job.id / "step-00000100").is_dir()
+    assert steps_in_tensorboard(server, client, job) == [*range(1, 101)], "each once"
     assert any(
         line.startswith("boost_job_workers{") and job.id in line and line.endswith(" 2.0")
         for line in metrics.splitlines()
@@ -148,6 +158,7 @@ def test_a_killed_server_takes_its_jobs_up_again(
     resumed = [event for event in client.events(job.id) if event.kind == "started"][-1]
     assert resumed.data["step"] >= 10
     assert job.progress.step == 60
+    assert steps_in_tensorboard(server, client, job) == [*range(1, 61)], "each once"
 
 
 @pytest.mark.full
@@ -182,3 +193,18 @@ def test_a_port_in_use_gives_one_line(server: Server, client: Client) -> None:
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"cannot listen on 127.0.0.1:{server.port}: Address already in use")
     assert line.endswith("; end what uses it or set BOOST_PORT to another port")
+
+
+def test_a_job_trains_on_a_dataset_that_the_service_has_made(server: Server, client: Client, tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    (tmp_path / "corpus" / "6.txt").write_bytes((tmp_path / "corpus" / "5.txt").read_bytes())
+    source = {"kind": "text", "paths": [str(corpus)]}
+    client.create_dataset({"name": "corpus-v3", "source": source, "exact_dedup": True, "validation_fraction": 0.3})
+    server.until(lambda: client.dataset("corpus-v3").state != DatasetState.BUILDING)
+    dataset = client.dataset("corpus-v3")
+    assert (dataset.state, dataset.message) == (DatasetState.READY, "holds 6 documents")
+    assert (dataset.counts["exact_duplicates"], dataset.progress.stage) == (1, "done")
+    job = client.submit(tiny_job(corpus, tmp_path / "checkpoints", data={"source": None, "dataset": "corpus-v3"}))
+    server.until(lambda: client.get(job.id).finished)
+    job = client.get(job.id)
+    assert (job.state, job.spec.data.source.paths) == (JobState.SUCCEEDED, (dataset.url,))

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from boost_core.config.data import MOST_VALIDATION_SETS
 from boost_core.messages.reports import Cause, Fault
 from boost_core.train import StepParts, StepTimes, Totals
 from service.gang.worker.rank_metrics import StepCollector, gauges
@@ -28,7 +29,8 @@ TRANSPORTS = b"".join(
     b"NCCL INFO Channel 00 : 0 -> 1 via %s/0\n" % each for each in (b"P2P", b"SHM", b"NET/IB", b"COLLNET/IB")
 )
 JOBS = 100
-MOST_OF_A_JOB = 60
+SETS = tuple(f"set-{number}" for number in range(MOST_VALIDATION_SETS))
+MOST_OF_A_JOB = 60 + 2 * MOST_VALIDATION_SETS
 MOST_OF_A_WAITING_JOB = 2
 RANKS = 64
 MOST_OF_A_RANK = 103
@@ -42,7 +44,7 @@ def http(api: RunningApi) -> Iterator[httpx.Client]:
 
 def run(store: JobStore) -> None:
     job = start(store, store.create(a_spec(), "/checkpoints").id)
-    reports = [a_shape(32), a_step(1), an_evaluation(1), a_checkpoint(1), a_spare(1)]
+    reports = [a_shape(32), a_step(1), an_evaluation(1, sets=SETS), a_checkpoint(1), a_spare(1)]
     store.append_reports(job.id, 1, numbered(*reports))
 
 

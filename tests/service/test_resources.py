@@ -8,7 +8,10 @@ import httpx
 import pytest
 
 from boost_core.config import JobSpec
+from service.api.exceptions import RateLimited
+from service.api.merge import merged
 from service.api.routes.nodes import NODES
+from service.api.searches import Searches
 from service.jobs.model import JobRecord, Owner
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
@@ -317,11 +320,55 @@ def test_log_lines_by_rank_level_and_time(http: httpx.Client, store: JobStore) -
     assert messages(since="2100-01-01T00:00:00Z") == messages(rank="7") == []
 
 
+def test_the_best_plan_for_some_gpus_is_searched(http: httpx.Client) -> None:
+    gpu = {"resources": {"gpus_per_worker": 1, "accelerator_type": "A100"}, "parallelism": {"recompute": "auto"}}
+    levels = [{"name": "node", "fan_out": 4, "gigabytes_per_second": 300}]
+    plain = http.post("/plans", json=GOOD | gpu).json()
+    assert plain.pop("search") is None
+    asked = {"gpus": 4, "top": 2, "explain": True, "cluster": {"levels": levels}}
+    both = http.post("/plans", json=GOOD | gpu | {"search": asked}).json()
+    found = both.pop("search")
+    assert both == plain
+    assert len(found["choices"]) == 2
+    assert found["why"]
+    patched = http.post("/plans", json=merged(GOOD | gpu, found["choices"][0]["patch"])).json()
+    assert patched["shapes"][0]["world_size"] == found["choices"][0]["world_size"]
+    refused = http.post("/plans", json=GOOD | {"search": {"gpus": 0, "topp": 1}}).json()
+    assert [error["field"] for error in refused["errors"]] == ["search.gpus", "search.topp"]
+    profile = {
+        "device": "A100", "commit": "a", "torch_version": "2", "triton_version": "3", "precision": "bf16", "cores": 1,
+        "cases": [], "product_flops": 1e14, "attention_flops": 1e14, "bandwidth": 1e12, "start_seconds": 0,
+        "block_seconds": 0, "correction": 1, "spread": 0.1,
+    }  # fmt: skip
+    wild = http.post("/plans", json=GOOD | {"search": {"gpus": 4, "profile": profile | {"spread": 1000}}}).json()
+    assert [error["field"] for error in wild["errors"]] == ["search.profile.spread"]
+    other = http.post("/plans", json=GOOD | {"search": {"gpus": 4, "profile": profile}})
+    assert other.status_code == 422
+    assert "the profile is of bf16" in other.json()["detail"]
+
+
+def test_each_tenant_searches_one_plan_at_a_time_and_all_together_two() -> None:
+    searches = Searches()
+    with searches.one_of("a"):
+        with pytest.raises(RateLimited, match="another plan of this tenant"), searches.one_of("a"):
+            raise AssertionError
+        with searches.one_of("b"), pytest.raises(RateLimited, match="of other tenants"), searches.one_of("c"):
+            raise AssertionError
+        with searches.one_of("c"):
+            pass
+
+
 def test_plans_presets_versions(http: httpx.Client) -> None:
     plan = http.post("/plans", json=GOOD | {"data": {"source": {"kind": "text", "paths": ["/not/read"]}}}).json()
     assert plan["parameters"] > 0
     assert plan["shapes"][0]["memory"]["total"] > 0
     assert [preset["name"] for preset in http.get("/presets").json()["presets"]][:2] == ["tiny", "60m"]
+    examples = http.get("/examples").json()["examples"]
+    assert [example["name"] for example in examples] == [
+        "cola-tiny", "elastic-cola", "lax-tiny", "loro-tiny", "cola-30b", "cola-7b"
+    ]  # fmt: skip
+    assert examples[0]["description"].startswith("A small CoLA model on two CPU workers")
+    assert examples[0]["text"] == Path("examples/cola-tiny.yaml").read_text()
     versions = http.get("/versions").json()
     assert (versions["api"], versions["database"]) == ("v1", "sqlite")
     assert versions["ray"]

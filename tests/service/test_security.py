@@ -21,17 +21,20 @@ from tests.service.routes import GOOD_FOR_ALL, OPEN, READABLE, UNSAFE, Route, ro
 
 SCOPES = {
     "read": {
-        "GET /metrics", "GET /v1/jobs", "GET /v1/jobs/{job_id}", "GET /v1/jobs/{job_id}/checkpoints",
+        "GET /metrics", "GET /v1/examples", "GET /v1/jobs", "GET /v1/jobs/{job_id}",
+        "GET /v1/jobs/{job_id}/checkpoints",
         "GET /v1/jobs/{job_id}/checkpoints/{step}", "GET /v1/jobs/{job_id}/events", "GET /v1/jobs/{job_id}/logs",
-        "GET /v1/jobs/{job_id}/metrics", "GET /v1/metrics/targets", "GET /v1/nodes", "GET /v1/presets",
-        "GET /v1/queues", "GET /v1/queues/{name}",
+        "GET /v1/jobs/{job_id}/metrics", "GET /v1/jobs/{job_id}/trackers", "GET /v1/metrics/targets", "GET /v1/nodes",
+        "GET /v1/jobs/{job_id}/evaluations", "GET /v1/presets",
+        "GET /v1/datasets", "GET /v1/datasets/{name}", "GET /v1/queues", "GET /v1/queues/{name}",
         "GET /v1/versions", "GET /v1/whoami", "POST /v1/plans",
     },
     "submit": {
+        "DELETE /v1/datasets/{name}", "POST /v1/datasets", "POST /v1/datasets/{name}/cancel",
         "DELETE /v1/jobs/{job_id}", "DELETE /v1/jobs/{job_id}/checkpoints/{step}",
         "DELETE /v1/jobs/{job_id}/checkpoints/{step}/pin", "PATCH /v1/jobs/{job_id}", "POST /v1/jobs",
         "POST /v1/jobs/dry-run", "POST /v1/jobs/{job_id}/cancel", "POST /v1/jobs/{job_id}/clone",
-        "POST /v1/jobs/{job_id}/drills", "POST /v1/jobs/{job_id}/pause",
+        "POST /v1/jobs/{job_id}/drills", "POST /v1/jobs/{job_id}/evaluations", "POST /v1/jobs/{job_id}/pause",
         "POST /v1/jobs/{job_id}/profiles", "POST /v1/jobs/{job_id}/resume", "POST /v1/jobs/{job_id}/retry",
         "PUT /v1/jobs/{job_id}/checkpoints/{step}/pin",
     },

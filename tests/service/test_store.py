@@ -63,7 +63,7 @@ def test_migration_makes_the_tables_that_the_code_expects(empty_database_url: st
     migrate(url)
     with open_engine(url).connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
-        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["0006"]
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all() == ["0008"]
 
 
 @pytest.mark.parametrize("there_before", [False, True])
@@ -439,7 +439,7 @@ def test_reports_become_events_and_the_newest_numbers(store: JobStore) -> None:
     assert record.checkpoint == a_checkpoint(2)
     assert record == store.get(job.id)
     events = [event for event in store.events(job.id) if event.kind != "state"]
-    assert [event.data for event in events] == [report.model_dump() for report in reports]
+    assert [event.data for event in events] == [report.model_dump(mode="json") for report in reports]
     assert {event.time for event in events} == {time}
     with Session(store.engine) as session:
         assert last_sequence(session, job.id, 1) == 6

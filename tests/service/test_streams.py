@@ -233,7 +233,7 @@ def test_an_event_that_cannot_be_read_ends_its_jobs_streams_alone(api: RunningAp
             ends, goes_on = broken.iter_lines(), good.iter_lines()
             next(ends), next(goes_on)
             with store.engine.begin() as connection:  # as a later release may
-                values = {"job_id": job.id, "attempt": 1, "kind": "unheard-of", "time": job.submitted_at, "data": {}}
+                values = {"job_id": job.id, "attempt": 1, "kind": "unheard-of", "time": job.submitted_at, "data": []}
                 connection.execute(insert(EventRow).values(**values))
             store.append_reports(job.id, 1, numbered(a_step(1)))
             list(ends)

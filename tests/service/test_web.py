@@ -18,7 +18,7 @@ from service.models.requests import QueueSettings
 from service.settings import Settings
 from tests.service.browser import PHONE, Visit, color_at, drawn, open_browser, visit
 from tests.service.conftest import RunningApi
-from tests.service.records import a_spare, finish
+from tests.service.records import GOOD, SCORES, a_sample, a_spare, an_evaluation, finish
 from tests.service.sample_jobs import (
     DONE,
     SLOW_RANK,
@@ -154,6 +154,64 @@ def test_curves_are_drawn_and_grow(visitor: Visit, job: SampleJob) -> None:
     expect(page.get_by_label("Steps shown")).to_have_value("100")
     page.get_by_label("Logarithmic").check()
     assert drawn(page, "#loss canvas", "--curve") > 50
+
+
+def test_validation_sets_have_curves_and_a_table(visitor: Visit, store: JobStore, tmp_path: Path) -> None:
+    data = {"validation": [{"name": "books", "kind": "text", "paths": ["/books"]}]}
+    made = SampleJob(store, tmp_path, data={**GOOD["data"], **data})
+    made.start()
+    made.train()
+    page = visitor.open(f"/jobs/{made.id}")
+    rows = page.locator("#validation tbody tr")
+    expect(rows).to_have_count(2)
+    loss = made.record.evaluation.loss
+    expect(rows.nth(0)).to_contain_text(f"{loss:.3f}")
+    expect(rows.nth(1)).to_contain_text("books")
+    expect(rows.nth(1)).to_contain_text(f"{loss + 0.5:.3f}")
+    expect(rows.nth(1)).to_contain_text("1.250")
+    expect(page.locator("#loss .u-legend")).to_contain_text("books")
+    assert drawn(page, "#loss canvas", "--productive") > 10
+    made.report(an_evaluation(DONE, 3.0, ("books",)))
+    expect(rows.nth(1)).to_contain_text("33.1")  # its perplexity
+
+
+def test_samples_are_text_of_a_step_and_come_live(visitor: Visit, job: SampleJob) -> None:
+    job.report(a_sample(40, " upon a time"), a_sample(80, MARKUP, "\x1b[31m two"))
+    page = visitor.open(f"/jobs/{job.id}")
+    texts = page.locator("#samples dd")
+    expect(texts).to_have_count(2)
+    expect(texts.first).to_have_text(MARKUP)
+    expect(page.locator("#samples dd *")).to_have_count(0)
+    page.get_by_label("Step of the samples").select_option("40")
+    expect(texts).to_have_text([" upon a time"])
+    expect(page.locator("#samples dt")).to_have_text(["Once"])
+    job.report(a_sample(120, " there was"))
+    expect(page.get_by_label("Step of the samples").locator("option")).to_have_count(3)
+    expect(texts).to_have_text([" upon a time"])  # what was chosen stays
+    page.get_by_label("Step of the samples").select_option("120")
+    job.report(a_sample(160, " and they lived"))
+    expect(texts).to_have_text([" and they lived"])  # the newest is followed
+
+
+def test_scores_are_listed_as_they_are_recorded(visitor: Visit, store: JobStore, job: SampleJob) -> None:
+    store.add_scores(job.id, SCORES)
+    page = visitor.open(f"/jobs/{job.id}")
+    rows = page.locator("#scores tbody tr")
+    expect(rows).to_have_count(2)
+    expect(rows.first).to_contain_text("colors")
+    expect(rows.first).to_contain_text("0.75")
+    expect(rows.nth(1)).to_contain_text("–")  # no finite number
+    markup = SCORES.scores[0].model_copy(update={"task": MARKUP})
+    store.add_scores(job.id, SCORES.model_copy(update={"step": 20, "scores": (markup,)}))
+    expect(rows).to_have_count(3)
+    expect(rows.first).to_contain_text(MARKUP)
+    expect(page.locator("#scores tbody img")).to_have_count(0)
+
+
+def test_a_job_without_samples_shows_none(visitor: Visit, job: SampleJob) -> None:
+    page = visitor.open(f"/jobs/{job.id}")
+    expect(page.locator("#validation")).to_be_visible()
+    expect(page.locator("#samples")).to_be_hidden()
 
 
 @pytest.mark.full

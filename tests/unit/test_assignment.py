@@ -1,8 +1,12 @@
 """The order of ranks within a replica."""
 
-import pytest
+import os
 
-from service.gang.assignment import MisplacedRanks, WorkerPlace, ordered
+import pytest
+import torch
+
+from service.gang.assignment import MisplacedRanks, WorkerPlace, ordered, visible_gpus
+from service.gang.worker.worker import Worker
 
 
 def place(node: str, pid: int, *accelerators: str) -> WorkerPlace:
@@ -32,3 +36,22 @@ def test_a_group_on_two_nodes_is_refused_by_name() -> None:
     assert ordered(places[:2], 2) == [0, 1]
     with pytest.raises(MisplacedRanks, match="ranks 2 to 3 lies on nodes b, c"):
         ordered(places, 2)
+
+
+def test_ranks_see_the_gpus_of_their_group_in_the_order_of_ranks() -> None:
+    groups = [[place("a", 1, "2"), place("a", 2, "3")], [place("b", 3, "GPU-f"), place("b", 4, "GPU-b")]]
+    assert visible_gpus(groups) == [("2", "3"), ("2", "3"), ("GPU-f", "GPU-b"), ("GPU-f", "GPU-b")]
+    assert visible_gpus([[place("a", 1, "0"), place("a", 2, "0")]]) == [("0",), ("0",)]
+    assert visible_gpus([[place("a", 1)], [place("a", 2)]]) == [(), ()]
+
+
+def test_a_worker_computes_on_its_own_gpu_among_those_it_saw_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, chosen = Worker.__new__(Worker), []
+    worker._visible, worker.place = (), place("a", 1, "3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")  # as Ray has it
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    worker._choose_gpu(("2", "3"))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+    worker._choose_gpu(("3", "5"))  # CUDA has looked already
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert chosen == [1, 1]

@@ -18,6 +18,7 @@ from boost_core.train.garbage import FULL_EVERY_STEPS, collected_between_steps
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 from tests.jobs import tiny_job, write_corpus
+from tests.numerics.lengths_on_device import lengths_on_device
 
 CPU = torch.device("cpu")
 # What makes the host wait for a GPU: reading a number, finding out a shape, copying one number to it.
@@ -60,7 +61,10 @@ def test_the_host_reads_once_a_step(tmp_path: Path, apart: bool) -> None:
         reads.append(tensor.shape)
         return tolist(tensor)
 
-    with patch.object(state.optimizer, "step"), patch.object(torch.Tensor, "tolist", read), Waits() as waits:
+    with (
+        lengths_on_device(), patch.object(state.optimizer, "step"), patch.object(torch.Tensor, "tolist", read),
+        Waits() as waits,
+    ):  # fmt: skip
         training_step(state, sampler)
         step_waits = waits.found[:]
         torch.as_tensor(True)  # the count sees what it is for
@@ -104,13 +108,16 @@ def test_nccls_streams_have_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_NCCL_HIGH_PRIORITY", raising=False)
     seen: list[str | None] = []
     worker = worker_module.Worker.__new__(worker_module.Worker)
-    worker._store, worker.place = SimpleNamespace(), SimpleNamespace(address="127.0.0.1")
+    worker._store, worker.place = SimpleNamespace(), SimpleNamespace(address="127.0.0.1", accelerators=("3",))
+    worker._visible = ()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(worker_module.torch.cuda, "set_device", lambda _: None)
     worker._transport = SimpleNamespace(ask=lambda: None, begin=lambda *_: None)
     assignment = SimpleNamespace(
         spec=SimpleNamespace(
             resources=SimpleNamespace(gpus_per_worker=1), parallelism=SimpleNamespace(world_size=1)
         ),
-        rank=0, rendezvous=SimpleNamespace(prefix="x"),
+        rank=0, rendezvous=SimpleNamespace(prefix="x"), gpus=("3",),
     )  # fmt: skip
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")

@@ -77,6 +77,14 @@ def test_a_job_is_trained_to_its_last_step() -> None:
     assert gang.controller.handle(gang.observed(), gang.events[-1][1]) == [], "it has ended"
 
 
+def test_ranks_are_told_what_to_recompute() -> None:
+    gang = a_gang(parallelism={"tensor_parallel_size": 2, "recompute": "auto"})
+    assert gang.training is not None
+    of_ranks = [each.spec for each in gang.training.assignments]
+    of_replicas = [each.spec for each in gang.of(port.StartReplica)]
+    assert {spec.parallelism.recompute for spec in of_ranks + of_replicas} == {"none"}
+
+
 def test_survivors_of_a_killed_worker_go_on_at_once_and_grow_back() -> None:
     gang = a_gang()
     killed = gang.members[1].number

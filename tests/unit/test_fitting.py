@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
-from boost_core.plan.devices import needed_bytes, nothing_fits
+from boost_core.plan.devices import SPARE, at, needed_bytes, nothing_fits
+from boost_core.plan.memory import rank_memory
 from service.gang.resources import node_selector
 from service.gang.status import NodeCapacity
 from service.jobs.model import JobRecord
@@ -80,6 +81,51 @@ def test_the_fastest_layout_that_fits_is_launched() -> None:
 )
 def test_of_a_job_that_names_no_kind_the_nodes_decide(nodes: list[tuple[str, int]], layout: Layout | None) -> None:
     assert launched(large(None), gpus(*nodes)) == layout
+
+
+def as_it_must(**changes: Any) -> JobSpec:
+    return large(**{"parallelism": {"recompute": "auto"}} | changes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "recompute"),
+    [
+        ("A100", Layout(8, 1, 1), "latent"), ("A100", Layout(2, 1, 1), "full"), ("A100", Layout(1, 1, 1), "full"),
+        ("A100", Layout(8, 1, 8), "none"), ("H200", Layout(8, 1, 1), "none"), ("H200", Layout(2, 1, 4), "latent"),
+    ],
+)  # fmt: skip
+def test_each_layout_recomputes_what_it_has_to(kind: str, layout: Layout, recompute: str) -> None:
+    spec = as_it_must(kind=kind)
+    assert at(spec, layout).parallelism.recompute == recompute
+    ways = [spec.parallelism.model_copy(update={"recompute": way}) for way in ("none", "latent", "full")]
+    needed = {way.recompute: rank_memory(spec.model_copy(update={"parallelism": way}), layout).total for way in ways}
+    fitting = [way for way, total in needed.items() if total <= DEVICE_BYTES[kind] * (1 - SPARE)]
+    assert recompute == (fitting or ["full"])[0]
+    assert needed_bytes(spec, layout) == needed[recompute]
+
+
+def test_what_a_layout_recomputes_is_legal() -> None:
+    wide = as_it_must(parallelism={"recompute": "auto", "norm": "sync", "tensor_parallel_size": 8})
+    assert at(wide, Layout(8, 1, 1)).parallelism.recompute == "full"
+    halves = as_it_must(parallelism={"recompute": "auto", "split_micro_batch": True})
+    assert at(halves, Layout(1, 1, 1)).parallelism.recompute == "latent"
+
+
+def test_without_a_gpu_nothing_is_recomputed_and_of_one_the_kind_must_be_known() -> None:
+    spec = as_it_must(resources={})
+    assert at(spec, Layout(1, 1, 1)).parallelism.recompute == "none"
+    assert nothing_fits(spec) is None
+    for kind in (None, "B300"):
+        problem = nothing_fits(as_it_must(kind=kind))
+        assert problem is not None
+        assert problem.startswith("recompute=auto goes by the memory of the GPU; set resources.accelerator_type to")
+
+
+def test_a_job_that_may_recompute_starts_where_it_would_not_fit() -> None:
+    spec = as_it_must()
+    assert set(demand_of(spec).layouts) > set(demand_of(large()).layouts)
+    assert launched(spec, gpus(("A100", 4))) == Layout(4, 1, 1)
+    assert launched(large(), gpus(("A100", 4))) is None
 
 
 def test_a_job_that_fits_no_gpu_there_is_waits_and_says_why() -> None:

@@ -123,7 +123,11 @@ BAD = [
     (changed(optimizer={"learning_rate": -1}), "optimizer.learning_rate", "greater than 0"),
     (changed(data={"source": {"kind": "text"}}), "data.source.paths", "at least one path"),
     (changed(data={"source": {"paths": ["/x"]}}), "data.source.paths", "use kind=text"),
-    (changed(data={"source": {"kind": "text", "paths": ["ftp://x/y"]}}), "data.source.paths", "file:// or s3://"),
+    (
+        changed(data={"source": {"kind": "text", "paths": ["ftp://x/y"]}}),
+        "data.source.paths",
+        "file://, s3:// or hf://",
+    ),
     (changed(checkpoint={"url": "gopher://x"}), "checkpoint.url", "file:// or s3://"),
     (changed(resources={"gpus_per_worker": 2}), "resources.gpus_per_worker", "0 or 1"),
     (changed(name="-"), "name", "pattern"),

@@ -157,12 +157,18 @@ def test_a_pipeline_has_a_buffer_for_each_micro_batch() -> None:
     assert many - few == 8 * (128 * (256 * 2 + 32) + 8)
 
 
-def test_documents_apart_cost_a_mask_in_each_block() -> None:
-    together, apart = (
-        memory(job(data={"documents_apart": choice}, training={"micro_batch_size": 4})).activations
-        for choice in (False, True)
-    )
-    assert apart - together == 4 * 128 * 128 * (1 + 2 * 8) + 8 * 64 * 128
+def test_documents_apart_cost_nothing_where_attention_takes_them_in_one() -> None:
+    def apart_costs(precision: str, gpus: int, **model: Any) -> int:
+        together, apart = (
+            memory(job(precision, data={"documents_apart": choice}, model=model, resources={"gpus_per_worker": gpus}))
+            for choice in (False, True)
+        )
+        return apart.activations - together.activations
+
+    assert apart_costs("bf16", 1) == apart_costs("bf16", 1, sliding_window=16) == 0
+    # Each by itself, what attention gives is there twice in each block: 256 elements a token, of 4 sequences of 128.
+    assert apart_costs("bf16", 0) == 8 * 4 * 128 * 256 * 2
+    assert apart_costs("fp32", 1) == 8 * 4 * 128 * 256 * 4
 
 
 def test_loros_factors_are_whole_on_each_replica() -> None:

@@ -13,10 +13,11 @@ import torch
 from typer.testing import CliRunner
 
 from boost_core.bench import profile as bench
-from boost_core.bench.comm import hidden_share
+from boost_core.bench.comm import faster_up_to, hidden_share
 from boost_core.bench.rank import RunShape
 from boost_core.bench.variants import Variant
 from boost_core.config import Layout
+from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.plan.machine import machine_for
 from boost_core.plan.measured import MeasuredLink, MeasuredProfile
 from boost_core.plan.parameters import block_parameters
@@ -137,3 +138,20 @@ def test_the_command_line_reads_a_profile_or_says_what_is_wrong_with_it(tmp_path
     assert (other.exit_code, "the profile is of bf16" in other.output) == (2, True)
     assert run(MEASURED.model_copy(update={"bandwidth": -1.0}).model_dump_json()).exit_code == 2
     assert run("{").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("one_shot", "two_shots", "found"),
+    [
+        ([1, 1, 9, 9], [2, 2, 2, 9], (20, 30)),
+        ([1, 1, 1, 1], [2, 2, 2, 2], (40, 0)),
+        ([9, 9, 9, 9], [1, 1, 9, 1], (0, 20)),  # a size that is faster again counts for nothing
+        ([1, 9, 9, 9], [9, 9, 9, 9], (10, 0)),
+        ([9, 1, 1, 1], [9, 1, 1, 1], None),
+    ],
+)
+def test_symmetric_memory_is_for_the_sizes_up_to_which_it_was_faster(
+    one_shot: list[float], two_shots: list[float], found: tuple[int, int] | None
+) -> None:
+    limits = found and SymmetricMemoryConfig(one_shot_bytes=found[0], two_shot_bytes=found[1])
+    assert faster_up_to([10, 20, 30, 40], [3, 3, 3, 3], one_shot, two_shots) == limits

@@ -10,6 +10,7 @@ from boost_core.plan.collectives import collective_seconds
 from boost_core.plan.machine import machine_for
 from boost_core.plan.resize import best, fastest, fits, legal, own_slots, place, why_not
 from boost_core.plan.throughput import step_parts, step_seconds
+from boost_core.plan.work import pairs_of_token
 from tests.jobs import tiny_job
 
 LAYOUTS = [[1, 1], [2, 1], [1, 2], [4, 1], [2, 2]]
@@ -231,10 +232,16 @@ def test_a_pipeline_sends_and_a_larger_one_sends_no_less() -> None:
     assert sixteen.sends == pytest.approx(2 * two.sends)
 
 
-def test_masks_of_documents_and_of_windows_cost_whole_attention() -> None:
+def test_windows_cost_what_they_show_and_documents_no_more_than_one() -> None:
     spec = of_7b()
     apart = spec.model_copy(update={"data": spec.data.model_copy(update={"documents_apart": True})})
-    window = spec.model_copy(update={"model": spec.model.model_copy(update={"sliding_window": 512})})
-    whole = step_seconds(apart, Layout(1, 1, 1))
-    assert step_seconds(window, Layout(1, 1, 1)) == whole
-    assert 1.05 < whole / step_seconds(spec, Layout(1, 1, 1)) < 1.3
+    length = spec.training.sequence_length
+
+    def windowed(window: int) -> JobSpec:
+        return spec.model_copy(update={"model": spec.model.model_copy(update={"sliding_window": window})})
+
+    whole = step_seconds(spec, Layout(1, 1, 1))
+    assert step_seconds(apart, Layout(1, 1, 1)) == step_seconds(windowed(length), Layout(1, 1, 1)) == whole
+    assert step_seconds(windowed(512), Layout(1, 1, 1)) < step_seconds(windowed(2048), Layout(1, 1, 1)) < whole
+    shown = [sum(min(place + 1, window) for place in range(length)) / length for window in (512, length)]
+    assert [pairs_of_token(windowed(window)) for window in (512, length)] == pytest.approx(shown)

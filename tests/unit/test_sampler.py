@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from boost_core.config.data import MIXTURE_PERIOD
 from boost_core.data.corpus import Corpus, Stream, unigram_entropy
-from boost_core.data.sampler import Sampler, replica_share, turns, validation_batches
+from boost_core.data.sampler import EvaluationSet, Sampler, replica_share, turns
 from boost_core.data.stream import TokenStream
 
 TOKENS = np.arange(1000, dtype=np.int64) % 251
@@ -93,23 +93,29 @@ def test_a_source_goes_through_all_its_windows_before_any_comes_again() -> None:
     assert len(set(second[:windows])) == windows
 
 
+def evaluation_set(asked: int, *weights: float) -> EvaluationSet:
+    return EvaluationSet.of([(stream.validation, stream.weight) for stream in corpus(*weights).streams], 20, asked)
+
+
 @given(parts=st.integers(1, 5), batch=st.integers(1, 7), asked=st.integers(1, 80))
 def test_the_evaluation_set_is_the_same_however_it_is_dealt(parts: int, batch: int, asked: int) -> None:
-    rows = [
-        tuple(row)
-        for part in range(parts)
-        for sequences in validation_batches(corpus(1.0), 20, asked, batch, part, parts)
-        for row in sequences
-    ]
-    alone = [tuple(row) for sequences in validation_batches(corpus(1.0), 20, asked, 1000, 0, 1) for row in sequences]
+    whole = evaluation_set(asked, 1.0)
+    rows = [tuple(row) for part in range(parts) for few in whole.batches(batch, part, parts) for row in few]
+    alone = [tuple(row) for batch in whole.batches(1000, 0, 1) for row in batch]
     assert sorted(rows) == sorted(alone)
     assert len(alone) == min(asked, 49)
 
 
 def test_the_evaluation_set_has_each_source_by_its_weight() -> None:
-    rows = np.concatenate(list(validation_batches(corpus(1.0, 3.0), 20, 40, 7, 0, 1)))
+    rows = np.concatenate(list(evaluation_set(40, 1.0, 3.0).batches(7, 0, 1)))
     assert (rows[:, 0] >= 1000).sum() == 30
     assert (rows[:, 0] < 1000).sum() == 10
+
+
+def test_bytes_of_tokens_are_weighed_as_windows_are() -> None:
+    of_two, of_four, unknown = (TokenStream([TOKENS], text and text * len(TOKENS)) for text in (2, 4, None))
+    assert EvaluationSet.of([(of_two, 3.0), (of_four, 1.0)], 20, 40).bytes_per_token == pytest.approx(2.5)
+    assert EvaluationSet.of([(of_two, 3.0), (unknown, 1.0)], 20, 40).bytes_per_token is None
 
 
 def test_unigram_entropy_is_in_nats() -> None:

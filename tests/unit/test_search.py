@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from boost_core.plan.memory import rank_memory
 from boost_core.plan.network import NetworkConfig
 from boost_core.plan.report import machine_of
 from boost_core.plan.search import SPARE, Choice, reasons, search, sensitivities
-from boost_core.plan.search_report import search_report
+from boost_core.plan.search_process import SearchFailed, TooLong, search_apart
+from boost_core.plan.search_report import PlanSearch, search_report
 from boost_core.plan.throughput import step_seconds
 from service.cli.main import app
 
@@ -192,12 +193,41 @@ def test_a_thousand_gpus_are_searched_in_a_bounded_number_of_steps(monkeypatch: 
 
 def test_a_report_travels_as_json_and_memory_that_is_not_known_limits_nothing() -> None:
     spec = job()
-    report = search_report(spec, 8, machine(spec), 2)
+    report = search_report(spec, PlanSearch(gpus=8, top=2))
     assert type(report).model_validate_json(report.model_dump_json()) == report
     assert report.device_memory_bytes == 80e9
     unknown = job(resources={"gpus_per_worker": 1, "accelerator_type": "L4"})
-    assert search_report(unknown, 8, machine(unknown), 2).device_memory_bytes is None
+    assert search_report(unknown, PlanSearch(gpus=8, top=2)).device_memory_bytes is None
     assert search(spec, 8, machine(spec), inf, 1).choices
+
+
+def test_a_search_in_another_process_finds_the_same_and_ends_in_time() -> None:
+    spec, asked = job(), PlanSearch(gpus=8, top=2, cluster=network(4, 300, 25))
+    assert search_apart(spec, asked, 60) == search_report(spec, asked)
+    with pytest.raises(TooLong, match=r"longer than 0\.01 s; search for fewer GPUs or without explain"):
+        search_apart(spec, asked, 0.01)
+
+
+def test_a_search_that_fails_says_why_in_a_sentence() -> None:
+    profile = {
+        "device": "H100", "commit": "a", "torch_version": "2", "triton_version": "3", "precision": "fp32", "cores": 1,
+        "cases": [], "product_flops": 1e14, "attention_flops": 1e14, "bandwidth": 1e12, "start_seconds": 0,
+        "block_seconds": 0, "correction": 1, "spread": 0.1,
+    }  # fmt: skip
+    of_another_precision = PlanSearch.model_validate({"gpus": 8, "profile": profile})
+    with pytest.raises(SearchFailed, match=r"no way to train this job could be searched: .*the profile is of fp32"):
+        search_apart(job(), of_another_precision, 60)
+
+
+@pytest.mark.parametrize("wrong", [{"spread": 1000}, {"bandwidth": inf}, {"product_flops": nan}, {"correction": 0}])
+def test_profiles_beyond_anything_measured_are_refused(wrong: dict[str, float]) -> None:
+    profile = {"device": "x", "commit": "a", "torch_version": "2", "triton_version": "3", "precision": "bf16",
+               "cores": 1, "cases": [], "product_flops": 1e20, "attention_flops": 1, "bandwidth": 1e12,
+               "start_seconds": 1e3, "block_seconds": 0, "correction": 1, "spread": 10}  # fmt: skip
+    spec = job()
+    assert search_report(spec, PlanSearch.model_validate({"gpus": 8, "profile": profile})).choices
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        PlanSearch.model_validate({"gpus": 8, "profile": profile | wrong})
 
 
 def test_the_command_line_searches_a_described_network_or_says_what_is_wrong(tmp_path: Path) -> None:

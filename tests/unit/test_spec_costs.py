@@ -30,7 +30,7 @@ CLUSTER = [
 ]
 CACHES = (
     legality.legal_layouts, legality._divisors, _of_two_stages, _cut, _block_weights, memory._extremes, memory._alike,
-    memory._of_block, work._block_work, demand._remembered, demand._known,
+    memory._of_block, work._block_work, demand._remembered, demand._known, devices._recomputing,
 )  # fmt: skip
 WAITING = job("a", 1)
 STRESSING = [32, 30, 28, 26, 24, 22, 21, 20, 18, 17, 16, 15, 14, 13, 12, 11]  # divide the batch, and differ
@@ -58,7 +58,7 @@ def largest(random: random.Random) -> dict[str, Any]:
         "parallelism": {
             "tensor_parallel_size": pairs[0][0], "pipeline_parallel_size": pairs[0][1],
             "pipeline_schedule": schedule if pairs[0][1] > 1 else "1f1b", "zero_stage": choice([0, 1, 2]),
-            "recompute": choice(["none", "full"]),
+            "recompute": choice(["none", "full", "auto"]),
         },
         "data": data or {"source": {"kind": "text", "paths": ["s3://bucket/*/" + "x" * 30] * 10_000}},
         "training": {
@@ -115,7 +115,8 @@ def test_the_largest_specs_are_checked_in_a_bounded_number_of_steps(seed: int, c
     spec = check(largest(random.Random(seed)))
     assert len(spec.layouts()) <= MOST_LAYOUTS
     assert calls["layout_problems"] <= MOST_LAYOUTS + 1
-    assert calls["rank_memory"] <= 2 * MOST_LAYOUTS  # at the door, and for the scheduler
+    ways = 3 if spec.parallelism.recompute == "auto" else 0
+    assert calls["rank_memory"] <= (2 + ways) * MOST_LAYOUTS  # at the door, and for the scheduler
     assert calls["step_parts"] <= MOST_LAYOUTS
     again = WAITING.model_copy(update={"spec": JobSpec.model_validate(spec.model_dump(mode="json"))})
     decide([again], CLUSTER)

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
@@ -37,6 +38,8 @@ def write(folder: Path, kind: str) -> SourceConfig:
             (folder / f"{number}.jsonl").write_text(lines + "\n\n")
         elif kind == "parquet":
             pq.write_table(table, folder / f"{number}.parquet", row_group_size=3)
+        elif kind == "arrow":
+            pyarrow.feather.write_feather(table, str(folder / f"{number}.arrow"), chunksize=4)
         elif kind == "dataset":
             with pa.ipc.new_stream(folder / f"data-{number:05}-of-00006.arrow", table.schema) as writer:
                 writer.write_table(table, max_chunksize=4)
@@ -47,7 +50,7 @@ def write(folder: Path, kind: str) -> SourceConfig:
     return SourceConfig(kind=kind, paths=(str(folder),), text_field="content")
 
 
-@pytest.mark.parametrize("kind", ["text", "jsonl", "parquet", "dataset"])
+@pytest.mark.parametrize("kind", ["text", "jsonl", "parquet", "arrow", "dataset"])
 def test_every_kind_of_source_has_the_same_documents(tmp_path: Path, kind: str) -> None:
     source = write(tmp_path / kind, kind)
     found = [document for file in list_files(source) for document in documents(file, source)]
@@ -90,6 +93,24 @@ def decoded(parts: list[list[int]], folder: Path) -> list[str]:
         for document in np.split(np.array(part), np.flatnonzero(np.array(part) == end) + 1)
         if len(document)
     ]
+
+
+def test_tokens_remember_the_bytes_of_their_text(tmp_path: Path) -> None:
+    write(tmp_path / "in", "jsonl")
+    assert run(tmp_path / "in", tmp_path / "out", "--train-bpe", "280") == 0
+    index = read_index(str(tmp_path / "out"))
+    source = SourceConfig(kind="tokenized", paths=(str(tmp_path / "out"),))
+    (stream,) = load_corpus(DataConfig(source=source), 8).streams
+    texts = [text.encode() for text in decoded(tokens_of(tmp_path / "out"), tmp_path / "out")]
+    assert sum(shard.text_bytes for shard in index.shards) == sum(map(len, texts))
+    held = next(shard for shard in index.shards if shard.part == "validation")
+    assert stream.validation.bytes_per_token == held.text_bytes / held.tokens
+    older = index.model_copy(
+        update={"shards": tuple(shard.model_copy(update={"text_bytes": None}) for shard in index.shards)}
+    )
+    (tmp_path / "out" / "index.json").write_text(older.model_dump_json(exclude_none=True))
+    (stream,) = load_corpus(DataConfig(source=source), 8).streams
+    assert stream.validation.bytes_per_token is None
 
 
 def test_bytes_in_many_shards_are_the_documents(tmp_path: Path) -> None:

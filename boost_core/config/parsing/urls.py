@@ -1,13 +1,14 @@
-"""What a URL may be: a plain path, ``file://`` or ``s3://``, on one code path through fsspec; and without secrets."""
+"""What a URL may be, on one code path through fsspec: a path, ``file://``, ``s3://``, of sources ``hf://``."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import fsspec
 from pydantic_core import PydanticCustomError
 
 SCHEMES = ("file", "s3")
+SOURCE_SCHEMES = (*SCHEMES, "hf")  # what is only read may lie on Hugging Face's hub, too
 UNSHOWN = "unshown_value"  # type of the errors about values that nobody is to see
 
 StorageOptions = Mapping[str, Any]  # by s3fs's names: key, secret, token, endpoint_url, client_kwargs
@@ -23,31 +24,51 @@ _QUERY = re.compile(r"\?[\w-]+=")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-def refuse_unserved(url: str) -> str:
+def refuse_unserved(url: str, schemes: Sequence[str] = SCHEMES) -> str:
     """Return ``url`` if it is of a form that is served. Plain paths are local.
+
+    Args:
+        url: The URL, or a plain path.
+        schemes: Those that are served here.
 
     Raises:
         ValueError: It is not. Neither the message nor what is shown of the error says what was given: people put
             passwords into URLs.
     """
-    if problem := _problem(url):
+    if problem := _problem(url, schemes):
         raise PydanticCustomError(UNSHOWN, "{problem}", {"problem": problem})
     return url
 
 
-def _problem(url: str) -> str | None:
+def _problem(url: str, schemes: Sequence[str]) -> str | None:
     scheme, separator, rest = url.partition("://")
     if "::" in url:
-        return "'::' chains file systems, which is not served; use a local path, file:// or s3://"
+        return f"'::' chains file systems, which is not served; use {_named(schemes)}"
     if _CONTROL.search(url):
         return "holds a control character; check the path"
     if not separator:
         wrong = _SINGLE_COLON.match(url)
         return f"{wrong.group()} is followed by //, as in file:///folder or s3://bucket/folder" if wrong else None
-    if scheme not in SCHEMES:
+    if scheme not in schemes:
         named = f"the scheme {scheme!r}" if _SCHEME.fullmatch(scheme) else "a scheme that is none"
-        return f"has {named}; use a local path, file:// or s3://"
-    return _problem_on_s3(rest) if scheme == "s3" else None
+        return f"has {named}; use {_named(schemes)}"
+    return {"s3": _problem_on_s3, "hf": _problem_on_the_hub}.get(scheme, _no_problem)(rest)
+
+
+def _named(schemes: Sequence[str]) -> str:
+    *others, last = (f"{scheme}://" for scheme in schemes)
+    return f"a local path, {', '.join(others)} or {last}"
+
+
+def _no_problem(_rest: str) -> None:
+    return None
+
+
+def _problem_on_the_hub(rest: str) -> str | None:
+    kind, *names = rest.split("/")
+    if kind != "datasets" or len(names) < 2 or not all(names[:2]):
+        return "is not of a dataset on the hub, as in hf://datasets/organization/name/folder/*.parquet"
+    return f"has a query after '?'; {_CREDENTIALS}" if _QUERY.search(rest) else None
 
 
 def _problem_on_s3(rest: str) -> str | None:

@@ -15,13 +15,14 @@ from typing import Any
 
 import fsspec
 
-from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig
+from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig, ValidationSet
 from boost_core.config.parsing.small_files import read_small
 from boost_core.config.parsing.urls import StorageOptions, options_at
 from boost_core.config.sources.tokenized import read_index
 from boost_core.config.sources.vocabulary import MOST_BYTES, count_tokens
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+HUB = "hf://"
 _STANDARD_LIBRARY_SKIPS = ("/site-packages/", "/dist-packages/", "/test/", "/tests/", "/idlelib/")
 
 
@@ -88,15 +89,24 @@ def check_data(
         UnfitData: A path names no file, there is too little of it for one sequence in a part, or the model has fewer
             tokens than the tokenizer.
     """
+    if data.dataset is not None and data.source is None:
+        problem = f"{data.dataset!r} is a name that a service knows; submit the job there, or name a source"
+        raise UnfitData("data.dataset", problem)
     # Sources that differ in their weight alone are one to look up.
     first = {(source.kind, source.paths): number for number, (source, _) in reversed([*enumerate(data.sources)])}
+    trained_on: set[str] = set()
     for number in sorted(first.values()):
         source, _ = data.sources[number]
         try:
-            _check_source(source, data.validation_fraction, vocab_size, sequence_length, storage_options)
+            trained_on |= _check_source(source, data.validation_fraction, vocab_size, sequence_length, storage_options)
         except ValueError as error:
             field = f"data.mixture[{number}].paths" if data.mixture else "data.source.paths"
             raise UnfitData(field, str(error)) from error
+    for number, named in enumerate(data.validation):
+        try:
+            _check_validation_set(named, trained_on, vocab_size, sequence_length, storage_options)
+        except ValueError as error:
+            raise UnfitData(f"data.validation[{number}].paths", str(error)) from error
     if not data.tokenized:
         try:
             vocabulary = tokenizer_vocabulary(data.tokenizer, storage_options)
@@ -111,15 +121,41 @@ def _check_source(
     vocab_size: int,
     sequence_length: int,
     storage_options: StorageOptions | None,
-) -> None:
+) -> set[str]:
+    """The files that are trained on; none of tokenized folders, which have a part for validation."""
     if source.kind != "tokenized":
-        split_source(source, validation_fraction, sequence_length, storage_options)
-        return
+        split = split_source(source, validation_fraction, sequence_length, storage_options)
+        return {_place(file) for file in split.training}
     for path in dict.fromkeys(source.paths):
         index = read_index(path, storage_options)
         _check_vocabulary(path, index.vocabulary, vocab_size)
         refuse_too_little("training", index.tokens("training"), "tokens", sequence_length)
         refuse_too_little("validation", index.tokens("validation"), "tokens", sequence_length)
+    return set()
+
+
+def _check_validation_set(
+    named: ValidationSet,
+    trained_on: set[str],
+    vocab_size: int,
+    sequence_length: int,
+    storage_options: StorageOptions | None,
+) -> None:
+    if named.kind == "tokenized":
+        for path in dict.fromkeys(named.paths):
+            index = read_index(path, storage_options)
+            _check_vocabulary(path, index.vocabulary, vocab_size)
+            refuse_too_little("validation", index.tokens("validation"), "tokens", sequence_length)
+        return
+    files = list_files(named, storage_options)
+    if both := next((file.url for file in files if _place(file) in trained_on), None):
+        raise ValueError(f"{both} is trained on, too; validate on other files")
+    if not any(compression(file.url) for file in files):  # else the trainer counts
+        refuse_too_little("validation", _size(files), "bytes", sequence_length)
+
+
+def _place(file: SourceFile) -> str:
+    return file.url.removeprefix("file://")
 
 
 def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions | None = None) -> int:
@@ -239,10 +275,18 @@ def _expand(pattern: str, storage_options: StorageOptions | None) -> list[Source
         filesystem, path = fsspec.url_to_fs(pattern, **options_at(pattern, storage_options))
         look_up = filesystem.find if filesystem.isdir(path) else filesystem.glob
         found = look_up(path, detail=True)
+    except FileNotFoundError:
+        return []
     except OSError as error:
         raise ValueError(f"cannot look up {pattern!r}: {error.strerror or error}; check the path") from error
     except ValueError as error:
         raise ValueError(f"cannot look up {pattern!r}: {error}; check the path") from error
+    except ImportError as error:
+        raise ValueError(f"cannot look up {pattern!r}: {error}; install boost-service[trainer]") from error
+    except Exception as error:
+        if not pattern.startswith(HUB):
+            raise
+        raise ValueError(f"cannot look up {pattern!r}: {hub_problem(error)}") from error
     return [
         SourceFile(filesystem.unstrip_protocol(name) if "://" in pattern else name, int(info["size"]), _stamp(info))
         for name, info in found.items()
@@ -251,7 +295,12 @@ def _expand(pattern: str, storage_options: StorageOptions | None) -> list[Source
 
 
 def _stamp(info: Mapping[str, Any]) -> str:
-    return str(info.get("ETag") or info.get("mtime", ""))
+    return str(info.get("ETag") or info.get("blob_id") or info.get("mtime", ""))
+
+
+def hub_problem(error: Exception) -> str:
+    """What to say of an error of the hub's client, whose HTTP library has errors of its own in each of its versions."""
+    return f"the hub does not answer ({error}); check the network and HF_ENDPOINT, and try again"
 
 
 def compression(url: str) -> str | None:

@@ -32,6 +32,7 @@ class Shard(Config):
     part: Part
     name: str = Field(pattern=r"^\w[\w.-]*$")  # of this folder: no way out of it
     tokens: int
+    text_bytes: int | None = None  # of the documents; older folders do not say
 
     @field_validator("part", mode="before")
     @classmethod

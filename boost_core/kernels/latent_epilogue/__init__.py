@@ -27,7 +27,7 @@ from boost_core.kernels.latent_epilogue import naive
 
 def latent_epilogue(
     h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float, activation: bool,
-    fp8: bool = False,
+    fp8: bool = False, made_gTr: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Scale by the norm's statistic (if there is one), apply SiLU (if asked), and set the projections apart.
 
@@ -39,6 +39,7 @@ def latent_epilogue(
         epsilon: Added to the mean square.
         activation: Whether the bottleneck has a SiLU.
         fp8: Whether the kernel is to leave the rows for a scaled product (``fp8_product.quantised``), too.
+        made_gTr: The result, if there is one already (``made_of``); the reference makes its own.
 
     Returns:
         ``z_gTr`` in the type of ``h``; a view of it where there is nothing to compute.
@@ -49,8 +50,19 @@ def latent_epilogue(
         # Imported here because Triton is not installed where there is no GPU.
         from boost_core.kernels.latent_epilogue import triton
 
-        return triton.latent_epilogue(h_Tc, s_T, count, width, epsilon, activation, fp8)
+        return triton.latent_epilogue(h_Tc, s_T, count, width, epsilon, activation, fp8, made_gTr)
     return naive.latent_epilogue(h_Tc, s_T, count, width, epsilon, activation)
+
+
+def leave_made(h_Tc: torch.Tensor, z_gTr: torch.Tensor) -> None:
+    """Have ``made_of`` find what the kernel that wrote ``h_Tc`` has made of it on the way."""
+    h_Tc.made_latents = z_gTr  # type: ignore[attr-defined]
+
+
+def made_of(h_Tc: torch.Tensor) -> torch.Tensor | None:
+    """What that has left, which is given once, so that it goes when it is used: a recomputation makes it anew."""
+    left: torch.Tensor | None = vars(h_Tc).pop("made_latents", None)
+    return left
 
 
 def statistic_gradient(

@@ -84,8 +84,13 @@ class _LatentEpilogue(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float,
-        activation: bool, fp8: bool,
+        activation: bool, fp8: bool, made_gTr: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(h_Tc, s_T)
+        ctx.count, ctx.width, ctx.epsilon, ctx.activation = count, width, epsilon, activation
+        if made_gTr is not None:
+            return made_gTr.detach(), None, None
         tokens, rank = h_Tc.shape[0], h_Tc.shape[1] // count
         z_gTr = torch.empty((count, tokens, rank), dtype=h_Tc.dtype, device=h_Tc.device)
         values, scales = empty_quantised(z_gTr.shape, h_Tc.device) if fp8 else (None, None)
@@ -96,9 +101,6 @@ class _LatentEpilogue(torch.autograd.Function):
             COUNT=count, NORM=s_T is not None, ACTIVATION=activation, FP8=fp8, BLOCK=block,
             num_warps=warps_of(block),
         )  # fmt: skip
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(h_Tc, s_T)
-        ctx.count, ctx.width, ctx.epsilon, ctx.activation = count, width, epsilon, activation
         ctx.mark_non_differentiable(*(each for each in (values, scales) if each is not None))
         return z_gTr, values, scales
 
@@ -115,16 +117,18 @@ class _LatentEpilogue(torch.autograd.Function):
             dz_gTr.stride(0), dz_gTr.stride(1), dh_Tc.stride(0), rank, ctx.width, ctx.epsilon,
             COUNT=ctx.count, NORM=s_T is not None, ACTIVATION=ctx.activation, BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
-        return dh_Tc, ds_T, None, None, None, None, None
+        return dh_Tc, ds_T, None, None, None, None, None, None
 
 
 def latent_epilogue(
     h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float, activation: bool,
-    fp8: bool,
+    fp8: bool, made_gTr: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """The same function as :func:`naive.latent_epilogue`; see the package for the arguments."""
     statistic = None if s_T is None else s_T.contiguous()
-    z_gTr, *made = _LatentEpilogue.apply(rows(h_Tc), statistic, count, width, epsilon, activation, fp8)  # type: ignore[no-untyped-call]
+    z_gTr, *made = _LatentEpilogue.apply(  # type: ignore[no-untyped-call]
+        rows(h_Tc), statistic, count, width, epsilon, activation, fp8, made_gTr
+    )
     return with_quantised(z_gTr, made)
 
 

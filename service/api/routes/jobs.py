@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from boost_core.config import JobSpec
 from boost_core.plan.report import plan
 from service.accounts.principal import Principal
-from service.api.admission import if_fit
+from service.api.admission import if_fit, with_dataset
 from service.api.auth import Reader, Submitter
 from service.api.deps import Context, ContextDep, JobDep, TraceparentDep, refuse_others
 from service.api.errors import InvalidJob, problem_responses
@@ -27,6 +27,7 @@ from service.jobs.writes import WrongState
 from service.models.identity import Scope, TenantName
 from service.models.queues import QueueName
 from service.models.requests import CloneRequest, DryRun
+from service.trackers.opening import kinds_of
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=StrictRoute)
 
@@ -59,6 +60,7 @@ async def submit(
 @router.post("/dry-run", responses=_BODY_REFUSED)
 async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
     """Check and plan a job without submitting it; nothing is recorded."""
+    spec = await run_in_threadpool(with_dataset, spec, context, who.tenant)
     return DryRun(spec=spec, plan=await if_fit(spec, context, who.tenant, partial(plan, spec)))
 
 
@@ -109,7 +111,7 @@ async def clone(
         spec = JobSpec.model_validate(merged(job.spec.model_dump(mode="json"), changes))
     except ValidationError as error:
         raise InvalidJob.of(error, JobSpec) from error
-    return await _create(spec, who, context, request, traceparent, cloned_from=job.id)
+    return await _create(spec, who, context, request, traceparent, original=job)
 
 
 def _refuse_unknown_cursor(cursor: str, who: Principal, context: Context) -> None:
@@ -128,13 +130,22 @@ async def _create(
     context: Context,
     request: Request | None,
     traceparent: str | None,
-    cloned_from: str | None = None,
+    original: JobRecord | None = None,
 ) -> Response:
     record = await run_in_threadpool(context.store.known, request) if request else None
     if record is None:
+        kept = original.spec if original else None
+        spec = await run_in_threadpool(with_dataset, spec, context, who.tenant, kept)
         owner, root = Owner(who.tenant, who.name), context.settings.checkpoint_root
         create = partial(
-            context.store.create, spec, root, owner, cloned_from=cloned_from, request=request, traceparent=traceparent
+            context.store.create,
+            spec,
+            root,
+            owner,
+            cloned_from=original.id if original else None,
+            request=request,
+            traceparent=traceparent,
+            trackers=kinds_of(spec, context.settings),
         )
         record = await if_fit(spec, context, who.tenant, create)
     headers = {"Location": f"{router.prefix}/{record.id}", "ETag": record.etag}

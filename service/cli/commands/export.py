@@ -2,16 +2,22 @@
 
 import json
 from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
 from service.cli.commands.ckpt import JOB_ID, checkpoint_of_job
-from service.cli.completion import complete_job_ids
+from service.cli.commands.jobs import evaluations_of
 from service.cli.connection import open_client
-from service.cli.options import Url
+from service.cli.options import JobOrCheckpoint, Tokenizer, Url, WhichStep
+from service.cli.output.job_text import value_in_words
 from service.cli.trainer_process import run_trainer
 from service.client import Client
+
+_MOST_SCORES = 100  # on a card
 
 
 class Dtype(StrEnum):
@@ -22,24 +28,15 @@ class Dtype(StrEnum):
 
 
 def export(
-    where: Annotated[
-        str,
-        typer.Argument(
-            metavar="JOB|CHECKPOINT",
-            help="A job, or a folder of checkpoints or one of them: a path, file:// or s3://.",
-            autocompletion=complete_job_ids,
-        ),
-    ],
+    where: JobOrCheckpoint,
     destination: Annotated[str, typer.Argument(metavar="DEST", help="A new folder, or an s3:// URL.")],
-    step: Annotated[int | None, typer.Option(min=0, help="Step of the checkpoint (default: the newest).")] = None,
+    step: WhichStep = None,
     dtype: Annotated[Dtype, typer.Option(help="Type of the tensors.")] = Dtype.FP32,
     max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest size of a file.")] = "5GB",
     merge: Annotated[
         bool, typer.Option("--merge", help="Multiply svd's products out, to a plain dense model.")
     ] = False,
-    tokenizer: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The job's tokenizer.json, if it is no longer where it was.")
-    ] = None,
+    tokenizer: Tokenizer = None,
     push: Annotated[
         str | None, typer.Option(metavar="REPO", help="Push the model to this repository of a hub, too.")
     ] = None,
@@ -47,23 +44,39 @@ def export(
 ) -> None:
     """Export a model: safetensors, configuration, tokenizer and card, as `transformers` loads them."""
     losses: dict[str, float] = {}
+    scores: dict[str, str] = {}
     if JOB_ID.fullmatch(where):
         with open_client(url) as client:
             checkpoint = checkpoint_of_job(client, where, step)
             losses = _losses(client, where, checkpoint.step)
+            scores = _scores(client, where, checkpoint.step)
         where, step = checkpoint.url, None
-    given = {"step": step, "tokenizer": tokenizer, "push": push, "losses": json.dumps(losses)}
+    given = {"step": step, "tokenizer": tokenizer, "push": push}
     options = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
     fixed = ["--dtype", dtype.value, "--max-shard-size", max_shard_size, *(["--merge"] if merge else [])]
-    raise typer.Exit(run_trainer("boost_core.convert", ["export", where, destination, *fixed, *options]))
+    with TemporaryDirectory(prefix="boost-export-") as folder:
+        known = Path(folder) / "known.json"  # a command line has no room for many scores
+        known.write_text(json.dumps({"losses": losses, "scores": scores}), encoding="utf-8")
+        command = ["export", where, destination, f"--known={known}", *fixed, *options]
+        status = run_trainer("boost_core.convert", command)
+    raise typer.Exit(status)
 
 
 def _losses(client: Client, job_id: str, step: int) -> dict[str, float]:
     """What the job had last reported by a step, for the model's card."""
     curves = client.metrics(job_id, to_step=step)
-    last = {
-        part: points[-1].loss
-        for part, points in (("training", curves.samples), ("validation", curves.evaluations))
-        if points
-    }
+    last = {"training": curves.samples[-1].loss} if curves.samples else {}
+    if curves.evaluations:
+        newest = curves.evaluations[-1]
+        last |= {"validation": newest.loss, **{f"{each.name} validation": each.loss for each in newest.sets}}
     return {part: loss for part, loss in last.items() if loss is not None}
+
+
+def _scores(client: Client, job_id: str, step: int) -> dict[str, str]:
+    """What a checkpoint scored on tasks, the newest evaluation of each first, for the model's card."""
+    found: dict[str, str] = {}
+    for each in evaluations_of(client, job_id):
+        if each.step == step:
+            for score in each.scores:
+                found.setdefault(f"{score.task} {score.metric}", f"{value_in_words(score)} ({each.evaluated_by})")
+    return dict(islice(found.items(), _MOST_SCORES))

@@ -1,6 +1,8 @@
 """``boost ls``, ``show``, ``events`` and ``logs``: look at jobs."""
 
-from typing import Annotated
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -8,13 +10,16 @@ from rich.console import Console
 from service.cli.connection import open_client
 from service.cli.options import AsJson, Follow, JobId, Url
 from service.cli.output.event_text import line_of
-from service.cli.output.job_text import age, facts, loss, news, step
+from service.cli.output.job_text import age, facts, loss, news, scores, step, told
 from service.cli.output.printing import print_json, print_table, say
 from service.cli.output.progress import exit_as, follow_until_interrupted
 from service.cli.times import moment_before_now
-from service.client import Client
-from service.jobs.model import JobPage, JobRecord
+from service.client import ApiError, Client
+from service.jobs.model import EVENT_KINDS, JobPage, JobRecord
 from service.jobs.states import JobState
+from service.models.evaluations import JobEvaluation
+
+_Part = TypeVar("_Part")
 
 _PAGE = 500  # the most that the API gives at once
 
@@ -64,11 +69,29 @@ def show(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
     """Show one job."""
     with open_client(url) as client:
         job = client.get(job_id)
+        evaluations = [] if as_json else evaluations_of(client, job_id)
+        told_to = None if as_json else _where_served(client.trackers, job_id)
     if as_json:
         print_json(job)
         return
-    for name, value in facts(job):
+    for name, value in (*facts(job), *scores(evaluations), *told(told_to.trackers if told_to else [])):
         say(f"{name:<12}{value}")
+
+
+def evaluations_of(client: Client, job_id: str) -> list[JobEvaluation]:
+    """A job's evaluations on tasks; none where the service is of a version that has none."""
+    found = _where_served(client.evaluations, job_id)
+    return found.evaluations if found else []
+
+
+def _where_served(ask: Callable[[str], _Part], job_id: str) -> _Part | None:
+    """What the service has of a job; ``None`` where it is of a version that has no such part."""
+    try:
+        return ask(job_id)
+    except ApiError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        return None
 
 
 def events(job_id: JobId, follow_it: Follow = False, as_json: AsJson = False, url: Url = None) -> None:
@@ -78,7 +101,10 @@ def events(job_id: JobId, follow_it: Follow = False, as_json: AsJson = False, ur
             exit_as(follow_until_interrupted(client, job_id, Console(highlight=False)))
             return
         for event in client.events(job_id, follow=follow_it):
-            say(event.model_dump_json() if as_json else line_of(event))
+            if as_json:
+                say(event.model_dump_json())
+            elif event.kind in EVENT_KINDS:
+                say(line_of(event))
 
 
 def logs(

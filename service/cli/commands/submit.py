@@ -9,9 +9,9 @@ from rich.console import Console
 
 from boost_core.config import JobSpec
 from boost_core.config.parsing.yaml_text import read_yaml
-from boost_core.plan.report import machine_of
+from boost_core.plan.report import Plan, machine_of
 from boost_core.plan.report import plan as plan_of
-from boost_core.plan.search_report import SearchReport, search_report
+from boost_core.plan.search_report import PlanSearch, SearchReport, search_report
 from service.cli.connection import open_client
 from service.cli.failures import BadInput, read_job, read_network, read_profile
 from service.cli.options import AsJson, Follow, IdempotencyKey, JobId, Url
@@ -82,10 +82,15 @@ def plan(
 ) -> None:
     """Show a job's memory, communication, throughput and time in each of its layouts. Needs no service."""
     spec = read_job(job)
-    network = read_network(cluster) if cluster else None
+    network, measured = read_network(cluster) if cluster else None, read_profile(profile) if profile else None
+    levels = None if network is None else network.cluster()
+    found: Plan | SearchReport
     try:
-        machine = machine_of(spec, read_profile(profile) if profile else None, network)
-        found = plan_of(spec, machine) if gpus is None else search_report(spec, gpus, machine, top, explain)
+        if gpus is None:
+            found = plan_of(spec, machine_of(spec, measured, levels))
+        else:
+            asked = PlanSearch(gpus=gpus, cluster=network, profile=measured, top=top, explain=explain)
+            found = search_report(spec, asked)
     except ValueError as error:
         raise BadInput(str(error)) from error
     if as_json:

@@ -6,9 +6,13 @@ from pydantic import ValidationError
 
 from boost_core.messages import report_text
 from boost_core.messages.reports import Report, report_adapter
+from boost_core.messages.scores import Scores
+from service.cli.output.job_text import score_in_words
 from service.jobs.model import JobEvent
 
-_OF_THE_SERVICE = frozenset({"state", "patch", "drill"})  # kinds of events that are not reports of the trainer
+_OF_THE_SERVICE = frozenset(
+    {"state", "patch", "drill", "scores"}
+)  # kinds of events that are not reports of the trainer
 
 
 def report_of(event: JobEvent) -> Report | None:
@@ -38,6 +42,9 @@ def _line_as_it_is(event: JobEvent) -> str:
         case "drill":
             when = "at once" if data["at_step"] is None else f"when {data['at_step']} steps are done"
             return f"drill asked for: {data['kind']}, rank {data['rank']}, {when}"
+        case "scores":
+            listed = "; ".join(score_in_words(score) for score in Scores.model_validate(data).scores)
+            return f"step {data['step']}  scores: {listed}"
         case "state":
             return f"{data['state']}: {data['message']}"
         case _:

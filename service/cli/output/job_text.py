@@ -1,15 +1,19 @@
 """A job in words: what ``boost show`` and ``boost ls`` print."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from boost_core.messages.report_text import duration, layout_in_words, numbers_of, restart_in_words
+from boost_core.messages.report_text import duration, layout_in_words, numbers_of, restart_in_words, validation_in_words
 from boost_core.messages.reports import ShapeReport
+from boost_core.messages.scores import Score
 from service.jobs.goodput import Goodput
 from service.jobs.ledger import as_of
 from service.jobs.model import JobRecord
+from service.models.evaluations import JobEvaluation
+from service.models.trackers import TrackerState
 
 _SHOWN_RESTARTS = 5
+_SHOWN_SCORES = 20
 
 
 def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
@@ -35,9 +39,36 @@ def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
     if job.progress:
         yield "newest step", numbers_of(job.progress)
     if job.evaluation:
-        entropy = job.evaluation.unigram_entropy
-        yield "validation", f"loss {job.evaluation.loss:.4f} at step {job.evaluation.step}, unigram {entropy:.4f}"
+        found = job.evaluation
+        words = validation_in_words(found)
+        yield "validation", f"loss {words} at step {found.step}, unigram {found.unigram_entropy:.4f}"
+        yield from (("", f"{each.name} {validation_in_words(each)}") for each in found.sets)
     yield "checkpoint", job.checkpoint.url if job.checkpoint else f"none yet; goes to {job.checkpoint_url}"
+
+
+def told(trackers: Sequence[TrackerState]) -> Iterator[tuple[str, str]]:
+    """What there is to say about a job's trackers, each with its kind."""
+    for tracker in trackers:
+        behind = f", {tracker.behind} events behind" if tracker.behind else ""
+        problem = f", failing: {tracker.problem}" if tracker.problem else ""
+        yield tracker.kind, f"{tracker.place or 'not reached yet'}{behind}{problem}"
+
+
+def scores(evaluations: Sequence[JobEvaluation]) -> Iterator[tuple[str, str]]:
+    """What the newest evaluations on tasks say."""
+    lines = [f"{score_in_words(score)} at step {each.step}" for each in evaluations for score in each.scores]
+    yield from (("" if number else "scores", line) for number, line in enumerate(lines[:_SHOWN_SCORES]))
+
+
+def score_in_words(score: Score) -> str:
+    """A score with its task and metric."""
+    return f"{score.task} {score.metric} {value_in_words(score)}"
+
+
+def value_in_words(score: Score) -> str:
+    """A score's value with its standard error."""
+    value = "no finite number" if score.value is None else f"{score.value:.4f}"
+    return value + ("" if score.stderr is None else f" ± {score.stderr:.4f}")
 
 
 def step(job: JobRecord) -> str:

@@ -9,7 +9,7 @@ from boost_core.plan.report import Plan, PlannedShape
 from boost_core.plan.search_report import PlannedChoice, SearchReport
 from service.cli.output.printing import print_table, say
 
-_COLUMNS = ("LAYOUT", "RANKS", "MEMORY A RANK", "FITS", "EXCHANGE", "STEP", "TOKENS/S", "DURATION", "")
+_COLUMNS = ("LAYOUT", "RANKS", "RECOMPUTE", "MEMORY A RANK", "FITS", "EXCHANGE", "STEP", "TOKENS/S", "DURATION", "")
 _MEMORY = ("weights", "gradients", "optimizer", "activations", "logits")
 
 
@@ -63,6 +63,7 @@ def _row(planned: PlannedShape, spec: JobSpec, is_fastest: bool) -> tuple[str, .
     return (
         str(Layout.of(planned)),
         str(planned.world_size),
+        planned.recompute,
         _size(planned.memory.total),
         _fits(planned),
         _exchange(planned, spec),

@@ -14,14 +14,15 @@ from service.cli.failures import ExitStatus
 from service.cli.output.event_text import line_of, report_of
 from service.cli.output.printing import print_line
 from service.client import Client
-from service.jobs.model import JobEvent, JobRecord
+from service.jobs.model import EVENT_KINDS, JobEvent, JobRecord
 from service.jobs.states import JobState
 
 _PLAIN_SECONDS = 5.0  # between two lines about steps
 
 _View = AbstractContextManager[Callable[[JobEvent], None]]  # shows events, until it ends
 
-_FREQUENT = frozenset({"ranks", "spare"})  # events that come all the time, and are there for curves and gauges
+# But for those that come all the time, and are there for curves and gauges, and those of newer services.
+_SHOWN = EVENT_KINDS - {"ranks", "spare"}
 
 
 def follow(client: Client, job_id: str, console: Console) -> JobRecord:
@@ -34,7 +35,7 @@ def follow(client: Client, job_id: str, console: Console) -> JobRecord:
     view: _View = _live(console) if console.is_terminal else nullcontext(_PlainView(console).show)
     with view as show:
         for event in client.events(job_id):
-            if event.kind not in _FREQUENT:
+            if event.kind in _SHOWN:
                 show(event)
     return client.get(job_id)
 

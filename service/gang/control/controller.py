@@ -18,8 +18,9 @@ from typing import assert_never
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.commands import Drill, Profile, WorkerCommand
 from boost_core.messages.reports import Cause, Fault, FaultReport, RankTimesReport
+from boost_core.plan.devices import at
 from boost_core.plan.snapshots import copy_owners, newest_whole_state, uncopied_ranks
-from service.gang.assignment import FAILURES, Assignment, End, Message, MisplacedRanks, WorkerPlace
+from service.gang.assignment import FAILURES, Assignment, End, Message, MisplacedRanks, WorkerPlace, visible_gpus
 from service.gang.control import port
 from service.gang.control.policy import Form, Halt, Keep, Pause, ReplicaView, View, next_action, replica_set
 from service.gang.control.record import GangRecord
@@ -249,7 +250,7 @@ class GangController:
             keep_on = self._keep_on[keepers % len(self._keep_on)] if self._keep_on else []
             number, target = next(self._replica_numbers), view.orders.target
             self._replicas[number] = Replica(number, target.per_replica, selector, bool(keep_on))
-            yield port.StartReplica(number, self._spec.at(target), selector, keep_on)
+            yield port.StartReplica(number, at(self._spec, target), selector, keep_on)
 
     def _up(self) -> dict[int, WorkerPlace]:
         return {worker: place for replica in self._replicas.values() for worker, place in replica.up.items()}
@@ -294,7 +295,7 @@ class GangController:
             self._interrupt(reason, self._now)
             yield self._check(None, self._now, reason, frozenset())
             return
-        spec, recovery = self._spec.at(form.layout), newest_whole_state(event.snapshots.items())
+        spec, recovery = at(self._spec, form.layout), newest_whole_state(event.snapshots.items())
         if recovery is not None and recovery.step < self._record.stored_step:
             recovery = None
         if self._keep_on:
@@ -315,8 +316,10 @@ class GangController:
         self._most = max(self._most, form.layout.dp)
         self._record.formed(form.layout, places, makes_copies=bool(owners), keeps=bool(self._keep_on))
         waited = self._record.waited_seconds
+        tensor = form.layout.tp
+        gpus = visible_gpus([places[begin : begin + tensor] for begin in range(0, len(places), tensor)])
         assignments = (
-            Assignment(self._generation, spec, rank, event.rendezvous, tuple(owners), waited)
+            Assignment(self._generation, spec, rank, event.rendezvous, tuple(owners), waited, gpus[rank])
             for rank in range(len(workers))
         )
         yield port.StartTraining(tuple(workers), tuple(assignments), recovery)

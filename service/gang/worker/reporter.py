@@ -33,7 +33,7 @@ class SupervisorReporter:
         self._beat: Heartbeat | None = None
         self._kept_step: int | None = None
         self._saving: str | None = None
-        self._sending = False
+        self._reported, self._arrived = 0, 0  # reports, over all
         self._sent = 0.0
         self._changed = threading.Condition()
         threading.Thread(target=self._send_forever, name="reports", daemon=True).start()
@@ -48,6 +48,7 @@ class SupervisorReporter:
         """Take one report; it is sent as soon as the ones before it have arrived."""
         with self._changed:
             self._waiting.append((datetime.now(UTC), without_secrets(report)))
+            self._reported += 1
             self._changed.notify_all()
 
     def beat(self, beat: Heartbeat) -> None:
@@ -67,9 +68,10 @@ class SupervisorReporter:
             self._saving = redact(failure)
 
     def flush(self, timeout_seconds: float) -> None:
-        """Wait until all that was reported has arrived, for ``timeout_seconds`` at most."""
+        """Wait until all that was reported by now has arrived, for ``timeout_seconds`` at most."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._waiting and not self._sending, timeout_seconds)
+            reported = self._reported
+            self._changed.wait_for(lambda: self._arrived >= reported, timeout_seconds)
 
     def _send_forever(self) -> None:
         while True:
@@ -81,12 +83,12 @@ class SupervisorReporter:
                 )  # fmt: skip
                 self._waiting.clear()
                 self._beat = self._kept_step = self._saving = None
-                self._sending = True
+                reported = self._reported
             try:
                 self._push(message)
             finally:  # a supervisor that is gone takes its workers with it; this thread need not outlive it
                 with self._changed:
-                    self._sending, self._sent = False, time.monotonic()
+                    self._arrived, self._sent = reported, time.monotonic()
                     self._changed.notify_all()
 
     def _due(self) -> bool:

@@ -39,6 +39,7 @@ from service.security.secrets import configure_fsspec, load
 
 RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 FLUSH_TIMEOUT_SECONDS = 10.0
+COPY_WAIT_SECONDS = 0.2  # for reports to arrive; a record that lacks a step is better than a state that is lost
 SAVER_GRACE_SECONDS = 2.0
 TRACE_SECONDS = 10.0  # for a trace to be written before the process goes
 FETCH_BYTES = 32 * 2**20  # at a time; a node's object store may be small
@@ -77,6 +78,7 @@ class Worker:
         self._profiler = StepProfiler(self._reporter.report)
         self._membership: Membership | None = None
         self._store: TCPStore | None = None
+        self._visible: tuple[str, ...] = ()
         self._steps, self._transport = StepCollector(), TransportCollector()
         metrics = serve_metrics((self._steps, self._transport), gpus, address, context.metrics_ports)
         self.place = WorkerPlace(node, address, gpus, os.getpid(), socket.gethostname(), actor, metrics)
@@ -108,6 +110,8 @@ class Worker:
             recovery=recovery,
             fetch=self._fetch,
             after_step=self._after_step,
+            # A state to resume from is one whose steps are in the record.
+            before_copy=lambda: self._reporter.flush(COPY_WAIT_SECONDS),
             after_copy=self._reporter.kept,
             before_save=self._drills.before_save,
             while_saving=self._reporter.saves,
@@ -181,7 +185,9 @@ class Worker:
         if interface := _interface(self.place.address):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         on_gpu = spec.resources.gpus_per_worker > 0
-        if on_gpu:  # else torch ends the process with its collectives; telling a hang is the supervisor's part
+        if on_gpu:
+            self._choose_gpu(assignment.gpus)
+            # Else torch ends the process with its collectives; telling a hang is the supervisor's part.
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
             os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # ranks wait for them, not for what hides them
             self._transport.ask()
@@ -193,6 +199,14 @@ class Worker:
             device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
         )
         self._transport.begin(assignment.rank, dist.get_backend(), dist.get_world_size())
+
+    def _choose_gpu(self, gpus: tuple[str, ...]) -> None:
+        """See those of the tensor parallel group, and compute on this worker's own."""
+        if not self._visible:  # CUDA looks at it once
+            self._visible = gpus
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        (own,) = self.place.accelerators
+        torch.cuda.set_device(self._visible.index(own))
 
     def halt(self, store: bool) -> None:
         """Have the gang stop after a step; ``store``: once it has written a checkpoint."""
@@ -207,7 +221,7 @@ class Worker:
         """Have collectives fail that wait for a rank that is gone. Those of gloo do so by themselves."""
         membership = self._membership
         if membership is not None and dist.is_initialized() and dist.get_backend() == "nccl":
-            membership.aborted.set()
+            membership.abort()
             _abort_process_group()
 
     def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[Array]:

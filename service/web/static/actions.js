@@ -3,7 +3,7 @@
 import { call, idempotencyKey, jobPath } from "./api.js";
 import { FINISHED } from "./badge.js";
 import { ask, field } from "./dialog.js";
-import { h } from "./dom.js";
+import { h, link } from "./dom.js";
 import { mayChange } from "./signin.js";
 
 const ACTIONS = [
@@ -105,6 +105,11 @@ export function actionButtons(changed, open) {
           job.checkpoint
             ? `Begin with the weights of step ${job.checkpoint.step}`
             : "Begin with a checkpoint (there is none yet)",
+        ),
+        link(
+          `/new?from=${encodeURIComponent(job.id)}`,
+          { on: { click: (event) => event.currentTarget.closest("dialog").close() } },
+          "Edit its whole spec instead",
         ),
       ],
       act: () =>

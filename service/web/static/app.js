@@ -3,6 +3,7 @@
 import { session } from "./api.js";
 import { showJob } from "./job.js";
 import { showJobs } from "./jobs.js";
+import { showNewJob } from "./newjob.js";
 import { notify } from "./notices.js";
 import { identify, showSignIn } from "./signin.js";
 
@@ -14,7 +15,8 @@ function show() {
   stop = () => {};
   main.replaceChildren();
   const job = /^\/jobs\/([^/]+)$/.exec(location.pathname);
-  stop = job ? showJob(main, decodeURIComponent(job[1]), open) : showJobs(main);
+  if (location.pathname === "/new") stop = showNewJob(main, open);
+  else stop = job ? showJob(main, decodeURIComponent(job[1]), open) : showJobs(main);
 }
 
 function open(address) {

@@ -48,7 +48,7 @@ export class Course {
   evaluation(data) {
     this.evaluations = [
       ...this.evaluations.filter((one) => one.step < data.step),
-      { step: data.step, loss: finite(data.loss) },
+      { step: data.step, loss: finite(data.loss), sets: data.sets ?? [] },
     ];
   }
 }

@@ -5,9 +5,13 @@ import { card, h, setText } from "./dom.js";
 import { duration, finite, loss, short, small, whole } from "./format.js";
 
 const LAST = [1000, 100];
+const OF_SETS = ["--productive", "--restart", "--data_stall", "--compile", "--paused", "--recomputed", "--hot", "--muted"];
 
-/** The cards of curves. `zoomed` is called when another range of steps is wanted. */
-export function curveCards(course, zoomed) {
+/**
+ * The cards of curves. `sets` has the names of the sets that are validated on; `zoomed` is called when another range of
+ * steps is wanted.
+ */
+export function curveCards(course, sets, zoomed) {
   let marks = [];
   let following = 0; // so many steps up to the newest, if not 0
   const zoom = (range, last = 0) => {
@@ -24,6 +28,7 @@ export function curveCards(course, zoomed) {
         { label: "Least", color: "--curve", hidden: true },
         { label: "Most", color: "--curve", hidden: true, band: [3, 2] },
         { label: "Held-out", color: "--second", dots: true },
+        ...sets.map((name, index) => ({ label: name, color: OF_SETS[index % OF_SETS.length], dots: true })),
       ],
       loss,
     ),
@@ -109,8 +114,10 @@ export function curveCards(course, zoomed) {
       ({ step }) => !course.range || (step >= course.range[0] && step <= course.range[1]),
     );
     const trained = [steps, column("loss"), column("loss_min"), column("loss_max")];
-    const evaluated = [inRange.map(({ step }) => step), inRange.map((evaluation) => finite(evaluation.loss))];
-    draw("loss", evaluated[0].length ? aligned([trained, evaluated]) : [...trained, steps.map(() => null)]);
+    const ofSet = (name) => inRange.map((one) => finite(one.sets.find((set) => set.name === name)?.loss));
+    const evaluated = [inRange.map(({ step }) => step), inRange.map((one) => finite(one.loss)), ...sets.map(ofSet)];
+    const none = evaluated.slice(1).map(() => steps.map(() => null));
+    draw("loss", evaluated[0].length ? aligned([trained, evaluated]) : [...trained, ...none]);
     draw("throughput", [steps, column("tokens_per_second")]);
     draw("seconds", [steps, column("step_seconds"), column("exposed_communication_seconds")]);
     draw("norm", [steps, column("gradient_norm")]);

@@ -45,6 +45,11 @@ export function loss(value) {
   return finite(value) === null ? (typeof value === "string" ? value : UNKNOWN) : value.toFixed(value < 10 ? 3 : 2);
 }
 
+/** The perplexity of a loss in nats a token. */
+export function perplexity(value) {
+  return finite(value) === null ? UNKNOWN : short(Math.exp(value));
+}
+
 /** A part of a whole. */
 export function percent(part) {
   if (finite(part) === null) return UNKNOWN;

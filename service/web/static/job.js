@@ -12,9 +12,12 @@ import { jobHead } from "./jobhead.js";
 import { every } from "./live.js";
 import { logCard } from "./logs.js";
 import { planCard } from "./plan.js";
+import { samplesCard } from "./samples.js";
+import { scoresCard } from "./scores.js";
 import { watch } from "./watch.js";
 import { ranks, restarts, TIMELINE_KINDS } from "./timeline.js";
 import { timelineCard } from "./timelineview.js";
+import { validationCard } from "./validation.js";
 
 const RECORD_SECONDS = 5;
 const DRAW_SECONDS = 1;
@@ -39,8 +42,12 @@ export function showJob(main, id, open) {
       heat: heatCard(),
       plan: planCard(),
       checkpoints: checkpointCard(id),
+      validation: validationCard(),
+      samples: samplesCard(),
+      scores: scoresCard(),
     };
-    const curves = curveCards(course, () => reading.now());
+    const sets = job.spec.data.validation.map(({ name }) => name);
+    const curves = curveCards(course, sets, () => reading.now());
     const logs = logCard(id, () => (FINISHED.has(job.state) ? job.finished_at : null));
     const spec = h("pre", { tabindex: 0 });
     stops.push(curves.stop, parts.heat.stop, logs.stop);
@@ -52,6 +59,9 @@ export function showJob(main, id, open) {
         parts.timeline.element,
         parts.goodput.element,
         curves.element,
+        parts.validation.element,
+        parts.samples.element,
+        parts.scores.element,
         parts.heat.element,
         logs.element,
         parts.checkpoints.element,
@@ -75,6 +85,8 @@ export function showJob(main, id, open) {
       parts.timeline.update(job, events);
       parts.goodput.update(job);
       parts.plan.update(job);
+      parts.validation.update(job);
+      parts.samples.update();
       logs.update(job.shape ? ranks(job.shape) : 0);
       if (!changed) return;
       changed = false;
@@ -89,6 +101,9 @@ export function showJob(main, id, open) {
         changed = true;
         if (TIMELINE_KINDS.includes(event.kind)) events.push(event);
         if (event.kind === "progress") job = { ...job, progress: event.data };
+        if (event.kind === "scores") parts.scores.take(event.data);
+        if (event.kind === "sample") parts.samples.take(event.data);
+        if (event.kind === "evaluation") job = { ...job, evaluation: event.data };
         if (event.kind === "state" || event.kind === "restart" || event.kind === "shape") records.now();
         // A list that cannot be read now is read with the next one.
         if (event.kind === "checkpoint") parts.checkpoints.read(stopped.signal).catch(() => {});

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { clusterPanels } from "./cluster.js";
-import { h, setText } from "./dom.js";
+import { h, link, setText } from "./dom.js";
 import { jobFilters } from "./filters.js";
 import { Histories } from "./histories.js";
 import { COLUMNS, jobRow } from "./jobrow.js";
@@ -60,7 +60,12 @@ export function showJobs(main) {
       h(
         "section",
         { class: "list", "aria-labelledby": "jobs-title" },
-        h("h1", { id: "jobs-title" }, "Jobs"),
+        h(
+          "div",
+          { class: "job-title" },
+          h("h1", { id: "jobs-title" }, "Jobs"),
+          link("/new", { class: "primary" }, "New job"),
+        ),
         filters.element,
         table,
         empty,
@@ -99,7 +104,10 @@ export function showJobs(main) {
       body.replaceChildren(...wanted);
     }
     table.hidden = !jobs.length;
-    setText(empty, jobs.length ? "" : "No jobs here. Submit one with: boost submit examples/cola-tiny.yaml");
+    setText(
+      empty,
+      jobs.length ? "" : "No jobs here. Write one with “New job”, or: boost submit examples/cola-tiny.yaml",
+    );
     newer.disabled = pages.length === 1;
     older.disabled = !next;
     older.next = next;

@@ -29,76 +29,80 @@ export function planCard() {
   }
 
   function show(job) {
-    const present = layout(job.shape ?? job.spec.parallelism);
-    const largest = Math.max(...planned.shapes.map((one) => Math.max(one.memory.total, one.device_memory_bytes ?? 0)));
-    const heads = ["Layout", "Memory of a rank", "Step", "Tokens/s", "Whole run"];
-    const rows = planned.shapes.map((one, index) =>
-      h(
-        "tr",
-        { class: layout(one) === present ? "present" : "" },
-        h(
-          "th",
-          { scope: "row", "data-label": heads[0] },
-          layout(one),
-          h(
-            "small",
-            {},
-            [
-              whole(one.world_size),
-              one.world_size === 1 ? " rank" : " ranks",
-              layout(one) === present && ", now",
-              index === planned.fastest && ", fastest that fits",
-            ]
-              .filter(Boolean)
-              .join(""),
-          ),
-        ),
-        h("td", { "data-label": heads[1] }, memory(one, largest)),
-        h(
-          "td",
-          { "data-label": heads[2] },
-          duration(one.step_seconds),
-          layout(one) === present && measured(job) && h("small", {}, `measured ${duration(measured(job))}`),
-        ),
-        h("td", { "data-label": heads[3] }, short(one.tokens_per_second)),
-        h("td", { "data-label": heads[4] }, duration(one.total_seconds)),
-      ),
-    );
-    place.replaceChildren(
-      h(
-        "p",
-        { class: "muted" },
-        `${short(planned.parameters)} parameters, ${short(planned.tokens_per_step)} tokens a step, ` +
-          `${short(planned.flops_per_token)} FLOPs a token.`,
-      ),
-      h(
-        "div",
-        { class: "scroll", tabindex: 0 },
-        h(
-          "table",
-          { class: "plain stacked" },
-          h(
-            "thead",
-            {},
-            h(
-              "tr",
-              {},
-              heads.map((head) => h("th", { scope: "col" }, head)),
-            ),
-          ),
-          h("tbody", {}, rows),
-        ),
-      ),
-      h(
-        "ul",
-        { class: "legend plain" },
-        MEMORY.map((kind) => h("li", {}, h("i", { class: `kind-${kind}` }), h("span", {}, kind))),
-      ),
-      ...planned.notes.map((note) => h("p", { class: "muted" }, note)),
-    );
+    place.replaceChildren(...planView(planned, layout(job.shape ?? job.spec.parallelism), "now", measured(job)));
   }
 
   return { element, read, update };
+}
+
+/** A plan as elements. One layout is marked by a word; `seconds` of its step may have been measured. */
+export function planView(planned, marked, mark, seconds = null) {
+  const largest = Math.max(...planned.shapes.map((one) => Math.max(one.memory.total, one.device_memory_bytes ?? 0)));
+  const heads = ["Layout", "Memory of a rank", "Step", "Tokens/s", "Whole run"];
+  const rows = planned.shapes.map((one, index) =>
+    h(
+      "tr",
+      { class: layout(one) === marked ? "present" : "" },
+      h(
+        "th",
+        { scope: "row", "data-label": heads[0] },
+        layout(one),
+        h(
+          "small",
+          {},
+          [
+            whole(one.world_size),
+            one.world_size === 1 ? " rank" : " ranks",
+            layout(one) === marked && `, ${mark}`,
+            index === planned.fastest && ", fastest that fits",
+          ]
+            .filter(Boolean)
+            .join(""),
+        ),
+      ),
+      h("td", { "data-label": heads[1] }, memory(one, largest)),
+      h(
+        "td",
+        { "data-label": heads[2] },
+        duration(one.step_seconds),
+        layout(one) === marked && seconds && h("small", {}, `measured ${duration(seconds)}`),
+      ),
+      h("td", { "data-label": heads[3] }, short(one.tokens_per_second)),
+      h("td", { "data-label": heads[4] }, duration(one.total_seconds)),
+    ),
+  );
+  return [
+    h(
+      "p",
+      { class: "muted" },
+      `${short(planned.parameters)} parameters, ${short(planned.tokens_per_step)} tokens a step, ` +
+        `${short(planned.flops_per_token)} FLOPs a token.`,
+    ),
+    h(
+      "div",
+      { class: "scroll", tabindex: 0 },
+      h(
+        "table",
+        { class: "plain stacked" },
+        h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            heads.map((head) => h("th", { scope: "col" }, head)),
+          ),
+        ),
+        h("tbody", {}, rows),
+      ),
+    ),
+    h(
+      "ul",
+      { class: "legend plain" },
+      MEMORY.map((kind) => h("li", {}, h("i", { class: `kind-${kind}` }), h("span", {}, kind))),
+    ),
+    ...planned.notes.map((note) => h("p", { class: "muted" }, note)),
+  ];
 }
 
 function memory(one, largest) {

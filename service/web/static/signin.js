@@ -70,6 +70,7 @@ export function showSignIn(main, done) {
 async function signOut() {
   try {
     await call("DELETE", "/session");
+    sessionStorage.clear(); // it has drafts, which are not for whoever signs in next
     location.assign("/");
   } catch (problem) {
     notify(problem);

@@ -12,7 +12,14 @@ const SENTENCES = {
   fault: (data) => `${words(data.what)} at step ${whole(data.step)}: ${data.message}`,
   checkpoint: (data) =>
     `step ${whole(data.step)}, ${bytes(data.bytes)}; the loop stood still for ${duration(data.seconds)}`,
-  evaluation: (data) => `step ${whole(data.step)}: validation loss ${small(data.loss)}`,
+  evaluation: (data) =>
+    [`step ${whole(data.step)}: validation loss ${small(data.loss)}`]
+      .concat((data.sets ?? []).map((set) => `${set.name} ${small(set.loss)}`))
+      .join(", "),
+  sample: (data) =>
+    `step ${whole(data.step)}: ${data.samples.map((each) => JSON.stringify(each.prompt + each.text)).join("; ")}`,
+  scores: (data) =>
+    `step ${whole(data.step)}: ${data.scores.map((each) => `${each.task} ${each.metric} ${small(each.value)}`).join(", ")}`,
   profile: (data) =>
     `${whole(data.steps)} steps of rank ${data.rank} after step ${whole(data.step)} are in ${data.url}`,
   drill: (data) => `${words(data.kind)} of rank ${data.rank} was asked for`,

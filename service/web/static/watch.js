@@ -5,6 +5,7 @@ import { every } from "./live.js";
 import { follow } from "./stream.js";
 import { TIMELINE_KINDS } from "./timeline.js";
 
+const MADE_OF_CHECKPOINTS = ["sample", "scores"];
 const LEAST_SECONDS = 5;
 const PATIENCE = 20; // a course is read again no sooner than after so many times what reading it took
 const OVERLAP_MS = 10_000;
@@ -12,7 +13,7 @@ const OVERLAP_MS = 10_000;
 /**
  * Follow a job.
  *
- * `happened` takes each event of the timeline, and progress, evaluations and ranks' times from now on; `read` is
+ * `happened` takes each event of the timeline, each sample and all scores, and progress, evaluations and ranks' times from now on; `read` is
  * called whenever the course has been read; `finished` says whether the job has ended.
  */
 export function watch(course, { happened, read, finished }) {
@@ -42,7 +43,7 @@ export function watch(course, { happened, read, finished }) {
     const path = jobPath(course.id, "events");
     stopStream = follow(
       path,
-      { kind: TIMELINE_KINDS, follow: false },
+      { kind: [...TIMELINE_KINDS, ...MADE_OF_CHECKPOINTS], follow: false },
       { event: take, ended: () => (present(path), false) },
     );
   }
@@ -50,7 +51,7 @@ export function watch(course, { happened, read, finished }) {
   function present(path) {
     const newest = course.samples.at(-1)?.time;
     const since = newest && new Date(Date.parse(newest) - OVERLAP_MS).toISOString();
-    const kind = [...TIMELINE_KINDS, "progress", "evaluation", "ranks"];
+    const kind = [...TIMELINE_KINDS, ...MADE_OF_CHECKPOINTS, "progress", "evaluation", "ranks"];
     stopStream = follow(path, { kind, after: lastId, since, follow: true }, { event: take, ended: () => !finished() });
   }
 

@@ -10,7 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from boost_core.config import ModelConfig
 from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig
 from boost_core.config.parsing.small_files import read_small
-from boost_core.config.sources.tokenized import read_index
+from boost_core.config.sources.tokenized import find_index, read_index
 from boost_core.config.sources.vocabulary import MOST_BYTES
 from boost_core.data.tokenizers import ByteTokenizer, FileTokenizer
 
@@ -60,13 +60,15 @@ def job_tokenizer(data: DataConfig, model: ModelConfig, name: str | None = None)
         OSError: It cannot be read.
     """
     if data.tokenized:
-        return _of_tokens(data.sources[0][0].paths[0], model, name)
+        return _of_tokens(data.sources[0][0].paths[0], model, name, data.end_of_document)
     name = name or data.tokenizer
     return _of_bytes() if name in (None, BYTES) else _of_file(name, model, data.end_of_document)
 
 
-def _of_tokens(folder: str, model: ModelConfig, name: str | None) -> ExportedTokenizer:
+def _of_tokens(folder: str, model: ModelConfig, name: str | None, end_of_document: str | None) -> ExportedTokenizer:
     """The tokenizer that made the tokens of a folder, and lies in it unless it is bytes."""
+    if name is not None and find_index(folder) is None:  # the folder is gone: only the model is left to compare with
+        return _of_file(name, model, end_of_document)
     index = read_index(folder)
     name = name or f"{folder.rstrip('/')}/{_FILE}"
     filesystem, path = fsspec.url_to_fs(name)

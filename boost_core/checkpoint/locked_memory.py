@@ -1,0 +1,43 @@
+"""Page-locked memory of the sizes that are asked for: torch's own allocator rounds each up to a power of two."""
+
+import contextlib
+import mmap
+import sys
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+
+_ALIGNMENT = 256  # of each tensor, as CUDA's own memory has it
+
+
+class _LockedPages(mmap.mmap):
+    """Pages that the driver has locked; released with the last tensor that is in them."""
+
+    address: int | None = None
+
+    def __del__(self) -> None:
+        if self.address is not None and not sys.is_finalizing():
+            torch.cuda.cudart().cudaHostUnregister(self.address)  # type: ignore[no-untyped-call]
+
+
+def locked_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A tensor on the host for each, uninitialised, each a storage of its own in memory that is locked at once.
+
+    Raises:
+        RuntimeError: The driver does not lock it, as where the host has not enough.
+    """
+    places = [0, *accumulate(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors)]
+    size = -(-places[-1] // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = _LockedPages(-1, size)
+    address = torch.frombuffer(pages, dtype=torch.uint8).data_ptr()
+    status = int(torch.cuda.cudart().cudaHostRegister(address, size, 0))  # type: ignore[no-untyped-call]
+    if status != 0:
+        with contextlib.suppress(Exception):  # the driver's error is said by the next launch, which clears it
+            torch.ones(1, device="cuda")
+        raise RuntimeError(f"CUDA does not lock {size:,} bytes of the host's memory (error {status})")
+    pages.address = address
+    return [
+        torch.frombuffer(pages, dtype=tensor.dtype, count=tensor.numel(), offset=place).view(tensor.shape)
+        for tensor, place in zip(tensors, places, strict=False)
+    ]

@@ -1,0 +1,102 @@
+"""What a corpus is made of, and how: its documents, which of them stay, and as what tokens."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from boost_core.config.base import Config, Location
+from boost_core.config.data import BYTES, SourceConfig, check_end_of_document
+from boost_core.config.parsing.urls import refuse_unserved
+
+Measure = Literal["characters", "words", "word_length", "symbols", "letters", "repeated_lines"]
+Bound = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+OnError = Literal["fail", "skip"]
+
+
+class QualityFilter(Config):
+    """Bounds of one measure; documents outside of them are left out."""
+
+    measure: Measure = Field(
+        description="characters or words: how many; word_length: characters of a word, on average; symbols: hashes and "
+        "ellipses a word; letters: share of the words that hold a letter; repeated_lines: share of the text's "
+        "characters in lines that came before in it.",
+    )
+    min: float | None = Field(
+        None, ge=0, le=1e12, allow_inf_nan=False, description="The least that stays; null: no bound."
+    )
+    max: float | None = Field(
+        None, ge=0, le=1e12, allow_inf_nan=False, validate_default=True, description="The most; null: no bound."
+    )
+
+    @field_validator("max")
+    @classmethod
+    def _bounds_leave_something(cls, value: float | None, info: Any) -> float | None:
+        least = info.data.get("min")
+        if "min" in info.data and value is None and least is None:
+            raise ValueError("the filter has no bound; give min, max or both")
+        if value is not None and least is not None and least > value:
+            raise ValueError(f"min ({least:g}) must not exceed max ({value:g})")
+        return value
+
+
+class NearDedup(Config):
+    """MinHash: of documents that share a band of their signatures, and of those that these share one with, one stays.
+
+    Two documents whose shingles overlap by the share s (Jaccard) share a band with probability 1 − (1 − sʳ)ᵇ; it rises
+    steeply around (1/b)^(1/r), which is 0.72 by default.
+    """
+
+    shingle_words: int = Field(5, ge=1, le=50, description="Consecutive words that are compared as one.")
+    bands: int = Field(14, ge=1, le=64, description="b: bands of a signature; more find documents that differ more.")
+    rows: int = Field(8, ge=1, le=64, description="r: hashes in a band; more leave documents that differ more.")
+
+
+class CorpusConfig(Config):
+    """How documents become shards of tokens."""
+
+    source: SourceConfig = Field(description="The documents.")
+    tokenizer: Location = Field(BYTES, description="bytes, or path or URL of a tokenizer.json.")
+    end_of_document: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="The token that ends a document; default: one of the usual ones.",
+    )
+    filters: Annotated[tuple[QualityFilter, ...], Field(max_length=16)] = Field(
+        (), description="Bounds that documents have to be within."
+    )
+    exact_dedup: bool = Field(
+        False, description="Of documents with the same words, apart from case and white space, keep the first."
+    )
+    near_dedup: NearDedup | None = Field(None, description="Keep the first of documents that are almost the same.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Of the order in which documents are shuffled.")
+    validation_fraction: float = Field(0.05, ge=0, lt=1, description="Share of the documents kept for validation.")
+    shard_tokens: int = Field(
+        1 << 28, ge=1, le=1 << 32, description="Training tokens of a shard, about; one is put in order in memory."
+    )
+    on_error: OnError = Field("fail", description="skip: leave out a bad document, and list it in quarantine-*.jsonl.")
+
+    @field_validator("source")
+    @classmethod
+    def _source_is_text(cls, value: SourceConfig) -> SourceConfig:
+        if value.kind == "tokenized":
+            raise ValueError("kind=tokenized is tokens already; name the documents they were made of")
+        return value
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _tokenizer_is_served(cls, value: str) -> str:
+        return value if value == BYTES else refuse_unserved(value)
+
+    @field_validator("end_of_document")
+    @classmethod
+    def _bytes_have_their_own_end(cls, value: str | None, info: Any) -> str | None:
+        return check_end_of_document(value, info.data.get("tokenizer"))
+
+    @field_validator("filters")
+    @classmethod
+    def _measures_are_not_repeated(cls, value: tuple[QualityFilter, ...]) -> tuple[QualityFilter, ...]:
+        measures = [each.measure for each in value]
+        if twice := next((each for each in measures if measures.count(each) > 1), None):
+            raise ValueError(f"{twice} is given twice; give one filter with min and max")
+        return value

@@ -1,0 +1,72 @@
+"""Trackers: what shows a job's curves beside the service."""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from boost_core.config.base import Config, ResourceName, spelled
+from boost_core.config.parsing.urls import UNSHOWN
+
+_SERVER = re.compile(r"https?://[^\s/?#@]+[^\s?#@]*")
+
+ExperimentName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/ -]*$"),
+    spelled("letters, digits, dots, underscores, slashes, spaces and hyphens"),
+]
+
+
+def server_url(value: str) -> str:
+    """Return the address of a server without a / at its end.
+
+    Raises:
+        ValueError: It is none. Neither the message nor what is shown of the error says what was given: people put
+            passwords into URLs.
+    """
+    if not _SERVER.fullmatch(value):
+        problem = (
+            "an address begins with http:// or https://, and has no user, password, ? or #; what a server asks for "
+            "belongs into a named secret: set credentials instead"
+        )
+        raise PydanticCustomError(UNSHOWN, "{problem}", {"problem": problem})
+    return value.rstrip("/")
+
+
+ServerUrl = Annotated[str, Field(max_length=2000), AfterValidator(server_url)]
+
+
+class MlflowConfig(Config):
+    """A run on an MLflow server."""
+
+    tracking_uri: ServerUrl | None = Field(None, description="Address of a server that asks for no credentials.")
+    credentials: ResourceName | None = Field(
+        None,
+        description="Name of the secret with a server's tracking_uri, and what it asks for.",
+        validate_default=True,
+    )
+    experiment: ExperimentName = Field(
+        "boost", description="The experiment that the run is in; made if it is not there."
+    )
+
+    @field_validator("credentials")
+    @classmethod
+    def _one_server(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if "tracking_uri" in info.data and (info.data["tracking_uri"] is None) == (value is None):
+            raise ValueError(
+                "give either tracking_uri, or credentials: the name of a secret that has a tracking_uri itself, so "
+                "that it is sent to no other server"
+            )
+        return value
+
+
+class TrackersConfig(Config):
+    """Where a job's curves and states go besides the service."""
+
+    tensorboard: bool | None = Field(
+        None,
+        description="Event files for TensorBoard, in the folder tensorboard beside the checkpoints. Default: as the "
+        "service is set, which is true where TensorBoard is installed.",
+    )
+    mlflow: MlflowConfig | None = Field(None, description="A run on an MLflow server. Default: none.")

@@ -1,0 +1,62 @@
+"""Which checkpoint somebody means, and what to say when it is gone or damaged."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from boost_core.checkpoint.folder import CheckpointFolder, step_named
+from boost_core.checkpoint.manifest import CheckpointDamaged
+
+
+class CheckpointRemoved(ValueError):
+    """A checkpoint was removed while it was read."""
+
+
+def chosen_checkpoint(url: str, step: int | None) -> tuple[CheckpointFolder, int]:
+    """The folder of checkpoints at a URL, which may be that of one of them, and a step: the given one, or the newest.
+
+    Raises:
+        ValueError: There is no such checkpoint.
+    """
+    folder, step = _found(url, step)
+    steps = folder.steps()
+    if not steps or step not in (None, *steps):
+        missing = "checkpoint" if step is None or not steps else f"checkpoint of step {step}"
+        raise ValueError(f"{folder.url} holds no {missing}; check it")
+    return folder, steps[-1] if step is None else step
+
+
+@contextmanager
+def damage_named(folder: CheckpointFolder, step: int) -> Iterator[None]:
+    """Have damage say of which checkpoint it is, and which others there are."""
+    try:
+        yield
+    except CheckpointDamaged as damage:
+        others = ", ".join(str(other) for other in folder.steps() if other != step) or "there is none"
+        raise CheckpointDamaged(
+            f"the checkpoint of step {step} is damaged: {damage}; restore it, or choose another with --step: {others}"
+        ) from damage
+
+
+@contextmanager
+def removal_named(folder: CheckpointFolder, step: int) -> Iterator[None]:
+    """Have what goes wrong because a checkpoint is being removed say so.
+
+    Raises:
+        CheckpointRemoved: It is gone.
+    """
+    try:
+        yield
+    except (OSError, CheckpointDamaged) as error:
+        if step not in folder.steps():
+            raise CheckpointRemoved(
+                f"the checkpoint of step {step} was removed while it was read; choose another with --step, and pin "
+                "it first (boost ckpt pin) if the job still trains"
+            ) from error
+        raise
+
+
+def _found(url: str, step: int | None) -> tuple[CheckpointFolder, int | None]:
+    parent, _, name = url.rstrip("/").rpartition("/")
+    if step is None and (of_url := step_named(name)) is not None:
+        return CheckpointFolder(parent or "."), of_url
+    return CheckpointFolder(url), step

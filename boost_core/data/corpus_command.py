@@ -1,0 +1,105 @@
+"""The options of ``boost data tokenize`` that make a corpus of many files: filters, duplicates, shuffling, engines."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import get_args
+
+from boost_core.config.data import SourceConfig
+from boost_core.config.dataset import CorpusConfig, Measure, NearDedup, QualityFilter
+from boost_core.data.pipeline.build import Build, BuildProgress
+from boost_core.data.pipeline.engine import Engine, LocalEngine
+
+
+def add_corpus_options(command: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    group = command.add_argument_group(
+        "corpora", "Any of these shuffles the documents, by several processes, and writes DST/lineage.json."
+    )
+    group.add_argument(
+        "--filter", action="append", default=[], metavar="MEASURE:MIN:MAX", type=_filter,
+        help=f"keep documents within these bounds, of which one may be empty; of {', '.join(get_args(Measure))}",
+    )  # fmt: skip
+    group.add_argument("--exact-dedup", action="store_true", help="of documents with the same words, keep the first")
+    group.add_argument(
+        "--near-dedup", action="store_true", help="keep the first of documents that are almost the same (MinHash)"
+    )
+    group.add_argument("--shuffle", type=int, metavar="SEED", help="shuffle the documents by this seed (default: 0)")
+    group.add_argument("--workers", type=int, metavar="N", help="processes here (default: as many as there are cores)")
+    group.add_argument("--ray", action="store_true", help="have a Ray cluster do it, by Ray Data")
+    group.add_argument("--address", help="with --ray: of the cluster (default: RAY_ADDRESS, or a Ray of its own here)")
+
+
+def is_corpus(given: argparse.Namespace) -> bool:
+    """Whether one of the options is given."""
+    several = given.workers is not None or given.ray or given.shuffle is not None
+    if given.address is not None and not given.ray:
+        raise ValueError("--address is of a Ray cluster; give --ray, too")
+    if given.workers is not None and given.ray:
+        raise ValueError("--workers is of this machine, and --ray takes the cluster's CPUs; leave one out")
+    return bool(given.filter or given.exact_dedup or given.near_dedup or several)
+
+
+def source_of(given: argparse.Namespace) -> SourceConfig:
+    """The documents."""
+    return SourceConfig(kind=given.kind, paths=tuple(given.sources), text_field=given.text_field)
+
+
+def build(given: argparse.Namespace, tokenizer: str) -> int:
+    """Make the corpus and say what it holds; 0.
+
+    Raises:
+        ValueError, OSError: See ``Build``.
+    """
+    corpus = CorpusConfig(
+        source=source_of(given), tokenizer=tokenizer, end_of_document=given.end_of_document,
+        filters=tuple(given.filter), exact_dedup=given.exact_dedup,
+        near_dedup=NearDedup() if given.near_dedup else None, seed=given.shuffle or 0,
+        validation_fraction=given.validation, shard_tokens=given.shard_tokens, on_error=given.on_error,
+    )  # fmt: skip
+    with _engine(given) as engine:
+        lineage = Build(corpus, given.folder, engine, _show).run()
+    counts = lineage.counts
+    filtered = "".join(f", {count:,} filtered out by {measure}" for measure, count in counts.filtered.items())
+    print(
+        f"\n{counts.kept:,} of {counts.read:,} documents, {counts.tokens:,} tokens of a vocabulary of "
+        f"{lineage.tokenizer.vocabulary:,}, in {given.folder}\nleft out: {counts.bad:,} bad{filtered}, "
+        f"{counts.exact_duplicates:,} exact and {counts.near_duplicates:,} near duplicates\n"
+        f"lineage.json says what it was made from; its fingerprint is {lineage.fingerprint}",
+        file=sys.stderr,
+    )
+    return 0
+
+
+@contextmanager
+def _engine(given: argparse.Namespace) -> Iterator[Engine]:
+    if not given.ray:
+        with closing(LocalEngine(given.workers or os.cpu_count() or 1)) as local:
+            yield local
+        return
+    try:
+        from boost_core.data.pipeline.ray_engine import ray_engine  # an extra's, and slow to import
+    except ImportError as error:
+        raise ValueError(f"--ray needs Ray ({error}); install boost-service[service], or leave --ray out") from error
+    with ray_engine(given.address) as engine:
+        yield engine
+
+
+def _filter(text: str) -> QualityFilter:
+    measure, *bounds = text.split(":")
+    try:
+        least, most = (float(each) if each else None for each in bounds)
+        return QualityFilter.model_validate({"measure": measure, "min": least, "max": most})
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not MEASURE:MIN:MAX with a measure of {', '.join(get_args(Measure))}, such as words:50:100000"
+        ) from error
+
+
+def _show(progress: BuildProgress) -> None:
+    counts = progress.counts
+    rate = counts.bytes / 2**20 / max(progress.seconds, 1e-9)
+    line = f"{progress.stage}: {progress.done} of {progress.of}; {counts.read:,} documents, {rate:,.1f} MiB a second"
+    print(f"\r{line:<100}", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,285 @@
+"""A corpus, from files to shards: what is done already is kept, and what is there in the end is told."""
+
+import hashlib
+import platform
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import tokenizers
+
+from boost_core import __version__
+from boost_core.config.data import BYTES
+from boost_core.config.dataset import CorpusConfig
+from boost_core.config.parsing.small_files import read_small
+from boost_core.config.sources.files import SourceFile, list_files
+from boost_core.config.sources.tokenized import INDEX, Cursor, Shard, TokenIndex, find_index
+from boost_core.config.sources.vocabulary import MOST_BYTES
+from boost_core.data.pipeline.duplicates import (
+    EXACT_COLUMNS,
+    Documents,
+    KeyColumns,
+    near_columns,
+    not_the_first,
+    partitions_of,
+    together,
+)
+from boost_core.data.pipeline.engine import Engine
+from boost_core.data.pipeline.files import FileTask, prepare, read_table, record_name
+from boost_core.data.pipeline.records import (
+    BUILDING,
+    LINEAGE,
+    Counts,
+    FileRecord,
+    Lineage,
+    ShardPair,
+    TokenizerRecord,
+)
+from boost_core.data.pipeline.shards import DROPPED, ShardTask, pair_name, write_shards
+from boost_core.data.pipeline.signatures import ALGORITHM
+from boost_core.data.token_folder import TokenFolder
+from boost_core.data.tokenizers import dtype_for, open_tokenizer
+
+_TOKENIZER = "tokenizer.json"
+
+Stage = Literal["files", "duplicates", "shards", "done"]
+
+
+@dataclass(frozen=True)
+class BuildProgress:
+    """How far it is.
+
+    Attributes:
+        stage: What is being done: files tokenized, duplicates looked for, or shards written.
+        done: Files or pairs of shards that are done, those of earlier runs included.
+        of: All of them.
+        counts: What became of the documents of files that are done.
+        seconds: Since this run began.
+    """
+
+    stage: Stage
+    done: int
+    of: int
+    counts: Counts
+    seconds: float
+
+
+Report = Callable[[BuildProgress], None]
+
+
+class Build:
+    """The making of a corpus.
+
+    Args:
+        corpus: What is made, and how.
+        folder: Where the tokens go: a path or URL.
+        engine: Calls what takes time.
+        report: Is told how far it is, after each file and pair of shards.
+
+    Raises:
+        ValueError: The tokenizer is none, or a path names no file.
+        OSError: One of them cannot be read.
+    """
+
+    def __init__(self, corpus: CorpusConfig, folder: str, engine: Engine, report: Report) -> None:
+        # Whoever does the work may be in another folder.
+        self.folder = folder if "://" in folder else str(Path(folder).absolute())
+        self.corpus, self.engine, self.report = corpus, engine, report
+        self._began, self._counts = time.monotonic(), Counts()
+        # Read once, so that what is written down is what is used.
+        name = corpus.tokenizer
+        self._content = b"" if name == BYTES else _read(name)
+        self._tokenizer = open_tokenizer(name, corpus.end_of_document)
+        self._sha256 = hashlib.sha256(self._content).hexdigest() if self._content else ""
+        self._files = list_files(corpus.source)
+
+    def run(self) -> Lineage:
+        """Make the corpus, or go on with it; one that is there already stays as it is.
+
+        Raises:
+            ValueError: The folder holds tokens of something else, a document is bad and not to be skipped, or none
+                is left.
+            OSError: A file cannot be read or written.
+        """
+        folder = TokenFolder(self.folder)
+        if (finished := self._finished(folder)) is None:
+            folder.make(BUILDING)
+            if self._content:
+                folder.write(_TOKENIZER, self._content)
+            finished = self._made(folder)
+            folder.write(LINEAGE, finished.model_dump_json(indent=2).encode())
+            folder.write(INDEX, self._index(finished).model_dump_json(indent=2).encode())
+        folder.remove(BUILDING)
+        self._counts = finished.counts
+        self._tell("done", len(finished.shards), len(finished.shards))
+        return finished
+
+    def _made(self, folder: TokenFolder) -> Lineage:
+        records = self._prepare(folder)
+        self._tell("duplicates", 0, 1)
+        exact = self._tied(records, EXACT_COLUMNS if self.corpus.exact_dedup else ())
+        near = self._tied(records, near_columns(self.corpus))
+        folder.write(DROPPED, np.union1d(exact, near).astype("<i8").tobytes())
+        pairs = self._shards(folder, records)
+        return self._lineage(records, pairs, len(exact), len(np.setdiff1d(near, exact)))
+
+    @property
+    def _digest(self) -> str:
+        """The same for the same tokens from the same documents."""
+        said = self.corpus.model_dump_json(exclude={"source": {"paths"}, "tokenizer": True, "on_error": True})
+        return hashlib.sha256(f"{ALGORITHM}\n{self._sha256}\n{said}".encode()).hexdigest()
+
+    def _finished(self, folder: TokenFolder) -> Lineage | None:
+        """What the folder holds, if it is this corpus."""
+        index = find_index(self.folder)
+        if index is None:
+            return None
+        if index.source != self._digest:
+            raise ValueError(
+                f"{self.folder} has tokens by another tokenizer, filters, split, seed or other settings; give the same "
+                "as before, or another folder"
+            )
+        lineage = Lineage.model_validate_json(folder.read(LINEAGE))
+        held = {SourceFile(file.file, file.size, file.stamp) for file in lineage.files}
+        if different := sorted(file.url for file in held ^ set(self._files)):
+            raise ValueError(
+                f"{self.folder} is complete, and {different[0]} has come, is gone or has changed since; put it back as "
+                "it was, or tokenize into another folder"
+            )
+        return lineage
+
+    def _prepare(self, folder: TokenFolder) -> list[FileRecord]:
+        """Have the tokens of all files in runs."""
+        tokenizer = f"{self.folder.rstrip('/')}/{_TOKENIZER}" if self._content else BYTES
+        records, tasks, of = dict[int, FileRecord](), list[FileTask](), len(self._files)
+        for number, file in enumerate(self._files):
+            task = FileTask(self.corpus, self.folder, tokenizer, self._digest, number, file)
+            if (kept := _kept(folder, task)) is not None:
+                records[number] = kept
+            else:
+                tasks.append(task)
+        self._counts = _total(records.values())
+        self._tell("files", len(records), of)
+        for record in self.engine.map(prepare, tasks):
+            records[record.number] = record
+            self._counts = self._counts.plus(record.counts)
+            self._tell("files", len(records), of)
+        if not any(record.runs for record in records.values()):
+            raise ValueError(_without_documents(self.corpus, self._counts, self.folder))
+        return [records[number] for number in range(of)]
+
+    def _tied(self, records: Sequence[FileRecord], names: tuple[str, ...]) -> Documents:
+        if not names:
+            return np.zeros(0, np.int64)
+        runs = _runs(records)
+        columns = KeyColumns(self.folder, runs, names, partitions_of(self._counts.read * len(names)))
+        return not_the_first(together(self.engine.ties(columns)))
+
+    def _shards(self, folder: TokenFolder, records: Sequence[FileRecord]) -> list[ShardPair]:
+        runs = _runs(records)
+        of = max(1, -(-self._training_tokens(folder, runs) // self.corpus.shard_tokens))
+        said = [self._digest, folder.read(DROPPED).hex(), *(record.model_dump_json() for record in records)]
+        inputs = hashlib.sha256("\n".join(said).encode()).hexdigest()
+        dtype = dtype_for(self._tokenizer.vocabulary).name
+        pairs, tasks = dict[str, ShardPair](), list[ShardTask]()
+        for number in range(of):
+            content = folder.find(pair_name(number))
+            pair = ShardPair.model_validate_json(content) if content else None
+            if pair is not None and pair.inputs == inputs:
+                pairs[pair.shards[0].name] = pair
+            else:
+                tasks.append(ShardTask(self.folder, number, of, runs, dtype, inputs))
+        self._tell("shards", len(pairs), of)
+        for pair in self.engine.map(write_shards, tasks):
+            pairs[pair.shards[0].name] = pair
+            self._tell("shards", len(pairs), of)
+        return [pairs[name] for name in sorted(pairs)]
+
+    def _training_tokens(self, folder: TokenFolder, runs: Sequence[str]) -> int:
+        dropped, tokens = np.frombuffer(folder.read(DROPPED), "<i8"), 0
+        for run in runs:
+            table = read_table(folder, run, ("document", "validation", "tokens"))
+            training = ~table["validation"].astype(bool) & ~np.isin(table["document"], dropped)
+            tokens += int(table["tokens"][training].sum())
+        return tokens
+
+    def _lineage(self, records: Sequence[FileRecord], pairs: Sequence[ShardPair], exact: int, near: int) -> Lineage:
+        shards = tuple(shard for pair in pairs for shard in pair.shards)
+        self._counts = self._counts.model_copy(
+            update={
+                "exact_duplicates": exact, "near_duplicates": near, "kept": sum(each.documents for each in shards),
+                "tokens": sum(each.tokens for each in shards),
+            }
+        )  # fmt: skip
+        tokenizer = TokenizerRecord(
+            name=self.corpus.tokenizer, sha256=self._sha256, vocabulary=self._tokenizer.vocabulary,
+            end_of_document=self._tokenizer.end_of_document,
+        )  # fmt: skip
+        return Lineage(
+            corpus=self.corpus, tokenizer=tokenizer, files=tuple(record.input for record in records),
+            counts=self._counts, shards=shards, versions=_versions(),
+        )  # fmt: skip
+
+    def _index(self, lineage: Lineage) -> TokenIndex:
+        dtype: Any = dtype_for(self._tokenizer.vocabulary).name
+        return TokenIndex(
+            dtype=dtype, vocabulary=self._tokenizer.vocabulary, end_of_document=self._tokenizer.end_of_document,
+            documents=lineage.counts.kept, skipped=lineage.counts.bad, source=self._digest,
+            shards=tuple(Shard(part=each.part, name=each.name, tokens=each.tokens, text_bytes=each.text_bytes)
+                for each in lineage.shards
+            ),
+            cursor=Cursor(file=len(lineage.files)), complete=True,
+        )  # fmt: skip
+
+    def _tell(self, stage: Stage, done: int, of: int) -> None:
+        self.report(BuildProgress(stage, done, of, self._counts, time.monotonic() - self._began))
+
+
+def _kept(folder: TokenFolder, task: FileTask) -> FileRecord | None:
+    """What an earlier run has made of a file, if that is what would be made of it now."""
+    content = folder.find(record_name(task.number))
+    record = FileRecord.model_validate_json(content) if content else None
+    if record is None or record.corpus != task.digest:
+        return None
+    was, file = record.input, task.file
+    same = file.stamp and (was.file, was.size, was.stamp) == (file.url, file.size, file.stamp)
+    return record if same else None
+
+
+def _read(tokenizer: str) -> bytes:
+    filesystem, path = fsspec.url_to_fs(tokenizer)
+    return read_small(filesystem, path, MOST_BYTES)
+
+
+def _runs(records: Iterable[FileRecord]) -> tuple[str, ...]:
+    return tuple(run for record in records for run in record.runs)
+
+
+def _total(records: Iterable[FileRecord]) -> Counts:
+    total = Counts()
+    for record in records:
+        total = total.plus(record.counts)
+    return total
+
+
+def _without_documents(corpus: CorpusConfig, counts: Counts, folder: str) -> str:
+    where = ", ".join(corpus.source.paths) or "the standard library"
+    if not counts.read:
+        return f"there are no documents in {where}; check the files"
+    refused = ", ".join(f"{count:,} by {measure}" for measure, count in counts.filtered.items()) or "none"
+    return (
+        f"none of the {counts.read:,} documents of {where} is left: {counts.bad:,} are bad ({folder}/"
+        f"quarantine-*.jsonl), filtered out are {refused}; mend the documents, or set other bounds"
+    )
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "boost": __version__, "python": platform.python_version(), "tokenizers": tokenizers.__version__,
+        "pyarrow": pa.__version__, "minhash": ALGORITHM,
+    }  # fmt: skip

@@ -1,0 +1,100 @@
+"""Which documents are duplicates of earlier ones. Axes: N rows of a key and the document that has it.
+
+Documents that share a key are tied to the first of them. What a near duplicate is tied to may be tied to another one:
+of all that hang together, the first stays (connected components).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from boost_core.config.dataset import CorpusConfig
+from boost_core.data.pipeline.files import read_table
+from boost_core.data.pipeline.signatures import Keys
+from boost_core.data.token_folder import TokenFolder
+
+EXACT_COLUMNS = ("exact",)  # documents with the same words share its key
+
+_ROWS_AT_ONCE = 1 << 25  # of keys, of 16 bytes, in a partition
+
+Documents = npt.NDArray[np.int64]
+
+
+class Ties(NamedTuple):
+    """Documents, and for each an earlier one that shares a key with it: both [N]."""
+
+    documents: Documents
+    firsts: Documents
+
+
+@dataclass(frozen=True)
+class KeyColumns:
+    """Where keys are.
+
+    Attributes:
+        folder: The folder of tokens.
+        runs: The runs whose tables have them.
+        names: The columns.
+        partitions: Into how many parts keys are divided, each of which is looked through by itself.
+    """
+
+    folder: str
+    runs: tuple[str, ...]
+    names: tuple[str, ...]
+    partitions: int
+
+
+def near_columns(corpus: CorpusConfig) -> tuple[str, ...]:
+    """The columns of which documents that are almost the same share one."""
+    return tuple(f"band_{band}" for band in range(corpus.near_dedup.bands)) if corpus.near_dedup else ()
+
+
+def keys_of(columns: KeyColumns, run: str) -> tuple[Keys, Documents]:
+    """All keys of a run and the documents that have them: both [N]."""
+    table = read_table(TokenFolder(columns.folder), run, ("document", *columns.names))
+    documents = np.tile(table["document"].astype(np.int64), len(columns.names))
+    return np.concatenate([table[name].astype(np.uint64) for name in columns.names]), documents
+
+
+def ties(keys: Keys, documents: Documents) -> Ties:
+    """Tie documents that share a key to the first of them.
+
+    Args:
+        keys: [N]
+        documents: [N]
+    """
+    order = np.lexsort((documents, keys))
+    keys, documents = keys[order], documents[order]
+    begins = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if len(keys) else np.zeros(0, np.int64)
+    firsts = np.repeat(documents[begins], np.diff([*begins, len(keys)]))
+    tied = documents != firsts
+    return Ties(documents[tied], firsts[tied])
+
+
+def together(found: Iterator[Ties]) -> Ties:
+    """All ties."""
+    pairs = [Ties(np.zeros(0, np.int64), np.zeros(0, np.int64)), *found]
+    return Ties(np.concatenate([each.documents for each in pairs]), np.concatenate([each.firsts for each in pairs]))
+
+
+def not_the_first(found: Ties) -> Documents:
+    """The documents that hang together with an earlier one, in order."""
+    known, places = np.unique(np.concatenate(found), return_inverse=True)
+    documents, firsts = np.split(places, 2)
+    labels = np.arange(len(known))
+    while True:
+        before = labels.copy()
+        np.minimum.at(labels, documents, labels[firsts])
+        np.minimum.at(labels, firsts, labels[documents])
+        labels = labels[labels]  # halves the way to the first
+        if (labels == before).all():
+            later: Documents = known[labels != np.arange(len(known))]
+            return later
+
+
+def partitions_of(rows: int) -> int:
+    """Into how many parts so many keys are divided, so that each fits into memory."""
+    return max(1, -(-rows // _ROWS_AT_ONCE))

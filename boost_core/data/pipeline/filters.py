@@ -1,0 +1,67 @@
+"""Quality filters: measures of a text as plain functions, and the bounds that a user has set for them.
+
+The measures follow Gopher's rules (Rae et al. 2021, arXiv 2112.11446, appendix A1).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+
+from boost_core.config.dataset import Measure, QualityFilter
+
+
+@lru_cache(maxsize=1)  # of the text at hand, for all filters
+def _split(text: str) -> list[str]:
+    return text.split()
+
+
+def characters(text: str) -> float:
+    """How many characters it has."""
+    return len(text)
+
+
+def words(text: str) -> float:
+    """How many words it has."""
+    return len(_split(text))
+
+
+def word_length(text: str) -> float:
+    """Characters of a word, on average; 0 without words."""
+    found = _split(text)
+    return sum(map(len, found)) / len(found) if found else 0.0
+
+
+def symbols(text: str) -> float:
+    """Hashes and ellipses a word; what has no words counts as one."""
+    return (text.count("#") + text.count("...") + text.count("…")) / max(len(_split(text)), 1)
+
+
+def letters(text: str) -> float:
+    """Share of the words that hold a letter; 0 without words."""
+    found = _split(text)
+    return sum(word.isalpha() or any(map(str.isalpha, word)) for word in found) / len(found) if found else 0.0
+
+
+def repeated_lines(text: str) -> float:
+    """Share of the characters in lines that came before, without white space around them; 0 without characters."""
+    lines = [line for each in text.splitlines() if (line := each.strip())]
+    total = sum(map(len, lines))
+    return 1 - sum(map(len, set(lines))) / total if total else 0.0
+
+
+MEASURES: Mapping[Measure, Callable[[str], float]] = {
+    "characters": characters,
+    "words": words,
+    "word_length": word_length,
+    "symbols": symbols,
+    "letters": letters,
+    "repeated_lines": repeated_lines,
+}
+
+
+def refusing(text: str, filters: Sequence[QualityFilter]) -> Measure | None:
+    """The measure of the first filter that leaves a text out; ``None`` if it stays."""
+    for each in filters:
+        value = MEASURES[each.measure](text)
+        if (each.min is not None and value < each.min) or (each.max is not None and value > each.max):
+            return each.measure
+    return None

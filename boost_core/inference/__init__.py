@@ -1,0 +1,1 @@
+"""What a trained model says and knows: a checkpoint in transformers' classes, generation, evaluation."""

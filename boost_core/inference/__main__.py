@@ -1,0 +1,84 @@
+"""What a trained model says and knows: ``python -m boost_core.inference --help``."""
+
+import argparse
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from boost_core.config.base import in_lines
+from boost_core.convert.chosen import chosen_checkpoint
+
+
+def main(command_line: Sequence[str] | None = None) -> int:
+    """Run one command; 0 on success, 2 for what cannot be run."""
+    given = _parser().parse_args(command_line)
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads the checkpoint: it is meant
+    try:
+        (_generate if given.command == "generate" else _evaluate)(given)
+    except ImportError as error:
+        print(f"{error}; install boost-service[eval]", file=sys.stderr)
+        return 2
+    except (OSError, ValueError) as error:
+        print(in_lines(error), file=sys.stderr)
+        return 2
+    return 0
+
+
+def _generate(given: argparse.Namespace) -> None:
+    # Here, and not above, because transformers may not be installed.
+    from boost_core.inference.generate import Sampling, generate
+    from boost_core.inference.loaded import load_model
+
+    how = Sampling(given.max_new_tokens, given.temperature, given.top_p, given.seed)
+    folder, step = chosen_checkpoint(given.checkpoints, given.step)
+    generate(load_model(folder, step, given.tokenizer), given.prompt, how, _show)
+
+
+def _evaluate(given: argparse.Namespace) -> None:
+    from boost_core.inference.loaded import load_model
+    from boost_core.inference.tasks import evaluate, tasks_in
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of its own defaults
+    tasks_in(given.tasks)  # refused before anything is loaded
+    folder, step = chosen_checkpoint(given.checkpoints, given.step)
+    found = evaluate(load_model(folder, step, given.tokenizer), given.tasks, given.limit, given.batch_size)
+    width = max(len(score.task) for score in found.scores)
+    for score in found.scores:
+        error = "" if score.stderr is None else f" ± {score.stderr:.4f}"
+        value = "not a finite number" if score.value is None else f"{score.value:.4f}"
+        print(f"{score.task:<{width}}  {score.metric}  {value}{error}  ({score.samples:,} documents)")
+    if given.out:
+        Path(given.out).write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def _show(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m boost_core.inference", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    generating = commands.add_parser("generate", help="go on with a prompt")
+    evaluating = commands.add_parser("eval", help="score on tasks of lm-eval")
+    for command in (generating, evaluating):
+        command.add_argument("checkpoints", help="folder of a job's checkpoints or of one of them, a path or a URL")
+        command.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
+        command.add_argument("--tokenizer", help="path of tokenizer.json, if it has moved since the job ran")
+    add = generating.add_argument
+    add("--prompt", required=True, help="the beginning of a document; may be empty")
+    add("--max-new-tokens", type=int, help="at most (default: 100, or what the sequence has room for)")
+    add("--temperature", type=float, default=1.0, help="0: the likeliest token each time (default: 1)")
+    add("--top-p", type=float, default=1.0, help="draw from the likeliest tokens of this probability")
+    add("--seed", type=int, help="of the draws (default: another each time)")
+    add = evaluating.add_argument
+    add("--tasks", action="append", required=True, help="a task file of lm-eval, or a folder of them; repeatable")
+    add("--limit", type=int, help="only so many documents of each task")
+    add("--batch-size", type=int, default=8, help="sequences at a time (default: 8)")
+    add("--out", help="write the scores to this file, as JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

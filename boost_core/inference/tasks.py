@@ -1,0 +1,105 @@
+"""A model's scores on tasks of lm-eval (https://github.com/EleutherAI/lm-evaluation-harness)."""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
+from boost_core.inference.loaded import LoadedModel
+from boost_core.messages.scores import Score, Scores
+
+_HASH_DIGITS = 16
+_STDERR = "_stderr"
+
+
+class _Model(HFLM):  # type: ignore[misc]
+    """Byte-level tokenizers have no text for the token that ends documents, so that is named by its number."""
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends documents."""
+        return int(self.model.config.eos_token_id)
+
+
+def tasks_in(paths: Sequence[str]) -> tuple[TaskManager, list[str]]:
+    """The tasks of files, and of all files of folders.
+
+    Raises:
+        ValueError: There is none at a path.
+    """
+    places = [Path(path).resolve() for path in paths]
+    for given, place in zip(paths, places, strict=True):
+        if not place.exists():
+            raise ValueError(f"no task file or folder is at {given!r}; check --tasks")
+    folders = {str(place if place.is_dir() else place.parent) for place in places}
+    manager = TaskManager(include_path=sorted(folders), include_defaults=False)
+    found: list[str] = []
+    for given, place in zip(paths, places, strict=True):
+        names = [name for name, entry in manager.task_index.items() if _is_in(entry.yaml_path, place)]
+        if not names:
+            raise ValueError(f"{given!r} has no task of lm-eval: a YAML file with a field task")
+        found += names
+    return manager, list(dict.fromkeys(found))
+
+
+def evaluate(loaded: LoadedModel, paths: Sequence[str], limit: int | None, batch_size: int) -> Scores:
+    """Score a model.
+
+    Args:
+        loaded: The model.
+        paths: Task files and folders of them.
+        limit: Only so many documents of each task; ``None`` for all.
+        batch_size: Sequences at a time.
+
+    Raises:
+        ValueError: There is no task, or lm-eval cannot run one.
+    """
+    manager, names = tasks_in(paths)
+    try:
+        model = _Model(
+            pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch_size,
+            max_length=loaded.sequence_length, prefix_token_id=loaded.model.config.eos_token_id,
+        )  # fmt: skip
+        found = lm_eval.simple_evaluate(model=model, tasks=names, task_manager=manager, limit=limit, log_samples=True)
+    except Exception as error:  # of the task's own code, of its data, or of the hub that it names
+        raise ValueError(f"lm-eval cannot evaluate {', '.join(names)}: {type(error).__name__}: {error}") from error
+    assert found is not None  # it is on the first rank alone, and there is one
+    scores = tuple(score for task in found["results"] for score in _scores(task, found))
+    return Scores(step=loaded.step, evaluated_by=f"lm-eval {found['lm_eval_version']}", scores=scores)
+
+
+def _is_in(file: Path | None, place: Path) -> bool:
+    return file is not None and (file.resolve() == place or place in file.resolve().parents)
+
+
+def _scores(task: str, found: Mapping[str, Any]) -> Iterable[Score]:
+    results, better = found["results"][task], found["higher_is_better"].get(task, {})
+    version = found["versions"].get(task)
+    for name, value in results.items():
+        metric, _, kind = name.partition(",")
+        if not kind or metric.endswith(_STDERR):  # else it is about the task
+            continue
+        yield Score(
+            task=task,
+            metric=metric if kind == "none" else name,
+            value=_finite(value),
+            stderr=_finite(results.get(f"{metric}{_STDERR},{kind}")),
+            higher_is_better=better.get(metric),
+            samples=found.get("n-samples", {}).get(task, {}).get("effective", 0),
+            version=None if version is None else str(version),
+            task_hash=_hash(found.get("samples", {}).get(task, ())),
+        )
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _hash(samples: Iterable[Mapping[str, Any]]) -> str:
+    asked = "".join(f"{each['doc_hash']}{each['prompt_hash']}{each['target_hash']}" for each in samples)
+    return hashlib.sha256(asked.encode()).hexdigest()[:_HASH_DIGITS]

@@ -1,0 +1,33 @@
+"""What an evaluation on tasks says of a checkpoint: from the trainer's side to whoever keeps it."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from boost_core.config.base import Config
+
+_Word = Annotated[str, Field(min_length=1, max_length=200)]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Score(Config):
+    """One metric of one task."""
+
+    task: _Word = Field(description="The task's name.")
+    metric: _Word = Field(description="Metric and, after a comma, the filter of the answers, if it has one.")
+    value: _Number | None = Field(description="Null where it is no finite number.")
+    stderr: _Number | None = Field(None, description="Standard error of the value; null where there is none.")
+    higher_is_better: bool | None = Field(None, description="Null where the task does not say.")
+    samples: int = Field(ge=0, le=10**12, description="Documents that were asked.")
+    version: str | None = Field(None, max_length=100, description="Of the task, as its file says.")
+    task_hash: str = Field(
+        pattern="^[0-9a-f]{16}$", description="Of all documents, prompts and answers: the same for the same questions."
+    )
+
+
+class Scores(Config):
+    """An evaluation of a checkpoint on some tasks."""
+
+    step: int = Field(ge=0, le=10**15, description="Step of the checkpoint.")
+    evaluated_by: _Word = Field(description="Package and version, such as lm-eval 0.4.13.")
+    scores: tuple[Score, ...] = Field(min_length=1, description="Of each task and metric.")

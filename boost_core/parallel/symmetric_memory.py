@@ -1,0 +1,250 @@
+"""All-reduces through symmetric memory: a buffer of each rank of a group, which all of them read and write.
+
+A rank copies what it sends into its own buffer, and kernels of all ranks sum there (``kernels.symmetric_sum``): in one
+shot what is small, in two what is larger. They are queued on a stream of their own, so that other work can go on
+meanwhile and one exchange is done before the next one's begins. Everything is captured in CUDA graphs like other
+kernels: the addresses stay, and what counts meetings is on the device.
+
+It takes GPUs of one host that reach each other's memory, and processes that see all of them under the same numbers.
+"""
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+
+from boost_core.config.parallelism import SymmetricMemoryConfig
+from boost_core.kernels.symmetric_sum import meet, spread_sum, sum_of_latents, symmetric_sum
+from boost_core.kernels.symmetric_sum.memory import Epilogue, Peers
+
+SENT = (torch.float32, torch.bfloat16, torch.float16)
+_ALIGNMENT = 128  # elements, so that the parts of two shots begin where accesses of 16 bytes do
+_PATIENCE = timedelta(minutes=30)  # as torch has by default for gloo
+
+_live: "WeakSet[SymmetricMemory]" = WeakSet()
+
+
+class Handle(Protocol):
+    """What torch's rendezvous gives: memory that the ranks of a group have allocated alike."""
+
+    rank: int
+    world_size: int
+
+    def get_buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """The beginning of a rank's buffer."""
+
+    def get_signal_pad(self, rank: int, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """The beginning of a rank's signals, which were 0."""
+
+
+class SymmetricMemory:
+    """The symmetric memory of one group.
+
+    Args:
+        handle: What the ranks have in common.
+        memory: This rank's own, which is kept as long as this is.
+        limits: What is exchanged through it; the buffers hold that much.
+        device: Where this rank computes.
+        patience: How long a rank on CPU waits for the others; on a GPU, until ``abort_all``.
+    """
+
+    def __init__(
+        self, handle: Handle, memory: torch.Tensor, limits: SymmetricMemoryConfig, device: torch.device,
+        patience: timedelta = _PATIENCE,
+    ) -> None:  # fmt: skip
+        self._handle, self._memory = handle, memory
+        self._limits, self._seconds = limits, patience.total_seconds()
+        self._rank, self._size = handle.rank, handle.world_size
+        self._signals = Peers.of(
+            [handle.get_signal_pad(peer, (self._size,), torch.int32) for peer in range(self._size)]
+        )
+        self._buffers = {dtype: self._peers(dtype) for dtype in SENT}
+        self._met = torch.zeros(1, dtype=torch.int32, device=device)
+        on_gpu = device.type == "cuda"
+        self._aborted = torch.zeros(1, dtype=torch.int32, pin_memory=on_gpu)
+        self._stream = torch.cuda.Stream(device, priority=-1) if on_gpu else None  # type: ignore[no-untyped-call]
+        _live.add(self)
+
+    def takes(self, payload: torch.Tensor) -> bool:
+        """Whether something is summed here: the same on all ranks, as its size and type are."""
+        fits = payload.numel() * payload.element_size() <= self._limits.largest
+        return fits and payload.dtype in SENT and payload.is_contiguous()
+
+    def start(self, payload: torch.Tensor, epilogue: Epilogue | None = None) -> "Summing":
+        """Start to sum ``payload`` in place over the ranks.
+
+        Args:
+            payload: What ``takes`` takes.
+            epilogue: What is to be computed of the sum, if anything.
+
+        Raises:
+            DistError: A rank does not come; on CPU alone.
+        """
+        sent_n = payload.view(-1)
+        with self._apart():
+            # What this allocates is freed when the caller's stream has used it, and the next time waits for that.
+            made_gTr = self._sum(sent_n, epilogue)
+            return Summing(None if self._stream is None else self._stream.record_event(), made_gTr)
+
+    def abort(self) -> None:
+        """Wait for no rank any longer; what is summed from now on is worth nothing."""
+        self._aborted.fill_(1)
+
+    def _sum(self, sent_n: torch.Tensor, epilogue: Epilogue | None) -> torch.Tensor | None:
+        buffers, size = self._buffers[sent_n.dtype], len(sent_n)
+        buffers.memory[self._rank][:size].copy_(sent_n)
+        self._meet()
+        in_one_shot = size * sent_n.element_size() <= self._limits.one_shot_bytes
+        if not in_one_shot:
+            spread_sum(buffers, *part_of(size, self._rank, self._size))
+            self._meet()
+            buffers = buffers.alone(self._rank)
+        made_gTr = None
+        if epilogue is None:
+            symmetric_sum(buffers, sent_n)
+        else:
+            made_gTr = sum_of_latents(buffers, sent_n, epilogue)
+        if in_one_shot:  # until all have read, nobody may write; after two shots each has to read its own alone
+            self._meet()
+        return made_gTr
+
+    def _meet(self) -> None:
+        try:
+            meet(self._signals, self._rank, self._met, self._aborted, self._seconds)
+        except TimeoutError as error:
+            raise dist.DistError(str(error)) from error
+
+    def _peers(self, dtype: torch.dtype) -> Peers:
+        sizes = (self._limits.largest // dtype.itemsize,)
+        return Peers.of([self._handle.get_buffer(peer, sizes, dtype) for peer in range(self._size)])
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+
+@dataclass(frozen=True)
+class Summing:
+    """A sum under way.
+
+    Attributes:
+        done: Recorded after it; ``None`` if it is done.
+        made: What was to be computed of it.
+    """
+
+    done: torch.cuda.Event | None
+    made: torch.Tensor | None
+
+    def is_completed(self) -> bool:
+        """Whether it is done."""
+        return self.done is None or bool(self.done.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Have the current stream wait for it."""
+        if self.done is not None:
+            torch.cuda.current_stream().wait_event(self.done)
+
+
+def part_of(size: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Where a rank's part of so many elements begins and ends; the last ones may have less, or none."""
+    each = -(-size // (ranks * _ALIGNMENT)) * _ALIGNMENT
+    return min(rank * each, size), min((rank + 1) * each, size)
+
+
+def abort_all() -> None:
+    """Have no rank be waited for any longer in this process; from any thread, without a call to CUDA."""
+    for each in list(_live):
+        each.abort()
+
+
+@dataclass(frozen=True)
+class View:
+    """What one rank of a group sees.
+
+    Attributes:
+        host: The host it is on.
+        visible: The GPUs that it sees, by UUID.
+        device: The number of its own among them.
+        reached: The numbers of those whose memory it reaches.
+        rendezvous: How many its process has been at. Torch counts them in each process, and ranks that have counted
+            differently, as a process that takes a lost one's place, would not find each other.
+    """
+
+    host: str
+    visible: tuple[str, ...]
+    device: int
+    reached: tuple[int, ...]
+    rendezvous: int
+
+
+def obstacle(views: Sequence[View]) -> str | None:
+    """Why ranks cannot have symmetric memory, for people; ``None`` if they can, as far as they see."""
+    if len({view.host for view in views}) > 1:
+        return "a tensor parallel group is on several hosts"
+    if len({view.visible for view in views}) > 1:
+        return "ranks of a tensor parallel group see different GPUs, or in another order"
+    devices = {view.device for view in views}
+    if len(devices) < len(views):
+        return "ranks of a tensor parallel group share a GPU"
+    if any(devices - {view.device} - set(view.reached) for view in views):
+        return "its GPUs do not reach each other's memory"
+    if len({view.rendezvous for view in views}) > 1:
+        return "a process of a tensor parallel group has taken the place of another one"
+    return None
+
+
+def connect(
+    limits: SymmetricMemoryConfig, group: dist.ProcessGroup, device: torch.device
+) -> tuple[SymmetricMemory | None, str | None]:
+    """The symmetric memory of a group, or why there is none; the same on all its ranks, all of which call it."""
+    if device.type != "cuda":
+        return None, "the job trains on CPU"
+    views: list[View | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(views, _view(device), group=group)
+    why = obstacle([view for view in views if view is not None])
+    if why is not None:
+        return None, why
+    symmetric = None
+    try:
+        symmetric = SymmetricMemory(*_rendezvous(limits.largest, group, device), limits, device)
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+    found: list[str | None] = [None] * len(views)
+    dist.all_gather_object(found, why, group=group)
+    why = next((each for each in found if each is not None), None)
+    return (symmetric, None) if why is None else (None, why)
+
+
+def _view(device: torch.device) -> View:
+    numbers = range(torch.cuda.device_count())
+    own = torch.cuda.current_device() if device.index is None else device.index
+    uuids = tuple(str(torch.cuda.get_device_properties(number).uuid) for number in numbers)
+    reached = tuple(number for number in numbers if number != own and torch.cuda.can_device_access_peer(own, number))
+    return View(socket.gethostname(), uuids, own, reached, _rendezvous_so_far)
+
+
+_rendezvous_so_far = 0  # of this process
+
+
+def _rendezvous(size: int, group: dist.ProcessGroup, device: torch.device) -> tuple[Handle, torch.Tensor]:
+    global _rendezvous_so_far
+    # Imported here because it takes a while, and few jobs use it.
+    from torch._C._distributed_c10d import _SymmetricMemory
+    from torch.distributed._symmetric_memory import rendezvous
+
+    _rendezvous_so_far += 1
+    # Not from torch's pool, which would keep the memory for the next gang, whose ranks are others.
+    memory = _SymmetricMemory.empty_strided_p2p((size,), (1,), torch.uint8, device)
+    handle: Any = rendezvous(memory, group)
+    return handle, memory

@@ -1,0 +1,115 @@
+"""Text that a model makes while it trains: the likeliest tokens after some prompts.
+
+Each token takes a forward pass over whole sequences, as an evaluation does, so that every layout can do it: there is no
+cache of keys and values. Nothing is drawn at random, and nothing is changed.
+
+Shape suffixes: b prompts, t = s + 1 tokens of each.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import tokenizers
+import torch
+
+from boost_core.config import JobSpec
+from boost_core.config.legality import too_long_a_prompt
+from boost_core.data.tokenizer_files import job_tokenizer
+from boost_core.messages.reports import Sample
+from boost_core.train.batch import Batch
+from boost_core.train.state import TrainState
+from boost_core.train.step import forward
+
+_LONGEST = 2000  # characters of a text that are kept
+
+
+class Prompts:
+    """A job's prompts as tokens, and its tokenizer.
+
+    Args:
+        spec: The job.
+
+    Raises:
+        ValueError: A prompt is too long, or the job's tokenizer cannot be read.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        asked, training = spec.training.sample, spec.training
+        self.prompts = asked.prompts if asked else ()
+        self._every, self._steps = asked.every_steps if asked else 0, training.steps
+        if asked is None:
+            return
+        self._new_tokens = asked.max_new_tokens
+        try:
+            found = job_tokenizer(spec.data, spec.model)
+        except OSError as error:
+            raise ValueError(f"training.sample needs the job's tokenizer: {error}; or leave sample out") from error
+        self._end, self._tokenizer = found.end_of_document, tokenizers.Tokenizer.from_str(found.content)
+        self._tokens = [
+            self._tokenizer.encode(prompt, add_special_tokens=False).ids or [self._end] for prompt in self.prompts
+        ]
+        room = training.sequence_length - self._new_tokens
+        for number, tokens in enumerate(self._tokens):
+            if len(tokens) > room:
+                raise ValueError(f"training.sample: {too_long_a_prompt(number, len(tokens), room)}")
+
+    def is_due(self, step: int) -> bool:
+        """Whether text is to be made after a step."""
+        return bool(self.prompts) and (step % self._every == 0 or step == self._steps)
+
+    def take(self, state: TrainState, refuse_aborted: Callable[[], None]) -> tuple[Sample, ...]:
+        """The text after each prompt. All ranks call it and get the same; arguments as ``continued``."""
+        size = state.spec.training.micro_batch_size  # an evaluation's, for which there is room in memory
+        batches = (self._tokens[begin : begin + size] for begin in range(0, len(self._tokens), size))
+        made = [
+            tokens
+            for batch in batches
+            for tokens in continued(state, batch, self._new_tokens, self._end, refuse_aborted)
+        ]
+        return tuple(Sample(prompt=each, text=self._text(new)) for each, new in zip(self.prompts, made, strict=True))
+
+    def _text(self, tokens: list[int]) -> str:
+        known = [token for token in tokens if self._tokenizer.id_to_token(token) is not None]
+        text: str = self._tokenizer.decode(known, skip_special_tokens=False)
+        return text[:_LONGEST].replace("\0", "\ufffd")  # which databases do not take
+
+
+@torch.no_grad()
+def continued(
+    state: TrainState, prompts: Sequence[Sequence[int]], new_tokens: int, end: int,
+    refuse_aborted: Callable[[], None] = lambda: None,
+) -> Iterator[list[int]]:  # fmt: skip
+    """The likeliest tokens after each prompt, without the one that ends the document and what comes after that.
+
+    Args:
+        state: The model; all ranks of a replica take part.
+        prompts: Tokens of each; none empty, and none so long that the new ones have no room in a sequence.
+        new_tokens: At most.
+        end: The token that ends a document.
+        refuse_aborted: Called once a token is there, before the next is made from it.
+    """
+    length, pipeline = state.spec.training.sequence_length, state.process_groups.pipeline
+    token_bt = torch.full((len(prompts), length + 1), int(end == 0))  # behind the last token none ends a document
+    for row, prompt in enumerate(prompts):
+        token_bt[row, : len(prompt)] = torch.tensor(prompt)
+    token_bt = token_bt.to(state.mesh.device)
+    rows = torch.arange(len(prompts), device=state.mesh.device)
+    last_b = torch.tensor([len(prompt) - 1 for prompt in prompts], device=state.mesh.device)
+    ended_b = torch.zeros_like(last_b, dtype=torch.bool)
+    begins = [len(prompt) for prompt in prompts]
+    for _ in range(new_tokens):
+        with state.model.predicting():
+            batch = Batch.of(token_bt.numpy(force=True), state.end_of_document, state.mesh.device)
+            found_T = forward(state, batch)
+        # Ranks without the head hear of the tokens from the one that has it.
+        next_b = torch.zeros_like(last_b) if found_T is None else found_T.view(-1, length)[rows, last_b]
+        pipeline.all_reduce_(next_b, "samples")
+        last_b += 1
+        token_bt[rows, last_b] = next_b
+        ended_b |= next_b == end
+        ended = bool(ended_b.all())
+        refuse_aborted()
+        if ended:
+            break
+    for row, begin in enumerate(begins):
+        new = token_bt[row, begin : int(last_b[row]) + 1].tolist()
+        yield new[: new.index(end)] if end in new else new

@@ -1,0 +1,63 @@
+"""Datasets: made by the service, and named by jobs."""
+
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+from fastapi.concurrency import run_in_threadpool
+
+from boost_core.config.data import DatasetName
+from service.api.admission import if_dataset_fits
+from service.api.auth import Reader, Submitter
+from service.api.deps import ContextDep
+from service.api.errors import problem_responses
+from service.api.requests import StrictRoute
+from service.jobs.model import Owner
+from service.models.datasets import Dataset, DatasetDetail, DatasetList, DatasetRequest
+
+router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=StrictRoute)
+
+DatasetPath = Annotated[DatasetName, Path(description="The dataset.")]
+
+_BODY_REFUSED = problem_responses(
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.CONFLICT
+)
+_NOT_FOUND = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
+
+
+@router.post("", status_code=HTTPStatus.CREATED, responses=_BODY_REFUSED)
+async def create_dataset(request: DatasetRequest, who: Submitter, context: ContextDep) -> Dataset:
+    """Have a dataset made. One that has failed or was cancelled goes on with the files that are done."""
+    await if_dataset_fits(request, context, who.tenant)
+    create = partial(context.datasets.create, request, context.settings.checkpoint_root, Owner(who.tenant, who.name))
+    return await run_in_threadpool(create)
+
+
+@router.get("")
+def list_datasets(who: Reader, context: ContextDep) -> DatasetList:
+    """List the tenant's datasets."""
+    return DatasetList(datasets=list(context.datasets.list(who.tenant)))
+
+
+@router.get("/{name}", responses=_NOT_FOUND)
+def show_dataset(name: DatasetPath, who: Reader, context: ContextDep) -> DatasetDetail:
+    """Show one dataset, with all that it was made from."""
+    return context.datasets.get(name, who.tenant)
+
+
+@router.post("/{name}/cancel", responses=_NOT_FOUND | problem_responses(HTTPStatus.CONFLICT))
+def cancel_dataset(name: DatasetPath, who: Submitter, context: ContextDep) -> Dataset:
+    """Stop making a dataset. Asked for again, it goes on with the files that are done."""
+    return context.datasets.cancel(name, who.tenant)
+
+
+@router.delete(
+    "/{name}",
+    status_code=HTTPStatus.NO_CONTENT,
+    response_class=Response,
+    responses=_NOT_FOUND | problem_responses(HTTPStatus.CONFLICT),
+)
+def delete_dataset(name: DatasetPath, who: Submitter, context: ContextDep) -> None:
+    """Forget a dataset that no active job names. Its files stay where they are."""
+    context.datasets.delete(name, who.tenant)

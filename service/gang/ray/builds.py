@@ -1,0 +1,126 @@
+"""Datasets made on Ray: one detached actor for each, which has Ray Data do the work."""
+
+import threading
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.util import list_named_actors
+
+from service.gang.builds import BuildStatus, BuildTask
+from service.models.datasets import DatasetProgress
+from service.security.redaction import redact
+from service.security.secrets import SecretReference, configure_fsspec, load
+
+if TYPE_CHECKING:
+    from boost_core.data.pipeline.build import BuildProgress
+
+NAMESPACE = "boost-datasets"
+BUILDER_MEMORY = 1 << 30  # bytes; duplicates take 16 a document and band that they share, and some times that
+
+
+class RayBuilds:
+    """``Builds`` on the cluster that this process is connected to.
+
+    Args:
+        secrets: Folder of all secrets, the same on all nodes.
+    """
+
+    def __init__(self, secrets: str) -> None:
+        self._secrets = secrets
+        self._answers: dict[str, Any] = {}  # that have not been read
+
+    def alive(self) -> set[str]:
+        """The ids of all whose actors live."""
+        named = list_named_actors(all_namespaces=True)
+        return {actor["name"] for actor in named if actor["namespace"] == NAMESPACE}
+
+    def launch(self, task: BuildTask) -> None:
+        """Begin to make a dataset, or go on; launching it twice makes it once."""
+        secret = SecretReference(self._secrets, task.tenant, task.credentials) if task.credentials else None
+        remote: Any = ray.remote(Builder)
+        remote.options(
+            name=task.id, namespace=NAMESPACE, get_if_exists=True, lifetime="detached", num_cpus=0,
+            memory=BUILDER_MEMORY,
+        ).remote(task, secret)  # fmt: skip
+
+    def poll(self, build_id: str) -> BuildStatus | None:
+        """How far one is, by the answer to the last poll, which is not waited for; ``None``: its actor is gone."""
+        try:
+            if build_id not in self._answers:
+                self._answers[build_id] = ray.get_actor(build_id, NAMESPACE).status.remote()
+            if not ray.wait([self._answers[build_id]], timeout=0)[0]:
+                return BuildStatus()
+            status: BuildStatus = ray.get(self._answers.pop(build_id))
+        except ActorUnavailableError:
+            return BuildStatus()
+        except (ValueError, RayActorError):
+            return None
+        return status
+
+    def end(self, build_id: str) -> None:
+        """End a dataset's actor and all its tasks; harmless if there is none."""
+        self._answers.pop(build_id, None)
+        with suppress(ValueError):
+            ray.kill(ray.get_actor(build_id, NAMESPACE))
+
+
+class Builder:
+    """The actor: makes one dataset in a thread, and says how far it is.
+
+    Args:
+        task: The dataset.
+        secret: What ``s3://`` is reached with; ``None`` for the nodes' own means.
+    """
+
+    def __init__(self, task: BuildTask, secret: SecretReference | None) -> None:
+        self._task, self._secret, self._status = task, secret, BuildStatus()
+        threading.Thread(target=self._run, name="dataset", daemon=True).start()
+
+    def status(self) -> BuildStatus:
+        """How far it is."""
+        return self._status
+
+    def _run(self) -> None:
+        from boost_core.data.pipeline.build import Build  # of the trainer, which the cluster has and maybe not we
+        from boost_core.data.pipeline.ray_engine import RayEngine
+
+        task = self._task
+        try:
+            prepare = partial(_prepare_worker, self._secret)
+            prepare()
+            # Its tasks get processes of their own, so that no other dataset's meet its credentials.
+            engine = RayEngine(task.cpus, prepare, {"env_vars": {"BOOST_DATASET": task.id}})
+            lineage = Build(task.corpus, task.url, engine, self._tell).run()
+        except BaseException as error:  # a panic of Rust is no Exception
+            known = isinstance(error, OSError | ValueError)
+            self._status = BuildStatus(
+                self._status.progress, problem=redact(str(error) if known else f"{type(error).__name__}: {error}")
+            )
+        else:
+            told = lineage.model_dump(mode="json") | {"fingerprint": lineage.fingerprint}
+            self._status = BuildStatus(self._status.progress, lineage=told)
+
+    def _tell(self, progress: "BuildProgress") -> None:
+        counts = progress.counts
+        self._status = BuildStatus(
+            DatasetProgress(
+                stage=progress.stage,
+                done=progress.done,
+                of=progress.of,
+                documents=counts.read,
+                bytes=counts.bytes,
+                seconds=progress.seconds,
+            )
+        )
+
+
+def _prepare_worker(secret: SecretReference | None) -> None:
+    """Have a process of this dataset alone reach ``s3://`` with its secret, and tokenize on one core."""
+    from boost_core.data.pipeline.engine import use_one_core
+
+    use_one_core()
+    if secret is not None:
+        configure_fsspec(load(secret))

@@ -1,0 +1,151 @@
+"""The record of datasets: their states, and who may change them."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, CursorResult, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from service.jobs.ids import new_dataset_id
+from service.jobs.model import Owner
+from service.jobs.store import JobStore
+from service.jobs.tables import DatasetRow
+from service.models.datasets import Dataset, DatasetDetail, DatasetRequest, DatasetState
+
+MOST_BUILDING = 10  # of a tenant
+MOST_DATASETS = 500  # of a tenant
+
+_DETAIL = list(DatasetRow.__table__.c)
+_SUMMARY = [column for column in _DETAIL if column.name != "lineage"]  # which may have a line for each of many files
+
+
+class DatasetNotFound(LookupError):
+    """The tenant has no dataset of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no dataset {name!r}; boost datasets ls lists those that there are")
+
+
+class DatasetConflict(ValueError):
+    """A dataset is not in a state in which this can be done, or in use."""
+
+
+class DatasetStore:
+    """Datasets in the record's database.
+
+    Args:
+        jobs: The record, whose jobs name datasets.
+    """
+
+    def __init__(self, jobs: JobStore) -> None:
+        self._jobs, self._engine = jobs, jobs.engine
+
+    def create(self, request: DatasetRequest, root: str, owner: Owner) -> Dataset:
+        """Have a dataset made; one that has failed or was cancelled goes on with the files that are done.
+
+        Args:
+            request: What is asked for.
+            root: Folder for the datasets of the tenant that names none.
+            owner: Whose it is.
+
+        Raises:
+            DatasetConflict: There is one of this name, or the tenant has too many.
+        """
+        try:
+            self._create(request, root, owner)
+        except IntegrityError as error:  # another request was the first
+            raise DatasetConflict(f"the dataset {request.name!r} was asked for at the same time; look at it") from error
+        return self.get(request.name, owner.tenant)
+
+    def _create(self, request: DatasetRequest, root: str, owner: Owner) -> None:
+        with self._engine.begin() as connection:
+            theirs = (DatasetRow.tenant == owner.tenant) & ~DatasetRow.deleted
+            counted = select(DatasetRow.state, func.count().label("number")).where(theirs).group_by(DatasetRow.state)
+            counts = {row.state: row.number for row in connection.execute(counted)}
+            if counts.get(DatasetState.BUILDING, 0) >= MOST_BUILDING or sum(counts.values()) >= MOST_DATASETS:
+                raise DatasetConflict(
+                    f"the tenant {owner.tenant!r} has {sum(counts.values())} datasets, of which "
+                    f"{counts.get(DatasetState.BUILDING, 0)} are being made; at most {MOST_DATASETS} and "
+                    f"{MOST_BUILDING} are allowed: wait, or delete some"
+                )
+            here = _named(request.name, owner.tenant)
+            found = connection.execute(select(*_SUMMARY).where(here)).one_or_none()
+            dataset_id = found.id if found else new_dataset_id()
+            folder = request.url or f"{root.rstrip('/')}/{owner.tenant}/datasets"
+            values = {
+                "tenant": owner.tenant, "name": request.name, "id": dataset_id, "submitted_by": owner.name,
+                "spec": request.model_dump(mode="json"), "url": f"{folder.rstrip('/')}/{dataset_id}",
+                "state": DatasetState.BUILDING, "message": "waits for its turn", "progress": None, "finished_at": None,
+                "attempt": found.attempt + 1 if found else 1, "launches": 0,
+            }  # fmt: skip
+            if found is None:
+                connection.execute(insert(DatasetRow).values(values | {"created_at": datetime.now(UTC)}))
+                return
+            ended = DatasetRow.state.not_in([DatasetState.BUILDING, DatasetState.READY])
+            result = connection.execute(update(DatasetRow).where(here, ended).values(values))
+            if _count(result) != 1:
+                state = connection.scalar(select(DatasetRow.state).where(here))
+                raise DatasetConflict(f"the dataset {request.name!r} is {state}; delete it, or take another name")
+
+    def get(self, name: str, tenant: str) -> DatasetDetail:
+        """One dataset.
+
+        Raises:
+            DatasetNotFound: The tenant has none of this name.
+        """
+        with self._engine.connect() as connection:
+            row = connection.execute(select(*_DETAIL).where(_named(name, tenant))).one_or_none()
+        if row is None:
+            raise DatasetNotFound(name)
+        return DatasetDetail.model_validate(dict(row._mapping))
+
+    def list(self, tenant: str | None) -> Sequence[Dataset]:
+        """The datasets of a tenant, or of all, by name."""
+        query = select(*_SUMMARY).where(~DatasetRow.deleted).order_by(DatasetRow.name, DatasetRow.tenant)
+        with self._engine.connect() as connection:
+            rows = connection.execute(query if tenant is None else query.where(DatasetRow.tenant == tenant)).all()
+        return [Dataset.model_validate(dict(row._mapping)) for row in rows]
+
+    def cancel(self, name: str, tenant: str) -> Dataset:
+        """Have a dataset not be made any further; what is done of it stays where it is.
+
+        Raises:
+            DatasetNotFound: The tenant has none of this name.
+            DatasetConflict: It is not being made.
+        """
+        ended = {"state": DatasetState.CANCELLED, "message": "cancelled by its user", "finished_at": datetime.now(UTC)}
+        building = DatasetRow.state == DatasetState.BUILDING
+        with self._engine.begin() as connection:
+            connection.execute(update(DatasetRow).where(_named(name, tenant), building).values(ended))
+        dataset = self.get(name, tenant)
+        if dataset.state is not DatasetState.CANCELLED:
+            raise DatasetConflict(f"the dataset {name!r} is {dataset.state}; there is nothing to cancel")
+        return dataset
+
+    def delete(self, name: str, tenant: str) -> None:
+        """Forget a dataset. Its files stay, and its row until the scheduler has seen that nothing makes it any more.
+
+        Raises:
+            DatasetNotFound: The tenant has none of this name.
+            DatasetConflict: It is being made, or a job that has not ended trains on it.
+        """
+        self.get(name, tenant)
+        users = [job.id for job in self._jobs.active() if job.tenant == tenant and job.spec.data.dataset == name]
+        if users:
+            raise DatasetConflict(f"the dataset {name!r} is in use by {len(users)} jobs, such as {users[0]}")
+        ended = DatasetRow.state != DatasetState.BUILDING
+        with self._engine.begin() as connection:
+            result = connection.execute(update(DatasetRow).where(_named(name, tenant), ended).values(deleted=True))
+        if _count(result) != 1:
+            raise DatasetConflict(f"the dataset {name!r} is being made; cancel it first")
+
+
+def _named(name: str, tenant: str) -> ColumnElement[bool]:
+    return (DatasetRow.tenant == tenant) & (DatasetRow.name == name) & ~DatasetRow.deleted
+
+
+def _count(result: Any) -> int:
+    """How many rows a statement has changed."""
+    assert isinstance(result, CursorResult)
+    return result.rowcount

@@ -1,0 +1,144 @@
+"""How far trackers are with jobs, in the record: what has been sent is never sent again."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Engine, and_, func, select, true, update
+from sqlalchemy.orm import Session
+
+from service.jobs.leases import Lease
+from service.jobs.queries import ACTIVE_STATES
+from service.jobs.tables import EventRow, JobRow, TrackerRow
+
+SENT_KINDS = ("progress", "evaluation", "checkpoint", "restart", "state")  # of events; the others are not for trackers
+MOST_COUNTED = 10_000  # events that a tracker is behind; more are as many
+
+_OF_EVENT = and_(EventRow.job_id == TrackerRow.job_id, EventRow.id > TrackerRow.event_id, EventRow.kind.in_(SENT_KINDS))
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """A job, as far as one tracker has it.
+
+    Attributes:
+        job_id: The job.
+        kind: Of the tracker.
+        event_id: The newest event that has been sent.
+        version: The job's, when all of its events had been sent last.
+        marks: By name of a curve, the last step that was sent.
+        kept: What the tracker wants to know next time.
+        failures: How often sending has failed so far.
+        failures_in_row: How often since it last went well.
+        failing_since: When the first of these was; ``None`` if it went well last time.
+        problem: Why it failed last time.
+    """
+
+    job_id: str
+    kind: str
+    event_id: int = 0
+    version: int = 0
+    marks: Mapping[str, int] = field(default_factory=dict)
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    failures: int = 0
+    failures_in_row: int = 0
+    failing_since: datetime | None = None
+    problem: str | None = None
+
+
+_COLUMNS = tuple(Tracked.__dataclass_fields__)
+
+
+class TrackerStore:
+    """Reads and writes how far trackers are.
+
+    Args:
+        engine: The record's database.
+        lease: Write only while this is the newest of its name; ``None`` for readers.
+    """
+
+    def __init__(self, engine: Engine, lease: Lease | None = None) -> None:
+        self._engine, self._lease = engine, lease
+
+    def pending(self) -> set[tuple[str, str, str]]:
+        """Tenants, kinds of trackers and jobs for which there may be something to send.
+
+        That is each job that was written to since all had been sent.
+        """
+        unsent = and_(TrackerRow.job_id == JobRow.id, TrackerRow.version != JobRow.version)
+        query = select(JobRow.tenant, TrackerRow.kind, TrackerRow.job_id)
+        # A job that had ended, and was retried, is not open and has a state of those that have not.
+        conditions = (TrackerRow.open, JobRow.state.in_(ACTIVE_STATES))
+        with self._engine.connect() as connection:
+            rows = [row for each in conditions for row in connection.execute(query.where(each, unsent))]
+        return {(tenant, kind, job_id) for tenant, kind, job_id in rows}
+
+    def one(self, job_id: str, kind: str) -> Tracked:
+        """How far a tracker is with a job."""
+        ((tracked, _),) = self._found(TrackerRow.job_id == job_id, TrackerRow.kind == kind)
+        return tracked
+
+    def of_job(self, job_id: str) -> Sequence[tuple[Tracked, int]]:
+        """A job's trackers by kind, and how many events each has still to be sent, counted up to ``MOST_COUNTED``."""
+        return self._found(TrackerRow.job_id == job_id)
+
+    def of_jobs(self, job_ids: Collection[str]) -> Sequence[tuple[Tracked, int]]:
+        """The same of several jobs."""
+        return self._found(TrackerRow.job_id.in_(job_ids)) if job_ids else []
+
+    def _found(self, *conditions: ColumnElement[bool]) -> Sequence[tuple[Tracked, int]]:
+        unsent = select(EventRow.id).where(_OF_EVENT).limit(MOST_COUNTED).correlate(TrackerRow).subquery()
+        behind = select(func.count()).select_from(unsent).scalar_subquery()
+        query = select(TrackerRow, behind).where(*conditions).order_by(TrackerRow.job_id, TrackerRow.kind)
+        with Session(self._engine) as session:
+            return [(_tracked(row), count) for row, count in session.execute(query)]
+
+    def sent(self, before: Tracked, after: Tracked, *, open_: bool) -> bool:
+        """Note what has been sent; say whether it was still this process's to do.
+
+        Args:
+            before: As it was read.
+            after: As it is now.
+            open_: Whether there will be more.
+        """
+        well = replace(after, failures_in_row=0, failing_since=None, problem=None)
+        return self._write(before, {name: getattr(well, name) for name in _COLUMNS} | {"open": open_})
+
+    def failed(self, tracked: Tracked, problem: str, *, open_: bool) -> Tracked:
+        """Note that sending has failed.
+
+        Args:
+            tracked: As it was read.
+            problem: Why.
+            open_: Whether it is tried again also when the job has ended.
+
+        Returns:
+            As it is now.
+        """
+        after = replace(
+            tracked,
+            failures=tracked.failures + 1,
+            failures_in_row=tracked.failures_in_row + 1,
+            failing_since=tracked.failing_since or datetime.now(UTC),
+            problem=problem,
+        )
+        self._write(tracked, {name: getattr(after, name) for name in _COLUMNS} | {"open": open_})
+        return after
+
+    def _write(self, before: Tracked, values: dict[str, Any]) -> bool:
+        unmoved = and_(
+            TrackerRow.job_id == before.job_id,
+            TrackerRow.kind == before.kind,
+            TrackerRow.event_id == before.event_id,
+            self._permitted(),
+        )
+        with self._engine.begin() as connection:
+            return connection.execute(update(TrackerRow).where(unmoved).values(values)).rowcount == 1
+
+    def _permitted(self) -> ColumnElement[bool]:
+        return self._lease.holds() if self._lease else true()
+
+
+def _tracked(row: TrackerRow) -> Tracked:
+    return Tracked(**{name: getattr(row, name) for name in _COLUMNS})

@@ -1,0 +1,24 @@
+"""What a plan is asked for, and what it answers besides the plan itself."""
+
+from pydantic import Field
+
+from boost_core.config import JobSpec
+from boost_core.plan.report import Plan
+from boost_core.plan.search_report import PlanSearch, SearchReport
+
+
+class PlanRequest(JobSpec):
+    """A job, and what to search for it."""
+
+    search: PlanSearch | None = Field(None, description="Search the best ways to train it; default: do not.")
+
+    @property
+    def job(self) -> JobSpec:
+        """The job alone."""
+        return JobSpec.model_construct(**{name: getattr(self, name) for name in JobSpec.model_fields})
+
+
+class PlanAnswer(Plan):
+    """A job's plan, and the best ways to train it if they were asked for."""
+
+    search: SearchReport | None = Field(description="What was found; null if nothing was searched.")

@@ -1,0 +1,111 @@
+"""Has datasets made, one after the other, and takes what is told of them into the record."""
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+from service.gang.builds import Builds, BuildTask
+from service.jobs.dataset_builds import DatasetBuild, DatasetBuilds
+from service.models.datasets import DatasetState
+from service.scheduler.quotas import Limits
+
+MOST_LAUNCHES = 3
+LAUNCH_PAUSE = timedelta(seconds=30)  # from the first launch to the second at least; twice that to the third
+
+_utc_now = partial(datetime.now, UTC)
+
+logger = logging.getLogger(__name__)
+
+
+class DatasetReconciler:
+    """One pass at a time over all datasets that are to be made.
+
+    A service that starts anew finds the one that its predecessor has begun, or begins it again, which goes on with the
+    files that are done.
+
+    Args:
+        record: The datasets, to be written under the scheduler's lease.
+        builds: A connected cluster.
+        cpus: CPUs for the making of datasets.
+        limits: Gives the quotas of tenants.
+        now: Tells the time.
+    """
+
+    def __init__(
+        self,
+        record: DatasetBuilds,
+        builds: Builds,
+        cpus: float,
+        limits: Callable[[], Limits],
+        now: Callable[[], datetime] = _utc_now,
+    ) -> None:
+        self._record, self._builds, self._cpus, self._limits, self._now = record, builds, cpus, limits, now
+
+    def tick(self) -> None:
+        """Do one pass.
+
+        Raises:
+            LeaseLost: Another process schedules now.
+            Exception: The record or the cluster cannot be reached.
+        """
+        alive = self._builds.alive()
+        self._record.forget_deleted(alive)
+        waiting = self._record.waiting()
+        unwanted = self._record.known(alive - {build.id for build in waiting})  # cancelled, deleted or asked for anew
+        for build_id in unwanted:
+            self._builds.end(build_id)
+        current = [build for build in waiting if build.id in alive]
+        for build in current:
+            self._follow(build)
+        if not current and not unwanted:  # of two that write to one folder the first has to be gone
+            self._launch_next(waiting)
+
+    def _follow(self, build: DatasetBuild) -> None:
+        status = self._builds.poll(build.id)
+        if status is None:
+            return  # the next pass sees that it is gone
+        progress = status.progress or build.progress
+        told = {"progress": progress.model_dump() if progress else None}
+        if status.problem is not None:
+            self._finish(build, DatasetState.FAILED, status.problem, **told)
+        elif (lineage := status.lineage) is not None:
+            told |= {"lineage": lineage, "counts": lineage["counts"], "fingerprint": lineage["fingerprint"]}
+            self._finish(build, DatasetState.READY, f"holds {lineage['counts']['kept']:,} documents", **told)
+        elif progress != build.progress:
+            self._record.update(build, message="is being made", **told)
+
+    def _launch_next(self, waiting: Sequence[DatasetBuild]) -> None:
+        for build in waiting:
+            if build.launches >= MOST_LAUNCHES:
+                problem = (
+                    f"its process has ended {build.launches} times, as if for want of memory or of its node; see Ray's "
+                    "logs, and create it again to go on with the files that are done"
+                )
+                self._finish(build, DatasetState.FAILED, problem)
+            elif self._is_due(build):
+                self._launch(build)
+                return
+
+    def _is_due(self, build: DatasetBuild) -> bool:
+        if not build.launches or build.launched_at is None:
+            return True
+        return self._now() >= build.launched_at + LAUNCH_PAUSE * (1 << (build.launches - 1))
+
+    def _launch(self, build: DatasetBuild) -> None:
+        cpus = min(self._cpus, self._limits().tenants.get(build.tenant, {}).get("CPU", self._cpus))
+        if cpus < 1:
+            problem = f"the tenant's quota is {cpus:g} CPUs, and it takes one at least"
+            self._finish(build, DatasetState.FAILED, problem)
+            return
+        if not self._record.update(build, launches=build.launches + 1, launched_at=self._now()):
+            return  # cancelled meanwhile
+        logger.info("%s: dataset %r of %s is made with %g CPUs", build.id, build.name, build.tenant, cpus)
+        spec = build.spec
+        self._builds.launch(BuildTask(build.id, build.tenant, spec.corpus, build.url, spec.credentials, cpus))
+
+    def _finish(self, build: DatasetBuild, state: DatasetState, message: str, **told: Any) -> None:
+        logger.info("%s: dataset %r of %s is %s: %s", build.id, build.name, build.tenant, state, message)
+        self._record.update(build, state=state, message=message, finished_at=self._now(), **told)
+        self._builds.end(build.id)

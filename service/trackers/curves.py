@@ -1,0 +1,141 @@
+"""What trackers are told: a job's events as points of curves and as words, each step of a curve once."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from boost_core.config import JobSpec
+from boost_core.messages.report_text import restart_in_words
+from boost_core.messages.reports import RestartReport
+from service.jobs.model import JobEvent, JobRecord
+from service.jobs.states import JobState
+
+_GROUPS = {"progress": "train", "evaluation": "validation", "checkpoint": "checkpoint"}  # of curves, by kind of event
+_NO_CURVES = frozenset({"step", "steps", "kind", "eta_seconds"})
+_NO_NUMBERS = frozenset({"NaN", "Infinity", "-Infinity"})  # how events keep what JSON lacks
+
+
+class NotYet(Exception):
+    """A tracker has no place for a job yet; what it was to be told is to come again when more has happened."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An event as trackers take it.
+
+    Attributes:
+        event_id: The event's.
+        time: When it happened.
+        step: Steps done then.
+        values: Points of curves, by the curve's name.
+        text: The same in words, of what is no curve.
+        state: The job's new state, if it is about that.
+    """
+
+    event_id: int
+    time: datetime
+    step: int
+    values: Mapping[str, float]
+    text: str | None = None
+    state: JobState | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a tracker is to be told next about a job.
+
+    Attributes:
+        job: As it is now.
+        entries: In order; at least one.
+    """
+
+    job: JobRecord
+    entries: Sequence[Entry]
+
+
+class Tracker(Protocol):
+    """Takes a job's curves somewhere."""
+
+    def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a batch. One that may have been sent already, in whole or in part, comes again at the next call.
+
+        Args:
+            batch: What to send.
+            kept: What the call before has returned, of those that are known to have gone well; empty at first.
+
+        Returns:
+            What to give to the next call.
+
+        Raises:
+            NotYet: There is no place for it yet, and nothing has been sent.
+            Exception: It could not be sent, or nobody knows; the message says why.
+        """
+
+
+def entry_of(event: JobEvent, marks: dict[str, int]) -> Entry:
+    """An event as an entry, without the points of curves that have been that far before.
+
+    A step that is done again, after a fault or a roll-back, has been sent as it was done first.
+
+    Args:
+        event: The event.
+        marks: The last step by name of a curve; kept up.
+    """
+    data = event.data
+    step = max([int(data.get("step", 0)), *marks.values()])
+    if (group := _GROUPS.get(event.kind)) is None:
+        state = JobState(data["state"]) if event.kind == "state" else None
+        return Entry(event.id, event.time, step, {}, _in_words(event), state)
+    at = int(data["step"])
+    values = {name: value for name, value in _numbers(group, data) if at > marks.get(name, -1)}
+    marks.update(dict.fromkeys(values, at))
+    return Entry(event.id, event.time, at, values)
+
+
+def settings_of(spec: JobSpec) -> dict[str, str | float | bool]:
+    """A spec's fields by their paths, with what they are set to; those that are not are left out."""
+    return dict(_settings("", spec.model_dump(mode="json")))
+
+
+def _numbers(path: str, data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The numbers in a report, by where they are; of several named things, by their names."""
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(f"{path}/{key}", value)
+        elif isinstance(value, list):
+            for each in value:
+                if isinstance(each, Mapping) and "name" in each:
+                    yield from _numbers(f"{path}/{each['name']}", each)
+        elif key not in _NO_CURVES and _is_number(value):
+            yield f"{path}/{key}", float(value)
+    if data.get("step_seconds"):
+        share = float(data["exposed_communication_seconds"]) / float(data["step_seconds"])
+        yield f"{path}/exposed_communication_share", share
+
+
+def _is_number(value: object) -> bool:
+    return (isinstance(value, int | float) and not isinstance(value, bool)) or value in _NO_NUMBERS
+
+
+def _in_words(event: JobEvent) -> str:
+    if event.kind == "state":
+        return f"{event.data['state']}: {event.data['message']}"
+    try:
+        return f"goes on after {restart_in_words(RestartReport.model_validate(event.data))}"
+    except ValidationError:  # of another version
+        return f"{event.kind}: {event.data.get('message', event.data)}"
+
+
+def _settings(path: str, value: Any) -> Iterator[tuple[str, str | float | bool]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _settings(f"{path}.{key}" if path else key, each)
+    elif isinstance(value, list):
+        if value:
+            yield path, json.dumps(value)
+    elif value is not None:
+        yield path, value

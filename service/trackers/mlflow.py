@@ -1,0 +1,212 @@
+"""A run on an MLflow server, by its REST API.
+
+A server may have taken a request that nobody saw answered. So each request that adds points sets a tag to the newest of
+their events, which is looked at before more is sent; and the points of an event are the same whenever they are sent, of
+which a server that keeps them in a database keeps one.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from service.jobs.model import JobRecord
+from service.jobs.states import JobState
+from service.trackers.curves import Batch, Entry, settings_of
+
+_POINTS = 999  # in a request; with the tag of their event 1000, and MLflow refuses more
+_PARAMETERS = 100
+_LONGEST_VALUE = 500  # characters of a parameter or a tag, for old servers' sake
+_SECONDS = 10.0
+_LARGEST_ANSWER = 8 * 2**20
+
+_JOB, _EVENT = "boost.job", "boost.event"  # tags of a run
+_STATUS = {
+    JobState.QUEUED: "SCHEDULED",
+    JobState.SCHEDULING: "SCHEDULED",
+    JobState.PAUSED: "SCHEDULED",
+    JobState.RUNNING: "RUNNING",
+    JobState.SUCCEEDED: "FINISHED",
+    JobState.FAILED: "FAILED",
+    JobState.CANCELLED: "KILLED",
+}
+
+
+class MlflowRefused(RuntimeError):
+    """The server has answered that it does not do what it was asked."""
+
+
+class Mlflow:
+    """Writes a job's run.
+
+    Args:
+        tracking_uri: Address of the server.
+        experiment: Name of the experiment that the run is in.
+        credentials: ``token``, or ``username`` and ``password``, if the server asks for any.
+        page: Address of the job's page; ``None`` if there is none.
+    """
+
+    def __init__(
+        self, tracking_uri: str, experiment: str, credentials: Mapping[str, str], page: str | None = None
+    ) -> None:
+        self._uri, self._experiment, self._page = tracking_uri.rstrip("/"), experiment, page
+        self._headers, self._auth = {}, None
+        if "token" in credentials:
+            self._headers["Authorization"] = f"Bearer {credentials['token']}"
+        elif "username" in credentials:
+            self._auth = httpx.BasicAuth(credentials["username"], credentials.get("password", ""))
+
+    def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
+        """Log a batch's points and the run's status.
+
+        Raises:
+            ConnectionError: The server cannot be reached, or does not answer.
+            MlflowRefused: It does not take what it is sent.
+        """
+        base = f"{self._uri}/api/2.0/mlflow/"
+        # Nothing is followed elsewhere: what is sent is for this server.
+        with httpx.Client(
+            base_url=base, headers=self._headers, auth=self._auth, timeout=_SECONDS, follow_redirects=False
+        ) as self._http:
+            run = self._run(batch.job, kept)
+            run_id, tags = run["info"]["run_id"], _pairs(run["data"].get("tags", []))
+            known = int(tags.get(_EVENT, 0))
+            for part in _parts([entry for entry in batch.entries if entry.event_id > known]):
+                self._log(run_id, part)
+            states = [entry for entry in batch.entries if entry.state is not None]
+            if states:
+                self._set_status(run_id, batch.job, states[-1])
+            experiment_id = run["info"]["experiment_id"]
+            return {"run": run_id, "url": f"{self._uri}/#/experiments/{experiment_id}/runs/{run_id}"}
+
+    def _run(self, job: JobRecord, kept: Mapping[str, Any]) -> dict[str, Any]:
+        """The job's run; made where there is none, which takes several requests, of which each may be the last."""
+        if "run" in kept:
+            known: dict[str, Any] = self._get("runs/get", run_id=kept["run"])["run"]
+            return known
+        experiment_id = self._experiment_id()
+        wanted = {"experiment_ids": [experiment_id], "filter": f"tags.`{_JOB}` = '{job.id}'", "max_results": 1}
+        found: list[dict[str, Any]] = self._post("runs/search", wanted).get("runs", [])
+        run = found[0] if found else self._create(job, experiment_id)
+        there = _pairs(run["data"].get("params", []))
+        missing = [
+            {"key": key, "value": str(value)[:_LONGEST_VALUE]}
+            for key, value in settings_of(job.spec).items()
+            if key not in there
+        ]
+        for start in range(0, len(missing), _PARAMETERS):
+            params = missing[start : start + _PARAMETERS]
+            self._post("runs/log-batch", {"run_id": run["info"]["run_id"], "params": params})
+        return run
+
+    def _create(self, job: JobRecord, experiment_id: str) -> dict[str, Any]:
+        tags = {
+            _JOB: job.id,
+            "boost.tenant": job.tenant,
+            "boost.queue": job.queue,
+            "mlflow.user": job.submitted_by,
+            "mlflow.source.name": self._page or "BOOST Service",
+            "mlflow.source.type": "JOB",
+        }
+        if self._page:
+            tags["mlflow.note.content"] = f"[{job.id}]({self._page})"
+        wanted = {
+            "experiment_id": experiment_id,
+            "run_name": job.name,
+            "start_time": _milliseconds(job.submitted_at.timestamp()),
+            "tags": [{"key": key, "value": value} for key, value in tags.items()],
+        }
+        run: dict[str, Any] = self._post("runs/create", wanted)["run"]
+        return run
+
+    def _experiment_id(self) -> str:
+        by_name = {"experiment_name": self._experiment}
+        found = self._ask("GET", "experiments/get-by-name", params=by_name, absent="RESOURCE_DOES_NOT_EXIST")
+        if found is None:
+            name = {"name": self._experiment}
+            made = self._ask("POST", "experiments/create", json=name, absent="RESOURCE_ALREADY_EXISTS")
+            found = {"experiment": made} if made else self._get("experiments/get-by-name", **by_name)
+        return str(found["experiment"]["experiment_id"])
+
+    def _log(self, run_id: str, entries: Sequence[Entry]) -> None:
+        metrics = [
+            {
+                "key": name,
+                "value": _number(value),
+                "timestamp": _milliseconds(entry.time.timestamp()),
+                "step": entry.step,
+            }
+            for entry in entries
+            for name, value in entry.values.items()
+        ]
+        tags = [{"key": _EVENT, "value": str(entries[-1].event_id)}]
+        self._post("runs/log-batch", {"run_id": run_id, "metrics": metrics, "tags": tags})
+
+    def _set_status(self, run_id: str, job: JobRecord, entry: Entry) -> None:
+        assert entry.state is not None
+        status: dict[str, Any] = {"run_id": run_id, "run_name": job.name, "status": _STATUS[entry.state]}
+        if status["status"] in ("FINISHED", "FAILED", "KILLED"):
+            status["end_time"] = _milliseconds(entry.time.timestamp())
+        self._post("runs/update", status)
+        text = (entry.text or "")[:_LONGEST_VALUE]
+        self._post("runs/set-tag", {"run_id": run_id, "key": "boost.state", "value": text})
+
+    def _get(self, path: str, **params: str) -> dict[str, Any]:
+        return self._ask("GET", path, params=params) or {}
+
+    def _post(self, path: str, content: Mapping[str, Any]) -> dict[str, Any]:
+        return self._ask("POST", path, json=content) or {}
+
+    def _ask(self, method: str, path: str, absent: str | None = None, **what: Any) -> dict[str, Any] | None:
+        """What the server answers; ``None`` if that is the error code ``absent``."""
+        try:
+            with self._http.stream(method, path, **what) as response:
+                content = b""
+                for piece in response.iter_bytes():
+                    content += piece
+                    if len(content) > _LARGEST_ANSWER:
+                        raise MlflowRefused(f"{self._uri} answers {path} with more than {_LARGEST_ANSWER} bytes")
+        except httpx.HTTPError as error:
+            raise ConnectionError(f"{self._uri} does not answer: {error or type(error).__name__}") from error
+        try:
+            answer = json.loads(content or b"{}")
+        except ValueError:
+            answer = None
+        if response.is_success and isinstance(answer, dict):
+            return answer
+        code, message = "", ""
+        if isinstance(answer, dict):
+            code, message = str(answer.get("error_code", "")), str(answer.get("message", ""))
+        if absent is not None and code == absent:
+            return None
+        raise MlflowRefused(f"{self._uri} answers {path} with {response.status_code} {code} {message}".rstrip())
+
+
+def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """Entries in order, as many at a time as a request takes points."""
+    part: list[Entry] = []
+    points = 0
+    for entry in entries:
+        if part and points + len(entry.values) > _POINTS:
+            yield part
+            part, points = [], 0
+        part.append(entry)
+        points += len(entry.values)
+    if part:
+        yield part
+
+
+def _pairs(listed: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    return {each["key"]: each["value"] for each in listed}
+
+
+def _number(value: float) -> float | str:
+    """A number as MLflow's JSON has it, which writes what JSON lacks in words."""
+    if value != value:
+        return "NaN"
+    return value if abs(value) != float("inf") else "Infinity" if value > 0 else "-Infinity"
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,96 @@
+"""Which trackers a job goes to, and how each is made of what its spec and the service's settings say."""
+
+from collections.abc import Sequence
+
+from boost_core.config import JobSpec
+from boost_core.config.trackers import MlflowConfig
+from service.jobs.model import JobRecord
+from service.models.problems import FieldError
+from service.security.secrets import SecretReference, SecretUnusable, load, read
+from service.settings import Settings
+from service.trackers.curves import Tracker
+from service.trackers.mlflow import Mlflow
+from service.trackers.tensorboard import FOLDER, TensorBoard, has_tensorboard
+
+TENSORBOARD, MLFLOW = "tensorboard", "mlflow"
+
+
+def kinds_of(spec: JobSpec, settings: Settings) -> Sequence[str]:
+    """The kinds of trackers that a new job goes to."""
+    default = settings.tensorboard if settings.tensorboard is not None else has_tensorboard()
+    wanted = spec.trackers.tensorboard if spec.trackers.tensorboard is not None else default
+    return [*([TENSORBOARD] if wanted else []), *([MLFLOW] if spec.trackers.mlflow else [])]
+
+
+def tracker_errors(spec: JobSpec, settings: Settings, tenant: str) -> list[FieldError]:
+    """What is wrong with the trackers that a job names, as far as can be told without asking them."""
+    trackers, errors = spec.trackers, []
+    if trackers.tensorboard and not has_tensorboard():
+        problem = (
+            "TensorBoard is not installed where the service runs; leave it out, or ask the operator of the service"
+        )
+        errors.append(FieldError(field="trackers.tensorboard", message=problem))
+    if (mlflow := trackers.mlflow) is None:
+        return errors
+    if mlflow.credentials is not None:
+        try:
+            _of_secret(mlflow.credentials, settings, tenant)
+        except SecretUnusable as error:
+            errors.append(FieldError(field="trackers.mlflow.credentials", message=str(error)))
+    elif not _may_name(mlflow, settings):
+        listed = f"use {' or '.join(settings.tracking_uris)}" if settings.tracking_uris else "the service allows none"
+        problem = f"is not a server that jobs may name; {listed}, or set credentials"
+        errors.append(FieldError(field="trackers.mlflow.tracking_uri", message=problem, value=mlflow.tracking_uri))
+    return errors
+
+
+def place_of(kind: str, job: JobRecord) -> str:
+    """Where a tracker keeps a job, as far as its spec tells."""
+    if kind == TENSORBOARD:
+        return f"{job.checkpoint_url}/{FOLDER}"
+    mlflow = job.spec.trackers.mlflow
+    return (mlflow.tracking_uri if mlflow else None) or ""
+
+
+class TrackerFactory:
+    """Makes the tracker of a kind for a job.
+
+    Args:
+        settings: The operator's settings.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def __call__(self, kind: str, job: JobRecord) -> Tracker:
+        """The tracker.
+
+        Raises:
+            SecretUnusable: The secret that the job names is not there, or not as it should be.
+            PermissionError: The operator does not allow the server any more.
+        """
+        if kind == MLFLOW and (mlflow := job.spec.trackers.mlflow) is not None:
+            return self._mlflow(mlflow, job)
+        name = job.spec.credentials
+        reference = SecretReference(str(self._settings.secrets_dir), job.tenant, name) if name else None
+        return TensorBoard(job.checkpoint_url, load(reference).storage_options() if reference else None)
+
+    def _mlflow(self, mlflow: MlflowConfig, job: JobRecord) -> Mlflow:
+        page = f"{self._settings.public_url}/jobs/{job.id}" if self._settings.public_url else None
+        if mlflow.credentials is not None:
+            values = _of_secret(mlflow.credentials, self._settings, job.tenant)
+            return Mlflow(values.pop("tracking_uri"), mlflow.experiment, values, page)
+        if mlflow.tracking_uri is None or not _may_name(mlflow, self._settings):
+            raise PermissionError(f"{mlflow.tracking_uri} is not a server that jobs may name")
+        return Mlflow(mlflow.tracking_uri, mlflow.experiment, {}, page)
+
+
+def _may_name(mlflow: MlflowConfig, settings: Settings) -> bool:
+    if settings.tracking_uris is None:
+        return not settings.auth
+    return mlflow.tracking_uri in settings.tracking_uris
+
+
+def _of_secret(name: str, settings: Settings, tenant: str) -> dict[str, str]:
+    reference = SecretReference(str(settings.secrets_dir), tenant, name)
+    return read(reference, ("tracking_uri",), ("token", "username", "password"))

@@ -1,0 +1,83 @@
+"""The same corpora by Ray Data: the same shards, the same refusals."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from boost_core.data.pipeline.build import Build, BuildProgress
+from boost_core.data.pipeline.ray_engine import RayEngine
+from tests.elastic.ray_cluster import BOOST, local_ray
+from tests.unit.test_corpus import corpus, documents, make, shards, texts, write
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a Ray on this machine, which this process is connected to."""
+    with local_ray(num_cpus=2) as address:
+        yield address
+
+
+def test_ray_data_makes_the_same_shards(tmp_path: Path, cluster: str) -> None:
+    source = write(tmp_path / "in", texts())
+    wanted = corpus(source, exact_dedup=True, near_dedup={}, filters=[{"measure": "words", "min": 70}])
+    seen: list[BuildProgress] = []
+    by_ray = Build(wanted, str(tmp_path / "ray"), RayEngine(None), seen.append).run()
+    assert by_ray == make(wanted, tmp_path / "here")
+    assert by_ray.counts.exact_duplicates and by_ray.counts.near_duplicates and by_ray.counts.filtered["words"]
+    assert shards(tmp_path / "ray") == shards(tmp_path / "here")
+    assert [each.stage for each in seen] == ["files"] * 5 + ["duplicates"] + ["shards"] * (
+        len(by_ray.shards) // 2 + 1
+    ) + ["done"]
+
+
+def test_a_bad_document_is_said_as_by_processes_and_what_is_done_stays(tmp_path: Path, cluster: str) -> None:
+    source = write(tmp_path / "in", texts(40))
+    with (source / "3.jsonl").open("a") as stream:
+        stream.write("broken\n")
+    engine = RayEngine(1)
+    with pytest.raises(ValueError, match=r"3\.jsonl, line 13: no JSON object .*\nmend it"):
+        Build(corpus(source), str(tmp_path / "out"), engine, id).run()
+    seen: list[BuildProgress] = []
+    Build(corpus(source, on_error="skip"), str(tmp_path / "out"), engine, seen.append).run()
+    assert (seen[0].done, len(documents(tmp_path / "out"))) == (3, 48)
+
+
+def test_a_worker_that_dies_has_its_file_done_by_another(tmp_path: Path, cluster: str) -> None:
+    source, marker = write(tmp_path / "in", texts(40)), tmp_path / "died"
+
+    def die_once() -> None:
+        if not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    lineage = Build(corpus(source), str(tmp_path / "ray"), RayEngine(None, die_once), id).run()
+    assert marker.exists()
+    assert lineage == make(corpus(source), tmp_path / "here")
+
+
+def test_the_command_reaches_a_cluster_by_its_address(tmp_path: Path, cluster: str) -> None:
+    source = write(tmp_path / "in", texts(40))
+    command = [str(BOOST), "data", "tokenize", str(source), str(tmp_path / "ray"), "--kind", "jsonl", "--ray"]
+    done = subprocess.run([*command, "--address", cluster], capture_output=True, text=True)
+    assert (done.returncode, "48 of 48 documents" in done.stderr) == (0, True), done.stderr
+    assert sorted(documents(tmp_path / "ray")) == sorted(texts(40))
+
+
+@pytest.mark.full
+def test_a_cluster_that_is_not_there_is_said(tmp_path: Path) -> None:
+    command = [
+        str(BOOST),
+        "data",
+        "tokenize",
+        str(tmp_path),
+        str(tmp_path / "out"),
+        "--ray",
+        "--address",
+        "127.0.0.1:1",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, "there is no Ray cluster at 127.0.0.1:1" in done.stderr) == (2, True), done.stderr

@@ -1,0 +1,39 @@
+"""What a block gives a GPU to do is counted, so that no change adds to it unseen."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.numerics import host_counts
+from tests.numerics.host_counts import BLOCKS, Cost, of_a_block
+
+# Forward and backward: launches, calls, bytes, sliced gradients, nested backward passes.
+MOST = {
+    "as the published code": (Cost(41, 248, 7_143_936, 0, 0), Cost(85, 132, 17_674_752, 2, 0)),
+    "ours": (Cost(27, 724, 4_790_784, 0, 0), Cost(45, 450, 8_628_224, 0, 0)),
+    "ours, documents apart": (Cost(27, 773, 4_790_868, 0, 0), Cost(47, 493, 8_630_372, 0, 0)),
+}
+
+
+@pytest.fixture
+def on_a_gpu() -> Iterator[None]:
+    with host_counts.as_on_a_gpu():
+        yield
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("name", ["ours", "ours, documents apart"])
+def test_a_block_takes_no_more_than_it_has_taken(name: str) -> None:
+    for found, most in zip(of_a_block(BLOCKS[name]), MOST[name], strict=True):
+        assert found.launches <= most.launches
+        assert found.calls <= most.calls
+        assert found.moved <= most.moved
+        assert (found.slices, found.nested) == (0, 0)
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_a_plain_block_takes_more() -> None:
+    plain = of_a_block(BLOCKS["as the published code"])
+    for found, expected, mine in zip(plain, MOST["as the published code"], MOST["ours"], strict=True):
+        assert (found.launches, found.slices) == (expected.launches, expected.slices)
+        assert found.launches > mine.launches and found.moved > mine.moved

@@ -1,0 +1,390 @@
+"""Datasets over HTTP and in the record, with a cluster that does as the test says; test_end_to_end has the real one."""
+
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from boost_core.data.pipeline.build import Build
+from boost_core.data.pipeline.engine import LocalEngine
+from service.cli.failures import read_dataset
+from service.client import ApiError, Client
+from service.gang.builds import BuildStatus, BuildTask
+from service.gang.ray.builds import Builder
+from service.jobs.dataset_builds import DatasetBuilds
+from service.jobs.datasets import MOST_BUILDING, DatasetConflict, DatasetStore
+from service.jobs.leases import LeaseLost, Leases
+from service.jobs.model import Owner
+from service.jobs.store import JobStore
+from service.models.datasets import DatasetProgress, DatasetRequest, DatasetState
+from service.models.identity import Scope
+from service.scheduler.datasets import LAUNCH_PAUSE, MOST_LAUNCHES, DatasetReconciler
+from service.scheduler.quotas import Limits
+from tests.jobs import tiny_job, write_corpus
+from tests.service.conftest import With
+
+PROGRESS = DatasetProgress(stage="files", done=1, of=6, documents=1, bytes=10, seconds=1.0)
+
+
+class Cluster:
+    """``Builds`` that are made at once, here, when the test lets them."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, BuildTask] = {}
+        self.statuses: dict[str, BuildStatus] = {}
+
+    def alive(self) -> set[str]:
+        return set(self.tasks)
+
+    def launch(self, task: BuildTask) -> None:
+        self.tasks[task.id], self.statuses[task.id] = task, BuildStatus(PROGRESS)
+
+    def poll(self, dataset_id: str) -> BuildStatus | None:
+        return self.statuses.get(dataset_id)
+
+    def end(self, dataset_id: str) -> None:
+        self.tasks.pop(dataset_id, None)
+        self.statuses.pop(dataset_id, None)
+
+    def make(self) -> None:
+        """Make what has been launched, by the real pipeline."""
+        for task in self.tasks.values():
+            lineage = Build(task.corpus, task.url, LocalEngine(1), id).run()
+            told = lineage.model_dump(mode="json") | {"fingerprint": lineage.fingerprint}
+            self.statuses[task.id] = BuildStatus(PROGRESS, lineage=told)
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+class Clock:
+    """Tells the time that the test says."""
+
+    def __init__(self) -> None:
+        self.time = datetime(2030, 1, 1, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.time
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def reconciler(store: JobStore, cluster: Cluster, clock: Clock) -> DatasetReconciler:
+    limits = Limits(tenants={"poor": {"CPU": 0.5}})
+    return DatasetReconciler(DatasetBuilds(store), cluster, 2.0, lambda: limits, clock)
+
+
+def request(tmp_path: Path, name: str = "corpus-v1", **changes: Any) -> dict[str, Any]:
+    corpus = write_corpus(tmp_path / "corpus")
+    source = {"kind": "text", "paths": [str(corpus)]}
+    return {"name": name, "source": source, "validation_fraction": 0.3, "url": str(tmp_path / "data")} | changes
+
+
+def make(client: Client, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler, **changes: Any) -> None:
+    client.create_dataset(request(tmp_path, **changes))
+    reconciler.tick()
+    cluster.make()
+    reconciler.tick()
+
+
+def test_a_dataset_from_its_name_to_a_job(
+    client: Client, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler
+) -> None:
+    created = client.create_dataset(request(tmp_path, filters=[{"measure": "words", "min": 3}]))
+    assert (created.state, created.message) == (DatasetState.BUILDING, "waits for its turn")
+    job = tiny_job(tmp_path / "corpus", tmp_path / "checkpoints", data={"source": None, "dataset": "corpus-v1"})
+    with pytest.raises(ApiError, match=r"data\.dataset: the dataset 'corpus-v1' is BUILDING"):
+        client.submit(job.model_copy(update={"model": job.model.model_copy(update={"vocab_size": 256})}))
+    reconciler.tick()
+    reconciler.tick()
+    assert client.dataset("corpus-v1").progress == PROGRESS
+    cluster.make()
+    reconciler.tick()
+    ready = client.dataset("corpus-v1")
+    assert (ready.state, ready.message, ready.counts["kept"]) == (DatasetState.READY, "holds 6 documents", 6)
+    assert [Path(file["file"]).name for file in ready.lineage["files"]] == [f"{number}.txt" for number in range(6)]
+    assert ready.fingerprint == ready.lineage["fingerprint"]
+    assert not cluster.tasks
+    record = client.submit(job)
+    assert record.spec.data.source.paths == (ready.url,)
+    assert record.spec.data.dataset == "corpus-v1"
+    with pytest.raises(ApiError, match=f"in use by 1 jobs, such as {record.id}") as refused:
+        client.delete_dataset("corpus-v1")
+    assert refused.value.code == "dataset-conflict"
+    assert client.clone(record.id, {}).spec.data == record.spec.data
+    for each in client.list().jobs:
+        client.cancel(each.id)
+    client.delete_dataset("corpus-v1")
+    assert client.datasets().datasets == []
+    with pytest.raises(ApiError, match="there is no dataset 'corpus-v1'"):
+        client.submit(job)
+
+
+def test_a_model_with_too_few_tokens_for_a_dataset_is_refused(
+    client: Client, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler
+) -> None:
+    make(client, tmp_path, cluster, reconciler)
+    job = tiny_job(
+        tmp_path / "corpus", tmp_path / "checkpoints", data={"source": None, "dataset": "corpus-v1"},
+        model={"vocab_size": 200},
+    )  # fmt: skip
+    with pytest.raises(ApiError, match=r"has 256 tokens and model\.vocab_size is 200"):
+        client.submit(job)
+
+
+def test_one_is_made_after_the_other_and_others_are_told_to_wait(
+    client: Client, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler
+) -> None:
+    for name in ("a", "b"):
+        client.create_dataset(request(tmp_path, name))
+    reconciler.tick()
+    assert [cluster.tasks[each].cpus for each in cluster.tasks] == [2.0]
+    cluster.make()
+    reconciler.tick()
+    assert [each.state for each in client.datasets().datasets] == [DatasetState.READY, DatasetState.BUILDING]
+    reconciler.tick()
+    assert [each.rpartition("-")[0] for each in cluster.tasks] == [client.dataset("b").id]
+    with pytest.raises(ApiError, match="the dataset 'a' is READY; delete it, or take another name"):
+        client.create_dataset(request(tmp_path, "a"))
+    with pytest.raises(ApiError, match="the dataset 'b' is being made; cancel it first"):
+        client.delete_dataset("b")
+
+
+def test_cancelled_and_failed_ones_go_on_in_their_folder(
+    client: Client, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler
+) -> None:
+    first = client.create_dataset(request(tmp_path))
+    reconciler.tick()
+    assert client.cancel_dataset("corpus-v1").state is DatasetState.CANCELLED
+    reconciler.tick()
+    assert not cluster.tasks
+    again = client.create_dataset(request(tmp_path))
+    assert (again.state, again.id, again.url) == (DatasetState.BUILDING, first.id, first.url)
+    reconciler.tick()
+    (build,) = cluster.tasks
+    cluster.statuses[build] = BuildStatus(PROGRESS, problem="No space left on device")
+    reconciler.tick()
+    failed = client.dataset("corpus-v1")
+    assert (failed.state, failed.message) == (DatasetState.FAILED, "No space left on device")
+    with pytest.raises(ApiError, match="is FAILED; there is nothing to cancel"):
+        client.cancel_dataset("corpus-v1")
+    make(client, tmp_path, cluster, reconciler)
+    assert client.dataset("corpus-v1").state is DatasetState.READY
+
+
+def test_one_whose_process_is_gone_is_begun_again_later_and_not_for_ever(
+    client: Client, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler, clock: Clock
+) -> None:
+    dataset = client.create_dataset(request(tmp_path))
+    for launch in range(MOST_LAUNCHES):
+        reconciler.tick()
+        assert list(cluster.tasks) == [f"{dataset.id}-1"]
+        cluster.end(f"{dataset.id}-1")
+        clock.time += LAUNCH_PAUSE * 2**launch - timedelta(seconds=1)
+        if launch < MOST_LAUNCHES - 1:
+            reconciler.tick()
+            assert not cluster.tasks, "it is not begun again at once"
+        clock.time += timedelta(seconds=1)
+    reconciler.tick()
+    failed = client.dataset("corpus-v1")
+    assert (failed.state, cluster.tasks) == (DatasetState.FAILED, {})
+    assert "has ended 3 times" in failed.message and "create it again" in failed.message
+    client.create_dataset(request(tmp_path))
+    reconciler.tick()
+    assert list(cluster.tasks) == [f"{dataset.id}-2"]
+
+
+def test_while_one_waits_to_be_begun_again_another_is_made(
+    client: Client, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler
+) -> None:
+    first, second = (client.create_dataset(request(tmp_path, name)) for name in ("a", "b"))
+    reconciler.tick()
+    cluster.end(f"{first.id}-1")
+    reconciler.tick()
+    assert list(cluster.tasks) == [f"{second.id}-1"]
+
+
+def test_what_is_told_of_an_earlier_attempt_is_not_of_this_one(
+    client: Client, store: JobStore, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler
+) -> None:
+    client.create_dataset(request(tmp_path, seed=1))
+    reconciler.tick()
+    (before,) = DatasetBuilds(store).waiting()
+    cluster.make()
+    client.cancel_dataset("corpus-v1")
+    client.create_dataset(request(tmp_path, seed=2))
+    assert not DatasetBuilds(store).update(before, state=DatasetState.READY)
+    reconciler.tick()
+    assert not cluster.tasks, "the one before is ended first"
+    reconciler.tick()
+    assert [task.corpus.seed for task in cluster.tasks.values()] == [2]
+    assert client.dataset("corpus-v1").state is DatasetState.BUILDING
+
+
+def test_a_deleted_one_is_ended_and_then_forgotten(
+    client: Client, store: JobStore, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler
+) -> None:
+    first = client.create_dataset(request(tmp_path))
+    reconciler.tick()
+    client.cancel_dataset("corpus-v1")
+    client.delete_dataset("corpus-v1")
+    assert client.datasets().datasets == []
+    second = client.create_dataset(request(tmp_path))
+    assert second.id != first.id
+    reconciler.tick()
+    assert not cluster.tasks
+    reconciler.tick()
+    assert list(cluster.tasks) == [f"{second.id}-1"]
+    builds = {f"{first.id}-1", f"{second.id}-1", "dataset-of-another-service-1"}
+    assert DatasetBuilds(store).known(builds) == {f"{second.id}-1"}
+
+
+def test_one_that_is_cancelled_and_deleted_during_a_pass_is_not_begun(
+    client: Client, store: JobStore, tmp_path: Path, cluster: Cluster
+) -> None:
+    client.create_dataset(request(tmp_path))
+
+    def limits() -> Limits:  # is asked between the look at the record and the launch
+        client.cancel_dataset("corpus-v1")
+        client.delete_dataset("corpus-v1")
+        return Limits()
+
+    DatasetReconciler(DatasetBuilds(store), cluster, 2.0, limits).tick()
+    assert not cluster.tasks
+
+
+def test_tenants_take_turns(store: JobStore, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler) -> None:
+    datasets, turns = DatasetStore(store), []
+    for name, tenant in (("a", "lab"), ("b", "lab"), ("c", "poor"), ("d", "other")):
+        datasets.create(DatasetRequest.model_validate(request(tmp_path, name)), "/checkpoints", Owner(tenant, "alice"))
+    for _ in range(8):
+        reconciler.tick()
+        turns += [task.tenant for task in cluster.tasks.values()]
+        cluster.make()
+    assert turns == ["lab", "other", "lab"]
+    poor = datasets.get("c", "poor")
+    assert (poor.state, poor.message) == (
+        DatasetState.FAILED,
+        "the tenant's quota is 0.5 CPUs, and it takes one at least",
+    )
+
+
+def test_of_two_that_create_a_failed_one_again_the_later_is_told(store: JobStore, tmp_path: Path) -> None:
+    datasets, owner = DatasetStore(store), Owner("lab", "alice")
+    wanted = DatasetRequest.model_validate(request(tmp_path))
+    datasets.create(wanted, "/checkpoints", owner)
+    datasets.cancel("corpus-v1", "lab")
+    datasets.create(wanted, "/checkpoints", owner)
+    with pytest.raises(DatasetConflict, match="is BUILDING; delete it, or take another name"):
+        datasets.create(wanted, "/checkpoints", owner)
+    assert [build.attempt for build in DatasetBuilds(store).waiting()] == [2]
+
+
+def test_only_who_has_the_lease_writes(store: JobStore, client: Client, tmp_path: Path, cluster: Cluster) -> None:
+    client.create_dataset(request(tmp_path))
+    lease = Leases(store.engine, "one").take("scheduler", 30)
+    Leases(store.engine, "one").give_back(lease)
+    assert Leases(store.engine, "other").take("scheduler", 30)
+    overtaken = DatasetBuilds(store, lease)
+    with pytest.raises(LeaseLost):
+        DatasetReconciler(overtaken, cluster, 2.0, Limits).tick()
+    with pytest.raises(LeaseLost):
+        overtaken.update(overtaken.waiting()[0], message="is being made")
+    assert (client.dataset("corpus-v1").message, cluster.tasks) == ("waits for its turn", {})
+
+
+def test_a_clone_keeps_its_shards_when_the_name_means_others(
+    client: Client, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler
+) -> None:
+    make(client, tmp_path, cluster, reconciler)
+    job = tiny_job(tmp_path / "corpus", tmp_path / "checkpoints", data={"source": None, "dataset": "corpus-v1"})
+    original = client.submit(job)
+    client.cancel(original.id)
+    client.delete_dataset("corpus-v1")
+    clone = client.clone(original.id, {})
+    assert clone.spec.data == original.spec.data
+    client.cancel(clone.id)
+    make(client, tmp_path, cluster, reconciler, seed=2)
+    assert client.clone(clone.id, {}).spec.data == original.spec.data
+    fresh = client.clone(clone.id, {"data": {"source": None}}).spec.data
+    assert fresh.source.paths == (client.dataset("corpus-v1").url,) != original.spec.data.source.paths
+    with pytest.raises(ApiError, match=r"data\.source: names other shards"):
+        client.submit(original.spec)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "Corpus"}, "name: should match"),
+        ({"source": {"kind": "text", "paths": ["/nowhere/*.txt"]}}, r"source\.paths: no file is at"),
+        ({"source": {"kind": "tokenized", "paths": ["/nowhere"]}}, "is tokens already"),
+        ({"tokenizer": "/nowhere/tokenizer.json"}, "tokenizer: no file is at"),
+        ({"credentials": "absent"}, "credentials: tenant 'default' has no secret"),
+        ({"filters": [{"measure": "words", "min": 2, "max": 1}]}, "must not exceed max"),
+        ({"url": "ftp://host/folder"}, "use a local path"),
+        ({"near_dedup": {"bands": 0}}, "bands"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_with_its_field(
+    client: Client, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ApiError, match=message):
+        client.create_dataset(request(tmp_path) | changes)
+    assert client.datasets().datasets == []
+
+
+def test_a_tenant_has_only_so_many_made_at_a_time(client: Client, tmp_path: Path) -> None:
+    for number in range(MOST_BUILDING):
+        client.create_dataset(request(tmp_path, f"d{number}"))
+    with pytest.raises(ApiError, match=f"{MOST_BUILDING} are being made"):
+        client.create_dataset(request(tmp_path, "one-more"))
+
+
+def test_a_job_with_a_dataset_and_sources_of_its_own_is_refused(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    with pytest.raises(ValueError, match="a dataset and sources of its own"):
+        tiny_job(corpus, tmp_path, data={"dataset": "corpus-v1"})
+    with pytest.raises(ValueError, match="datasets have their tokenizer with them"):
+        tiny_job(corpus, tmp_path, data={"source": None, "dataset": "corpus-v1", "tokenizer": "bytes"})
+
+
+def test_a_tenant_has_its_own_datasets_alone(store: JobStore, client_with: With, tmp_path: Path) -> None:
+    wanted = DatasetRequest.model_validate(request(tmp_path))
+    DatasetStore(store).create(wanted, "/checkpoints", Owner("lab", "alice"))
+    assert client_with(Scope.READ, tenant="lab").get("/v1/datasets/corpus-v1").json()["tenant"] == "lab"
+    other = client_with(Scope.SUBMIT, tenant="other")
+    assert other.get("/v1/datasets").json() == {"datasets": []}
+    answers = [other.get("/v1/datasets/corpus-v1"), other.delete("/v1/datasets/corpus-v1")]
+    assert {(answer.status_code, answer.json()["code"]) for answer in answers} == {(404, "dataset-not-found")}
+    outside = other.post("/v1/datasets", json=request(tmp_path))
+    assert (outside.status_code, "is outside of what this tenant may use" in outside.text) == (422, True)
+
+
+def test_a_panic_of_what_makes_a_dataset_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicError(BaseException):
+        """As Rust's, which is no Exception."""
+
+    def panic(*_: object) -> None:
+        raise PanicError("index out of bounds")
+
+    monkeypatch.setattr("boost_core.data.pipeline.build.Build", panic)
+    monkeypatch.setattr("service.gang.ray.builds._prepare_worker", id)
+    corpus = DatasetRequest.model_validate(request(tmp_path)).corpus
+    builder = Builder(BuildTask("dataset-1-1", "lab", corpus, str(tmp_path), None, 2.0), None)
+    for thread in threading.enumerate():
+        if thread.name == "dataset":
+            thread.join()
+    assert builder.status().problem == "PanicError: index out of bounds"
+
+
+def test_the_example_is_legal() -> None:
+    example = Path(__file__).parents[2] / "examples" / "datasets" / "python-v1.yaml"
+    assert read_dataset(example).name == "python-v1"

@@ -1,0 +1,84 @@
+"""Documents on a hub, by its own client."""
+
+import gzip
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from boost_core.config.sources.tokenized import read_index
+from boost_core.data.pipeline.records import Lineage
+from tests.hub import LocalHub, local_hub
+from tests.unit.test_corpus import documents
+
+TEXTS = [f"document {number} of the hub" for number in range(40)]
+
+
+@pytest.fixture
+def hub() -> Iterator[LocalHub]:
+    with local_hub() as hub:
+        rows = io.BytesIO()
+        pq.write_table(pa.table({"text": TEXTS[20:]}), rows)
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS[:20]).encode()
+        hub.files["org/corpus"] = {
+            "lines/a.jsonl.gz": gzip.compress(lines), "rows/b.parquet": rows.getvalue(), "README.md": b"about"
+        }  # fmt: skip
+        yield hub
+
+
+def tokenize(
+    hub: LocalHub | str, folder: Path, source: str, kind: str, *options: str
+) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, because the client looks for the hub when it is imported."""
+    there = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0"} if isinstance(hub, str) else hub.environment
+    command = [sys.executable, "-m", "boost_core.data", "tokenize", source, str(folder), "--kind", kind, *options]
+    return subprocess.run(command, env=os.environ | there, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "texts"),
+    [
+        ("hf://datasets/org/corpus/lines/*.jsonl.gz", "jsonl", TEXTS[:20]),
+        ("hf://datasets/org/corpus/rows", "parquet", TEXTS[20:]),
+    ],
+)
+def test_files_and_folders_of_a_dataset(
+    hub: LocalHub, tmp_path: Path, source: str, kind: str, texts: list[str]
+) -> None:
+    done = tokenize(hub, tmp_path / "out", source, kind, "--shuffle", "0")
+    assert done.returncode == 0, done.stderr
+    assert sorted(documents(tmp_path / "out")) == sorted(texts)
+    (file,) = Lineage.model_validate_json((tmp_path / "out" / "lineage.json").read_bytes()).files
+    assert file.file.startswith("hf://datasets/org/corpus/")
+    assert file.stamp  # so that it is not read again
+
+
+def test_in_one_stream_too(hub: LocalHub, tmp_path: Path) -> None:
+    assert tokenize(hub, tmp_path / "out", "hf://datasets/org/corpus/rows/b.parquet", "parquet").returncode == 0
+    assert read_index(str(tmp_path / "out")).documents == 20
+
+
+def test_what_the_hub_lacks_is_named(hub: LocalHub, tmp_path: Path) -> None:
+    absent = tokenize(hub, tmp_path / "out", "hf://datasets/org/corpus/none/*.jsonl", "jsonl")
+    assert (absent.returncode, "no file is at 'hf://datasets/org/corpus/none/*.jsonl'" in absent.stderr) == (2, True)
+    other = tokenize(hub, tmp_path / "out", "hf://datasets/org/other/*.jsonl", "jsonl")
+    assert (other.returncode, "org/other" in other.stderr, "Traceback" in other.stderr) == (2, True, False)
+
+
+def test_a_hub_that_is_away_is_said(tmp_path: Path) -> None:
+    done = tokenize("http://127.0.0.1:1", tmp_path / "out", "hf://datasets/org/corpus/rows", "parquet")
+    assert done.returncode == 2
+    assert "the hub does not answer" in done.stderr
+    assert "check the network and HF_ENDPOINT" in done.stderr
+
+
+def test_what_is_no_dataset_is_refused(tmp_path: Path) -> None:
+    done = tokenize("http://127.0.0.1:1", tmp_path / "out", "hf://org/model", "text")
+    assert (done.returncode, "as in hf://datasets/organization/name" in done.stderr) == (2, True)

@@ -1,0 +1,177 @@
+"""Weight gradients that a GPU adds to their sums as it multiplies: on CPU by a stand-in for torch's operations."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from boost_core.data.corpus import load_corpus
+from boost_core.data.sampler import Sampler
+from boost_core.optim.product_sums import adds_products
+from boost_core.parallel import deferred_wgrad
+from boost_core.parallel.gradient_sinks import give_gradient
+from boost_core.train.state import TrainState
+from boost_core.train.step import _reduced
+from tests.jobs import tiny_job, write_corpus
+from tests.ranks import Ranks
+
+CPU = torch.device("cpu")
+MICRO_BATCHES, BLOCKS = 2, 2
+ADDED = {"addmm", "baddbmm"}
+CHOICES = {
+    "grouped": {},
+    "each by itself": {"parallelism": {"group_projections": False}},
+    "computed again": {"parallelism": {"recompute": "latent"}},
+    "lax": {"model": {"family": "lax", "lax": {"gate": "dense"}}},
+}
+
+
+class AddingProducts(TorchDispatchMode):
+    """Multiplies factors in 16 bits and adds to sums in fp32, as torch does on GPUs; counts operations and their bytes.
+
+    Args:
+        broken: Forget what is in the sums.
+    """
+
+    def __init__(self, broken: bool = False) -> None:
+        super().__init__()
+        self.broken = broken
+        self.calls, self.bytes = Counter[str](), Counter[str]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        keywords = keywords or {}
+        name = function.overloadpacket.__name__
+        if name in ADDED and function._overloadname == "dtype_out":
+            sums, one, other, dtype = arguments
+            out = keywords["out"]
+            assert out.data_ptr() == sums.data_ptr() and sums.dtype == dtype == torch.float32
+            assert one.dtype == other.dtype and one.element_size() == 2
+            product = one.float() @ other.float()
+            result = out.copy_(product) if self.broken else out.add_(product)
+        else:
+            result = function(*arguments, **keywords)
+        self.calls[name] += 1
+        moved = [each for each in (*arguments, result) if isinstance(each, torch.Tensor)]
+        self.bytes[name] += sum(each.nbytes for each in moved)
+        return result
+
+
+@pytest.fixture(autouse=True)
+def tried_anew() -> Iterator[None]:
+    yield
+    adds_products.cache_clear()
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def steps(folder: Path, changes: dict[str, Any], count: int) -> dict[str, torch.Tensor]:
+    """The gradients of the last of some steps, all of the same weights."""
+    spec = tiny_job(
+        folder, "unused",
+        parallelism={"tensor_parallel_size": 1} | changes.get("parallelism", {}), model=changes.get("model", {}),
+        training={"precision": "bf16", "global_batch_size": 4},
+    )  # fmt: skip
+    adds_products.cache_clear()
+    state, sampler = TrainState.initial(spec, CPU), Sampler(load_corpus(spec.data, 32), 32, 0)
+    share = 4 // state.process_groups.data.size
+    for _ in range(count):
+        sequences = sampler.sequences(share * state.process_groups.data.rank, share)
+        state.inputs.write(sequences, 1e9, (False,) * 4)
+        _reduced(state, 4, 1)
+    return {
+        f"{index} {name}": each.clone()
+        for index, group in enumerate(state.optimizer.groups)
+        for name, each in ({"": group.own_gradient} if group.sharded else group.summed_gradients()).items()
+    }
+
+
+def unrounded(x: Any, dy: Any, weight: Any, scale_d: Any, owners: Any) -> None:
+    """As ``deferred_wgrad._give_gradients``, in fp32 throughout."""
+    gradient, (weight_owner, scale_owner) = x.float().mT @ dy.float(), owners
+    give_gradient(weight_owner, gradient if scale_d is None else gradient * scale_d.float().unsqueeze(-1))
+    if scale_owner is not None:
+        give_gradient(scale_owner, (gradient * weight.float()).sum(dim=-1))
+
+
+def far(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """The largest difference of any weight's gradient, beside the gradient's largest element."""
+    assert found.keys() == expected.keys()
+    return max(((found[name] - each).abs().max() / each.abs().max()).item() for name, each in expected.items())
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("changes", CHOICES.values(), ids=CHOICES)
+def test_sums_are_those_of_products_that_are_never_rounded(tmp_path: Path, changes: dict[str, Any]) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    with patch.object(deferred_wgrad, "_give_gradients", unrounded):
+        expected = steps(corpus, changes, 1)
+    for count in (1, 2):  # from the second on it is known when the last gradient has come
+        with AddingProducts() as adding:
+            found = steps(corpus, changes, count)
+        assert adding.calls["addmm"] > 1 and adding.calls["baddbmm"] > 1  # the first of each tries it out
+        # Sums of 128 tokens' products, in another order, and of the scale's over a row of 24 to 192 elements more.
+        assert far(found, expected) <= (128 + 192) * 2**-24
+    rounded = steps(corpus, changes, 1)
+    assert far(rounded, expected) > 2**-12  # what rounding to 8 bits and adding comes to
+
+
+@pytest.mark.usefixtures("alone")
+def test_no_gradient_is_written_and_read_again(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+
+    def of_a_step() -> tuple[Counter[str], Counter[str]]:
+        with AddingProducts() as few:
+            steps(corpus, {}, 2)
+        with AddingProducts() as many:
+            steps(corpus, {}, 3)
+        return many.calls - few.calls, many.bytes - few.bytes
+
+    with patch("boost_core.optim.gradients.adds_products", lambda *_: False):
+        before, bytes_before = of_a_step()
+    after, bytes_after = of_a_step()
+    # Query-key-value's and gate-up's down products are scaled by a norm; eight products a block and micro-batch.
+    products = 8 * BLOCKS * MICRO_BATCHES
+    assert after["addmm"] + after["baddbmm"] == products
+    assert before["addmm"] + before["baddbmm"] == 0
+    multiplied = {"mm", "bmm"}
+    assert sum(before[name] - after[name] for name in multiplied) == products
+    # A gradient is no longer rounded by its product, scaled if a norm precedes it, taken to fp32 and added.
+    assert before.total() - after.total() >= 4 * products
+    assert bytes_before.total() - bytes_after.total() >= 770_304
+
+
+def test_an_operation_that_is_not_right_is_not_used() -> None:
+    assert not adds_products(CPU, torch.bfloat16)  # torch has none for a CPU
+    adds_products.cache_clear()
+    with AddingProducts(broken=True):
+        assert not adds_products(CPU, torch.bfloat16)
+    adds_products.cache_clear()
+    with AddingProducts():
+        assert adds_products(CPU, torch.bfloat16)
+        assert not adds_products(CPU, torch.float32)
+
+
+def replicated(folder: Path, zero_stage: int) -> tuple[float, int]:
+    changes = {"parallelism": {"data_parallel_size": 2, "zero_stage": zero_stage}}
+    with patch.object(deferred_wgrad, "_give_gradients", unrounded):
+        expected = steps(folder, changes, 2)
+    with AddingProducts() as adding:
+        found = steps(folder, changes, 2)
+    return far(found, expected), adding.calls["addmm"]
+
+
+def test_buckets_are_sent_once_they_are_unscaled(ranks: Ranks, tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    for difference, added in ranks.run(2, replicated, corpus, 1):
+        assert difference <= (128 + 192) * 2**-24 and added > 0
