@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -52,8 +53,10 @@ class Gradients:
         self._expected: list[int] | None = None  # in a round
         self._under_way: deque[Callable[[], None]] = deque()
         self._sent = 0
-        self._weights, self._name_of = weights, {id(weight): name for name, weight in weights.items()}
-        self._unscaled: dict[str, torch.Tensor] = {}  # sums of scaled weights, and what scales them
+        # The weights' hooks hold this object, and torch hides them from Python's garbage collection.
+        self._weights = WeakValueDictionary(weights)
+        self._name_of = {id(weight): name for name, weight in weights.items()}
+        self._unscaled: dict[str, str] = {}  # sums of scaled weights, and what scales them
         self._in_a_step: dict[str, int] = {}  # gradients of each weight, once that is known
         for name, weight in weights.items():
             whole = self._group_of[name].sum_of(name) is not None and not by_micro_batch
@@ -111,19 +114,20 @@ class Gradients:
         here = sums.view(*x.shape[:-2], x.shape[-1], dy.shape[-1]) if part is None else part.of(sums)
         add_product_(here, x, dy)
         if scale is not None:
-            self._unscaled[name] = scale
+            self._unscaled[name] = self._name_of[id(scale)]
         self._has_come(name)
         return True
 
     def _unscale(self, name: str) -> None:
         """Make the sum of a scaled weight's gradients those of the weight and of its scale."""
-        sums, scale_d = self._group_of[name].sum_of(name), self._unscaled.pop(name)
+        sums, scale = self._group_of[name].sum_of(name), self._unscaled.pop(name)
         if sums is None:
             raise AssertionError("its buckets are lent")
+        scale_d = self._weights[scale].detach()
         sum_dc = sums.view(len(scale_d), -1)
         weight_dc = self._weights[name].detach().view(sum_dc.shape)
-        self._add(self._name_of[id(scale_d)], (sum_dc * weight_dc).sum(dim=1))
-        sum_dc.mul_(scale_d.detach().unsqueeze(1))
+        self._add(scale, (sum_dc * weight_dc).sum(dim=1))
+        sum_dc.mul_(scale_d.unsqueeze(1))
 
     def _has_come(self, name: str) -> None:
         self._arrivals[name] += 1

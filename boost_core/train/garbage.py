@@ -5,8 +5,11 @@ and with each of them all others.
 """
 
 import gc
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+import torch
 
 FULL_EVERY_STEPS = 100
 
@@ -25,3 +28,13 @@ def collected_between_steps() -> Iterator[Callable[[int], None]]:
 
 def _collect(step: int) -> None:
     gc.collect(2 if step % FULL_EVERY_STEPS == 0 else 1)
+
+
+def release_broken_step(error: BaseException) -> None:
+    """Have nothing hold the state that a step was at work on when it failed, nor the state's connections.
+
+    The frames that the error came through do, and so does what was ready in torch's queue of the backward pass, which
+    this thread's next backward pass throws away.
+    """
+    traceback.clear_frames(error.__traceback__)
+    torch.zeros((), requires_grad=True).backward()  # type: ignore[no-untyped-call]

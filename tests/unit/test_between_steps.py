@@ -1,6 +1,7 @@
 """What the host does in and between steps: it reads once a step, and collects garbage only between two."""
 
 import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from boost_core.data.corpus import load_corpus
 from boost_core.data.sampler import Sampler
-from boost_core.train.garbage import FULL_EVERY_STEPS, collected_between_steps
+from boost_core.optim.gradients import Gradients
+from boost_core.optim.product_sums import adds_products
+from boost_core.train import step
+from boost_core.train.garbage import FULL_EVERY_STEPS, collected_between_steps, release_broken_step
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 from tests.jobs import tiny_job, write_corpus
 from tests.numerics.lengths_on_device import lengths_on_device
+from tests.unit.test_product_sums import AddingProducts
 
 CPU = torch.device("cpu")
 # What makes the host wait for a GPU: reading a number, finding out a shape, copying one number to it.
@@ -100,6 +105,28 @@ def test_garbage_is_collected_between_steps_alone() -> None:
         collect(2 * FULL_EVERY_STEPS)
         assert Node.alive == 0
     assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("broken", [(Gradients, "_has_come"), (Gradients, "_unscale"), (step, "_reduce"), None])
+def test_nothing_holds_a_state_that_is_let_go(tmp_path: Path, broken: tuple[object, str] | None) -> None:
+    """Or its memory would be missing, and its connections open: others would wait for one that waits no more."""
+    corpus = write_corpus(tmp_path / "corpus")
+    spec = tiny_job(corpus, "unused", parallelism={"tensor_parallel_size": 1}, training={"precision": "bf16"})
+    adds_products.cache_clear()
+    with AddingProducts():
+        state, sampler = TrainState.initial(spec, CPU), Sampler(load_corpus(spec.data, 32), 32, 0)
+        training_step(state, sampler)
+        left = weakref.ref(state.gradients), weakref.ref(state.ledger), weakref.ref(state.model.head.weight)
+        if broken:
+            with patch.object(*broken, side_effect=ConnectionError), pytest.raises(ConnectionError) as error:
+                training_step(state, sampler)
+            release_broken_step(error.value)
+            del error
+    adds_products.cache_clear()
+    del state, sampler
+    gc.collect()
+    assert [reference() for reference in left] == [None] * len(left)
 
 
 def test_nccls_streams_have_priority(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from torch.distributed.distributed_c10d import _abort_process_group
 
 from boost_core.messages.commands import Drill, WorkerCommand
 from boost_core.plan.snapshots import MemoryState, Region, SnapshotKey
-from boost_core.train import Membership, SnapshotStore, StepProfiler, StepTimes, train
+from boost_core.train import Membership, SnapshotStore, StepProfiler, StepTimes, release_broken_step, train
 from service.gang.assignment import Assignment, End, GangContext, Message, RankEnd, Rendezvous, WorkerPlace
 from service.gang.control.watch import Heartbeat
 from service.gang.versions import require_version
@@ -169,8 +169,7 @@ class Worker:
                 logger.warning("rank %d stops: it %s", rank, end.message)
             else:
                 logger.exception("rank %d stops", rank)
-            # What the frames hold keeps connections open, by whose end the other ranks notice.
-            traceback.clear_frames(error.__traceback__)
+            release_broken_step(error)  # the other ranks notice by the end of its connections
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
