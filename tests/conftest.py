@@ -1,6 +1,8 @@
 import gc
 import os
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -57,3 +59,14 @@ def interpreting_ranks() -> Iterator[Ranks]:
         pool.run(2, torch.cuda.is_available)
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 64 KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder]).returncode:
+        pytest.skip("only root can mount a file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)

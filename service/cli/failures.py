@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from rich.console import Console
 from typer.core import TyperGroup
 from yaml import YAMLError
@@ -22,6 +22,8 @@ from service.client import ApiError, ServiceUnreachable
 from service.models.datasets import DatasetRequest
 from service.models.problems import FieldError, job_errors
 from service.settings import Settings
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class ExitStatus(IntEnum):
@@ -109,12 +111,7 @@ def read_dataset(path: Path) -> DatasetRequest:
     Raises:
         BadInput: It cannot be read, or is not such a description.
     """
-    try:
-        return DatasetRequest.model_validate(read_yaml(path.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        raise BadInput(*_field_lines(job_errors(error.errors(), DatasetRequest))) from error
-    except (OSError, ValueError, YAMLError) as error:
-        raise BadInput(f"{path}: {error}") from error
+    return _read_yaml_as(DatasetRequest, path)
 
 
 def read_profile(path: Path) -> MeasuredProfile:
@@ -137,12 +134,7 @@ def read_network(path: Path) -> NetworkConfig:
     Raises:
         BadInput: It cannot be read, or is not such a description.
     """
-    try:
-        return NetworkConfig.model_validate(read_yaml(path.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        raise BadInput(*(f"{path}: {line}" for line in _field_lines(job_errors(error.errors())))) from error
-    except (OSError, ValueError, YAMLError) as error:
-        raise BadInput(f"{path}: {error}") from error
+    return _read_yaml_as(NetworkConfig, path)
 
 
 def read_settings(**given: Any) -> Settings:
@@ -166,6 +158,16 @@ def _lines_of(error: ApiError) -> list[str]:
     if error.status == HTTPStatus.UNAUTHORIZED:
         return [error.detail, "sign in with `boost login`, or set BOOST_API_KEY"]
     return _field_lines(error.errors) or [error.detail]
+
+
+def _read_yaml_as(model: type[Model], path: Path) -> Model:
+    try:
+        return model.model_validate(read_yaml(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        lines = _field_lines(job_errors(error.errors(), model))
+        raise BadInput(*(f"{path}: {line}" for line in lines)) from error
+    except (OSError, ValueError, YAMLError) as error:
+        raise BadInput(f"{path}: {error}") from error
 
 
 def _field_lines(problems: list[FieldError]) -> list[str]:

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -233,17 +232,6 @@ def test_nothing_is_written_over(checkpoints: str, tmp_path: Path, capsys: pytes
     assert "is not empty (it has thesis.tex); give a new folder" in capsys.readouterr().err
     assert export(checkpoints, tmp_path / "model" / "thesis.tex") == 2
     assert "is a file" in capsys.readouterr().err
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own that is too small for any model."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder]).returncode:
-        pytest.skip("a file system can be mounted by root alone")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def test_a_disk_that_is_full_is_refused_before_anything_is_read(

@@ -28,9 +28,7 @@ LONG = {"steps": 60, "evaluate_every_steps": 60}
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
+    with s3_server(tmp_path_factory.mktemp("s3")) as server, patch.dict(os.environ, server.environment):
         fsspec.filesystem("s3").clear_instance_cache()
         yield server
 

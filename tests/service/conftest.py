@@ -11,6 +11,7 @@ from unittest.mock import patch
 import httpx
 import pytest
 import uvicorn.server
+from playwright.sync_api import Browser
 
 from service.accounts.keys import KeyStore
 from service.api.app import create_app
@@ -21,6 +22,7 @@ from service.jobs.store import JobStore
 from service.models.identity import Scope
 from service.settings import Settings
 from tests.postgres import PostgresServer, postgres_server
+from tests.service.browser import Visit, open_browser, visit
 from tests.service.routes import READABLE
 
 
@@ -160,6 +162,18 @@ def guarded(store: JobStore, database_url: str, tmp_path: Path) -> Iterator[Runn
     running = RunningApi(store, Settings(home=tmp_path / "home", database_url=database_url, allowed_prefixes=allowed))
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def visitor(browser: Browser, api: RunningApi) -> Iterator[Visit]:
+    with visit(browser, api.url) as visiting:
+        yield visiting
 
 
 class With:

@@ -164,8 +164,9 @@ def test_show(boost, store: JobStore) -> None:
 
 
 def test_show_tells_shape_restarts_and_time(boost, store: JobStore) -> None:
+    queued = store.create(a_spec(), "/checkpoints")
+    assert "layout      tp 2 × pp 1 × dp 1; not formed yet\nrestarts    0\n" in boost("show", queued.id).stdout
     job = store.create(a_spec(), "/checkpoints")
-    assert "layout      tp 2 × pp 1 × dp 1; not formed yet\nrestarts    0\n" in boost("show", job.id).stdout
     start(store, job.id)
     now = datetime.now(UTC)
     step = a_step(3, step_seconds=10.0)

@@ -5,6 +5,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import fsspec
 import pytest
@@ -124,17 +125,6 @@ def test_an_open_reader_sees_what_comes_and_nothing_twice(
     assert len(list(folder.iterdir())) > 1
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own for the checkpoints, with room for some dozens of steps."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder]).returncode:
-        pytest.skip("a file system can be mounted by root alone")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
-
-
 def test_a_full_disk_delays_the_files_alone(store: JobStore, settings: Settings, small_disk: Path) -> None:
     job = tracked_job(store, small_disk, settings)
     with forwarding(store, settings):
@@ -168,9 +158,7 @@ def test_a_link_leads_nowhere(store: JobStore, settings: Settings, tmp_path: Pat
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
+    with s3_server(tmp_path_factory.mktemp("s3")) as server, patch.dict(os.environ, server.environment):
         fsspec.filesystem("s3").clear_instance_cache()
         yield server
 

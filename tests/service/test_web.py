@@ -16,7 +16,7 @@ from service.jobs.store import JobStore
 from service.models.identity import Scope
 from service.models.requests import QueueSettings
 from service.settings import Settings
-from tests.service.browser import PHONE, Visit, color_at, drawn, open_browser, visit
+from tests.service.browser import PHONE, Visit, color_at, drawn, visit
 from tests.service.conftest import RunningApi
 from tests.service.records import GOOD, SCORES, a_sample, a_spare, an_evaluation, finish
 from tests.service.sample_jobs import (
@@ -32,18 +32,6 @@ from tests.service.sample_jobs import (
 )
 
 MARKUP = '<img src=x onerror="document.title=1"><b>bold</b>'
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as opened:
-        yield opened
-
-
-@pytest.fixture
-def visitor(browser: Browser, api: RunningApi) -> Iterator[Visit]:
-    with visit(browser, api.url) as visiting:
-        yield visiting
 
 
 @pytest.fixture

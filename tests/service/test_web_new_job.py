@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from service.accounts.keys import KeyStore
 from service.jobs.store import JobStore
 from service.models.identity import Scope
 from service.models.requests import QueueSettings
-from tests.service.browser import PHONE, Visit, open_browser, visit
+from tests.service.browser import PHONE, Visit, visit
 from tests.service.conftest import RunningApi
 from tests.service.sample_jobs import SampleJob
 
@@ -33,18 +32,6 @@ model: {preset: tiny}
 training:
   steps: 7 # few
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as opened:
-        yield opened
-
-
-@pytest.fixture
-def visitor(browser: Browser, api: RunningApi) -> Iterator[Visit]:
-    with visit(browser, api.url) as visiting:
-        yield visiting
 
 
 def editor(page: Page) -> Locator:
