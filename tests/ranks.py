@@ -46,6 +46,7 @@ def _as_rank(rank: int, world_size: int, store: Path, function: Callable[..., An
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     try:
+        dist.barrier()  # a rank that is done at once would end connections that another still makes
         return function(*arguments)
     finally:
         dist.destroy_process_group()

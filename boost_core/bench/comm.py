@@ -80,7 +80,7 @@ def symmetric_rows(
         repeats: As of ``comm_rows``.
 
     Raises:
-        ValueError: There is no symmetric memory, and why.
+        ValueError: Symmetric memory is not available here; the message says why.
     """
     ranks, backend = dist.get_world_size(), dist.get_backend()
     ways: dict[str, Callable[[torch.Tensor], object]] = {backend: dist.all_reduce}

@@ -31,7 +31,7 @@ def damage_named(folder: CheckpointFolder, step: int) -> Iterator[None]:
     try:
         yield
     except CheckpointDamaged as damage:
-        others = ", ".join(str(other) for other in folder.steps() if other != step) or "there is none"
+        others = ", ".join(str(other) for other in folder.steps() if other != step) or "none"
         raise CheckpointDamaged(
             f"the checkpoint of step {step} is damaged: {damage}; restore it, or choose another with --step: {others}"
         ) from damage

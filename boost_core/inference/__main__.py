@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, help="of the draws (default: another each time)")
     add = evaluating.add_argument
     add("--tasks", action="append", required=True, help="a task file of lm-eval, or a folder of them; repeatable")
-    add("--limit", type=int, help="only so many documents of each task")
+    add("--limit", type=int, help="maximum number of documents of each task")
     add("--batch-size", type=int, default=8, help="sequences at a time (default: 8)")
     add("--out", help="write the scores to this file, as JSON")
     return parser

@@ -53,7 +53,7 @@ def evaluate(loaded: LoadedModel, paths: Sequence[str], limit: int | None, batch
     Args:
         loaded: The model.
         paths: Task files and folders of them.
-        limit: Only so many documents of each task; ``None`` for all.
+        limit: Maximum number of documents of each task; ``None`` for all.
         batch_size: Sequences at a time.
 
     Raises:

@@ -54,7 +54,7 @@ async def if_fit(spec: JobSpec, context: Context, tenant: str, then: Callable[[]
 
 
 async def if_dataset_fits(request: DatasetRequest, context: Context, tenant: str) -> None:
-    """Look a dataset up before it is made: its places, its files, its tokenizer and its secret.
+    """Check a dataset before it is built: its places, its files, its tokenizer and its secret.
 
     Raises:
         InvalidJob: It could not be made; names the fields at fault.

@@ -13,7 +13,7 @@ class DatasetCalls:
 
     @operation
     def create_dataset(self, request: DatasetRequest | Mapping[str, Any]) -> Call[Dataset]:
-        """Have a dataset made. One that has failed or was cancelled goes on with the files that are done."""
+        """Build a dataset. One that failed or was cancelled continues with the files that are left."""
         return Call("POST", path_of("datasets"), Dataset, body=plain(request))
 
     @operation
@@ -28,7 +28,7 @@ class DatasetCalls:
 
     @operation
     def cancel_dataset(self, name: str) -> Call[Dataset]:
-        """Stop making a dataset."""
+        """Stop building a dataset."""
         return Call("POST", path_of("datasets", name, "cancel"), Dataset, repeatable=True)
 
     @operation

@@ -42,7 +42,7 @@ class DatasetStore:
         self._jobs, self._engine = jobs, jobs.engine
 
     def create(self, request: DatasetRequest, root: str, owner: Owner) -> Dataset:
-        """Have a dataset made; one that has failed or was cancelled goes on with the files that are done.
+        """Build a dataset; one that failed or was cancelled continues with the files that are left.
 
         Args:
             request: What is asked for.

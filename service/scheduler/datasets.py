@@ -80,7 +80,7 @@ class DatasetReconciler:
         for build in waiting:
             if build.launches >= MOST_LAUNCHES:
                 problem = (
-                    f"its process has ended {build.launches} times, as if for want of memory or of its node; see Ray's "
+                    f"its process has died {build.launches} times, perhaps out of memory or with its node; see Ray's "
                     "logs, and create it again to go on with the files that are done"
                 )
                 self._finish(build, DatasetState.FAILED, problem)

@@ -196,7 +196,7 @@ def test_one_whose_process_is_gone_is_begun_again_later_and_not_for_ever(
     reconciler.tick()
     failed = client.dataset("corpus-v1")
     assert (failed.state, cluster.tasks) == (DatasetState.FAILED, {})
-    assert "has ended 3 times" in failed.message and "create it again" in failed.message
+    assert "has died 3 times" in failed.message and "create it again" in failed.message
     client.create_dataset(request(tmp_path))
     reconciler.tick()
     assert list(cluster.tasks) == [f"{dataset.id}-2"]

@@ -23,7 +23,7 @@ def count_tokens(content: bytes) -> int:
         content: The file, of at most ``MOST_BYTES``.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a ``tokenizer.json``.
     """
     if len(content) <= _MOST_HERE_BYTES:
         return _count(content)

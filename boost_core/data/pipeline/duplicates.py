@@ -38,7 +38,7 @@ class KeyColumns:
         folder: The folder of tokens.
         runs: The runs whose tables have them.
         names: The columns.
-        partitions: Into how many parts keys are divided, each of which is looked through by itself.
+        partitions: The number of parts of the keys, each of which is searched by itself.
     """
 
     folder: str
@@ -96,5 +96,5 @@ def not_the_first(found: Ties) -> Documents:
 
 
 def partitions_of(rows: int) -> int:
-    """Into how many parts so many keys are divided, so that each fits into memory."""
+    """The number of partitions for this many keys, so that each fits into memory."""
     return max(1, -(-rows // _ROWS_AT_ONCE))

@@ -138,8 +138,8 @@ def _add(
 def _refuse(document: Document, corpus: CorpusConfig) -> None:
     if corpus.on_error == "fail":
         raise ValueError(
-            f"{document}\nmend it and run the same again, which goes on with the files that are not done; or leave out "
-            "what is bad with --on-error skip"
+            f"{document}\nfix it and run the same command again, which continues with the files that are left; or "
+            "leave bad documents out with --on-error skip"
         )
 
 

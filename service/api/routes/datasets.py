@@ -28,7 +28,7 @@ _NOT_FOUND = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_EN
 
 @router.post("", status_code=HTTPStatus.CREATED, responses=_BODY_REFUSED)
 async def create_dataset(request: DatasetRequest, who: Submitter, context: ContextDep) -> Dataset:
-    """Have a dataset made. One that has failed or was cancelled goes on with the files that are done."""
+    """Build a dataset. One that failed or was cancelled continues with the files that are left."""
     await if_dataset_fits(request, context, who.tenant)
     create = partial(context.datasets.create, request, context.settings.checkpoint_root, Owner(who.tenant, who.name))
     return await run_in_threadpool(create)
@@ -48,7 +48,7 @@ def show_dataset(name: DatasetPath, who: Reader, context: ContextDep) -> Dataset
 
 @router.post("/{name}/cancel", responses=_NOT_FOUND | problem_responses(HTTPStatus.CONFLICT))
 def cancel_dataset(name: DatasetPath, who: Submitter, context: ContextDep) -> Dataset:
-    """Stop making a dataset. Asked for again, it goes on with the files that are done."""
+    """Stop building a dataset. Created again, it continues with the files that are left."""
     return context.datasets.cancel(name, who.tenant)
 
 

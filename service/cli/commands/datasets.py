@@ -22,11 +22,11 @@ _POLL_SECONDS = 1.0
 
 @app.command()
 def create(
-    file: Annotated[Path, typer.Argument(metavar="DATASET.YAML", help="What to make, as YAML or JSON.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait until it is made.")] = False,
+    file: Annotated[Path, typer.Argument(metavar="DATASET.YAML", help="The dataset's description, as YAML or JSON.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait until it is built.")] = False,
     url: Url = None,
 ) -> None:
-    """Have a dataset made; one that has failed or was cancelled goes on with the files that are done."""
+    """Build a dataset; one that failed or was cancelled continues with the files that are left."""
     with open_client(url) as client:
         dataset = client.create_dataset(read_dataset(file))
         say(f"dataset {dataset.name} ({dataset.id}) is {dataset.state}")
@@ -62,7 +62,7 @@ def show(name: Name, as_json: AsJson = False, url: Url = None) -> None:
 
 @app.command()
 def cancel(name: Name, url: Url = None) -> None:
-    """Stop making a dataset."""
+    """Stop building a dataset."""
     with open_client(url) as client:
         dataset = client.cancel_dataset(name)
     say(f"dataset {dataset.name} is {dataset.state}")
