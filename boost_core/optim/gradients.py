@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import torch
 from torch import nn
@@ -54,7 +54,7 @@ class Gradients:
         self._under_way: deque[Callable[[], None]] = deque()
         self._sent = 0
         # The weights' hooks hold this object, and torch hides them from Python's garbage collection.
-        self._weights = WeakValueDictionary(weights)
+        self._weights = {name: ref(weight) for name, weight in weights.items()}
         self._name_of = {id(weight): name for name, weight in weights.items()}
         self._unscaled: dict[str, str] = {}  # sums of scaled weights, and what scales them
         self._in_a_step: dict[str, int] = {}  # gradients of each weight, once that is known
@@ -121,13 +121,12 @@ class Gradients:
     def _unscale(self, name: str) -> None:
         """Make the sum of a scaled weight's gradients those of the weight and of its scale."""
         sums, scale = self._group_of[name].sum_of(name), self._unscaled.pop(name)
-        if sums is None:
-            raise AssertionError("its buckets are lent")
-        scale_d = self._weights[scale].detach()
+        weight, scale_d = self._weights[name](), self._weights[scale]()
+        if sums is None or weight is None or scale_d is None:
+            raise AssertionError("its buckets are lent, or it is gone")
         sum_dc = sums.view(len(scale_d), -1)
-        weight_dc = self._weights[name].detach().view(sum_dc.shape)
-        self._add(scale, (sum_dc * weight_dc).sum(dim=1))
-        sum_dc.mul_(scale_d.unsqueeze(1))
+        self._add(scale, (sum_dc * weight.detach().view(sum_dc.shape)).sum(dim=1))
+        sum_dc.mul_(scale_d.detach().unsqueeze(1))
 
     def _has_come(self, name: str) -> None:
         self._arrivals[name] += 1
