@@ -231,8 +231,8 @@ def _write(batch: _Batch, plan: TokenizePlan, shards: dict[Part, ShardFile], qua
         if document.problem:
             if plan.on_error == "fail":
                 raise ValueError(
-                    f"{document}\nfix it and run the same command again, which continues after the last whole shard, or "
-                    "leave bad documents out with --on-error skip"
+                    f"{document}\nfix it and run the same command again, which continues after the last whole shard; "
+                    "or leave bad documents out with --on-error skip"
                 )
             quarantine.write(document)
             skipped += 1
