@@ -218,9 +218,9 @@ def test_who_waits_for_updates_hears_of_a_step_at_once(gangs: RayGangs, start: C
     gang.until(trained(3))
     for _ in range(3):
         known = len(gang.reports)
-        assert gangs.wait_for_updates(PATIENCE_SECONDS) == {(gang.job_id, 1)}
-        gang.poll()
-        assert len(gang.reports) > known
+        while len(gang.reports) == known:  # the first may be of a step that was read just before
+            assert gangs.wait_for_updates(PATIENCE_SECONDS) == {(gang.job_id, 1)}
+            gang.poll()
 
 
 def test_end_frees_everything(gangs: RayGangs, start: Callable[..., Gang]) -> None:
