@@ -1,7 +1,7 @@
 """Trackers: what shows a job's curves beside the service."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -15,6 +15,12 @@ ExperimentName = Annotated[
     str,
     StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9/][A-Za-z0-9._/ -]*$"),
     spelled("letters, digits, dots, underscores, slashes, spaces and hyphens"),
+]
+
+WandbName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"),
+    spelled("letters, digits, dots, underscores and hyphens"),
 ]
 
 
@@ -61,6 +67,37 @@ class MlflowConfig(Config):
         return value
 
 
+class WandbConfig(Config):
+    """A run in Weights & Biases."""
+
+    mode: Literal["online", "offline"] = Field(
+        "online",
+        description="online: sent while the job trains; offline: files beside the checkpoints, for `wandb sync`.",
+    )
+    project: WandbName = Field("boost", description="The project that the run is in; made if it is not there.")
+    entity: WandbName | None = Field(
+        None, description="The team or user that the project belongs to. Default: whose key it is."
+    )
+    tags: tuple[Annotated[str, StringConstraints(min_length=1, max_length=64)], ...] = Field(
+        (), max_length=20, description="Tags of the run."
+    )
+    credentials: ResourceName | None = Field(
+        None,
+        description="Name of the secret with an api_key and, for a server of your own, its base_url. Online only.",
+        validate_default=True,
+    )
+
+    @field_validator("credentials")
+    @classmethod
+    def _online_alone(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if "mode" in info.data and (info.data["mode"] == "online") == (value is None):
+            raise ValueError(
+                "mode online wants credentials, the name of a secret that has an api_key, and mode offline none, "
+                "because it sends nothing"
+            )
+        return value
+
+
 class TrackersConfig(Config):
     """Where a job's curves and states go besides the service."""
 
@@ -70,3 +107,4 @@ class TrackersConfig(Config):
         "service is set, which is true where TensorBoard is installed.",
     )
     mlflow: MlflowConfig | None = Field(None, description="A run on an MLflow server. Default: none.")
+    wandb: WandbConfig | None = Field(None, description="A run in Weights & Biases. Default: none.")

@@ -41,7 +41,8 @@ async def if_fit(spec: JobSpec, context: Context, tenant: str, then: Callable[[]
         StoreUnavailable: Its data is where nothing answers.
     """
     check = partial(_refuse_unfit, spec, context, tenant)
-    names_secret = spec.credentials is not None or (spec.trackers.mlflow and spec.trackers.mlflow.credentials)
+    trackers = [each for each in (spec.trackers.mlflow, spec.trackers.wandb) if each is not None]
+    names_secret = any(name is not None for name in (spec.credentials, *(each.credentials for each in trackers)))
     if names_secret or any(named_places(spec)):
         await context.stores.run(tenant, _data_of(spec), check)
         return await run_in_threadpool(then)

@@ -156,7 +156,7 @@ class JobCalls:
 
     @operation
     def trackers(self, job_id: str) -> Call[TrackerList]:
-        """Where else a job's curves go, such as MLflow, and how far that is."""
+        """Where else a job's curves go, such as MLflow or Weights & Biases, and how far that is."""
         return get(path_of("jobs", job_id, "trackers"), TrackerList)
 
     @stream

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 class TrackerState(BaseModel):
     """How far a tracker is with a job."""
 
-    kind: Literal["tensorboard", "mlflow"]
+    kind: Literal["tensorboard", "mlflow", "wandb"]
     place: str = Field(description="Where it keeps the job: a folder of event files, or the address of a run.")
     behind: int = Field(description="Events that it has not been told yet; 10,000 or more are 10,000.")
     failures: int = Field(description="How often telling it has failed so far.")

@@ -23,7 +23,7 @@ from service.security.redaction import SHORTEST, register_secrets
 REQUIRED = ("access_key_id", "secret_access_key")
 OPTIONAL = ("session_token", "endpoint_url", "region")
 
-_PUBLIC = frozenset({"endpoint_url", "region", "tracking_uri", "username"})
+_PUBLIC = frozenset({"base_url", "endpoint_url", "region", "tracking_uri", "username"})
 _TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _REMEDY = "ask the operator of the service to correct it"

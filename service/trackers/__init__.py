@@ -1,1 +1,1 @@
-"""Sends jobs' curves and states on to TensorBoard and MLflow, from the record, so that no step waits for it."""
+"""Sends jobs' curves and states to TensorBoard, MLflow and Weights & Biases, from the record, so that no step waits."""

@@ -29,6 +29,7 @@ THREADS = 64
 THREADS_PER_TENANT = 2  # for each kind of tracker
 TOLD_AFTER = 3  # failures in a row, of which the job's user is told
 GIVEN_UP_AFTER = timedelta(days=7)  # of failures only, for a job that has ended
+PAUSE_SECONDS = {"wandb": 30.0}  # between two deliveries of a job, of which each starts a process
 _LONGEST_PAUSE_SECONDS = 60.0  # between two tries
 _LONGEST_PROBLEM = 500  # characters
 
@@ -108,8 +109,10 @@ class Forwarder:
     def _begin(self, pending: Iterable[tuple[str, str, str]]) -> None:
         now = time.monotonic()
         with self._lock:
+            for key in [key for key, moment in list(self._not_before.items()) if now >= moment]:
+                self._not_before.pop(key, None)
             for tenant, kind, job_id in sorted(pending):
-                if now >= self._not_before.get((job_id, kind), 0.0):
+                if (job_id, kind) not in self._not_before:
                     self._lanes[tenant, kind].add((job_id, kind))
             for place, lane in self._lanes.items():
                 for _ in range(min(lane.threads_missing(), THREADS - self._threads)):
@@ -140,7 +143,8 @@ class Forwarder:
             return
         try:
             deliver(self._store, progress, tracked, self._open(kind, job))
-            self._not_before.pop((job_id, kind), None)
+            if pause := PAUSE_SECONDS.get(kind):
+                self._not_before[job_id, kind] = time.monotonic() + pause
         except Exception as error:
             self._note_failure(progress, job, kind, error)
 

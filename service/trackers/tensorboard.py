@@ -8,18 +8,14 @@ the last one is put there anew.
 
 import io
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-import fsspec
-
-from boost_core.config.parsing.urls import StorageOptions, giving_up_soon, options_at
-from service.jobs.model import JobRecord
+from boost_core.config.parsing.urls import StorageOptions
 from service.trackers.curves import Batch, Entry, NotYet, settings_of
+from service.trackers.folder import TrackerFolder
 
 FOLDER = "tensorboard"
 
@@ -41,9 +37,7 @@ class TensorBoard:
     """
 
     def __init__(self, checkpoint_url: str, storage_options: StorageOptions | None) -> None:
-        options = options_at(checkpoint_url, giving_up_soon(storage_options))
-        self._filesystem, folder = fsspec.url_to_fs(checkpoint_url, **options)
-        self._folder = f"{folder}/{FOLDER}"
+        self._folder = TrackerFolder(checkpoint_url, FOLDER, storage_options)
 
     def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
         """Write a batch to the newest file, or to another one if that is large or gone.
@@ -52,7 +46,7 @@ class TensorBoard:
             NotYet: The job has no folder, and no step.
             OSError: The store or the disk did not take it, for example because it is full.
         """
-        if not kept and not self._may_begin(batch.job):
+        if not kept and not self._folder.may_begin(batch.job):
             if batch.job.finished:  # without a step: there is nothing to look at
                 return {}
             raise NotYet
@@ -60,53 +54,13 @@ class TensorBoard:
         name, written = kept.get("file"), kept.get("bytes", 0)
         if name is not None and written < _FILE_BYTES:
             records = b"".join(_records(batch.entries))
-            if self._write(name, written, records):
+            if self._folder.write(name, written, records):
                 return {"file": name, "bytes": written + len(records)}
         # Readers take files in the order of their names, which begin with ten digits of seconds.
         name = f"events.out.tfevents.{int(first.time.timestamp())}.{batch.job.id}.{first.event_id:012d}"
         records = b"".join([*_head(batch, with_spec=not kept), *_records(batch.entries)])
-        self._write(name, 0, records)
+        self._folder.write(name, 0, records)
         return {"file": name, "bytes": len(records)}
-
-    def _may_begin(self, job: JobRecord) -> bool:
-        """Whether a job's folder is there, or its ranks have had the time to make it, as the user that they are."""
-        return job.progress is not None or self._filesystem.protocol[0] != "file" or Path(self._folder).parent.is_dir()
-
-    def _write(self, name: str, at: int, content: bytes) -> bool:
-        """Have a file end with this from there on; say whether it was as long as that."""
-        path = f"{self._folder}/{name}"
-        if self._filesystem.protocol[0] == "file":
-            return _write_local(Path(path), at, content)
-        before = b""
-        if at:
-            try:
-                before = self._filesystem.cat_file(path, start=0, end=at)
-            except FileNotFoundError:
-                return False
-        if len(before) < at:
-            return False
-        self._filesystem.pipe_file(path, before + content)
-        return True
-
-
-def _write_local(path: Path, at: int, content: bytes) -> bool:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A link here would lead the service out of what the job's tenant may use.
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        file = os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=folder)
-        try:
-            if os.fstat(file).st_size < at:
-                return False
-            while content:
-                written = os.pwrite(file, content, at)
-                content, at = content[written:], at + written
-            os.fsync(file)
-        finally:
-            os.close(file)
-    finally:
-        os.close(folder)
-    return True
 
 
 def _head(batch: Batch, *, with_spec: bool) -> Iterator[bytes]:

@@ -1,0 +1,69 @@
+"""The folder beside a job's checkpoints that a tracker writes its files to, on a disk or in an object store."""
+
+import os
+from pathlib import Path
+
+import fsspec
+
+from boost_core.config.parsing.urls import StorageOptions, giving_up_soon, options_at
+from service.jobs.model import JobRecord
+
+
+class TrackerFolder:
+    """Files of one tracker of one job.
+
+    Args:
+        checkpoint_url: Folder of the job's checkpoints.
+        name: The folder's in there.
+        storage_options: What ``s3://`` is reached with; default: the process's own means.
+    """
+
+    def __init__(self, checkpoint_url: str, name: str, storage_options: StorageOptions | None) -> None:
+        options = options_at(checkpoint_url, giving_up_soon(storage_options))
+        self._filesystem, folder = fsspec.url_to_fs(checkpoint_url, **options)
+        self._folder = f"{folder}/{name}"
+
+    def may_begin(self, job: JobRecord) -> bool:
+        """Whether a job's folder is there, or its ranks have had the time to make it, as the user that they are."""
+        return job.progress is not None or self._filesystem.protocol[0] != "file" or Path(self._folder).parent.is_dir()
+
+    def write(self, name: str, at: int, content: bytes) -> bool:
+        """Have a file end with this from there on; say whether it was as long as that.
+
+        Raises:
+            OSError: The store or the disk did not take it, for example because it is full.
+        """
+        path = f"{self._folder}/{name}"
+        if self._filesystem.protocol[0] == "file":
+            return _write_local(Path(path), at, content)
+        before = b""
+        if at:
+            try:
+                before = self._filesystem.cat_file(path, start=0, end=at)
+            except FileNotFoundError:
+                return False
+        if len(before) < at:
+            return False
+        self._filesystem.pipe_file(path, before + content)
+        return True
+
+
+def _write_local(path: Path, at: int, content: bytes) -> bool:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A link here would lead the service out of what the job's tenant may use.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        file = os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=folder)
+        try:
+            if os.fstat(file).st_size < at:
+                return False
+            while content:
+                written = os.pwrite(file, content, at)
+                content, at = content[written:], at + written
+            os.ftruncate(file, at)  # what was written before may have been longer
+            os.fsync(file)
+        finally:
+            os.close(file)
+    finally:
+        os.close(folder)
+    return True

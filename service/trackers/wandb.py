@@ -1,0 +1,222 @@
+"""A run in Weights & Biases, by its own package in a process of its own.
+
+An event is logged under its id as the run's step, which may only increase. Online, the service asks the server for the
+last one before and after: what the server has is not sent again, and the package says nothing of what the server has
+refused. Offline, the events of a batch are a file that is called by the first of them, so that a batch that comes
+again replaces what there is of it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from boost_core.config.parsing.urls import StorageOptions
+from boost_core.config.trackers import WandbConfig
+from service.jobs.model import JobRecord
+from service.jobs.states import JobState
+from service.trackers.curves import Batch, Entry, NotYet
+from service.trackers.delivery import BATCH
+from service.trackers.folder import TrackerFolder
+from service.trackers.wandb_process import PROCESS_SECONDS, Given, Made
+
+BASE_URL = "https://api.wandb.ai"
+FOLDER = "offline-wandb"  # `wandb sync` knows by "offline-" that it has not been sent
+
+_SECONDS = 10.0
+_LARGEST_ANSWER = 8 * 2**20
+_LONGEST_LINE = 300  # characters of what the process says last
+_EXIT_CODES = {JobState.SUCCEEDED: 0, JobState.FAILED: 1, JobState.CANCELLED: 1}
+
+# What the package itself asks before it goes on with a run.
+_LAST_ROWS = """
+query RunResumeStatus($project: String, $entity: String, $name: String!) {
+  model(name: $project, entityName: $entity) { bucket(name: $name, missingOk: true) { historyTail } }
+}
+"""
+
+
+class WandbRefused(RuntimeError):
+    """The server has not taken what it was sent, or the package has failed."""
+
+
+def has_wandb() -> bool:
+    """Whether Weights & Biases' package is there on this installation."""
+    return find_spec("wandb") is not None
+
+
+class Wandb:
+    """Sends a job's run to a server.
+
+    Args:
+        config: What the job says.
+        credentials: ``api_key``, and ``base_url`` of a server that is not W&B's own.
+        page: Address of the job's page; ``None`` if there is none.
+    """
+
+    def __init__(self, config: WandbConfig, credentials: Mapping[str, str], page: str | None = None) -> None:
+        self._config, self._page = config, page
+        self._key = credentials["api_key"]
+        self._url = credentials.get("base_url", BASE_URL).rstrip("/")
+
+    def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
+        """Log a batch. A run begins with the job's first point.
+
+        Raises:
+            NotYet: There is none.
+            ConnectionError: The server cannot be reached, or does not answer.
+            TimeoutError: The package has not come to an end.
+            WandbRefused: What was sent did not arrive.
+        """
+        if not kept and not any(entry.values for entry in batch.entries):
+            if batch.job.finished:
+                return {}
+            raise NotYet
+        known = self._last_event(batch.job)
+        given = _given(self._config, batch, self._page, after=known)
+        given["settings"] |= {"mode": "online", "base_url": self._url, "api_key": self._key}
+        with _logged(given) as made:
+            last = max((event_id for event_id, _ in given["rows"]), default=known)
+            if (found := self._last_event(batch.job)) < last:
+                raise WandbRefused(
+                    f"{self._url} has the points up to event {found} of those up to {last} that it was sent"
+                )
+            return {"url": made["url"]}
+
+    def _last_event(self, job: JobRecord) -> int:
+        """The newest event that the server has of a job; 0 if none."""
+        variables = {"project": self._config.project, "entity": self._config.entity, "name": job.id}
+        answer = self._ask({"query": _LAST_ROWS, "variables": variables})
+        run = ((answer.get("data") or {}).get("model") or {}).get("bucket") or {}
+        rows = json.loads(run.get("historyTail") or "[]")
+        return max((int(json.loads(row).get("_step", 0)) for row in rows), default=0)
+
+    def _ask(self, query: Mapping[str, Any]) -> dict[str, Any]:
+        content = b""
+        try:
+            # Nothing is followed elsewhere: what is sent is for this server.
+            with httpx.stream(
+                "POST", f"{self._url}/graphql", json=query, auth=("api", self._key), timeout=_SECONDS
+            ) as response:
+                for piece in response.iter_bytes():
+                    content += piece
+                    if len(content) > _LARGEST_ANSWER:
+                        raise WandbRefused(f"{self._url} answers with more than {_LARGEST_ANSWER} bytes")
+        except httpx.HTTPError as error:
+            raise ConnectionError(f"{self._url} does not answer: {error or type(error).__name__}") from error
+        with suppress(ValueError):
+            answer = json.loads(content)
+            if response.is_success and isinstance(answer, dict) and not answer.get("errors"):
+                return answer
+        said = content[:_LONGEST_LINE].decode(errors="replace")
+        raise WandbRefused(f"{self._url} answers {response.status_code} {said}".rstrip())
+
+
+class OfflineWandb:
+    """Writes a job's run to files for ``wandb sync``, in a folder beside its checkpoints.
+
+    Args:
+        config: What the job says.
+        checkpoint_url: Folder of the job's checkpoints.
+        storage_options: What ``s3://`` is reached with; default: the process's own means.
+        page: Address of the job's page; ``None`` if there is none.
+    """
+
+    def __init__(
+        self,
+        config: WandbConfig,
+        checkpoint_url: str,
+        storage_options: StorageOptions | None,
+        page: str | None = None,
+    ) -> None:
+        self._config, self._page = config, page
+        self._folder = TrackerFolder(checkpoint_url, FOLDER, storage_options)
+
+    def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
+        """Write a file of a batch that is full, or of the last one.
+
+        Raises:
+            NotYet: More can go to the same file.
+            TimeoutError: The package has not come to an end.
+            OSError: The store or the disk did not take it, for example because it is full.
+            WandbRefused: The package has failed.
+        """
+        if len(batch.entries) < BATCH and not batch.job.finished:
+            raise NotYet
+        if not any(entry.values for entry in batch.entries) and not self._folder.may_begin(batch.job):
+            return dict(kept)
+        given = _given(self._config, batch, self._page, after=0)
+        given["settings"] |= {"mode": "offline", "x_start_time": batch.entries[0].time.timestamp()}
+        with _logged(given) as made:
+            self._folder.write(f"{batch.entries[0].event_id:012d}.wandb", 0, Path(made["file"]).read_bytes())
+        return dict(kept)
+
+
+def _given(config: WandbConfig, batch: Batch, page: str | None, after: int) -> Given:
+    job = batch.job
+    states = [entry for entry in batch.entries if entry.state is not None]
+    texts = [entry.text for entry in batch.entries if entry.text]
+    return {
+        "settings": {},
+        "run": {
+            "id": job.id,
+            "name": job.name,
+            "project": config.project,
+            "entity": config.entity,
+            "tags": list(config.tags),
+            "notes": page,
+            "config": job.spec.model_dump(mode="json", exclude_none=True),
+        },
+        "rows": [(each.event_id, _row(each)) for each in batch.entries if each.values and each.event_id > after],
+        "summary": {"state": texts[-1]} if texts else {},
+        "exit_code": _EXIT_CODES.get(states[-1].state) if states and states[-1].state else None,
+    }
+
+
+def _row(entry: Entry) -> dict[str, float]:
+    return {**entry.values, "step": entry.step, "_timestamp": entry.time.timestamp()}
+
+
+@contextmanager
+def _logged(given: Given) -> Iterator[Made]:
+    """Have a process log it; what it has made is there until the block ends."""
+    with tempfile.TemporaryDirectory(prefix="boost-wandb-") as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "service.trackers.wandb_process"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=folder, start_new_session=True,
+        )  # fmt: skip
+        try:
+            said, complaints = process.communicate(json.dumps(given), timeout=PROCESS_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"wandb has not ended within {PROCESS_SECONDS} seconds") from error
+        finally:
+            _kill(process)
+        if process.returncode:
+            raise WandbRefused(_last_line(complaints) or f"wandb has ended with {process.returncode}")
+        made: Made = json.loads(said.splitlines()[-1])
+        yield made
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a process and the server that the package has started beside it."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream:
+            stream.close()
+
+
+def _last_line(said: str) -> str:
+    lines: Sequence[str] = [line for line in said.splitlines() if line.strip()]
+    return lines[-1][:_LONGEST_LINE] if lines else ""

@@ -1,0 +1,97 @@
+"""A process that logs one batch by Weights & Biases' own package, and ends.
+
+``python -m service.trackers.wandb_process``. The package starts a server, installs handlers and waits as it
+likes, none of which the service's process can have. What to log comes as JSON on stdin; what came of it is JSON on the
+last line of stdout.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, TypedDict
+
+INIT_SECONDS, FINISH_SECONDS = 30.0, 30.0
+PROCESS_SECONDS = 120  # for both, and for Python and the package to start on a busy machine
+
+
+class Given(TypedDict):
+    """What to log.
+
+    Attributes:
+        settings: Of the package, besides those that are always the same.
+        run: What ``wandb.init`` takes.
+        rows: Ids of events, which increase, each with what is logged of it.
+        summary: What the run's summary says besides.
+        exit_code: The run's, if it has ended.
+    """
+
+    settings: dict[str, Any]
+    run: dict[str, Any]
+    rows: list[tuple[int, dict[str, float]]]
+    summary: dict[str, str]
+    exit_code: int | None
+
+
+class Made(TypedDict):
+    """What came of it: the run's page, and its file."""
+
+    url: str | None
+    file: str
+
+
+def main() -> None:
+    """Log what is on stdin; exceptions end the process with their message in the last line of stderr."""
+    signal.alarm(PROCESS_SECONDS)  # also where the service that waits for it has died
+    given: Given = json.load(sys.stdin)
+    folder = Path.cwd()
+    _set_environment(folder)
+    made = _log(given, folder)
+    sys.stdout.write(f"\n{json.dumps(made)}\n")
+
+
+def _set_environment(folder: Path) -> None:
+    """Let the package see nothing of the operator's own use of it, keep all in the folder, and report to nobody."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        del os.environ[name]
+    for name in ("CACHE", "CONFIG", "DATA"):
+        os.environ[f"WANDB_{name}_DIR"] = str(folder)
+    os.environ["WANDB_ERROR_REPORTING"] = "false"
+
+
+def _log(given: Given, folder: Path) -> Made:
+    import wandb
+
+    logging.getLogger("wandb").setLevel(logging.ERROR)
+    settings = wandb.Settings(
+        root_dir=str(folder),
+        console="off",
+        silent=True,
+        disable_code=True,
+        disable_git=True,
+        disable_job_creation=True,
+        x_disable_stats=True,
+        x_disable_meta=True,
+        x_disable_machine_info=True,
+        x_save_requirements=False,
+        x_update_finish_state=given["exit_code"] is not None,
+        init_timeout=INIT_SECONDS,
+        finish_timeout=FINISH_SECONDS,
+        finish_timeout_raises=True,
+        **given["settings"],
+    )
+    run = wandb.init(**given["run"], resume="allow", settings=settings)
+    # The run's own count of steps is that of events, of which each is logged once; curves are drawn over the job's.
+    run.define_metric("*", step_metric="step")
+    for event_id, row in given["rows"]:
+        run.log(row, step=event_id)
+    run.summary.update(given["summary"])
+    run.finish(exit_code=given["exit_code"] or 0)
+    file = next(folder.glob("wandb/*/*.wandb"))  # the only one, which a link leads to, too
+    return {"url": run.url, "file": str(file)}
+
+
+if __name__ == "__main__":
+    main()
