@@ -1,11 +1,21 @@
 """Which layouts a gang may take while its job runs."""
 
-from pydantic import Field, field_validator, model_validator
+from typing import Annotated, Any, Literal
 
-from boost_core.config.base import Config
+from pydantic import Field, TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic_core import PydanticKnownError
+
+from boost_core.config.base import Config, FieldProblem, raise_problems
+from boost_core.config.layout import Layout
 from boost_core.config.parallelism import DataSize, PipelineSize, TensorSize
+from boost_core.config.parsing.kinds import Wanted
 
 MOST_LAYOUTS = 32  # that a job may allow, replicas counted: each is looked at when a job is checked and scheduled
+
+Pairs = Annotated[tuple[tuple[TensorSize, PipelineSize], ...], Field(max_length=16)]
+Triples = Annotated[tuple[tuple[TensorSize, PipelineSize, DataSize], ...], Field(max_length=MOST_LAYOUTS)]
+
+_PAIRS: TypeAdapter[tuple[tuple[int, int], ...]] = TypeAdapter(Pairs)
 
 
 class DataParallelRange(Config):
@@ -21,21 +31,84 @@ class DataParallelRange(Config):
         return self
 
 
+class GpuRange(DataParallelRange):
+    """The fewest and the most GPUs of a gang; on CPUs, workers."""
+
+
 class ElasticityConfig(Config):
     """What the service may do to a gang when nodes and other jobs come and go. The global batch stays what it is."""
 
-    data_parallel_size: DataParallelRange
-    layouts: tuple[tuple[TensorSize, PipelineSize], ...] | None = Field(
+    layouts: Literal["auto"] | Pairs | None = Field(
         None,
-        max_length=16,
         json_schema_extra={"minItems": 1},
-        description="Allowed pairs [tensor_parallel_size, pipeline_parallel_size]; default: parallelism's own.",
+        description="Allowed pairs [tensor_parallel_size, pipeline_parallel_size]; default: parallelism's own. auto: "
+        "the service chooses among all that are legal and fit the GPUs, for each number of gpus.",
+    )
+    gpus: GpuRange | None = Field(
+        None, description="With layouts=auto: the fewest and the most GPUs of the gang; on CPUs, workers."
+    )
+    data_parallel_size: DataParallelRange | None = Field(
+        None,
+        validate_default=True,
+        description="The fewest and the most replicas; required, unless layouts=auto, where it follows from gpus.",
+    )
+    resolved: Triples | None = Field(
+        None,
+        description="With layouts=auto: the layouts that the service has chosen, as [tensor_parallel_size, "
+        "pipeline_parallel_size, data_parallel_size]. The service writes it; what a job file says is replaced.",
     )
 
-    @field_validator("layouts")
+    @field_validator("layouts", mode="wrap")
     @classmethod
-    def _some_layout(cls, value: tuple[tuple[int, int], ...] | None) -> tuple[tuple[int, int], ...] | None:
+    def _auto_or_pairs(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        """Name the pair at fault alone: a union's error would speak of all its types."""
+        if value is None or value == "auto":
+            return handler(value)
+        if isinstance(value, str):
+            raise ValueError(f"{value!r} is not auto, nor a list of pairs of sizes; use one of these")
+        wanted = Wanted.by(Pairs)
+        if wanted and (found := wanted.mixed_up(value)):
+            raise ValidationError.from_exception_data(cls.__name__, found, hide_input=True)
         # As a min_length this would also be said of layouts that are there and wrong.
-        if value == ():
+        if not (pairs := _PAIRS.validate_python(value)):
             raise ValueError("no pair of sizes is allowed so; give one, or leave layouts out")
+        return pairs
+
+    @field_validator("data_parallel_size")
+    @classmethod
+    def _needed_without_auto(cls, value: DataParallelRange | None, info: Any) -> DataParallelRange | None:
+        if value is None and info.data.get("layouts", "auto") != "auto":  # not there if they are wrong themselves
+            raise PydanticKnownError("missing")
         return value
+
+    @model_validator(mode="after")
+    def _limits_of_one_kind(self) -> "ElasticityConfig":
+        problems = []
+        if self.automatic and self.gpus is None:
+            problems.append(FieldProblem(("gpus",), None, "layouts=auto needs it; add gpus: {min: 1, max: 8}, say"))
+        if self.automatic and self.data_parallel_size is not None:
+            message = "layouts=auto chooses the number of replicas, too; leave it out, and limit gpus"
+            problems.append(FieldProblem(("data_parallel_size",), None, message))
+        if not self.automatic and self.gpus is not None:
+            message = "limits GPUs where layouts=auto; use that, or limit data_parallel_size"
+            problems.append(FieldProblem(("gpus",), None, message))
+        if not self.automatic and self.resolved is not None:
+            problems.append(FieldProblem(("resolved",), None, "is for layouts=auto; leave it out"))
+        raise_problems("ElasticityConfig", problems)
+        return self
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the service chooses the layouts."""
+        return self.layouts == "auto"
+
+    @property
+    def chosen(self) -> tuple[Layout, ...]:
+        """What it has chosen, the fewest ranks first; none where it has not yet."""
+        layouts = (Layout(*sizes) for sizes in self.resolved or ())
+        return tuple(sorted(layouts, key=lambda layout: (layout.world_size, layout)))
+
+    def with_chosen(self, layouts: tuple[Layout, ...] | None) -> "ElasticityConfig":
+        """The same with layouts that the service has chosen; ``None``: with none."""
+        sizes = None if layouts is None else tuple((layout.tp, layout.pp, layout.dp) for layout in layouts)
+        return self.model_copy(update={"resolved": sizes})

@@ -90,14 +90,35 @@ class JobSpec(Config):
         return self
 
     def layouts(self) -> tuple[Layout, ...]:
-        """All layouts that the gang may take, the largest last; at most ``MOST_LAYOUTS``."""
+        """All layouts that the gang may take, the largest last; at most ``MOST_LAYOUTS``.
+
+        With ``layouts: auto`` those that were chosen, or parallelism's own before that.
+        """
         if self.elasticity is None:
             return (Layout.of(self.parallelism),)
+        if self.elasticity.automatic:
+            return self.elasticity.chosen or (Layout.of(self.parallelism),)
         return legal_layouts(self.model, self.parallelism, self.training, self.optimizer, self.elasticity)
 
     def at(self, layout: Layout) -> "JobSpec":
         """The job with a gang of another layout."""
         return self.model_copy(update={"parallelism": self.parallelism.at(layout)})
+
+    @property
+    def leaves_layouts(self) -> bool:
+        """Whether it leaves the choice of its layouts to the service."""
+        return self.elasticity is not None and self.elasticity.automatic
+
+    @property
+    def lacks_layouts(self) -> bool:
+        """Whether the service has not chosen them yet."""
+        return self.elasticity is not None and self.elasticity.automatic and not self.elasticity.resolved
+
+    def with_layouts(self, layouts: tuple[Layout, ...] | None) -> "JobSpec":
+        """The job with the layouts that the service has chosen for it; ``None``: as though it had not yet."""
+        if self.elasticity is None:
+            return self
+        return self.model_copy(update={"elasticity": self.elasticity.with_chosen(layouts)})
 
 
 def load_job(path: str | Path) -> JobSpec:

@@ -211,7 +211,7 @@ def legal_layouts(
     layouts = [
         layout
         for replica in _replica_layouts(parallelism, elasticity)
-        for number in _numbers_of_replicas(training, elasticity)
+        for number in _allowed_numbers(training, elasticity)
         if not layout_problems(model, parallelism.at(layout := replace(replica, dp=number)), training, optimizer)
     ]
     return tuple(sorted(layouts, key=lambda layout: (layout.world_size, layout)))
@@ -224,8 +224,11 @@ def elasticity_problems(
     """Why a job cannot run in layouts that it allows: each layout needs a number of replicas that is legal."""
     if elasticity is None:
         return []
-    sizes, replicas = elasticity.data_parallel_size, _replica_layouts(parallelism, elasticity)
-    numbers = len(_numbers_of_replicas(training, elasticity))
+    sizes = elasticity.data_parallel_size
+    if sizes is None:
+        return _problems_of_chosen(model, parallelism, training, optimizer, elasticity)
+    replicas = _replica_layouts(parallelism, elasticity)
+    numbers = len(_allowed_numbers(training, elasticity))
     if len(replicas) * numbers > MOST_LAYOUTS:
         message = (
             f"{numbers} numbers of replicas from {sizes.min} to {sizes.max} split the batch, which makes "
@@ -245,17 +248,39 @@ def elasticity_problems(
     return problems
 
 
+def _problems_of_chosen(
+    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
+    elasticity: ElasticityConfig,
+) -> list[FieldProblem]:  # fmt: skip
+    """What is wrong with layouts that the service is said to have chosen."""
+    field, gpus = ("elasticity", "resolved"), elasticity.gpus
+    problems = []
+    for layout in elasticity.chosen:
+        found = [problem.message for problem in layout_problems(model, parallelism.at(layout), training, optimizer)]
+        if gpus and not gpus.min <= layout.world_size <= gpus.max:
+            found.append(f"it has {layout.world_size} ranks, and gpus allows {gpus.min} to {gpus.max}")
+        if found:
+            message = f"{layout} is not legal: {'; '.join(found)}; leave resolved out, the service writes it"
+            problems.append(FieldProblem(field, [layout.tp, layout.pp, layout.dp], message))
+    return problems
+
+
 def _replica_layouts(parallelism: ParallelismConfig, elasticity: ElasticityConfig) -> list[Layout]:
-    allowed = [Layout(tp, pp, dp=1) for tp, pp in elasticity.layouts or ()]
+    listed = elasticity.layouts if isinstance(elasticity.layouts, tuple) else ()
+    allowed = [Layout(tp, pp, dp=1) for tp, pp in listed]
     return list(dict.fromkeys(allowed)) or [Layout.of(parallelism).per_replica]
 
 
-def _numbers_of_replicas(training: TrainingConfig, elasticity: ElasticityConfig) -> list[int]:
-    """Those that a job allows and that divide a step's micro-batches."""
+def _allowed_numbers(training: TrainingConfig, elasticity: ElasticityConfig) -> list[int]:
     sizes = elasticity.data_parallel_size
+    return [] if sizes is None else numbers_of_replicas(training, sizes.min, sizes.max)
+
+
+def numbers_of_replicas(training: TrainingConfig, least: int, most: int) -> list[int]:
+    """Numbers of replicas, from the least to the most, that divide a step's micro-batches."""
     batches = (training.global_batch_size, *(stage.global_batch_size for stage in training.batch_size_warmup))
     micro_batches = math.gcd(*(size // training.micro_batch_size for size in batches))
-    return [number for number in _divisors(micro_batches) if sizes.min <= number <= sizes.max]
+    return [number for number in _divisors(micro_batches) if least <= number <= most]
 
 
 @lru_cache(_REMEMBERED)

@@ -123,22 +123,23 @@ def too_large(spec: JobSpec, needed: Mapping[Layout, int], device: int) -> str:
     """
     layout = min(needed, key=lambda layout: needed[layout])
     sizes = f"{needed[layout] / 1e9:.1f} GB of {device / 1e9:g} GB"
-    return f"no layout fits: {layout} needs least, {sizes}; {', '.join(_remedies(spec, layout))}"
+    return f"no layout fits: {layout} needs least, {sizes}; {', '.join(remedies(spec, layout))}"
 
 
-def _remedies(spec: JobSpec, layout: Layout) -> list[str]:
-    """What would need less memory, and is not done yet."""
+def remedies(spec: JobSpec, layout: Layout) -> list[str]:
+    """What would need less memory in a layout, and is not done yet."""
     parallelism, training = spec.parallelism, spec.training
-    remedies = ["raise parallelism.tensor_parallel_size or pipeline_parallel_size"]
+    sizes = "parallelism.tensor_parallel_size or pipeline_parallel_size"
+    found = [f"raise {'elasticity.gpus.max' if spec.leaves_layouts else sizes}"]
     if training.micro_batch_size > 1:
-        remedies.append(f"lower training.micro_batch_size={training.micro_batch_size}")
+        found.append(f"lower training.micro_batch_size={training.micro_batch_size}")
     if parallelism.recompute not in ("full", "auto"):
         latent = parallelism.recompute == "none" and spec.model.rank is not None
-        remedies.append(f"set parallelism.recompute={'latent or full' if latent else 'full'}")
+        found.append(f"set parallelism.recompute={'latent or full' if latent else 'full'}")
     if parallelism.zero_stage == 0 and layout.dp > 1:
-        remedies.append("set parallelism.zero_stage=1")
-    if parallelism.zero_stage > 0 and spec.optimizer.kind == "adamw":
-        remedies.append("use more replicas, which share the optimizer's state")
+        found.append("set parallelism.zero_stage=1")
+    if parallelism.zero_stage > 0 and spec.optimizer.kind == "adamw" and not spec.leaves_layouts:
+        found.append("use more replicas, which share the optimizer's state")
     if training.precision == "fp32":
-        remedies.append("set training.precision=bf16")
-    return remedies
+        found.append("set training.precision=bf16")
+    return found

@@ -173,9 +173,9 @@ def reasons(found: Found, device_bytes: float) -> Iterator[str]:
     """Why the first choice is the first, for people."""
     if found.choices:
         first, *others = found.choices
-        yield f"most of its step is {_largest(first.seconds)}"
+        yield f"most of its step is {largest_part(first.seconds)}"
         if others:
-            yield f"the next best, {others[0]}, takes {_longer(others[0], first)}"
+            yield f"the next best, {others[0]}, takes {longer(others[0], first)}"
     if found.misfit is not None:
         lacks = found.misfit.needed - device_bytes * (1 - SPARE)
         yield (
@@ -184,12 +184,13 @@ def reasons(found: Found, device_bytes: float) -> Iterator[str]:
         )
 
 
-def _largest(seconds: StepSeconds) -> str:
+def largest_part(seconds: StepSeconds) -> str:
+    """What most of a step is, and how much of it."""
     name = max(fields(seconds), key=lambda field: getattr(seconds, field.name)).name
     return f"{name} ({getattr(seconds, name) / seconds.total:.0%})"
 
 
-def _longer(other: Choice, first: Choice) -> str:
+def longer(other: Choice, first: Choice) -> str:
     """By how much one is slower, and by what most of all."""
     more = {
         field.name: there - here

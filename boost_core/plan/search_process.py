@@ -1,20 +1,24 @@
 """A search in a process of its own, which holds nobody else up and can be ended.
 
-``python -m boost_core.plan.search_process`` reads a ``SearchTask`` as JSON and writes the report.
+``python -m boost_core.plan.search_process`` reads a ``SearchTask`` as JSON and writes what was found.
 """
 
 import os
 import subprocess
 import sys
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from boost_core.config.base import Config
 from boost_core.config.job import JobSpec
+from boost_core.plan.auto_layouts import ChosenLayouts, choose_layouts
 from boost_core.plan.search_report import PlanSearch, SearchReport, search_report
 
 _NICENESS = 10
 _LONGEST_REASON = 200  # characters
+
+Answer = TypeVar("Answer", bound=Config)
 
 
 class TooLong(RuntimeError):
@@ -26,10 +30,17 @@ class SearchFailed(RuntimeError):
 
 
 class SearchTask(Config):
-    """What to search for which job."""
+    """What to search for which job; without it, the layouts of a job with ``layouts: auto`` are chosen."""
 
     job: JobSpec
-    asked: PlanSearch
+    asked: PlanSearch | None = None
+
+
+class LayoutsAnswer(Config):
+    """What became of choosing layouts."""
+
+    chosen: ChosenLayouts | None = None
+    problem: str | None = Field(None, description="Why there are none.")
 
 
 def search_apart(job: JobSpec, asked: PlanSearch, timeout_seconds: float) -> SearchReport:
@@ -44,20 +55,36 @@ def search_apart(job: JobSpec, asked: PlanSearch, timeout_seconds: float) -> Sea
         TooLong: It took longer.
         SearchFailed: It has ended without a report, or with numbers that are none.
     """
+    remedy = "search for fewer GPUs or without explain, or run `boost plan --gpus` yourself"
+    return _apart(SearchTask(job=job, asked=asked), timeout_seconds, SearchReport, remedy)
+
+
+def layouts_apart(job: JobSpec, timeout_seconds: float) -> ChosenLayouts:
+    """Choose the layouts of a job with ``layouts: auto`` in another process. Arguments and errors as ``search_apart``.
+
+    Raises:
+        ValueError: There are none; says why, and what to change.
+    """
+    remedy = "narrow elasticity.gpus, or list elasticity.layouts"
+    answer = _apart(SearchTask(job=job), timeout_seconds, LayoutsAnswer, remedy)
+    if answer.chosen is None:
+        raise ValueError(answer.problem)
+    return answer.chosen
+
+
+def _apart(task: SearchTask, timeout_seconds: float, kind: type[Answer], remedy: str) -> Answer:
     command = [sys.executable, "-m", "boost_core.plan.search_process"]
-    task = SearchTask(job=job, asked=asked).model_dump_json()
     try:
-        done = subprocess.run(command, input=task.encode(), capture_output=True, timeout=timeout_seconds, check=True)
+        done = subprocess.run(
+            command, input=task.model_dump_json().encode(), capture_output=True, timeout=timeout_seconds, check=True
+        )
     except subprocess.TimeoutExpired as error:
-        raise TooLong(
-            f"this search takes longer than {timeout_seconds:g} s; search for fewer GPUs or without explain, or run "
-            "`boost plan --gpus` yourself"
-        ) from error
+        raise TooLong(f"this search takes longer than {timeout_seconds:g} s; {remedy}") from error
     except subprocess.CalledProcessError as error:
         lines = error.stderr.decode(errors="replace").strip().splitlines() or [f"it ended with {error.returncode}"]
         raise SearchFailed(f"no way to train this job could be searched: {lines[-1][:_LONGEST_REASON]}") from error
     try:
-        return SearchReport.model_validate_json(done.stdout)
+        return kind.model_validate_json(done.stdout)
     except ValidationError as error:
         raise SearchFailed("the times of this job on these GPUs are beyond all numbers; check its sizes") from error
 
@@ -66,7 +93,15 @@ def main() -> None:
     """Search what is asked for on standard input."""
     os.nice(_NICENESS)
     task = SearchTask.model_validate_json(sys.stdin.buffer.read())
-    sys.stdout.write(search_report(task.job, task.asked).model_dump_json())
+    found = _layouts(task.job) if task.asked is None else search_report(task.job, task.asked)
+    sys.stdout.write(found.model_dump_json())
+
+
+def _layouts(job: JobSpec) -> LayoutsAnswer:
+    try:
+        return LayoutsAnswer(chosen=choose_layouts(job))
+    except ValueError as error:
+        return LayoutsAnswer(problem=str(error))
 
 
 if __name__ == "__main__":

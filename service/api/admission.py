@@ -10,6 +10,7 @@ from boost_core.config import JobSpec
 from boost_core.config.data import BYTES, SourceConfig
 from boost_core.config.parsing.urls import StorageOptions, giving_up_soon
 from boost_core.config.sources.files import UnfitData, check_data, list_files, tokenizer_vocabulary
+from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.devices import nothing_fits
 from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
@@ -114,6 +115,24 @@ def with_dataset(spec: JobSpec, context: Context, tenant: str, original: JobSpec
         message = f"names other shards than the dataset {name!r} has; leave it out"
         raise InvalidJob([FieldError(field="data.source", message=message)])
     return spec.model_copy(update={"data": spec.data.model_copy(update={"source": source})})
+
+
+def with_layouts(spec: JobSpec, context: Context, tenant: str) -> tuple[JobSpec, ChosenLayouts | None]:
+    """The job with the layouts that are chosen for it, if it leaves them to the service, and why; it may take seconds.
+
+    Args:
+        spec: The job; layouts that it says were chosen are chosen anew.
+        context: The service's parts.
+        tenant: Whose it is.
+
+    Raises:
+        InvalidJob: None is legal and fits, or choosing takes too long.
+        RateLimited: Another search is under way.
+    """
+    if not spec.leaves_layouts:
+        return spec, None
+    chosen = context.searches.layouts(spec, tenant)
+    return spec.with_layouts(chosen.sizes), chosen
 
 
 def _data_of(spec: JobSpec) -> str:

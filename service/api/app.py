@@ -42,6 +42,7 @@ from service.api.routes import (
     targets,
     trackers,
 )
+from service.api.searches import Searches
 from service.api.store_access import StoreAccess
 from service.api.streaming.following import Feeds
 from service.jobs.datasets import DatasetStore
@@ -109,6 +110,7 @@ def create_app(
         AuditLog(store.engine),
         limits,
         StoreAccess(settings.store_seconds),
+        Searches(),
         metrics or ProcessMetrics(),
         tracing,
         stopping,

@@ -13,6 +13,7 @@ from service.accounts.principal import Principal
 from service.accounts.quotas import QuotaStore
 from service.api.auth import Reader
 from service.api.middleware.limits import RateLimits
+from service.api.searches import Searches
 from service.api.store_access import StoreAccess
 from service.api.streaming.following import Feeds
 from service.jobs.datasets import DatasetStore
@@ -42,6 +43,7 @@ class Context:
         audit: Who has changed what.
         limits: How much may be asked, by whom.
         stores: Looks at stores and files.
+        searches: Searches plans and layouts.
         metrics: What this process measures of itself.
         tracing: Makes spans; ``None``: there are none.
         stopping: Set when the server stops, so that open streams end.
@@ -57,6 +59,7 @@ class Context:
     audit: AuditLog
     limits: RateLimits
     stores: StoreAccess
+    searches: Searches
     metrics: ProcessMetrics
     tracing: "Tracing | None"
     stopping: threading.Event

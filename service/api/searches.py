@@ -1,21 +1,75 @@
-"""How many plans are searched for at a time: each search keeps a core busy."""
+"""What is searched for requests: plans, and the layouts of jobs that leave them to the service.
+
+Each search keeps a core busy, so it has a process of its own, and few are under way at a time.
+"""
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from boost_core.config import JobSpec
+from boost_core.config.checkpoint import CheckpointConfig
+from boost_core.config.data import DataConfig
+from boost_core.config.faults import FaultToleranceConfig
+from boost_core.config.trackers import TrackersConfig
+from boost_core.plan.auto_layouts import ChosenLayouts
+from boost_core.plan.search_process import SearchFailed, TooLong, layouts_apart, search_apart
+from boost_core.plan.search_report import PlanSearch, SearchReport
+from service.api.errors import InvalidJob
 from service.api.exceptions import RateLimited
+from service.models.problems import FieldError
 
+_SECONDS = 20.0
 _TOGETHER = 2
 _RETRY_SECONDS = 5
+_REMEMBERED = 256  # jobs; some ten kilobytes each
 
 
 class Searches:
-    """Lets each tenant have one search under way, and all tenants two."""
+    """Lets each tenant have one search under way, and all tenants two; remembers the layouts that were chosen."""
 
     def __init__(self) -> None:
         self._tenants: set[str] = set()
+        self._chosen: OrderedDict[str, ChosenLayouts] = OrderedDict()
         self._lock = threading.Lock()
+
+    def plans(self, job: JobSpec, asked: PlanSearch, tenant: str) -> SearchReport:
+        """The best ways to train a job.
+
+        Raises:
+            InvalidJob: It takes too long, or it fails.
+            RateLimited: The tenant's other search is under way, or too many of others are.
+        """
+        with self.one_of(tenant):
+            try:
+                return search_apart(job, asked, _SECONDS)
+            except (TooLong, SearchFailed) as error:
+                raise InvalidJob([FieldError(field="search", message=str(error))]) from error
+
+    def layouts(self, spec: JobSpec, tenant: str) -> ChosenLayouts:
+        """The layouts of a job with ``layouts: auto``; without a search if the same was asked for before.
+
+        Raises:
+            InvalidJob: None is legal and fits, or choosing takes too long, or fails.
+            RateLimited: The tenant's other search is under way, or too many of others are.
+        """
+        asked = _without_what_does_not_matter(spec)
+        key = asked.model_dump_json()
+        with self._lock:
+            if known := self._chosen.get(key):
+                self._chosen.move_to_end(key)
+                return known
+        with self.one_of(tenant):
+            try:
+                found = layouts_apart(asked, _SECONDS)
+            except (ValueError, TooLong, SearchFailed) as error:
+                raise InvalidJob([FieldError(field="elasticity.gpus", message=str(error))]) from error
+        with self._lock:
+            self._chosen[key] = found
+            if len(self._chosen) > _REMEMBERED:
+                self._chosen.popitem(last=False)
+        return found
 
     @contextmanager
     def one_of(self, tenant: str) -> Iterator[None]:
@@ -35,3 +89,19 @@ class Searches:
         finally:
             with self._lock:
                 self._tenants.discard(tenant)
+
+
+def _without_what_does_not_matter(spec: JobSpec) -> JobSpec:
+    """A job with defaults for all that its layouts do not depend on."""
+    return spec.with_layouts(None).model_copy(
+        update={
+            "name": "auto",
+            "data": DataConfig(documents_apart=spec.data.documents_apart),
+            "checkpoint": CheckpointConfig(),
+            "fault_tolerance": FaultToleranceConfig(),
+            "trackers": TrackersConfig(),
+            "queue": "default",
+            "credentials": None,
+            "priority": 0,
+        }
+    )

@@ -188,6 +188,7 @@ class JobPage(BaseModel):
 EventKind = Literal[
     "state", "started", "progress", "evaluation", "sample", "checkpoint", "shape", "interruption", "restart", "fault",
     "ranks", "profile", "spare", "log", "patch", "drill", "scores",
+    "layouts",
 ]  # fmt: skip
 EVENT_KINDS: frozenset[str] = frozenset(get_args(EventKind))
 
@@ -204,6 +205,6 @@ class JobEvent(BaseModel):
     time: datetime
     data: dict[str, Any] = Field(
         description="For kind=state: state, reason, message; for patch: each changed field's from and to; for drill: "
-        "what was asked for; for scores: what a checkpoint scored on tasks. Else the trainer's report, see "
-        "boost_core.messages.reports."
+        "what was asked for; for scores: what a checkpoint scored on tasks; for layouts: those that layouts=auto came "
+        "to, and why. Else the trainer's report, see boost_core.messages.reports."
     )

@@ -4,13 +4,20 @@ from typing import Any
 
 from pydantic import Field
 
-from boost_core.config import DataParallelRange, ElasticityConfig, JobSpec
+from boost_core.config import DataParallelRange, ElasticityConfig, JobSpec, Layout
 from boost_core.config.base import Config, FieldProblem, raise_problems
 from boost_core.plan.devices import nothing_fits
 
 
 class ReplicasPatch(Config):
     """New limits of the number of replicas."""
+
+    min: int | None = None
+    max: int | None = None
+
+
+class GpusPatch(Config):
+    """New limits of the number of GPUs."""
 
     min: int | None = None
     max: int | None = None
@@ -25,27 +32,61 @@ class JobPatch(Config):
         None,
         description="Of elasticity. A job without it gets it; its own number of replicas is then the limit left out.",
     )
+    gpus: GpusPatch | None = Field(
+        None, description="Of elasticity, with layouts=auto; the layouts are chosen anew then."
+    )
 
 
-def apply(changes: JobPatch, spec: JobSpec) -> tuple[JobSpec, dict[str, Any]]:
+def changed_spec(changes: JobPatch, spec: JobSpec) -> JobSpec:
+    """The spec with its changes, and without layouts that are to be chosen anew.
+
+    Raises:
+        pydantic.ValidationError: The changed job is not legal; names the fields of the spec.
+    """
+    given = changes.model_dump(exclude_none=True)
+    replicas, gpus = given.pop("data_parallel_size", {}), given.pop("gpus", {})
+    raise_problems("JobSpec", _limits_of_another_kind(spec, replicas, gpus))
+    job = spec.model_dump(mode="json") | given
+    if replicas:
+        elasticity = _elasticity(spec).model_dump(mode="json")
+        job["elasticity"] = elasticity | {"data_parallel_size": elasticity["data_parallel_size"] | replicas}
+    if gpus:
+        elasticity = job["elasticity"]
+        job["elasticity"] = elasticity | {"gpus": elasticity["gpus"] | gpus, "resolved": None}
+    return JobSpec.model_validate(job)
+
+
+def apply(changes: JobPatch, spec: JobSpec, chosen: tuple[Layout, ...] | None = None) -> tuple[JobSpec, dict[str, Any]]:
     """The changed spec, and ``from`` and ``to`` of each field that is different then.
+
+    Args:
+        changes: What is to be different.
+        spec: The job.
+        chosen: The layouts that were chosen for the changed job, where it has limits of GPUs and these change.
 
     Raises:
         pydantic.ValidationError: The changed job is not legal, or fits its GPUs no more; names the fields of the spec.
     """
-    given = changes.model_dump(exclude_none=True)
-    limits = given.pop("data_parallel_size", {})
-    job = spec.model_dump(mode="json") | given
-    if limits:
-        elasticity = _elasticity(spec).model_dump(mode="json")
-        job["elasticity"] = elasticity | {"data_parallel_size": elasticity["data_parallel_size"] | limits}
-    changed = JobSpec.model_validate(job)
-    if limits and (problem := nothing_fits(changed)):
+    changed = changed_spec(changes, spec)
+    if changed.lacks_layouts:
+        changed = changed.with_layouts(chosen)
+    if changes.data_parallel_size and (problem := nothing_fits(changed)):
+        limits = changes.data_parallel_size.model_dump(exclude_none=True)
         raise_problems("JobSpec", [FieldProblem(("elasticity", "data_parallel_size"), limits, problem)])
     before, after = _changeable(spec), _changeable(changed)
     return changed, {
         field: {"from": before[field], "to": after[field]} for field in before if before[field] != after[field]
     }
+
+
+def _limits_of_another_kind(spec: JobSpec, replicas: dict[str, Any], gpus: dict[str, Any]) -> list[FieldProblem]:
+    if replicas and spec.leaves_layouts:
+        message = "layouts=auto chooses the number of replicas, too; change gpus instead"
+        return [FieldProblem(("elasticity", "data_parallel_size"), replicas, message)]
+    if gpus and not spec.leaves_layouts:
+        message = "limits GPUs where layouts=auto, and this job has none of that; change data_parallel_size instead"
+        return [FieldProblem(("elasticity", "gpus"), gpus, message)]
+    return []
 
 
 def _elasticity(spec: JobSpec) -> ElasticityConfig:
@@ -54,5 +95,11 @@ def _elasticity(spec: JobSpec) -> ElasticityConfig:
 
 
 def _changeable(spec: JobSpec) -> dict[str, Any]:
-    limits = spec.elasticity.data_parallel_size.model_dump() if spec.elasticity else None
-    return {"name": spec.name, "priority": spec.priority, "data_parallel_size": limits}
+    elasticity = spec.elasticity
+    replicas, gpus = (elasticity.data_parallel_size, elasticity.gpus) if elasticity else (None, None)
+    return {
+        "name": spec.name,
+        "priority": spec.priority,
+        "data_parallel_size": replicas.model_dump() if replicas else None,
+        "gpus": gpus.model_dump() if gpus else None,
+    }

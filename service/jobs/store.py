@@ -13,6 +13,7 @@ from boost_core.config import JobSpec
 from boost_core.messages.commands import WorkerCommand
 from boost_core.messages.reports import FaultReport
 from boost_core.messages.scores import Scores
+from boost_core.plan.auto_layouts import ChosenLayouts
 from service.jobs import queries, requests, writes
 from service.jobs.database import open_engine
 from service.jobs.goodput import Goodput
@@ -81,6 +82,7 @@ class JobStore:
         request: Request | None = None,
         traceparent: str | None = None,
         trackers: Collection[str] = (),
+        chosen: ChosenLayouts | None = None,
     ) -> JobRecord:
         """Store a new job, QUEUED; the same request again gives the same job.
 
@@ -93,6 +95,7 @@ class JobStore:
             request: What asks for it, if that may come again.
             traceparent: The span in whose trace the job's are, as W3C writes it.
             trackers: Kinds of those that it goes to.
+            chosen: Why the spec has the layouts that were chosen for it, which is an event.
 
         Raises:
             IdempotencyKeyReused: The request's key came with another one before.
@@ -126,23 +129,27 @@ class JobStore:
             version=1,
         )
         try:
-            return self._insert(record, request, trackers)
+            return self._insert(record, request, trackers, chosen)
         except IntegrityError:  # the same request has just been carried out by another process
             if request is None:
                 raise
-            return self._insert(record, request, trackers)
+            return self._insert(record, request, trackers, chosen)
 
-    def _insert(self, record: JobRecord, request: Request | None, trackers: Collection[str]) -> JobRecord:
+    def _insert(
+        self, record: JobRecord, request: Request | None, trackers: Collection[str], chosen: ChosenLayouts | None
+    ) -> JobRecord:
         job = {name: getattr(record, name) for name in record.model_fields_set}
         job |= {name: job[name].model_dump(mode="json") for name in ("spec", "goodput")}
-        event = writes.state_values(record.id, 0, record.submitted_at, record.state, record.reason, record.message)
+        events = [writes.state_values(record.id, 0, record.submitted_at, record.state, record.reason, record.message)]
+        if chosen is not None:
+            events.append(writes.layouts_values(record, chosen))
         with self.engine.begin() as connection:  # plain statements take a fraction of what a session needs for objects
             if request is not None:
                 if known := requests.find(connection, request):
                     return self._known.read(connection, queries.ONE, {"job_id": known})[0]
                 connection.execute(_INSERT_REQUEST, requests.values_of(request, record.id))
             connection.execute(_INSERT_JOB, job)
-            connection.execute(_INSERT_EVENT, event)
+            connection.execute(_INSERT_EVENT, events)
             if trackers:
                 connection.execute(_INSERT_TRACKER, [{"job_id": record.id, "kind": kind} for kind in trackers])
         return record
@@ -277,13 +284,16 @@ class JobStore:
         """
         return self._write(job_id, writes.retried)
 
-    def patch(self, job_id: str, changes: JobPatch, expected: str | None = None) -> JobRecord:
+    def patch(
+        self, job_id: str, changes: JobPatch, expected: str | None = None, chosen: ChosenLayouts | None = None
+    ) -> JobRecord:
         """Change what the user said about a job, and store an event with what is different.
 
         Args:
             job_id: The job.
             changes: What is to be different.
             expected: The entity tag that the job must have, if that matters.
+            chosen: Layouts that were chosen for the changed job, and why; that is an event, too.
 
         Raises:
             JobNotFound: There is no such job.
@@ -291,7 +301,7 @@ class JobStore:
             Outdated: The job has another tag.
             pydantic.ValidationError: The changed job is not legal; names the fields of the spec.
         """
-        return self._write(job_id, lambda record: writes.patched(record, changes, expected))
+        return self._write(job_id, lambda record: writes.patched(record, changes, expected, chosen))
 
     def ask(self, job_id: str, command: WorkerCommand, request: Request | None = None) -> JobRecord:
         """Ask a job's gang for a drill, which is an event, too, or for a profile; ``take_commands`` hands it on.

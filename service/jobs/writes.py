@@ -13,6 +13,7 @@ from boost_core.config.base import FieldProblem, raise_problems
 from boost_core.messages.commands import Drill, WorkerCommand
 from boost_core.messages.reports import FaultReport, Report, RestartReport
 from boost_core.messages.scores import Scores
+from boost_core.plan.auto_layouts import ChosenLayouts
 from service.jobs.ledger import book
 from service.jobs.model import JobRecord, RestartRecord
 from service.jobs.patch import JobPatch, apply
@@ -93,6 +94,12 @@ def state_values(
     """The event of a change of state, by columns."""
     data = {"state": state, "reason": reason, "message": message}
     return {"job_id": job_id, "attempt": attempt, "kind": "state", "time": time, "data": data}
+
+
+def layouts_values(record: JobRecord, chosen: ChosenLayouts) -> dict[str, Any]:
+    """The event of the layouts that were chosen for a new job, by columns."""
+    data = chosen.model_dump(mode="json")
+    return {"job_id": record.id, "attempt": 0, "kind": "layouts", "time": record.submitted_at, "data": data}
 
 
 def changed(record: JobRecord, reason: Reason, message: str, attempt: int) -> Write | None:
@@ -185,13 +192,16 @@ def retried(record: JobRecord) -> Write | None:
     return _at_once(record, Reason.RETRIED_BY_USER, "waits for its turn", fresh)
 
 
-def patched(record: JobRecord, changes: JobPatch, expected: str | None = None) -> Write | None:
+def patched(
+    record: JobRecord, changes: JobPatch, expected: str | None = None, chosen: ChosenLayouts | None = None
+) -> Write | None:
     """Change a job's spec; ``None`` when it is like that already.
 
     Args:
         record: The job.
         changes: What is to be different.
         expected: The entity tag that the job must have, if that matters.
+        chosen: Layouts that were chosen for the changed job, and why.
 
     Raises:
         AlreadyFinished: The job has come to its end.
@@ -202,11 +212,12 @@ def patched(record: JobRecord, changes: JobPatch, expected: str | None = None) -
         raise AlreadyFinished(record, "changed")
     if expected is not None and expected != record.etag:
         raise Outdated(record)
-    spec, differences = apply(changes, record.spec)
+    spec, differences = apply(changes, record.spec, chosen.sizes if chosen else None)
     if not differences:
         return None
     values = {"spec": spec.model_dump(mode="json"), "name": spec.name}
-    return Write(values, [_event(record, "patch", differences)])
+    told = [_event(record, "layouts", chosen.model_dump(mode="json"))] if chosen else []
+    return Write(values, [_event(record, "patch", differences), *told])
 
 
 def asked(record: JobRecord, command: WorkerCommand) -> Write:

@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from boost_core.config import JobSpec
+from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.report import Plan
 from boost_core.plan.search_report import PlanSearch, SearchReport
 
@@ -21,4 +22,7 @@ class PlanRequest(JobSpec):
 class PlanAnswer(Plan):
     """A job's plan, and the best ways to train it if they were asked for."""
 
+    chosen: ChosenLayouts | None = Field(
+        None, description="The layouts of a job with layouts=auto, and why; null for others."
+    )
     search: SearchReport | None = Field(description="What was found; null if nothing was searched.")

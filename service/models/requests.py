@@ -6,6 +6,7 @@ from pydantic import BaseModel, Field
 
 from boost_core.config import JobSpec
 from boost_core.config.base import Config
+from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.report import Plan
 from service.models.identity import Scope, TenantName
 from service.models.moment import Moment
@@ -29,6 +30,9 @@ class DryRun(BaseModel):
 
     spec: JobSpec = Field(description="The job as it would be recorded, with all defaults filled in.")
     plan: Plan = Field(description="Its plan.")
+    chosen: ChosenLayouts | None = Field(
+        None, description="The layouts of a job with layouts=auto, and why; null for others."
+    )
 
 
 class KeyRequest(Config):

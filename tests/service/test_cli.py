@@ -277,6 +277,21 @@ def test_patch(boost, store: JobStore) -> None:
     assert (nothing.exit_code, "give --name, --priority" in nothing.stderr) == (2, True)
 
 
+def test_a_job_that_leaves_its_layouts(boost, tmp_path: Path) -> None:
+    elasticity = {"layouts": "auto", "gpus": {"min": 1, "max": 4}}
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(GOOD | {"parallelism": {}, "elasticity": elasticity}))
+    for tried in (boost("submit", str(file), "--dry-run"), boost("plan", str(file))):
+        assert tried.exit_code == 0, tried.output
+        assert "layouts that are legal:\n- tp 1 × pp 1 × dp 1: most of its step is arithmetic" in tried.stdout
+    job_id = boost("submit", str(file)).stdout.split()[1]
+    shown = boost("show", job_id).stdout
+    assert "chosen for 1 to 4 GPUs:\n" in shown
+    assert "tp 1 × pp 1 × dp 1, " in shown
+    assert "layouts chosen, of " in boost("events", job_id).stdout
+    assert boost("patch", job_id, "--max-gpus", "2").stdout.endswith("of priority 0, with 1 to 2 GPU(s)\n")
+
+
 def test_drill(boost, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
     assert boost("drill", "kill_rank", job.id).exit_code == 1

@@ -347,6 +347,58 @@ def test_the_best_plan_for_some_gpus_is_searched(http: httpx.Client) -> None:
     assert "the profile is of bf16" in other.json()["detail"]
 
 
+def test_the_service_chooses_layouts_that_a_job_leaves_to_it(http: httpx.Client, store: JobStore) -> None:
+    left = GOOD | {
+        "model": {"preset": "7b", "vocab_size": 32_000}, "parallelism": {"recompute": "auto"},
+        "training": GOOD["training"] | {"global_batch_size": 32, "micro_batch_size": 1, "precision": "bf16"},
+        "resources": {"gpus_per_worker": 1, "accelerator_type": "A100"},
+        "elasticity": {"layouts": "auto", "gpus": {"min": 2, "max": 8}},
+    }  # fmt: skip
+    tried = http.post("/jobs/dry-run", json=left).json()
+    chosen = tried["chosen"]["layouts"]
+    sizes = [[each[f"{kind}_parallel_size"] for kind in ("tensor", "pipeline", "data")] for each in chosen]
+    assert tried["spec"]["elasticity"]["resolved"] == sizes
+    assert [shape["world_size"] for shape in tried["plan"]["shapes"]] == [each["world_size"] for each in chosen]
+    assert {2, 8} <= {each["world_size"] for each in chosen} <= set(range(2, 9))
+    assert all(each["why"] and each["memory_bytes"] < 80e9 and each["step_seconds"] > 0 for each in chosen)
+    planned = http.post("/plans", json=left).json()
+    assert (planned["chosen"], planned["shapes"]) == (tried["chosen"], tried["plan"]["shapes"])
+
+    stale = merged(left, {"elasticity": {"resolved": [[1, 1, 4]]}})
+    job = http.post("/jobs", json=stale).json()
+    assert job["spec"]["elasticity"]["resolved"] == sizes, "what a file says was chosen is chosen anew"
+    assert http.get(f"/jobs/{job['id']}").json()["spec"] == job["spec"]
+    (told,) = [event.data for event in store.events(job["id"]) if event.kind == "layouts"]
+    assert told == tried["chosen"]
+    copy = http.post(f"/jobs/{job['id']}/clone", json={"changes": {"elasticity": {"gpus": {"max": 4}}}}).json()
+    assert max(tp * pp * dp for tp, pp, dp in copy["spec"]["elasticity"]["resolved"]) == 4
+
+    path = f"/jobs/{job['id']}"
+    changed = http.patch(path, json={"gpus": {"max": 4}}).json()
+    assert changed["spec"]["elasticity"] == copy["spec"]["elasticity"]
+    assert [event.kind for event in store.events(job["id"])][-2:] == ["patch", "layouts"]
+    by_replicas = http.patch(path, json={"data_parallel_size": {"max": 2}})
+    assert (by_replicas.status_code, "change gpus instead" in by_replicas.json()["detail"]) == (422, True)
+    empty = http.patch(path, json={"gpus": {"min": 5, "max": 4}}).json()
+    assert [error["field"] for error in empty["errors"]] == ["elasticity.gpus"]
+
+    large = merged(left, {"model": {"preset": "40b"}, "elasticity": {"gpus": {"min": 1, "max": 2}}})
+    refused = http.post("/jobs", json=large).json()
+    assert [error["field"] for error in refused["errors"]] == ["elasticity.gpus"]
+    assert "raise elasticity.gpus.max" in refused["detail"]
+
+
+def test_a_tenant_whose_search_is_under_way_is_told_to_come_back(http: httpx.Client, api: RunningApi) -> None:
+    left = GOOD | {"parallelism": {}, "elasticity": {"layouts": "auto", "gpus": {"max": 4}}}
+    with api.app.state.context.searches.one_of("default"):
+        busy = http.post("/jobs", json=left)
+        assert (busy.status_code, busy.headers["Retry-After"]) == (429, "5")
+        assert http.post("/jobs", json=GOOD).status_code == 201, "others need no search"
+    assert http.post("/jobs", json=left).status_code == 201
+    with api.app.state.context.searches.one_of("default"):
+        assert http.post("/jobs/dry-run", json=left).status_code == 200, "what is known is not searched again"
+
+
 def test_each_tenant_searches_one_plan_at_a_time_and_all_together_two() -> None:
     searches = Searches()
     with searches.one_of("a"):
@@ -365,7 +417,7 @@ def test_plans_presets_versions(http: httpx.Client) -> None:
     assert [preset["name"] for preset in http.get("/presets").json()["presets"]][:2] == ["tiny", "60m"]
     examples = http.get("/examples").json()["examples"]
     assert [example["name"] for example in examples] == [
-        "cola-tiny", "elastic-cola", "lax-tiny", "loro-tiny", "cola-30b", "cola-7b"
+        "cola-tiny", "elastic-auto", "elastic-cola", "lax-tiny", "loro-tiny", "cola-30b", "cola-7b"
     ]  # fmt: skip
     assert examples[0]["description"].startswith("A small CoLA model on two CPU workers")
     assert examples[0]["text"] == Path("examples/cola-tiny.yaml").read_text()

@@ -10,13 +10,14 @@ from pydantic import BaseModel, ValidationError
 
 from boost_core.config import JobSpec
 from boost_core.messages.commands import Drill, Profile
+from service.api.admission import with_layouts
 from service.api.auth import Submitter
 from service.api.deps import ContextDep, JobDep
 from service.api.errors import InvalidJob, problem_responses
 from service.api.idempotency import IdempotentDep
 from service.api.requests import StrictRoute
 from service.jobs.model import JobRecord
-from service.jobs.patch import JobPatch
+from service.jobs.patch import JobPatch, changed_spec
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["jobs"], route_class=StrictRoute)
 
@@ -31,11 +32,16 @@ IfMatch = Annotated[
 
 @router.patch("", responses=_BODY_REFUSED | problem_responses(HTTPStatus.PRECONDITION_FAILED))
 def patch(
-    job: JobDep, changes: JobPatch, _who: Submitter, context: ContextDep, response: Response, if_match: IfMatch = None
+    job: JobDep, changes: JobPatch, who: Submitter, context: ContextDep, response: Response, if_match: IfMatch = None
 ) -> JobRecord:
-    """Change a job's name, priority or replica limits; a running gang is resized to fit."""
+    """Change a job's name, priority or limits; a running gang is resized to fit."""
+    expected, chosen = None if if_match == "*" else if_match, None
     with _illegal_fields(JobSpec):
-        record = context.store.patch(job.id, changes, None if if_match == "*" else if_match)
+        if changes.gpus and not job.finished:
+            spec = changed_spec(changes, job.spec)
+            spec, chosen = with_layouts(spec, context, who.tenant)
+            expected = expected or job.etag  # what was chosen is for this spec
+        record = context.store.patch(job.id, changes, expected, chosen)
     response.headers["ETag"] = record.etag
     return record
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from boost_core.config import JobSpec
 from boost_core.plan.report import plan
 from service.accounts.principal import Principal
-from service.api.admission import if_fit, with_dataset
+from service.api.admission import if_fit, with_dataset, with_layouts
 from service.api.auth import Reader, Submitter
 from service.api.deps import Context, ContextDep, JobDep, TraceparentDep, refuse_others
 from service.api.errors import InvalidJob, problem_responses
@@ -61,7 +61,8 @@ async def submit(
 async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
     """Check and plan a job without submitting it; nothing is recorded."""
     spec = await run_in_threadpool(with_dataset, spec, context, who.tenant)
-    return DryRun(spec=spec, plan=await if_fit(spec, context, who.tenant, partial(plan, spec)))
+    spec, chosen = await run_in_threadpool(with_layouts, spec, context, who.tenant)
+    return DryRun(spec=spec, plan=await if_fit(spec, context, who.tenant, partial(plan, spec)), chosen=chosen)
 
 
 @router.get("", response_model=JobPage, responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
@@ -108,7 +109,7 @@ async def clone(
             raise WrongState(job, "it has no checkpoint yet to begin from; clone it without from_checkpoint")
         changes = merged(changes, {"checkpoint": {"resume_from": job.checkpoint_url}})
     try:
-        spec = JobSpec.model_validate(merged(job.spec.model_dump(mode="json"), changes))
+        spec = JobSpec.model_validate(merged(job.spec.with_layouts(None).model_dump(mode="json"), changes))
     except ValidationError as error:
         raise InvalidJob.of(error, JobSpec) from error
     return await _create(spec, who, context, request, traceparent, original=job)
@@ -136,6 +137,7 @@ async def _create(
     if record is None:
         kept = original.spec if original else None
         spec = await run_in_threadpool(with_dataset, spec, context, who.tenant, kept)
+        spec, chosen = await run_in_threadpool(with_layouts, spec, context, who.tenant)
         owner, root = Owner(who.tenant, who.name), context.settings.checkpoint_root
         create = partial(
             context.store.create,
@@ -146,6 +148,7 @@ async def _create(
             request=request,
             traceparent=traceparent,
             trackers=kinds_of(spec, context.settings),
+            chosen=chosen,
         )
         record = await if_fit(spec, context, who.tenant, create)
     headers = {"Location": f"{router.prefix}/{record.id}", "ETag": record.etag}

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from boost_core.config import JobSpec
 from boost_core.messages.commands import Drill
 from service.cli.connection import open_client
 from service.cli.failures import BadInput
@@ -46,19 +47,27 @@ def patch(
     priority: Annotated[int | None, typer.Option(help="New priority; jobs with a higher one start first.")] = None,
     min_replicas: Annotated[int | None, typer.Option(help="Minimum number of data parallel replicas.")] = None,
     max_replicas: Annotated[int | None, typer.Option(help="Maximum number of data parallel replicas.")] = None,
+    min_gpus: Annotated[int | None, typer.Option(help="Minimum number of GPUs, with layouts: auto.")] = None,
+    max_gpus: Annotated[int | None, typer.Option(help="Maximum number of GPUs, with layouts: auto.")] = None,
     url: Url = None,
 ) -> None:
     """Change a job that has not ended."""
-    limits = _given(min=min_replicas, max=max_replicas)
-    changes = _given(name=name, priority=priority, data_parallel_size=limits or None)
+    replicas, gpus = _given(min=min_replicas, max=max_replicas), _given(min=min_gpus, max=max_gpus)
+    changes = _given(name=name, priority=priority, data_parallel_size=replicas or None, gpus=gpus or None)
     if not changes:
-        raise BadInput("nothing to change; give --name, --priority, --min-replicas or --max-replicas")
+        raise BadInput("nothing to change; give --name, --priority, --min-replicas, --max-replicas, or limits of GPUs")
     with open_client(url) as client:
         job = client.patch(job_id, changes)
-    elasticity = job.spec.elasticity
+    say(f"{job.id} is {job.name}, of priority {job.spec.priority}, with {_size(job.spec)}")
+
+
+def _size(spec: JobSpec) -> str:
+    """How large a job's gang may be."""
+    elasticity = spec.elasticity
+    if elasticity and elasticity.gpus:
+        return f"{elasticity.gpus.min} to {elasticity.gpus.max} GPU(s)"
     replicas = elasticity.data_parallel_size if elasticity else None
-    between = f"{replicas.min} to {replicas.max}" if replicas else job.spec.parallelism.data_parallel_size
-    say(f"{job.id} is {job.name}, of priority {job.spec.priority}, with {between} replica(s)")
+    return f"{f'{replicas.min} to {replicas.max}' if replicas else spec.parallelism.data_parallel_size} replica(s)"
 
 
 def drill(

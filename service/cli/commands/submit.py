@@ -9,13 +9,14 @@ from rich.console import Console
 
 from boost_core.config import JobSpec
 from boost_core.config.parsing.yaml_text import read_yaml
+from boost_core.plan.auto_layouts import choose_layouts
 from boost_core.plan.report import Plan, machine_of
 from boost_core.plan.report import plan as plan_of
 from boost_core.plan.search_report import PlanSearch, SearchReport, search_report
 from service.cli.connection import open_client
 from service.cli.failures import BadInput, read_job, read_network, read_profile
 from service.cli.options import AsJson, Follow, IdempotencyKey, JobId, Url
-from service.cli.output.plan_table import print_plan, print_search
+from service.cli.output.plan_table import print_chosen, print_plan, print_search
 from service.cli.output.printing import print_json, say
 from service.cli.output.progress import exit_as, follow_until_interrupted
 from service.client import Client
@@ -85,8 +86,12 @@ def plan(
     network, measured = read_network(cluster) if cluster else None, read_profile(profile) if profile else None
     levels = None if network is None else network.cluster()
     found: Plan | SearchReport
+    chosen = None
     try:
         if gpus is None:
+            if spec.leaves_layouts:
+                chosen = choose_layouts(spec)
+                spec = spec.with_layouts(chosen.sizes)
             found = plan_of(spec, machine_of(spec, measured, levels))
         else:
             asked = PlanSearch(gpus=gpus, cluster=network, profile=measured, top=top, explain=explain)
@@ -99,6 +104,8 @@ def plan(
         print_search(found)
     else:
         print_plan(found, spec)
+        if chosen is not None:
+            print_chosen(chosen)
 
 
 def merge_patch(changes: list[str]) -> dict[str, Any]:
@@ -136,6 +143,8 @@ def _try_out(client: Client, spec: JobSpec, as_json: bool) -> None:
         return
     say(f"{found.spec.name} could be submitted to the queue {found.spec.queue}")
     print_plan(found.plan, found.spec)
+    if found.chosen is not None:
+        print_chosen(found.chosen)
 
 
 def _go_on(client: Client, record: JobRecord, follow_it: bool, as_json: bool) -> None:

@@ -7,11 +7,12 @@ from pydantic import ValidationError
 from boost_core.messages import report_text
 from boost_core.messages.reports import Report, report_adapter
 from boost_core.messages.scores import Scores
-from service.cli.output.job_text import score_in_words
+from boost_core.plan.auto_layouts import ChosenLayouts
+from service.cli.output.job_text import layouts_in_words, score_in_words
 from service.jobs.model import JobEvent
 
 _OF_THE_SERVICE = frozenset(
-    {"state", "patch", "drill", "scores"}
+    {"state", "patch", "drill", "scores", "layouts"}
 )  # kinds of events that are not reports of the trainer
 
 
@@ -45,6 +46,8 @@ def _line_as_it_is(event: JobEvent) -> str:
         case "scores":
             listed = "; ".join(score_in_words(score) for score in Scores.model_validate(data).scores)
             return f"step {data['step']}  scores: {listed}"
+        case "layouts":
+            return layouts_in_words(ChosenLayouts.model_validate(data))
         case "state":
             return f"{data['state']}: {data['message']}"
         case _:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from boost_core.messages.report_text import duration, layout_in_words, numbers_of, restart_in_words, validation_in_words
 from boost_core.messages.reports import ShapeReport
 from boost_core.messages.scores import Score
+from boost_core.plan.auto_layouts import ChosenLayouts
 from service.jobs.goodput import Goodput
 from service.jobs.ledger import as_of
 from service.jobs.model import JobRecord
@@ -14,6 +15,7 @@ from service.models.trackers import TrackerState
 
 _SHOWN_RESTARTS = 5
 _SHOWN_SCORES = 20
+_LAYOUTS_A_LINE = 3
 
 
 def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
@@ -31,6 +33,7 @@ def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
         yield "clone of", job.cloned_from
     yield "attempts", str(job.attempt)
     yield "layout", _layout(job.shape) if job.shape else f"{job.present_layout}; not formed yet"
+    yield from _layouts_left(job)
     if job.spare is not None and job.spare_step is not None:
         yield "spare copy", f"of step {job.spare_step}, on node {job.spare.node}"
     yield from _restarts(job)
@@ -106,6 +109,23 @@ def _asked_for(job: JobRecord) -> str:
 
 def _layout(shape: ShapeReport) -> str:
     return f"{layout_in_words(shape)}: {', '.join(dict.fromkeys(shape.nodes))}"
+
+
+def _layouts_left(job: JobRecord) -> Iterator[tuple[str, str]]:
+    """The layouts of a job with ``layouts: auto``, a few to a line."""
+    elasticity = job.spec.elasticity
+    if elasticity is None or elasticity.gpus is None:
+        return
+    gpus, layouts = elasticity.gpus, [str(layout) for layout in elasticity.chosen]
+    yield "layouts", f"{len(layouts)}, chosen for {gpus.min} to {gpus.max} GPUs:"
+    for first in range(0, len(layouts), _LAYOUTS_A_LINE):
+        yield "", ", ".join(layouts[first : first + _LAYOUTS_A_LINE])
+
+
+def layouts_in_words(chosen: ChosenLayouts) -> str:
+    """Which layouts were chosen for a job, and of how many."""
+    each = (f"{one.layout} ({one.step_seconds:.3g} s a step)" for one in chosen.layouts)
+    return f"layouts chosen, of {chosen.timed} that are legal: {', '.join(each)}"
 
 
 def _restarts(job: JobRecord) -> Iterator[tuple[str, str]]:

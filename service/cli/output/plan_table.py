@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import BYTES
 from boost_core.messages.report_text import duration
+from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.report import Plan, PlannedShape
 from boost_core.plan.search_report import PlannedChoice, SearchReport
 from service.cli.output.printing import print_table, say
@@ -25,6 +26,13 @@ def print_plan(plan: Plan, spec: JobSpec) -> None:
     say("exchange: what a rank hands to tensor parallel all-reduces for a micro-batch, and in how many of them")
     for note in plan.notes:
         say(f"note: {note}")
+
+
+def print_chosen(chosen: ChosenLayouts) -> None:
+    """Print why a job with ``layouts: auto`` gets the layouts that it gets."""
+    say(f"chosen of {chosen.timed} layouts that are legal:")
+    for layout in chosen.layouts:
+        say(f"- {layout.layout}: {'; '.join(layout.why)}")
 
 
 def print_search(found: SearchReport) -> None:
