@@ -41,12 +41,6 @@ class StateSlice:
     offsets: Offsets
     tensor: torch.Tensor
 
-    def of(self, shard: torch.Tensor) -> torch.Tensor:
-        """The same box of another tensor of the shard's shape."""
-        for axis, (begin, size) in enumerate(zip(self.offsets, self.tensor.shape, strict=True)):
-            shard = shard.narrow(axis, begin, size)
-        return shard
-
 
 class ParamGroup:
     """One group.

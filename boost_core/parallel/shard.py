@@ -1,7 +1,7 @@
 """Turns a model's declarations into this rank's weights, the same full weights in any layout."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -9,6 +9,7 @@ from torch import nn
 
 from boost_core.architecture.roles import SplitAxes, WeightSpec
 from boost_core.nn.weights import WeightedModule, weight_specs
+from boost_core.parallel.philox import normal_
 
 
 class WeightMaker(Protocol):
@@ -26,8 +27,7 @@ def make_weights(
 ) -> None:  # fmt: skip
     """Replace every declared weight by this rank's shard of its initial value.
 
-    Each full weight is drawn from a generator of its own, seeded by the weight's name, so the values depend
-    on the seed alone and not on how many ranks there are or which one asks.
+    The values depend on the seed alone, and not on how many ranks there are or which one asks.
 
     Args:
         model: A model whose weights are declared.
@@ -40,8 +40,11 @@ def make_weights(
     """
 
     def shard(name: str, spec: WeightSpec) -> torch.Tensor:
-        full = initial_value(name, spec, seed)
-        return shard_of(full, axes[spec.role], rank, size).to(device, dtype, copy=True).contiguous()
+        axis, sizes = axes[spec.role], shard_shape(spec, axes, size)
+        offsets = [rank * length if place == axis else 0 for place, length in enumerate(sizes)]
+        weight = torch.empty(sizes, dtype=dtype, device=device)
+        initialize_(weight, offsets, name, spec, seed)
+        return weight
 
     replace_weights(model, shard)
 
@@ -70,26 +73,41 @@ def shard_shape(spec: WeightSpec, axes: SplitAxes, size: int) -> list[int]:
     return shape
 
 
-def shard_of(full: torch.Tensor, axis: int | None, rank: int, size: int) -> torch.Tensor:
-    """The part of a full weight that one rank holds."""
-    return full if axis is None else full.chunk(size, dim=axis)[rank]
-
-
 def split_axes(model: nn.Module, axes: SplitAxes) -> dict[str, int | None]:
     """The axis that each weight of a model is split along, by the weight's full name."""
     return {name: axes[spec.role] for name, spec in weight_specs(model).items()}
 
 
-def initial_value(name: str, spec: WeightSpec, seed: int) -> torch.Tensor:
-    """The full initial value of one weight, fp32 on CPU."""
+def initialize_(box: torch.Tensor, offsets: Sequence[int], name: str, spec: WeightSpec, seed: int) -> None:
+    """Fill a box of a weight with its initial values, which depend on the seed, the weight's name and their places.
+
+    Nothing else of the weight is drawn for that, and it is drawn on the box's device.
+
+    Args:
+        box: What is filled.
+        offsets: Where it begins in the full weight.
+        name: The weight's full name.
+        spec: Its declaration.
+        seed: The job's seed.
+    """
     if isinstance(spec.start, float):
-        return torch.full(spec.shape, spec.start)
-    generator = torch.Generator().manual_seed(_seed_of(name, seed))
-    values = torch.randn(spec.shape, generator=generator)
-    for part, std in zip(values.chunk(len(spec.start), dim=spec.axis or 0), spec.start, strict=True):
-        part.mul_(std)
-    return values
+        box.fill_(spec.start)
+        return
+    normal_(box, spec.shape, offsets, _key_of(name, seed), _stds(spec, spec.start, box, offsets))
 
 
-def _seed_of(name: str, seed: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7], "big")
+def _stds(
+    spec: WeightSpec, start: tuple[float, ...], box: torch.Tensor, offsets: Sequence[int]
+) -> torch.Tensor | float:  # fmt: skip
+    """Standard deviations of a box's elements: of each projection along the axis on which they lie, or one for all."""
+    if spec.axis is None or len(start) == 1:
+        return start[0]
+    each = torch.tensor(start, dtype=torch.float64, device=box.device)
+    along = each.repeat_interleave(spec.shape[spec.axis] // len(start))
+    sizes = [1] * box.ndim
+    sizes[spec.axis] = box.shape[spec.axis]
+    return along.narrow(0, offsets[spec.axis], box.shape[spec.axis]).view(sizes)
+
+
+def _key_of(name: str, seed: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big")

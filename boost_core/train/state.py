@@ -1,7 +1,6 @@
 """Everything that a rank holds while it trains, and how it is saved and resumed."""
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,14 +25,13 @@ from boost_core.nn.weights import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.build import COMPUTE_TYPES, make_optimizer
 from boost_core.optim.gradients import Gradients
-from boost_core.optim.group import StateSlice
 from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.clock import StepClock
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger
 from boost_core.parallel.mesh import ParallelMesh
 from boost_core.parallel.process_groups import ProcessGroups
-from boost_core.parallel.shard import WeightMaker, initial_value, make_weights, shard_of, split_axes
+from boost_core.parallel.shard import WeightMaker, initialize_, make_weights, split_axes
 from boost_core.parallel.symmetric_memory import connect
 from boost_core.plan.snapshots import MemoryState
 from boost_core.plan.stages import cut
@@ -44,6 +42,8 @@ if TYPE_CHECKING:
     from boost_core.parallel.pipeline import Pipeline
 
 logger = logging.getLogger(__name__)
+
+_MASTER = ".master"  # ends the names of the weights' own chunks
 
 
 @dataclass
@@ -144,21 +144,18 @@ class TrainState:
     def draw(self) -> None:
         """Give the weights the values that training starts from, which depend on the job's seed alone.
 
-        A rank draws the weights of which it keeps a part, several at a time on as many cores as torch may use.
+        A rank draws what it keeps of their masters, where it keeps it: on a GPU, or on as many of the host's cores as
+        torch may use.
         """
-        masters: dict[str, list[StateSlice]] = defaultdict(list)
-        for piece in self.optimizer.pieces():
-            if piece.quantity == "master":
-                masters[piece.name].append(piece)
-        specs, tensor, seed = weight_specs(self.model), self.process_groups.tensor, self.spec.training.seed
+        specs, seed = weight_specs(self.model), self.spec.training.seed
 
-        def draw_one(name: str) -> None:
-            shard = shard_of(initial_value(name, specs[name], seed), self.axes[name], tensor.rank, tensor.size)
-            for piece in masters[name]:
-                piece.tensor.copy_(piece.of(shard))
+        def draw_one(master: Chunk) -> None:
+            name = master.name.removesuffix(_MASTER)
+            initialize_(master.tensor, master.offsets, name, specs[name], seed)
 
-        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            list(threads.map(draw_one, masters))
+        at_once = torch.get_num_threads() if self.mesh.device.type == "cpu" else 1
+        with ThreadPoolExecutor(at_once) as threads:
+            list(threads.map(draw_one, (chunk for chunk in self.chunks() if chunk.name.endswith(_MASTER))))
         self.optimizer.round_masters()
 
     def load(self, folder: CheckpointFolder, step: int) -> None:

@@ -48,7 +48,7 @@ def test_the_weights_are_those_of_any_start(ranks: Ranks, layout: dict[str, int]
 
 def draws(spec: Any) -> tuple[int, dict[int, float]]:
     """Weights drawn by a run of a job, and its losses."""
-    with patch.object(state_module, "initial_value", wraps=state_module.initial_value) as drawn:
+    with patch.object(state_module, "initialize_", wraps=state_module.initialize_) as drawn:
         reports = train_and_record(spec)
     return drawn.call_count, losses(reports)
 

@@ -56,7 +56,9 @@ _RESULTS = "--results", "{out}/results.csv"
 _RANK, _KERNELS = ("-m", "boost_core.bench", "rank", *_RESULTS), ("-m", "boost_core.bench", "kernels", *_RESULTS)
 _OPTIONS_7B = "--model 7b --tp 4 --micro-batch 4 1 --repeats 10 --interconnect nvlink-h200"
 STAGES = (
-    Stage("tests", 300, ("-m", "pytest", "-p", "no:cacheprovider", "tests/kernels")),
+    Stage(
+        "tests", 300, ("-m", "pytest", "-p", "no:cacheprovider", "tests/kernels", "tests/unit/test_initial_values.py")
+    ),
     Stage("losses", 180, ("-m", "tests.gpu", "{out}", "--curves")),
     Stage("fp8", 240, ("-m", "tests.benchmarks.fp8", "--out", "{out}")),
     Stage("rank-7b", 560, (*_RANK, *_OPTIONS_7B.split())),

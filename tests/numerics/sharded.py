@@ -15,12 +15,7 @@ from boost_core.nn.attention import Rotation
 from boost_core.nn.weights import weight_specs
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger, Entry, Pending, Totals
-from boost_core.parallel.shard import (
-    initial_value,
-    make_weights,
-    shard_of,
-    split_axes,
-)
+from boost_core.parallel.shard import initialize_, make_weights, split_axes
 
 SEED = 7
 HOST = torch.device("cpu")
@@ -51,10 +46,18 @@ def token_weights(count: int) -> torch.Tensor:
 def full_weights(model: ModelConfig, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
     """The initial weights, those that start at a constant moved off it so that they matter."""
     declared, _ = build(model, ParallelismConfig(), Communicator(None, "tp", CommunicationLedger()))
-    return {
-        name: _perturbed(initial_value(name, spec, SEED), spec).to(dtype)
-        for name, spec in weight_specs(declared).items()
-    }
+    return {name: _perturbed(_initial(name, spec), spec).to(dtype) for name, spec in weight_specs(declared).items()}
+
+
+def shard_of(full: torch.Tensor, axis: int | None, rank: int, size: int) -> torch.Tensor:
+    """The part of a full weight that one rank holds."""
+    return full if axis is None else full.chunk(size, dim=axis)[rank]
+
+
+def _initial(name: str, spec: WeightSpec) -> torch.Tensor:
+    value = torch.empty(spec.shape)
+    initialize_(value, (0,) * value.ndim, name, spec, SEED)
+    return value
 
 
 def _perturbed(value: torch.Tensor, spec: WeightSpec) -> torch.Tensor:

@@ -15,7 +15,6 @@ from boost_core.nn.strategy import NormWeights
 from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger
-from boost_core.parallel.shard import shard_of
 from tests.numerics import reference
 from tests.numerics.sharded import (
     Outcome,
@@ -24,6 +23,7 @@ from tests.numerics.sharded import (
     full_weights,
     relative_error,
     run_sharded,
+    shard_of,
     token_weights,
 )
 from tests.pairwise import pairwise

@@ -16,7 +16,7 @@ from boost_core.optim.loro import FactorPair, Loro, factor_pairs
 from boost_core.optim.riemannian import riemannian_step
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger
-from boost_core.parallel.shard import shard_of
+from tests.numerics.sharded import shard_of
 from tests.ranks import Ranks
 
 STEP_SIZE = 0.3

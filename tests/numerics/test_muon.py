@@ -13,7 +13,7 @@ from boost_core.optim.group import ParamGroup
 from boost_core.optim.muon import Muon, orthogonalized
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger
-from boost_core.parallel.shard import shard_of
+from tests.numerics.sharded import shard_of
 from tests.ranks import Ranks
 
 SHAPE = (2, 6, 16)  # projections, rank, long axis
