@@ -1,6 +1,6 @@
 """Every collective of the trainer, counted and timed by the ledger."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ class Communicator:
 
     Args:
         group: The process group; ``None`` for a group of one.
-        dimension: The mesh dimension's name for the ledger: ``tp``, ``pp``, ``dp``, or ``all`` for the whole gang.
+        dimension: The mesh dimension's name for the ledger: ``tp``, ``pp``, ``cp``, ``dp``, or ``all`` for the
+            whole gang.
         ledger: Where to count.
     """
 
@@ -90,6 +91,25 @@ class Communicator:
         received = torch.empty_like(x_pac)
         self._start("all_to_all", dist.all_to_all_single, received, x_pac, purpose).wait()
         return received
+
+    def start_uneven_all_to_all(
+        self, received: torch.Tensor, payload: torch.Tensor, rows: tuple[Sequence[int], Sequence[int]], purpose: str
+    ) -> Pending:
+        """Start to fill ``received`` with the rows that each rank sends this one, in the order of ranks.
+
+        Args:
+            received: What comes.
+            payload: What goes to each rank, in the order of ranks.
+            rows: How many come from each rank, and go to each; none is fine, but all ranks have to call this.
+            purpose: What for.
+        """
+        comes, goes = map(list, rows)
+
+        def launch() -> dist.Work:
+            work: dist.Work = dist.all_to_all_single(received, payload, comes, goes, self._group, async_op=True)
+            return work
+
+        return self._ledger.start(Entry("all_to_all", self._dimension, purpose), payload, launch)
 
     def send(self, tensor: torch.Tensor, to: int, purpose: str) -> Pending:
         """Start to send ``tensor`` to a rank of the group."""

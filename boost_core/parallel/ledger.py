@@ -28,7 +28,7 @@ class Entry:
     Attributes:
         kind: ``all_reduce``, ``symmetric_all_reduce`` (one through symmetric memory), ``all_gather``,
             ``reduce_scatter``, ``all_to_all`` or ``send``.
-        group: The mesh dimension it runs over, ``tp``, ``pp`` or ``dp``; ``all`` for the whole gang.
+        group: The mesh dimension it runs over, ``tp``, ``pp``, ``cp`` or ``dp``; ``all`` for the whole gang.
         purpose: What it is for, for example ``latent`` or ``latent gradient``.
     """
 

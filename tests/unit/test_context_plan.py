@@ -1,6 +1,7 @@
 """Plans of context parallelism, held to masks and enumerations that know nothing of chunks' arithmetic."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from torch.distributed.tensor.experimental._context_parallel._load_balancer impo
 
 from boost_core.plan.context.figures import ContextPlan
 from boost_core.plan.context.near import _Dealt
+from boost_core.plan.context.pieces import Piece, RankWork, rank_work
 from boost_core.plan.context.placement import PLACEMENTS, place
 from boost_core.plan.context.tasks import Task, areas, moved_tasks, own_tasks
 from boost_core.plan.context.transfers import busiest, key_transfers, query_transfers, rounds
@@ -21,7 +23,7 @@ def chunk_pairs(window: Window) -> list[list[int]]:
     counted, start = [[0] * window.chunks for _ in range(window.chunks)], 0
     for length in window.documents:
         for query in range(start, start + length):
-            for key in range(start, query + 1):
+            for key in range(start if window.sees is None else max(start, query + 1 - window.sees), query + 1):
                 counted[query // window.chunk_tokens][key // window.chunk_tokens] += 1
         start += length
     return counted
@@ -34,7 +36,8 @@ def windows(draw: st.DrawFn, ranks: int = 1) -> Window:
     tokens = size * each * ranks
     ends = draw(st.sets(st.integers(1, tokens), max_size=8)) | {tokens}
     starts = [0, *sorted(ends)]
-    return Window(tuple(end - start for start, end in zip(starts, sorted(ends), strict=False)), size)
+    lengths = tuple(end - start for start, end in zip(starts, sorted(ends), strict=False))
+    return Window(lengths, size, draw(st.none() | st.integers(1, tokens)))
 
 
 @st.composite
@@ -224,7 +227,9 @@ def test_own_tasks_send_no_queries() -> None:
         (lambda: Window((4, 0), 4), "a token or more each"),
         (lambda: Window((4, 3), 4), "chunks of 4 tokens must divide the window of 7"),
         (lambda: Window((4,), 0), "chunks of 0 tokens"),
+        (lambda: Window((4,), 2, 0), "sees is 0, but each token sees at least itself"),
         (lambda: joined([Window((4,), 2), Window((4,), 4)]), "the same size"),
+        (lambda: joined([Window((4,), 2), Window((4,), 2, 3)]), "see as many others"),
         (lambda: place(Window((8,), 2), 3, "near"), "3 ranks must divide the window's 4 chunks"),
         (lambda: place(Window((8,), 2), 2, "best"), "no placement 'best'; there are contiguous"),
     ],
@@ -232,3 +237,62 @@ def test_own_tasks_send_no_queries() -> None:
 def test_what_cannot_be_planned_is_refused(call, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         call()
+
+
+@given(plans())
+def test_ranks_pieces_are_the_pairs_of_the_mask_each_once(plan: ContextPlan) -> None:
+    """Token by token: each query of each rank meets every key that it sees in one piece, in the planned stage."""
+    window = plan.window
+    if plan.queries:
+        with pytest.raises(ValueError, match="which nothing carries out yet; plan with own_tasks"):
+            rank_work(plan, 0)
+        return
+    works = [rank_work(plan, rank) for rank in range(plan.ranks)]
+    document = [number for number, length in enumerate(window.documents) for _ in range(length)]
+    reach = window.tokens if window.sees is None else window.sees
+    filled = [number for number, sent in enumerate(plan.key_stages, start=1) if sent]
+    for rank, work in enumerate(works):
+        met = Counter[tuple[int, int]]()
+        queries = tokens_of(window, work.chunks)
+        for number, area in enumerate(plan.stage_areas[rank]):
+            if number and number not in filled:
+                assert area == 0
+                continue
+            stage = work.stages[filled.index(number)] if number else None
+            keys = queries if stage is None else tokens_of(window, received(works, rank, filled.index(number)))
+            pairs = [pair for piece in (stage or work).pieces for pair in pairs_of(piece, queries, keys, reach)]
+            assert len(pairs) == area
+            met.update(pairs)
+        expected = {
+            (query, key)
+            for query in queries
+            for key in range(max(0, query + 1 - reach), query + 1)
+            if document[query] == document[key]
+        }
+        assert met == Counter(expected)
+
+
+def tokens_of(window: Window, chunks: Sequence[int]) -> list[int]:
+    size = window.chunk_tokens
+    return [token for chunk in chunks for token in range(chunk * size, (chunk + 1) * size)]
+
+
+def received(works: Sequence[RankWork], rank: int, number: int) -> list[int]:
+    """Chunks that come to a rank in a stage, in the order that its pieces have them in."""
+    stage = works[rank].stages[number]
+    sent = [[work.chunks[place] for place in work.stages[number].sends[rank]] for work in works]
+    assert [len(each) for each in sent] == list(stage.receives)
+    came = [chunk for each in sent for chunk in each]
+    in_order = [came[place] for place in stage.order]
+    assert in_order == sorted(came)
+    return in_order
+
+
+def pairs_of(piece: Piece, queries: Sequence[int], keys: Sequence[int], reach: int) -> list[tuple[int, int]]:
+    rows, columns = queries[slice(*piece.queries)], keys[slice(*piece.keys)]
+    if piece.lag is None:
+        return [(query, key) for query in rows for key in columns]
+    assert rows[0] - columns[0] == piece.lag
+    sees = [[0 <= piece.lag + row - column < reach for column in range(len(columns))] for row in range(len(rows))]
+    assert all(any(row) for row in sees)
+    return [(rows[row], columns[column]) for row, line in enumerate(sees) for column, yes in enumerate(line) if yes]

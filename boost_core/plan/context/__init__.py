@@ -8,9 +8,10 @@ rank that computes each, the transfers that follow from these, and an order of t
 * ``placement`` and ``near`` deal chunks to ranks, as many to each;
 * ``tasks`` says where each chunk's attention is computed;
 * ``transfers`` says what ranks send each other, in rounds and in stages of even traffic;
+* ``pieces`` is one rank's part of all this, as ``parallel/context`` carries it out;
 * ``cost`` and ``figures`` make bytes and seconds of it, and ``choice`` takes the fastest.
 
 Placements, tasks and transfers are in integers and in a fixed order, so that ranks which are told how agree, each by
-itself. A choice is by seconds, so it is made once and told. Nothing of the trainer uses this yet: it plans, and
+itself. A choice is by seconds, so it is made once and told. The trainer uses none of this yet;
 ``tests/benchmarks/context.py`` compares it with other systems' rules.
 """

@@ -7,26 +7,30 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens of documents one after the other; each sees itself and what is before it in its document.
+    """Tokens of documents one after the other; each sees itself and what is before it in its document, all or some.
 
     Several windows that are dealt to ranks together are one, with the documents of all.
 
     Attributes:
         documents: Tokens of each document, as they lie; the first and last may be parts.
         chunk_tokens: Tokens of a chunk.
+        sees: How many tokens of its document each sees at most, itself included (a sliding window); ``None`` for all.
 
     Raises:
-        ValueError: A document is empty, or the chunks do not divide the window.
+        ValueError: A document is empty, the chunks do not divide the window, or no token sees even itself.
     """
 
     documents: tuple[int, ...]
     chunk_tokens: int
+    sees: int | None = None
 
     def __post_init__(self) -> None:
         if not self.documents or min(self.documents) < 1:
             raise ValueError(f"documents of {self.documents!r} tokens: give one or more, of a token or more each")
         if self.chunk_tokens < 1 or self.tokens % self.chunk_tokens:
             raise ValueError(f"chunks of {self.chunk_tokens} tokens must divide the window of {self.tokens}")
+        if self.sees is not None and self.sees < 1:
+            raise ValueError(f"sees is {self.sees}, but each token sees at least itself; give 1 or more, or None")
 
     @cached_property
     def tokens(self) -> int:
@@ -44,7 +48,7 @@ class Window:
         found, start = [0] * self.chunks, 0
         for length in self.documents:
             for chunk, begin, end in self._rows(start, start + length):
-                found[chunk] += triangle(end - start) - triangle(begin - start)
+                found[chunk] += self._seen(end - start) - self._seen(begin - start)
             start += length
         return tuple(found)
 
@@ -56,7 +60,11 @@ class Window:
     @cached_property
     def first(self) -> Sequence[int]:
         """The earliest chunk whose keys each chunk's queries see; they see some of all between it and their own."""
-        return tuple(start // self.chunk_tokens for start, _ in self._leading)
+        earliest = (
+            start if self.sees is None else max(start, chunk * self.chunk_tokens - self.sees + 1)
+            for chunk, (start, _) in enumerate(self._leading)
+        )
+        return tuple(token // self.chunk_tokens for token in earliest)
 
     def keys(self, chunk: int) -> range:
         """The chunks whose keys one's queries see."""
@@ -75,6 +83,8 @@ class Window:
             keys: The others, as a set of bits.
         """
         keys &= self.needs[queries]
+        if self.sees is not None:
+            return sum(self._pairs_of_two(queries, each) for each in self.keys(queries) if keys >> each & 1)
         start, rows = self._leading[queries]
         found = 0
         if keys >> queries & 1:
@@ -83,6 +93,24 @@ class Window:
         if keys >> self.first[queries] & 1:
             found -= rows * (start - self.first[queries] * self.chunk_tokens)
         return found + rows * self.chunk_tokens * keys.bit_count()
+
+    def _pairs_of_two(self, queries: int, keys: int) -> int:
+        """Pairs of the queries of one chunk and the keys of another, whatever tokens see."""
+        first, (start, rows) = queries * self.chunk_tokens, self._leading[queries]
+
+        def from_token(key: int) -> int:
+            """Pairs of the leading document's queries and its keys from one before the chunk on."""
+            return self._seen(first + rows - key) - self._seen(first - key)
+
+        if keys == queries:
+            return self.areas[queries] - from_token(start) + from_token(first)
+        begin = max(start, keys * self.chunk_tokens)
+        return from_token(begin) - from_token((keys + 1) * self.chunk_tokens)
+
+    def _seen(self, tokens: int) -> int:
+        """Pairs of so many first tokens of a document."""
+        short = tokens if self.sees is None else min(tokens, self.sees)
+        return triangle(short) + (tokens - short) * short
 
     @cached_property
     def _leading(self) -> Sequence[tuple[int, int]]:
@@ -111,8 +139,9 @@ def joined(windows: Sequence[Window]) -> Window:
     """The windows of several replicas as one, to deal them to the ranks of all.
 
     Raises:
-        ValueError: There is none, or their chunks differ in size.
+        ValueError: There is none, or their chunks differ in size, or in what their tokens see.
     """
-    if len({window.chunk_tokens for window in windows}) != 1:
-        raise ValueError("give windows whose chunks have the same size")
-    return Window(tuple(length for window in windows for length in window.documents), windows[0].chunk_tokens)
+    if len({(window.chunk_tokens, window.sees) for window in windows}) != 1:
+        raise ValueError("give windows whose chunks have the same size and whose tokens see as many others")
+    documents = tuple(length for window in windows for length in window.documents)
+    return Window(documents, windows[0].chunk_tokens, windows[0].sees)
