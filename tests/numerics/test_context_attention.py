@@ -161,9 +161,12 @@ def expect_planned_bytes(case: Case, of_ranks: Sequence[dict[Entry, tuple[int, i
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_errors_are_those_of_one_rank(ranks: Ranks, dtype: torch.dtype) -> None:
-    """Against fp64, 1.5 times those of the same type on one rank at most."""
-    case = Case(planned(Window((200, 56), 16), 2, "striped", 2), 4, 2)
+@pytest.mark.parametrize(
+    ("window", "how"), [(Window((200, 56), 16), "striped"), (Window((1600,), 100, sees=700), "contiguous")]
+)
+def test_errors_are_those_of_one_rank(ranks: Ranks, window: Window, how: str, dtype: torch.dtype) -> None:
+    """Against fp64, 1.5 times those of the same type on one rank at most; the second takes masked parts of any size."""
+    case = Case(planned(window, 2, how, 2), 4, 2)
     exact, alone = on_one_rank(case), on_one_rank(case, dtype)
     found = in_order(case, [each[0] for each in ranks.run(2, on_this_rank, [case], dtype)])
     for mine, its, true in zip(found, alone, exact, strict=True):

@@ -21,6 +21,10 @@ from boost_core.plan.context.pieces import Piece, Span
 Attended = tuple[Piece, torch.Tensor, torch.Tensor]  # output ``[m, h, e]`` and log-sum-exps ``[m, h]`` of a piece
 Gradients = tuple[Piece, torch.Tensor, torch.Tensor, torch.Tensor]  # of its queries, keys and values
 
+_MASKED_QUERIES = (
+    512  # of a call on CPU: of these and a window's keys, about as many as the queries are hidden from each
+)
+
 _flash = torch.ops.aten._flash_attention_forward
 _flash_backward = torch.ops.aten._flash_attention_backward
 _on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -198,13 +202,14 @@ def _backward(
 
 
 def _cut(piece: Piece, sees: int | None) -> Iterator[Piece]:
-    """A piece in parts whose masks are no larger than two windows, and that are causal or have a mask, not both."""
+    """A piece in parts that are causal or have a mask, not both; masks are small, and hide few of a part's keys."""
     rows, columns = (end - first for first, end in (piece.queries, piece.keys))
-    if piece.lag is None or sees is None or rows <= sees:
+    if piece.lag is None or sees is None or (piece.lag == 0 and rows <= sees):
         yield piece
         return
-    for first in range(0, rows, sees):
-        end = min(first + sees, rows)
+    step = min(sees, _MASKED_QUERIES)
+    for first in range(0, rows, step):
+        end = min(first + step, rows)
         begin, last = max(0, piece.lag + first + 1 - sees), min(columns, piece.lag + end)
         queries = piece.queries[0] + first, piece.queries[0] + end
         yield Piece(queries, (piece.keys[0] + begin, piece.keys[0] + last), piece.lag + first - begin)
