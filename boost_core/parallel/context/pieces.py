@@ -83,10 +83,12 @@ class StageAttention:
             return
         for batch in self._batches:
             dout, out, lse = (_rows(x, [piece.queries for piece in batch.pieces]) for x in (dout_The, out_The, lse_Th))
-            unused = torch.empty(0, dtype=torch.uint64, device=self._device)  # there is no dropout
+            drawn, unused = (
+                torch.zeros(size, dtype=torch.uint64, device=self._device) for size in (2, 0)
+            )  # no dropout
             found = _flash_backward(
                 dout, *batch.of(query_The, key_nje, value_nje), out, lse.t().contiguous(), *batch.begins,
-                *batch.longest, 0.0, batch.is_causal, unused, unused,
+                *batch.longest, 0.0, batch.is_causal, drawn, unused,
                 window_size_left=batch.window[0], window_size_right=batch.window[1],
             )  # fmt: skip
             rows, columns = ([end - first for first, end in spans] for spans in (batch.queries, batch.keys))
