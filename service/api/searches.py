@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from boost_core.config import JobSpec
 from boost_core.config.checkpoint import CheckpointConfig
-from boost_core.config.data import DataConfig
+from boost_core.config.data import DataConfig, SourceConfig
 from boost_core.config.faults import FaultToleranceConfig
 from boost_core.config.trackers import TrackersConfig
 from boost_core.plan.auto_layouts import ChosenLayouts
@@ -24,6 +24,7 @@ _SECONDS = 20.0
 _TOGETHER = 2
 _RETRY_SECONDS = 5
 _REMEMBERED = 256  # jobs; some ten kilobytes each
+_TOKENS = SourceConfig(kind="tokenized", paths=("/any",))  # goes with every vocabulary
 
 
 class Searches:
@@ -96,7 +97,7 @@ def _without_what_does_not_matter(spec: JobSpec) -> JobSpec:
     return spec.with_layouts(None).model_copy(
         update={
             "name": "auto",
-            "data": DataConfig(documents_apart=spec.data.documents_apart),
+            "data": DataConfig(source=_TOKENS, documents_apart=spec.data.documents_apart),
             "checkpoint": CheckpointConfig(),
             "fault_tolerance": FaultToleranceConfig(),
             "trackers": TrackersConfig(),

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from boost_core.config import JobSpec
+from boost_core.plan.auto_layouts import choose_layouts
 from service.api.exceptions import RateLimited
 from service.api.merge import merged
 from service.api.routes.nodes import NODES
@@ -386,6 +387,19 @@ def test_the_service_chooses_layouts_that_a_job_leaves_to_it(http: httpx.Client,
     refused = http.post("/jobs", json=large).json()
     assert [error["field"] for error in refused["errors"]] == ["elasticity.gpus"]
     assert "raise elasticity.gpus.max" in refused["detail"]
+
+
+def test_layouts_are_chosen_whatever_the_data_is() -> None:
+    tokens = {"source": {"kind": "tokenized", "paths": ["/tokens"]}, "documents_apart": True}
+    spec = a_spec(
+        model={"preset": "tiny", "vocab_size": 100}, data=tokens, parallelism={},
+        elasticity={"layouts": "auto", "gpus": {"max": 2}}, name="any", queue="other", priority=7,
+    )  # fmt: skip
+    searches = Searches()
+    chosen = searches.layouts(spec, "a")
+    assert chosen == choose_layouts(spec)
+    with searches.one_of("a"):
+        assert searches.layouts(spec.model_copy(update={"name": "another"}), "a") is chosen
 
 
 def test_a_tenant_whose_search_is_under_way_is_told_to_come_back(http: httpx.Client, api: RunningApi) -> None:

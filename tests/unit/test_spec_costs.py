@@ -126,6 +126,20 @@ def test_the_largest_specs_are_checked_in_a_bounded_number_of_steps(seed: int, c
     assert calls == worked_out, "a pass works out anew what the last one has"
 
 
+def test_layouts_that_were_chosen_are_checked_in_as_few_steps_and_none_is_searched(calls: Counter[str]) -> None:
+    divisors = [number for number in range(1, 1000) if MOST_DIVISORS % number == 0][:MOST_LAYOUTS]
+    left = {"layouts": "auto", "gpus": {"max": 65_536}}
+    content = largest(random.Random(0)) | {"parallelism": {"recompute": "auto"}, "elasticity": left}
+    resolved = left | {"resolved": [[1, 1, number] for number in divisors]}
+    begin = time.process_time()
+    assert len(JobSpec.model_validate(content).layouts()) == 1
+    spec = check(content | {"elasticity": resolved})
+    assert time.process_time() - begin <= CHECK_SECONDS
+    assert len(spec.layouts()) == MOST_LAYOUTS
+    assert calls["layout_problems"] <= MOST_LAYOUTS + 2
+    assert calls["step_parts"] <= MOST_LAYOUTS
+
+
 def test_the_largest_specs_cost_little_time() -> None:
     checked, planned = [], []
     for seed in range(6):
