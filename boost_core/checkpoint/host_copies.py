@@ -1,4 +1,8 @@
-"""Copies of a rank's state in the host's memory."""
+"""Copies of a rank's state in the host's memory.
+
+On a GPU they are made on a stream of their own, after all that was queued when they were asked for. The step after goes
+on meanwhile, up to its update, which waits for them on the device: nothing but updates changes the state.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -24,6 +28,8 @@ class HostCopies:
         self._is_held = is_held
         self._places: list[list[torch.Tensor]] = [[] for _ in range(places)]
         self._turn = 0
+        self._stream: torch.cuda.Stream | None = None
+        self._made: torch.cuda.Event | None = None  # the newest copy
 
     def prepare(self, chunks: Sequence[Chunk]) -> None:
         """Take the memory of the next copy now, where that is slow: a GPU's copies go to memory that is page-locked."""
@@ -31,7 +37,7 @@ class HostCopies:
             self._places[self._turn] = _memory_for(chunks)
 
     def take(self, chunks: Sequence[Chunk], lasting: bool = False) -> list[Chunk]:
-        """Copies of chunks.
+        """Copies of chunks; of a GPU's they may be read after ``wait``, and the state changed after ``before_update``.
 
         Args:
             chunks: The same ones every time.
@@ -44,11 +50,33 @@ class HostCopies:
             self._turn = (self._turn + 1) % len(self._places)
         if not place:
             place += _memory_for(chunks)
-        for chunk, copy in zip(chunks, place, strict=True):
-            copy.copy_(chunk.tensor, non_blocking=True)
         if chunks[0].tensor.is_cuda:
-            torch.cuda.current_stream().synchronize()
+            self._copy_behind(chunks, place)
+        else:
+            for chunk, copy in zip(chunks, place, strict=True):
+                copy.copy_(chunk.tensor)
         return [replace(chunk, tensor=copy) for chunk, copy in zip(chunks, place, strict=True)]
+
+    def before_update(self) -> None:
+        """Have what is queued from now on wait, on the device, until the newest copy has been made."""
+        if self._made is not None:
+            torch.cuda.current_stream().wait_event(self._made)
+
+    def wait(self) -> None:
+        """Return when the newest copy has been made. Another thread may call it, before the next copy is taken."""
+        if self._made is not None:
+            self._made.synchronize()
+
+    def _copy_behind(self, chunks: Sequence[Chunk], place: Sequence[torch.Tensor]) -> None:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for chunk, copy in zip(chunks, place, strict=True):
+                copy.copy_(chunk.tensor, non_blocking=True)
+                chunk.tensor.record_stream(self._stream)  # for a state that is let go before it has been copied
+            self._made = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._made.record(self._stream)
 
 
 def _memory_for(chunks: Sequence[Chunk]) -> list[torch.Tensor]:

@@ -1,6 +1,6 @@
 """Copies in peers' memory and checkpoints, made behind the training loop.
 
-The loop is held only while the state is copied to the host.
+The loop is held only while the state is copied to the host, and on a GPU not by that.
 """
 
 import logging

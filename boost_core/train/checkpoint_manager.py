@@ -2,6 +2,7 @@
 
 import logging
 import time
+from functools import partial
 
 import torch.distributed as dist
 
@@ -51,8 +52,9 @@ class CheckpointManager:
         self._copies = HostCopies(2 if every else 1, membership.snapshots.is_held)
         self._newest: tuple[int, list[Chunk]] | None = None  # step and copies
         owner_of = membership.owner_of if every else ()
+        before_keeping = partial(_before_keeping, self._copies, membership)
         self._saver = Saver(
-            folder, spec.checkpoint, membership.snapshots, owner_of, membership.before_copy, membership.after_copy,
+            folder, spec.checkpoint, membership.snapshots, owner_of, before_keeping, membership.after_copy,
             membership.before_save,
         )  # fmt: skip
         self._copy_seconds, self._held_seconds = 0.0, 0.0
@@ -82,6 +84,10 @@ class CheckpointManager:
         self.collect()
         self._report_failing_store()
         return self._due.after(self._state.step + 1) and self._saver.make_way()
+
+    def before_update(self) -> None:
+        """Have what changes the state wait for a copy of it that is under way on the device."""
+        self._copies.before_update()
 
     def after_step(self, store_is_stuck: bool) -> None:
         """Make what copies are due.
@@ -135,7 +141,9 @@ class CheckpointManager:
         """Leave the state, as it is now, in this process's memory, for the gang that comes next."""
         started = time.perf_counter()
         self.collect(wait=True)
-        self._membership.snapshots.put(self._as_snapshot(self._copied(lasting=True)))
+        copied = self._copied(lasting=True)
+        _until_made(self._copies, self._membership)
+        self._membership.snapshots.put(self._as_snapshot(copied))
         self._copy_seconds = time.perf_counter() - started
 
     def store_kept(self) -> None:
@@ -264,3 +272,15 @@ class CheckpointManager:
 
     def _in_words(self, step: int, failure: str) -> str:
         return f"{self._folder.step_url(step)} cannot be written: {failure}"
+
+
+def _until_made(copies: HostCopies, membership: Membership) -> None:
+    """Wait for the newest copy. A GPU may have been at the update before it until now, and so at collectives."""
+    copies.wait()
+    membership.refuse_aborted()
+
+
+# No methods of the manager, which would hold itself by what it hands to the saver, and with it the state.
+def _before_keeping(copies: HostCopies, membership: Membership) -> None:
+    _until_made(copies, membership)
+    membership.before_copy()

@@ -214,8 +214,8 @@ class _Run(_Keeping):
         before, started = state.step, time.perf_counter()
         state.ledger.clear()
         asked = Requests(self._membership.halt.is_set(), self._membership.store.is_set(), put_off)
-        refuse = self._membership.refuse_aborted
-        result = training_step(state, self._sampler, self._divergence.limit, asked, refuse)
+        refuse, before_update = self._membership.refuse_aborted, self.checkpoints.before_update
+        result = training_step(state, self._sampler, self._divergence.limit, asked, refuse, before_update)
         parts = state.clock.end()
         if result.diverged:
             self._diverged(result)

@@ -54,7 +54,7 @@ class StepResult:
 
 def training_step(
     state: TrainState, sampler: Sampler, loss_limit: float = sys.float_info.max, requests: Requests = Requests(),
-    refuse: Callable[[], None] = lambda: None,
+    refuse: Callable[[], None] = lambda: None, before_update: Callable[[], None] = lambda: None,
 ) -> StepResult:  # fmt: skip
     """Consume one global batch and update the weights; tells ``state.clock`` of the step's parts, but not of its end.
 
@@ -64,6 +64,7 @@ def training_step(
         loss_limit: A loss above it counts as divergence.
         requests: What this rank asks of all.
         refuse: Called before the step's values count; raises if they must not.
+        before_update: Called before anything of the state is changed.
     """
     size = state.spec.training.batch_size(state.step + 1)
     state.clock.begin()
@@ -74,7 +75,7 @@ def training_step(
     state.inputs.write(sequences, loss_limit, (requests.halt, requests.store, requests.put_off, crowded))
     values, clip = _worked(state, size, most_documents(sequences, state.end_of_document))
     with record_function("optimizer"):
-        return _update(state, values, clip, refuse)
+        return _update(state, values, clip, refuse, before_update)
 
 
 def _sequences(state: TrainState, sampler: Sampler, samples: int, size: int) -> Sequences:
@@ -175,7 +176,10 @@ def _reduce(state: TrainState, loss: torch.Tensor) -> Results:
     return torch.stack([loss, norm, *heard]), clip_factor(norm, state.spec.optimizer.clip_norm)
 
 
-def _update(state: TrainState, values: torch.Tensor, clip: torch.Tensor, refuse: Callable[[], None]) -> StepResult:
+def _update(
+    state: TrainState, values: torch.Tensor, clip: torch.Tensor, refuse: Callable[[], None],
+    before_update: Callable[[], None],
+) -> StepResult:  # fmt: skip
     """Update the weights with the gradients of the step, unless it has diverged."""
     spec = state.spec
     loss_value, norm_value, jumped, halt, store, put_off, crowded = state.clock.values(values)
@@ -186,6 +190,7 @@ def _update(state: TrainState, values: torch.Tensor, clip: torch.Tensor, refuse:
     state.roomy = None if crowded > 0 else state.samples
     rate = learning_rate(state.step, spec.training.steps, spec.optimizer)
     if not diverged:
+        before_update()
         state.optimizer.step(clip, rate, state.step)
     return StepResult(loss_value, norm_value, rate, diverged, Requests(halt > 0, store > 0, put_off > 0))
 
