@@ -225,6 +225,7 @@ def test_filters_are_counted_by_measure(tmp_path: Path) -> None:
         ("word_length", "", 0),
         ("symbols", "#a b... c… d", 0.75),
         ("letters", "12 a3 - ü", 0.5),
+        ("letters", "12 a3\x1c- b!", 0.5),
         ("repeated_lines", "ab\n ab\n\ncdef", 0.25),
         ("repeated_lines", "\n", 0),
     ],

@@ -8,6 +8,10 @@ from functools import lru_cache
 
 from boost_core.config.dataset import Measure, QualityFilter
 
+_ASCII = [chr(code) for code in range(128)]
+_NEITHER = "".join(each for each in _ASCII if not each.isalpha() and not each.isspace()).encode()
+_SPACES = bytes(ord(" ") if chr(code).isspace() else code for code in range(256))  # text has more of them than bytes
+
 
 @lru_cache(maxsize=1)  # of the text at hand, for all filters
 def _split(text: str) -> list[str]:
@@ -38,7 +42,11 @@ def symbols(text: str) -> float:
 def letters(text: str) -> float:
     """Share of the words that hold a letter; 0 without words."""
     found = _split(text)
-    return sum(word.isalpha() or any(map(str.isalpha, word)) for word in found) / len(found) if found else 0.0
+    if not found:
+        return 0.0
+    if text.isascii():  # many times as fast as word by word
+        return len(text.encode().translate(_SPACES, _NEITHER).split()) / len(found)
+    return sum(word.isalpha() or any(map(str.isalpha, word)) for word in found) / len(found)
 
 
 def repeated_lines(text: str) -> float:

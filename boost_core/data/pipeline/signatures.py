@@ -6,6 +6,7 @@ Massive Datasets, chapter 3. Axes: D documents, B bands.
 
 import hashlib
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -46,13 +47,14 @@ def _shingles(words: Sequence[Sequence[str]], length: int) -> tuple[Keys, Keys]:
     counts = np.array([len(each) for each in words], np.uint64)
     offsets = np.concatenate([np.zeros(1, np.uint64), np.cumsum(counts, dtype=np.uint64)])
     # Zeros after each document's words, so that no shingle reaches into the next one.
-    padding = [0] * (length - 1)
-    hashes = [number for each in rensa.RMinHash.hash_token_sets(words) for number in (*each, *padding)]
-    of_words = np.array(hashes, np.uint64)
-    shingles = np.zeros(max(len(of_words) - len(padding), 0), np.uint64)
+    is_word = _not_padding(counts, length - 1)
+    hashes = chain.from_iterable(rensa.RMinHash.hash_token_sets(words))
+    of_words = np.zeros(len(is_word), np.uint64)
+    of_words[is_word] = np.fromiter(hashes, np.uint64, int(offsets[-1]))
+    shingles = np.zeros(max(len(of_words) - length + 1, 0), np.uint64)
     for place in range(length):
         shingles = _mixed(shingles * _SHINGLE + of_words[place : place + len(shingles)])
-    return shingles[_not_padding(counts, len(padding))[: len(shingles)]], offsets
+    return shingles[is_word[: len(shingles)]], offsets
 
 
 def _not_padding(counts: Keys, padding: int) -> npt.NDArray[np.bool_]:
