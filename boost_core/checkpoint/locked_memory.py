@@ -1,12 +1,15 @@
 """Page-locked memory of the sizes that are asked for: torch's own allocator rounds each up to a power of two."""
 
 import contextlib
+import logging
 import mmap
 import sys
 from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 _ALIGNMENT = 256  # of each tensor, as CUDA's own memory has it
 
@@ -15,10 +18,15 @@ class _LockedPages(mmap.mmap):
     """Pages that the driver has locked; released with the last tensor that is in them."""
 
     address: int | None = None
+    device = 0  # from whose driver they are
 
     def __del__(self) -> None:
-        if self.address is not None and not sys.is_finalizing():
-            torch.cuda.cudart().cudaHostUnregister(self.address)  # type: ignore[no-untyped-call]
+        if self.address is None or sys.is_finalizing():
+            return
+        with torch.cuda.device(self.device):  # the last tensor may go in any thread
+            status = int(torch.cuda.cudart().cudaHostUnregister(self.address))  # type: ignore[no-untyped-call]
+        if status != 0:
+            logger.warning("CUDA does not release locked memory of the host (error %d)", status)
 
 
 def locked_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -36,7 +44,7 @@ def locked_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with contextlib.suppress(Exception):  # the driver's error is said by the next launch, which clears it
             torch.ones(1, device="cuda")
         raise RuntimeError(f"CUDA does not lock {size:,} bytes of the host's memory (error {status})")
-    pages.address = address
+    pages.address, pages.device = address, torch.cuda.current_device()
     return [
         torch.frombuffer(pages, dtype=tensor.dtype, count=tensor.numel(), offset=place).view(tensor.shape)
         for tensor, place in zip(tensors, places, strict=False)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 import torch.distributed as dist
 
 from boost_core.checkpoint.chunks import Chunk
@@ -110,7 +111,8 @@ class Saver:
             raise AssertionError("a copy is being written")
         self._makes_way.clear()
         # A daemon, so that a process that has failed does not wait for a store.
-        work = partial(self._run, step, chunks, snapshot, checkpoint)
+        device = torch.cuda.current_device() if dist.get_backend() == "nccl" else None
+        work = partial(self._run, device, step, chunks, snapshot, checkpoint)
         self._thread = threading.Thread(target=work, name="saver", daemon=True)
         self._thread.start()
 
@@ -150,11 +152,14 @@ class Saver:
         return self._thread is None or not self._thread.is_alive()
 
     def _run(
-        self, step: int, chunks: Sequence[Chunk], snapshot: Snapshot | None, checkpoint: SaveRequest | None
-    ) -> None:
+        self, device: int | None, step: int, chunks: Sequence[Chunk], snapshot: Snapshot | None,
+        checkpoint: SaveRequest | None,
+    ) -> None:  # fmt: skip
         started = time.perf_counter()
         stored_step, manifest = -1, None
         try:
+            if device is not None:  # threads begin on the first one, where CUDA would take memory for each rank
+                torch.cuda.set_device(device)
             self._before_copy()
             if self._peers and snapshot:
                 self._peers.exchange(snapshot)

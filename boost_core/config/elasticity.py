@@ -55,7 +55,7 @@ class ElasticityConfig(Config):
     resolved: Triples | None = Field(
         None,
         description="With layouts=auto: the layouts that the service has chosen, as [tensor_parallel_size, "
-        "pipeline_parallel_size, data_parallel_size]. The service writes it; what a job file says is replaced.",
+        "pipeline_parallel_size, data_parallel_size]. The service writes it, and chooses anew for files that have it.",
     )
 
     @field_validator("layouts", mode="wrap")
@@ -77,6 +77,8 @@ class ElasticityConfig(Config):
     @field_validator("data_parallel_size")
     @classmethod
     def _needed_without_auto(cls, value: DataParallelRange | None, info: Any) -> DataParallelRange | None:
+        if info.data.get("gpus") is not None:
+            return value  # which says by itself that it goes with layouts=auto
         if value is None and info.data.get("layouts", "auto") != "auto":  # not there if they are wrong themselves
             raise PydanticKnownError("missing")
         return value
@@ -85,12 +87,13 @@ class ElasticityConfig(Config):
     def _limits_of_one_kind(self) -> "ElasticityConfig":
         problems = []
         if self.automatic and self.gpus is None:
-            problems.append(FieldProblem(("gpus",), None, "layouts=auto needs it; add gpus: {min: 1, max: 8}, say"))
+            message = "required with layouts=auto, for example gpus: {min: 1, max: 8}"
+            problems.append(FieldProblem(("gpus",), None, message))
         if self.automatic and self.data_parallel_size is not None:
             message = "layouts=auto chooses the number of replicas, too; leave it out, and limit gpus"
             problems.append(FieldProblem(("data_parallel_size",), None, message))
         if not self.automatic and self.gpus is not None:
-            message = "limits GPUs where layouts=auto; use that, or limit data_parallel_size"
+            message = "only goes with layouts=auto; set that, or limit data_parallel_size instead"
             problems.append(FieldProblem(("gpus",), None, message))
         if not self.automatic and self.resolved is not None:
             problems.append(FieldProblem(("resolved",), None, "is for layouts=auto; leave it out"))

@@ -74,9 +74,9 @@ class WandbConfig(Config):
         "online",
         description="online: sent while the job trains; offline: files beside the checkpoints, for `wandb sync`.",
     )
-    project: WandbName = Field("boost", description="The project that the run is in; made if it is not there.")
+    project: WandbName = Field("boost", description="The project that the run is in; created if it does not exist.")
     entity: WandbName | None = Field(
-        None, description="The team or user that the project belongs to. Default: whose key it is."
+        None, description="The team or user that owns the project. Default: the owner of the key."
     )
     tags: tuple[Annotated[str, StringConstraints(min_length=1, max_length=64)], ...] = Field(
         (), max_length=20, description="Tags of the run."
@@ -92,8 +92,8 @@ class WandbConfig(Config):
     def _online_alone(cls, value: str | None, info: ValidationInfo) -> str | None:
         if "mode" in info.data and (info.data["mode"] == "online") == (value is None):
             raise ValueError(
-                "mode online wants credentials, the name of a secret that has an api_key, and mode offline none, "
-                "because it sends nothing"
+                "mode=online needs credentials, the name of a secret with an api_key; mode=offline sends nothing, so "
+                "leave credentials out"
             )
         return value
 

@@ -37,6 +37,8 @@ def normal_(box: torch.Tensor, shape: Sizes, offsets: Sequence[int], key: int, s
         key: The tensor's, 64 bits.
         stds: Standard deviations: one, or of the box's elements in a shape that broadcasts to its.
     """
+    if box.numel() == 0:
+        return
     limit = _CHUNK_ON_CPU if box.device.type == "cpu" else _CHUNK
     for inside, sizes in _chunks(tuple(box.shape), limit):
         begin = [offset + more for offset, more in zip(offsets, inside, strict=True)]

@@ -200,7 +200,7 @@ def _reasons(
         if _rank(other) < _rank(choice):
             yield f"{other.layout} is faster, and needs {its} free GPUs of a node at a time, not {own}"
         else:
-            yield f"the next best of as many GPUs, {other.layout}, takes {longer(other, choice)}"
+            yield f"the next best with at most as many GPUs, {other.layout}, takes {longer(other, choice)}"
     faster = [each for each in unfit if each.layout.world_size <= ranks and _rank(each) < _rank(choice)]
     if misfit := min(faster, key=lambda each: (each.needed, each.layout), default=None):
         lacks = (misfit.needed - limit) / 1e9

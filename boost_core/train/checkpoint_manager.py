@@ -223,7 +223,6 @@ class CheckpointManager:
 
     def _copied(self, lasting: bool) -> list[Chunk]:
         chunks = self._copies.take(self._state.chunks(), lasting)
-        self._membership.refuse_aborted()  # an update may have had collectives of its own
         self._newest = self._state.step, chunks
         return chunks
 

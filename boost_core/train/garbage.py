@@ -33,8 +33,11 @@ def _collect(step: int) -> None:
 def release_broken_step(error: BaseException) -> None:
     """Have nothing hold the state that a step was at work on when it failed, nor the state's connections.
 
-    The frames that the error came through do, and so does what was ready in torch's queue of the backward pass, which
-    this thread's next backward pass throws away.
+    The frames that the error and its causes came through do, and so does what was ready in torch's queue of the
+    backward pass, which this thread's next backward pass throws away.
     """
-    traceback.clear_frames(error.__traceback__)
+    each: BaseException | None = error
+    while each is not None:
+        traceback.clear_frames(each.__traceback__)
+        each = each.__cause__ or each.__context__
     torch.zeros((), requires_grad=True).backward()  # type: ignore[no-untyped-call]

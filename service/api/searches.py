@@ -28,10 +28,14 @@ _TOKENS = SourceConfig(kind="tokenized", paths=("/any",))  # goes with every voc
 
 
 class Searches:
-    """Lets each tenant have one search under way, and all tenants two; remembers the layouts that were chosen."""
+    """Lets each tenant search for one plan and one job's layouts at a time, and all tenants for two of each.
+
+    It remembers the layouts that were chosen.
+    """
 
     def __init__(self) -> None:
-        self._tenants: set[str] = set()
+        self._for_plans: set[str] = set()  # tenants
+        self._for_layouts: set[str] = set()
         self._chosen: OrderedDict[str, ChosenLayouts] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -42,7 +46,7 @@ class Searches:
             InvalidJob: It takes too long, or it fails.
             RateLimited: The tenant's other search is under way, or too many of others are.
         """
-        with self.one_of(tenant):
+        with self._one_of(self._for_plans, tenant):
             try:
                 return search_apart(job, asked, _SECONDS)
             except (TooLong, SearchFailed) as error:
@@ -61,7 +65,7 @@ class Searches:
             if known := self._chosen.get(key):
                 self._chosen.move_to_end(key)
                 return known
-        with self.one_of(tenant):
+        with self._one_of(self._for_layouts, tenant):
             try:
                 found = layouts_apart(asked, _SECONDS)
             except (ValueError, TooLong, SearchFailed) as error:
@@ -73,23 +77,23 @@ class Searches:
         return found
 
     @contextmanager
-    def one_of(self, tenant: str) -> Iterator[None]:
+    def _one_of(self, searching: set[str], tenant: str) -> Iterator[None]:
         """While a tenant searches.
 
         Raises:
             RateLimited: It does so already, or too many others do.
         """
         with self._lock:
-            if tenant in self._tenants:
-                raise RateLimited("another plan of this tenant is searched for", _RETRY_SECONDS)
-            if len(self._tenants) >= _TOGETHER:
-                raise RateLimited("plans of other tenants are searched for", _RETRY_SECONDS)
-            self._tenants.add(tenant)
+            if tenant in searching:
+                raise RateLimited("another search of this tenant is running", _RETRY_SECONDS)
+            if len(searching) >= _TOGETHER:
+                raise RateLimited("too many searches of other tenants are running", _RETRY_SECONDS)
+            searching.add(tenant)
         try:
             yield
         finally:
             with self._lock:
-                self._tenants.discard(tenant)
+                searching.discard(tenant)
 
 
 def _without_what_does_not_matter(spec: JobSpec) -> JobSpec:
@@ -97,6 +101,7 @@ def _without_what_does_not_matter(spec: JobSpec) -> JobSpec:
     return spec.with_layouts(None).model_copy(
         update={
             "name": "auto",
+            "training": spec.training.model_copy(update={"seed": 0, "sample": None}),
             "data": DataConfig(source=_TOKENS, documents_apart=spec.data.documents_apart),
             "checkpoint": CheckpointConfig(),
             "fault_tolerance": FaultToleranceConfig(),

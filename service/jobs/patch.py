@@ -84,7 +84,7 @@ def _limits_of_another_kind(spec: JobSpec, replicas: dict[str, Any], gpus: dict[
         message = "layouts=auto chooses the number of replicas, too; change gpus instead"
         return [FieldProblem(("elasticity", "data_parallel_size"), replicas, message)]
     if gpus and not spec.leaves_layouts:
-        message = "limits GPUs where layouts=auto, and this job has none of that; change data_parallel_size instead"
+        message = "only goes with layouts=auto, which this job does not use; change data_parallel_size instead"
         return [FieldProblem(("elasticity", "gpus"), gpus, message)]
     return []
 

@@ -25,4 +25,4 @@ class PlanAnswer(Plan):
     chosen: ChosenLayouts | None = Field(
         None, description="The layouts of a job with layouts=auto, and why; null for others."
     )
-    search: SearchReport | None = Field(description="What was found; null if nothing was searched.")
+    search: SearchReport | None = Field(None, description="What was found; null if nothing was searched.")

@@ -59,8 +59,14 @@ def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, li
 
 
 def _choice(job: JobRecord) -> list[Layout]:
-    """Its own layout, if it is still among those that the job allows, and then the smallest."""
-    layouts, own = demand_of(job.spec).layouts, Layout.of(job.spec.parallelism)
+    """Its own layout, if it is still among those that the job allows, and then the smallest.
+
+    The own layout of a job that leaves its layouts to the service is the fastest.
+    """
+    demand, own = demand_of(job.spec), Layout.of(job.spec.parallelism)
+    layouts = demand.layouts
+    if job.spec.leaves_layouts:
+        own = demand.fastest(layouts) or own
     return [own, *layouts[:1]] if own in layouts else [*layouts[:1]]
 
 

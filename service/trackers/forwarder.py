@@ -161,7 +161,7 @@ class Forwarder:
             self._not_before[job.id, kind] = time.monotonic() + pause
             if failing.failures_in_row == TOLD_AFTER and self._lease is not None:
                 step = job.progress.step if job.progress else 0
-                message = f"{kind} cannot be told, and will be when it can: {problem}"
+                message = f"{kind} cannot be updated at the moment; delivery is retried: {problem}"
                 fault = FaultReport(what=Fault.TRACKER, step=step, message=message)
                 self._store.under(self._lease).add_fault(job.id, fault)
         except LeaseLost as overtaken:

@@ -6,12 +6,14 @@ refused. Offline, the events of a batch are a file that is called by the first o
 again replaces what there is of it.
 """
 
+import base64
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -24,6 +26,7 @@ from boost_core.config.parsing.urls import StorageOptions
 from boost_core.config.trackers import WandbConfig
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
+from service.security.redaction import redact, register_secrets
 from service.trackers.curves import Batch, Entry, NotYet
 from service.trackers.delivery import BATCH
 from service.trackers.folder import TrackerFolder
@@ -35,6 +38,13 @@ FOLDER = "offline-wandb"  # `wandb sync` knows by "offline-" that it has not bee
 _SECONDS = 10.0
 _LARGEST_ANSWER = 8 * 2**20
 _LONGEST_LINE = 300  # characters of what the process says last
+_TOGETHER = 8  # processes, of some hundred megabytes each
+_room = threading.BoundedSemaphore(_TOGETHER)
+# None of the service's own variables: those of the database and the stores have passwords.
+_PASSED_ON = {
+    "PATH", "PYTHONPATH", "LANG", "TMPDIR", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HTTP_PROXY",
+    "HTTPS_PROXY", "NO_PROXY",
+}  # fmt: skip
 _EXIT_CODES = {JobState.SUCCEEDED: 0, JobState.FAILED: 1, JobState.CANCELLED: 1}
 
 # What the package itself asks before it goes on with a run.
@@ -66,13 +76,14 @@ class Wandb:
     def __init__(self, config: WandbConfig, credentials: Mapping[str, str], page: str | None = None) -> None:
         self._config, self._page = config, page
         self._key = credentials["api_key"]
+        register_secrets([base64.b64encode(f"api:{self._key}".encode()).decode()])  # as it is sent
         self._url = credentials.get("base_url", BASE_URL).rstrip("/")
 
     def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
-        """Log a batch. A run begins with the job's first point.
+        """Log a batch. A run begins with the job's first point, or after a batch without one.
 
         Raises:
-            NotYet: There is none.
+            NotYet: There is no point yet.
             ConnectionError: The server cannot be reached, or does not answer.
             TimeoutError: The package has not come to an end.
             WandbRefused: What was sent did not arrive.
@@ -80,7 +91,8 @@ class Wandb:
         if not kept and not any(entry.values for entry in batch.entries):
             if batch.job.finished:
                 return {}
-            raise NotYet
+            if len(batch.entries) < BATCH:  # with a full one, what comes after it would never be read
+                raise NotYet
         known = self._last_event(batch.job)
         given = _given(self._config, batch, self._page, after=known)
         given["settings"] |= {"mode": "online", "base_url": self._url, "api_key": self._key}
@@ -117,7 +129,7 @@ class Wandb:
             answer = json.loads(content)
             if response.is_success and isinstance(answer, dict) and not answer.get("errors"):
                 return answer
-        said = content[:_LONGEST_LINE].decode(errors="replace")
+        said = redact(content.decode(errors="replace"))[:_LONGEST_LINE]
         raise WandbRefused(f"{self._url} answers {response.status_code} {said}".rstrip())
 
 
@@ -189,11 +201,13 @@ def _row(entry: Entry) -> dict[str, float]:
 @contextmanager
 def _logged(given: Given) -> Iterator[Made]:
     """Have a process log it; what it has made is there until the block ends."""
-    with tempfile.TemporaryDirectory(prefix="boost-wandb-") as folder:
+    # The package's own server ends when it sees that this process has, and may write until then.
+    with _room, tempfile.TemporaryDirectory(prefix="boost-wandb-", ignore_cleanup_errors=True) as folder:
+        environment = {name: value for name, value in os.environ.items() if name.upper() in _PASSED_ON}
         process = subprocess.Popen(
             [sys.executable, "-m", "service.trackers.wandb_process"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=folder, start_new_session=True,
+            cwd=folder, env=environment | {"HOME": folder}, start_new_session=True,
         )  # fmt: skip
         try:
             said, complaints = process.communicate(json.dumps(given), timeout=PROCESS_SECONDS)
@@ -208,7 +222,7 @@ def _logged(given: Given) -> Iterator[Made]:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """End a process and the server that the package has started beside it."""
+    """End a process."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -219,4 +233,4 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 def _last_line(said: str) -> str:
     lines: Sequence[str] = [line for line in said.splitlines() if line.strip()]
-    return lines[-1][:_LONGEST_LINE] if lines else ""
+    return redact(lines[-1])[:_LONGEST_LINE] if lines else ""

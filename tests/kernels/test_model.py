@@ -67,10 +67,16 @@ def test_triton_is_as_accurate_as_the_reference(
     interpreting_ranks: Ranks, size: int, shape: dict, choice: dict
 ) -> None:
     model, parallelism = ModelConfig.model_validate(SHAPE | shape), ParallelismConfig.model_validate(choice)
-    truth = interpreting_ranks.run(size, run, "naive", model, parallelism, torch.float64)[0]
+
+    def outcome(count: int, implementation: Implementation, dtype: torch.dtype) -> Outcome:
+        found: Outcome = interpreting_ranks.run(count, run, implementation, model, parallelism, dtype)[0]
+        return found
+
+    truths = {count: outcome(count, "naive", torch.float64) for count in {1, size}}
     for dtype in (torch.float32, torch.bfloat16):
-        limit = FACTOR * error(interpreting_ranks.run(size, run, "naive", model, parallelism, dtype)[0], truth)
-        assert 0 < error(interpreting_ranks.run(size, run, "triton", model, parallelism, dtype)[0], truth) < limit
+        # Sharded or not, the reference sums in another order: the larger of its errors says more of what rounding does.
+        limit = FACTOR * max(error(outcome(count, "naive", dtype), truth) for count, truth in truths.items())
+        assert 0 < error(outcome(size, "triton", dtype), truths[size]) < limit
 
 
 def test_collectives_through_the_host_are_those_of_the_group(interpreting_ranks: Ranks) -> None:

@@ -25,22 +25,28 @@ def flash_on_cpu() -> Iterator[None]:
         yield
 
 
-def _hidden(rows: int, columns: int, causal: bool, left: int | None, right: int | None) -> torch.Tensor:
-    """Which keys each query does not see, where the last query and the last key stand side by side."""
+def _hidden(rows: int, columns: int, causal: bool, left: int | None, right: int | None, most_keys: int) -> torch.Tensor:
+    """Which keys each query does not see, where the last query and the last key stand side by side.
+
+    As torch's ``flash_api.cpp`` has it, "no limit after a query" is as many keys as any piece has at most.
+    """
     after = torch.arange(columns)[None] - torch.arange(rows)[:, None] - (columns - rows)  # how far behind a query
     right = 0 if causal else right
+    before, behind = (-1 if side is None or side >= most_keys else side for side in (left, right))
+    if before >= 0 and behind < 0:
+        behind = most_keys
     hidden = torch.zeros(rows, columns, dtype=torch.bool)
-    if left is not None and left >= 0:
-        hidden |= after < -left
-    if right is not None and right >= 0:
-        hidden |= after > right
+    if before >= 0:
+        hidden |= after < -before
+    if behind >= 0:
+        hidden |= after > behind
     return hidden
 
 
 def _spans(begin: torch.Tensor, longest: int) -> list[slice]:
     assert begin.dtype == torch.int32
     ends = begin.tolist()
-    assert longest == max(end - start for start, end in pairwise(ends))
+    assert longest >= max(end - start for start, end in pairwise(ends))
     return [slice(start, end) for start, end in pairwise(ends)]
 
 
@@ -55,7 +61,7 @@ def _register() -> None:
         group, outs, sums = query.shape[1] // key.shape[1], [], []
         for rows, columns in zip(_spans(begin_q, max_q), _spans(begin_k, max_k), strict=True):
             q, k, v = query[rows].double(), key[columns].double(), value[columns].double()
-            hidden = _hidden(len(q), len(k), causal, window_size_left, window_size_right)
+            hidden = _hidden(len(q), len(k), causal, window_size_left, window_size_right, max_k)
             score = torch.einsum("ihe,jhe->hij", q, k.repeat_interleave(group, 1)) * q.shape[-1] ** -0.5
             score = score.masked_fill(hidden, -torch.inf)
             outs.append(torch.einsum("hij,jhe->ihe", score.softmax(-1), v.repeat_interleave(group, 1)))
@@ -75,7 +81,7 @@ def _register() -> None:
         found: list[list[torch.Tensor]] = [[], [], []]
         for rows, columns in zip(_spans(begin_q, max_q), _spans(begin_k, max_k), strict=True):
             q, k, v = query[rows], key[columns].repeat_interleave(group, 1), value[columns].repeat_interleave(group, 1)
-            hidden = _hidden(len(q), len(k), causal, window_size_left, window_size_right)
+            hidden = _hidden(len(q), len(k), causal, window_size_left, window_size_right, max_k)
             score = (torch.einsum("ihe,jhe->hij", q, k) * size**-0.5).masked_fill(hidden, -torch.inf)
             share = (score - lse[:, rows].unsqueeze(-1)).exp()
             of_all = (grad[rows] * out[rows]).sum(-1).t().unsqueeze(-1)

@@ -140,7 +140,7 @@ def test_a_full_disk_delays_the_files_alone(store: JobStore, settings: Settings,
     (fault,) = [event.data for event in store.events(job.id) if event.kind == "fault"]
     assert fault["what"] == "tracker"
     assert fault["message"] == (
-        "tensorboard cannot be told, and will be when it can: [Errno 28] No space left on device"
+        "tensorboard cannot be updated at the moment; delivery is retried: [Errno 28] No space left on device"
     )
     assert store.get(job.id).fault_counts == {"tracker": 1}
 

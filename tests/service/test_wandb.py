@@ -165,7 +165,7 @@ def test_a_server_that_is_away_or_silent_delays_no_other_tracker(
                 assert failing.problem.startswith(f"{url} does not answer")
     for job in jobs:
         (fault,) = [event.data for event in store.events(job.id) if event.kind == "fault"]
-        assert fault["what"] == "tracker" and fault["message"].startswith("wandb cannot be told")
+        assert fault["what"] == "tracker" and fault["message"].startswith("wandb cannot be updated")
 
 
 def test_a_package_that_does_not_end_is_ended(

@@ -127,7 +127,7 @@ def test_each_says_why_and_what_it_recomputes() -> None:
     assert set(recomputed) >= {"none", "latent"}
     assert all(layout.why[0].startswith("most of its step is arithmetic") for layout in chosen.layouts)
     said = [why for layout in chosen.layouts for why in layout.why]
-    assert any(why.startswith("the next best of as many GPUs, tp ") and "% longer: " in why for why in said)
+    assert any(why.startswith("the next best with at most as many GPUs, tp ") and "% longer: " in why for why in said)
     assert any(" would take " in why and why.endswith(" GB a GPU") for why in said)
     assert any(why.endswith(" free GPUs of a node at a time, not 1") for why in said)
 

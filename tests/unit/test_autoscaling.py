@@ -2,6 +2,7 @@
 
 import pytest
 
+from boost_core.config import ElasticityConfig
 from boost_core.messages.reports import ShapeReport
 from service.gang.status import Bundle
 from service.jobs.model import JobRecord
@@ -62,6 +63,15 @@ def test_a_job_that_may_be_smaller_than_its_own_shape_is_where_its_quota_is_smal
     elastic = elastic.model_copy(update={"spec": elastic.spec.model_copy(update={"parallelism": own})})
     assert [len(wish.bundles) for wish in nodes_wanted([elastic], Limits())[1]] == [4]
     assert [len(wish.bundles) for wish in nodes_wanted([elastic], limited_to(3))[1]] == [1]
+
+
+def test_a_job_that_leaves_its_layouts_to_the_service_asks_for_the_fastest() -> None:
+    left = job("j", 1)
+    layouts = {"layouts": "auto", "gpus": {"min": 1, "max": 4}, "resolved": [[1, 1, 1], [1, 1, 4]]}
+    elasticity = ElasticityConfig.model_validate(layouts)
+    left = left.model_copy(update={"spec": left.spec.model_copy(update={"elasticity": elasticity})})
+    assert [len(wish.bundles) for wish in nodes_wanted([left], Limits())[1]] == [4]
+    assert [len(wish.bundles) for wish in nodes_wanted([left], limited_to(3))[1]] == [1]
 
 
 def test_ranks_that_share_a_node_are_one_bundle_with_the_labels_of_their_job() -> None:

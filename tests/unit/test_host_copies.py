@@ -4,7 +4,8 @@ the loop, each of one step's state whichever stream runs ahead."""
 import gc
 import logging
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,13 @@ class Driver:
 
     def __init__(self, status: int = 0) -> None:
         self.status, self.locked = status, dict[int, int]()
-        self.registered = 0
+        self.registered, self.device = 0, 1
+
+    @contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        before, self.device = self.device, device
+        yield
+        self.device = before
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802, CUDA's name
         assert address % mmap.PAGESIZE == size % mmap.PAGESIZE == flags == 0
@@ -37,6 +44,7 @@ class Driver:
         return self.status
 
     def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        assert self.device == 1  # on another it would take that one's memory
         del self.locked[address]
         return 0
 
@@ -45,6 +53,8 @@ class Driver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     driver = Driver()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: driver.device)
+    monkeypatch.setattr(torch.cuda, "device", driver.on)
     return driver
 
 
@@ -68,6 +78,7 @@ def test_memory_is_locked_as_long_as_a_tensor_is_in_it(driver: Driver) -> None:
     gc.collect()
     assert driver.locked
     last.fill_(1.0)
+    driver.device = 0  # as in a thread that has chosen none
     del last
     gc.collect()
     assert not driver.locked

@@ -5,9 +5,9 @@ the parts together by their log-sum-exps: with (o₁, l₁) and (o₂, l₂) of 
 
     l = log(e^l₁ + e^l₂),   o = e^(l₁ − l) o₁ + e^(l₂ − l) o₂,
 
-in fp32 at least and in one order, so that runs are alike to the bit. From the forward pass only the inputs, the output
-and its log-sum-exps are kept: backward the keys come once more by the same stages, and their gradients go back to
-their owners while the next stage's are computed.
+in fp32 at least and in one order, so that runs on CPU are alike to the bit; on a GPU flash attention adds its gradient
+of queries in any order. From the forward pass only the inputs, the output and its log-sum-exps are kept: backward the
+keys come once more by the same stages, and their gradients go back to their owners while the next stage's are computed.
 
 Shape suffixes: T tokens of the rank, h heads, j heads of keys and values, e head size; n tokens that come in a stage,
 m of a piece; s = 2, keys and values.

@@ -145,8 +145,13 @@ class _Batch:
 
     @cached_property
     def longest(self) -> Sequence[int]:
-        """Queries of the piece that has most, and keys."""
-        return [max(end - first for first, end in spans) for spans in (self.queries, self.keys)]
+        """Queries of the piece that has most, and keys.
+
+        With a window there are as many keys as queries at least: the kernel takes "all after a query" for so many after
+        it, counted from where the last query and the last key stand side by side.
+        """
+        rows, columns = (max(end - first for first, end in spans) for spans in (self.queries, self.keys))
+        return [rows, max(rows, columns) if self.window[0] >= 0 else columns]
 
     def of(self, query_The: torch.Tensor, *keys_and_values: torch.Tensor) -> Sequence[torch.Tensor]:
         """Queries, keys and values of the pieces, one piece after the other."""

@@ -65,7 +65,8 @@ def _size(spec: JobSpec) -> str:
     """How large a job's gang may be."""
     elasticity = spec.elasticity
     if elasticity and elasticity.gpus:
-        return f"{elasticity.gpus.min} to {elasticity.gpus.max} GPU(s)"
+        ranks = "GPU(s)" if spec.resources.gpus_per_worker else "worker(s)"
+        return f"{elasticity.gpus.min} to {elasticity.gpus.max} {ranks}"
     replicas = elasticity.data_parallel_size if elasticity else None
     return f"{f'{replicas.min} to {replicas.max}' if replicas else spec.parallelism.data_parallel_size} replica(s)"
 

@@ -21,6 +21,7 @@ from service.cli.output.printing import print_json, say
 from service.cli.output.progress import exit_as, follow_until_interrupted
 from service.client import Client
 from service.jobs.model import JobRecord
+from service.models.plans import PlanAnswer
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job spec, as YAML or JSON.")]
 
@@ -99,7 +100,7 @@ def plan(
     except ValueError as error:
         raise BadInput(str(error)) from error
     if as_json:
-        print_json(found)
+        print_json(found if chosen is None else PlanAnswer(**dict(found), chosen=chosen))
     elif isinstance(found, SearchReport):
         print_search(found)
     else:

@@ -32,7 +32,7 @@ def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
     if job.cloned_from:
         yield "clone of", job.cloned_from
     yield "attempts", str(job.attempt)
-    yield "layout", _layout(job.shape) if job.shape else f"{job.present_layout}; not formed yet"
+    yield "layout", _layout(job.shape) if job.shape else _layout_to_come(job)
     yield from _layouts_left(job)
     if job.spare is not None and job.spare_step is not None:
         yield "spare copy", f"of step {job.spare_step}, on node {job.spare.node}"
@@ -111,13 +111,18 @@ def _layout(shape: ShapeReport) -> str:
     return f"{layout_in_words(shape)}: {', '.join(dict.fromkeys(shape.nodes))}"
 
 
+def _layout_to_come(job: JobRecord) -> str:
+    return "not formed yet" if job.spec.leaves_layouts else f"{job.present_layout}; not formed yet"
+
+
 def _layouts_left(job: JobRecord) -> Iterator[tuple[str, str]]:
     """The layouts of a job with ``layouts: auto``, a few to a line."""
     elasticity = job.spec.elasticity
     if elasticity is None or elasticity.gpus is None:
         return
     gpus, layouts = elasticity.gpus, [str(layout) for layout in elasticity.chosen]
-    yield "layouts", f"{len(layouts)}, chosen for {gpus.min} to {gpus.max} GPUs:"
+    ranks = "GPUs" if job.spec.resources.gpus_per_worker else "workers"
+    yield "layouts", f"{len(layouts)}, chosen for {gpus.min} to {gpus.max} {ranks}:"
     for first in range(0, len(layouts), _LAYOUTS_A_LINE):
         yield "", ", ".join(layouts[first : first + _LAYOUTS_A_LINE])
 
@@ -125,7 +130,7 @@ def _layouts_left(job: JobRecord) -> Iterator[tuple[str, str]]:
 def layouts_in_words(chosen: ChosenLayouts) -> str:
     """Which layouts were chosen for a job, and of how many."""
     each = (f"{one.layout} ({one.step_seconds:.3g} s a step)" for one in chosen.layouts)
-    return f"layouts chosen, of {chosen.timed} that are legal: {', '.join(each)}"
+    return f"layouts chosen from {chosen.timed} legal ones: {', '.join(each)}"
 
 
 def _restarts(job: JobRecord) -> Iterator[tuple[str, str]]:

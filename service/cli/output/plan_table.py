@@ -30,7 +30,7 @@ def print_plan(plan: Plan, spec: JobSpec) -> None:
 
 def print_chosen(chosen: ChosenLayouts) -> None:
     """Print why a job with ``layouts: auto`` gets the layouts that it gets."""
-    say(f"chosen of {chosen.timed} layouts that are legal:")
+    say(f"chosen from {chosen.timed} legal layouts:")
     for layout in chosen.layouts:
         say(f"- {layout.layout}: {'; '.join(layout.why)}")
 

@@ -24,7 +24,7 @@ const SENTENCES = {
     `${whole(data.steps)} steps of rank ${data.rank} after step ${whole(data.step)} are in ${data.url}`,
   drill: (data) => `${words(data.kind)} of rank ${data.rank} was asked for`,
   layouts: (data) =>
-    `chosen of ${whole(data.timed)}: ${data.layouts.map((each) => `${each.layout} (${small(each.step_seconds)} s)`).join(", ")}`,
+    `chosen from ${whole(data.timed)} legal layouts: ${data.layouts.map((each) => `${each.layout} (${small(each.step_seconds)} s)`).join(", ")}`,
   patch: (data) =>
     Object.entries(data)
       .map(([field, change]) => `${field} from ${value(change?.from)} to ${value(change?.to)}`)
