@@ -27,15 +27,43 @@ _REMEMBERED = 256  # jobs; some ten kilobytes each
 _TOKENS = SourceConfig(kind="tokenized", paths=("/any",))  # goes with every vocabulary
 
 
-class Searches:
-    """Lets each tenant search for one plan and one job's layouts at a time, and all tenants for two of each.
+class Turns:
+    """Lets each tenant have one search under way, and all tenants two."""
 
-    It remembers the layouts that were chosen.
+    def __init__(self) -> None:
+        self._tenants: set[str] = set()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def of(self, tenant: str) -> Iterator[None]:
+        """While a tenant searches.
+
+        Raises:
+            RateLimited: It does so already, or too many others do.
+        """
+        with self._lock:
+            if tenant in self._tenants:
+                raise RateLimited("another search of this tenant is running", _RETRY_SECONDS)
+            if len(self._tenants) >= _TOGETHER:
+                raise RateLimited("too many searches of other tenants are running", _RETRY_SECONDS)
+            self._tenants.add(tenant)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._tenants.discard(tenant)
+
+
+class Searches:
+    """Searches, and remembers the layouts that were chosen.
+
+    Attributes:
+        for_plans: Whose turn it is to search for plans.
+        for_layouts: The same of layouts, so that searches for plans keep no job from being submitted.
     """
 
     def __init__(self) -> None:
-        self._for_plans: set[str] = set()  # tenants
-        self._for_layouts: set[str] = set()
+        self.for_plans, self.for_layouts = Turns(), Turns()
         self._chosen: OrderedDict[str, ChosenLayouts] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -46,7 +74,7 @@ class Searches:
             InvalidJob: It takes too long, or it fails.
             RateLimited: The tenant's other search is under way, or too many of others are.
         """
-        with self._one_of(self._for_plans, tenant):
+        with self.for_plans.of(tenant):
             try:
                 return search_apart(job, asked, _SECONDS)
             except (TooLong, SearchFailed) as error:
@@ -65,7 +93,7 @@ class Searches:
             if known := self._chosen.get(key):
                 self._chosen.move_to_end(key)
                 return known
-        with self._one_of(self._for_layouts, tenant):
+        with self.for_layouts.of(tenant):
             try:
                 found = layouts_apart(asked, _SECONDS)
             except (ValueError, TooLong, SearchFailed) as error:
@@ -75,25 +103,6 @@ class Searches:
             if len(self._chosen) > _REMEMBERED:
                 self._chosen.popitem(last=False)
         return found
-
-    @contextmanager
-    def _one_of(self, searching: set[str], tenant: str) -> Iterator[None]:
-        """While a tenant searches.
-
-        Raises:
-            RateLimited: It does so already, or too many others do.
-        """
-        with self._lock:
-            if tenant in searching:
-                raise RateLimited("another search of this tenant is running", _RETRY_SECONDS)
-            if len(searching) >= _TOGETHER:
-                raise RateLimited("too many searches of other tenants are running", _RETRY_SECONDS)
-            searching.add(tenant)
-        try:
-            yield
-        finally:
-            with self._lock:
-                searching.discard(tenant)
 
 
 def _without_what_does_not_matter(spec: JobSpec) -> JobSpec:

@@ -30,7 +30,7 @@ from service.security.redaction import redact, register_secrets
 from service.trackers.curves import Batch, Entry, NotYet
 from service.trackers.delivery import BATCH
 from service.trackers.folder import TrackerFolder
-from service.trackers.wandb_process import PROCESS_SECONDS, Given, Made
+from service.trackers.wandb_process import PROCESS_SECONDS, Given, Made, environment
 
 BASE_URL = "https://api.wandb.ai"
 FOLDER = "offline-wandb"  # `wandb sync` knows by "offline-" that it has not been sent
@@ -40,11 +40,6 @@ _LARGEST_ANSWER = 8 * 2**20
 _LONGEST_LINE = 300  # characters of what the process says last
 _TOGETHER = 8  # processes, of some hundred megabytes each
 _room = threading.BoundedSemaphore(_TOGETHER)
-# None of the service's own variables: those of the database and the stores have passwords.
-_PASSED_ON = {
-    "PATH", "PYTHONPATH", "LANG", "TMPDIR", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HTTP_PROXY",
-    "HTTPS_PROXY", "NO_PROXY",
-}  # fmt: skip
 _EXIT_CODES = {JobState.SUCCEEDED: 0, JobState.FAILED: 1, JobState.CANCELLED: 1}
 
 # What the package itself asks before it goes on with a run.
@@ -203,11 +198,10 @@ def _logged(given: Given) -> Iterator[Made]:
     """Have a process log it; what it has made is there until the block ends."""
     # The package's own server ends when it sees that this process has, and may write until then.
     with _room, tempfile.TemporaryDirectory(prefix="boost-wandb-", ignore_cleanup_errors=True) as folder:
-        environment = {name: value for name, value in os.environ.items() if name.upper() in _PASSED_ON}
         process = subprocess.Popen(
             [sys.executable, "-m", "service.trackers.wandb_process"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=folder, env=environment | {"HOME": folder}, start_new_session=True,
+            cwd=folder, env=environment(folder), start_new_session=True,
         )  # fmt: skip
         try:
             said, complaints = process.communicate(json.dumps(given), timeout=PROCESS_SECONDS)

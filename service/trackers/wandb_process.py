@@ -18,6 +18,12 @@ from typing import Any, TypedDict
 INIT_SECONDS, FINISH_SECONDS = 30.0, 30.0
 PROCESS_SECONDS = 120  # for both, and for Python and the package to start on a busy machine
 
+# None of the service's own variables: those of the database and the stores have passwords.
+_PASSED_ON = {
+    "PATH", "PYTHONPATH", "LANG", "TMPDIR", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HTTP_PROXY",
+    "HTTPS_PROXY", "NO_PROXY",
+}  # fmt: skip
+
 
 class Given(TypedDict):
     """What to log.
@@ -42,6 +48,11 @@ class Made(TypedDict):
 
     url: str | None
     file: str
+
+
+def environment(folder: str) -> dict[str, str]:
+    """What a process sees of this one's environment, with its folder for its home."""
+    return {name: value for name, value in os.environ.items() if name.upper() in _PASSED_ON} | {"HOME": folder}
 
 
 def main() -> None:

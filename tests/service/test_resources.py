@@ -12,7 +12,7 @@ from boost_core.plan.auto_layouts import choose_layouts
 from service.api.exceptions import RateLimited
 from service.api.merge import merged
 from service.api.routes.nodes import NODES
-from service.api.searches import Searches
+from service.api.searches import Searches, Turns
 from service.jobs.model import JobRecord, Owner
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
@@ -398,29 +398,30 @@ def test_layouts_are_chosen_whatever_the_data_is() -> None:
     searches = Searches()
     chosen = searches.layouts(spec, "a")
     assert chosen == choose_layouts(spec)
-    with searches.one_of("a"):
-        assert searches.layouts(spec.model_copy(update={"name": "another"}), "a") is chosen
+    with searches.for_layouts.of("a"):
+        another = spec.training.model_copy(update={"seed": 7})
+        assert searches.layouts(spec.model_copy(update={"name": "another", "training": another}), "a") is chosen
 
 
 def test_a_tenant_whose_search_is_under_way_is_told_to_come_back(http: httpx.Client, api: RunningApi) -> None:
     left = GOOD | {"parallelism": {}, "elasticity": {"layouts": "auto", "gpus": {"max": 4}}}
-    with api.app.state.context.searches.one_of("default"):
+    with api.app.state.context.searches.for_layouts.of("default"):
         busy = http.post("/jobs", json=left)
         assert (busy.status_code, busy.headers["Retry-After"]) == (429, "5")
         assert http.post("/jobs", json=GOOD).status_code == 201, "others need no search"
     assert http.post("/jobs", json=left).status_code == 201
-    with api.app.state.context.searches.one_of("default"):
+    with api.app.state.context.searches.for_layouts.of("default"):
         assert http.post("/jobs/dry-run", json=left).status_code == 200, "what is known is not searched again"
 
 
-def test_each_tenant_searches_one_plan_at_a_time_and_all_together_two() -> None:
-    searches = Searches()
-    with searches.one_of("a"):
-        with pytest.raises(RateLimited, match="another plan of this tenant"), searches.one_of("a"):
+def test_each_tenant_searches_one_at_a_time_and_all_together_two() -> None:
+    turns = Turns()
+    with turns.of("a"):
+        with pytest.raises(RateLimited, match="another search of this tenant"), turns.of("a"):
             raise AssertionError
-        with searches.one_of("b"), pytest.raises(RateLimited, match="of other tenants"), searches.one_of("c"):
+        with turns.of("b"), pytest.raises(RateLimited, match="of other tenants"), turns.of("c"):
             raise AssertionError
-        with searches.one_of("c"):
+        with turns.of("c"):
             pass
 
 

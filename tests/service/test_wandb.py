@@ -161,7 +161,7 @@ def test_a_server_that_is_away_or_silent_delays_no_other_tracker(
             for job, url in zip(jobs, (unused_url, silent), strict=True):
                 report(store, job, a_step(1))
                 wait_until_told(store, job, "tensorboard")
-                failing = wait_for(store, job, KIND, lambda tracked, _: tracked.failures_in_row >= 3)
+                failing = wait_for(store, job, KIND, lambda tracked, _: tracked.failures_in_row >= 4)
                 assert failing.problem.startswith(f"{url} does not answer")
     for job in jobs:
         (fault,) = [event.data for event in store.events(job.id) if event.kind == "fault"]

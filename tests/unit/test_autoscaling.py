@@ -1,5 +1,7 @@
 """Which nodes are asked for, and what is done when they are refused."""
 
+from unittest.mock import patch
+
 import pytest
 
 from boost_core.config import ElasticityConfig
@@ -15,6 +17,7 @@ from service.scheduler.autoscaling import (
     ResourceRequest,
     nodes_wanted,
 )
+from service.scheduler.demand import Demand
 from service.scheduler.quotas import Limits
 from tests.scheduling import STARTING, WAITING, job, running
 
@@ -70,8 +73,9 @@ def test_a_job_that_leaves_its_layouts_to_the_service_asks_for_the_fastest() -> 
     layouts = {"layouts": "auto", "gpus": {"min": 1, "max": 4}, "resolved": [[1, 1, 1], [1, 1, 4]]}
     elasticity = ElasticityConfig.model_validate(layouts)
     left = left.model_copy(update={"spec": left.spec.model_copy(update={"elasticity": elasticity})})
-    assert [len(wish.bundles) for wish in nodes_wanted([left], Limits())[1]] == [4]
-    assert [len(wish.bundles) for wish in nodes_wanted([left], limited_to(3))[1]] == [1]
+    with patch.object(Demand, "seconds", lambda _, layout: 1 / layout.world_size):
+        assert [len(wish.bundles) for wish in nodes_wanted([left], Limits())[1]] == [4]
+        assert [len(wish.bundles) for wish in nodes_wanted([left], limited_to(3))[1]] == [1]
 
 
 def test_ranks_that_share_a_node_are_one_bundle_with_the_labels_of_their_job() -> None:
