@@ -283,7 +283,7 @@ def test_a_job_that_leaves_its_layouts(boost, tmp_path: Path) -> None:
     file.write_text(json.dumps(GOOD | {"parallelism": {}, "elasticity": elasticity}))
     for tried in (boost("submit", str(file), "--dry-run"), boost("plan", str(file))):
         assert tried.exit_code == 0, tried.output
-        assert "layouts that are legal:\n- tp 1 × pp 1 × dp 1: most of its step is arithmetic" in tried.stdout
+        assert "legal layouts:\n- tp 1 × pp 1 × dp 1: most of its step is arithmetic" in tried.stdout
     job_id = boost("submit", str(file)).stdout.split()[1]
     shown = boost("show", job_id).stdout
     assert "chosen for 1 to 4 GPUs:\n" in shown
