@@ -286,10 +286,10 @@ def test_a_job_that_leaves_its_layouts(boost, tmp_path: Path) -> None:
         assert "legal layouts:\n- tp 1 × pp 1 × dp 1: most of its step is arithmetic" in tried.stdout
     job_id = boost("submit", str(file)).stdout.split()[1]
     shown = boost("show", job_id).stdout
-    assert "chosen for 1 to 4 GPUs:\n" in shown
+    assert "chosen for 1 to 4 workers:\n" in shown
     assert "tp 1 × pp 1 × dp 1, " in shown
-    assert "layouts chosen, of " in boost("events", job_id).stdout
-    assert boost("patch", job_id, "--max-gpus", "2").stdout.endswith("of priority 0, with 1 to 2 GPU(s)\n")
+    assert "layouts chosen from 3 legal ones: " in boost("events", job_id).stdout
+    assert boost("patch", job_id, "--max-gpus", "2").stdout.endswith("of priority 0, with 1 to 2 worker(s)\n")
 
 
 def test_drill(boost, store: JobStore) -> None:
