@@ -14,6 +14,7 @@ from service.api.middleware.access_log import keep_values_out
 from service.api.middleware.connections import Listener, Loop, Notes, Watch, is_out_of_descriptors, most_connections
 from service.settings import Settings
 
+GRACE_SECONDS = 20  # for requests to be answered when the server stops, and for answers to be read
 _LOOK_SECONDS = 1.0
 MOST_HEADER_BYTES = 32 * 2**10  # of a request's line and its headers together
 
@@ -41,6 +42,7 @@ class ApiServer(uvicorn.Server):
                 proxy_headers=bool(settings.trusted_proxies),
                 forwarded_allow_ips=list(settings.trusted_proxies),
                 server_header=False,
+                timeout_graceful_shutdown=GRACE_SECONDS,
                 log_config=None,  # its lines look like all others of this process
             )
         )
@@ -65,7 +67,7 @@ class ApiServer(uvicorn.Server):
         self._watching = asyncio.create_task(self._watch())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop: no new connections, streams end, other requests are answered."""
+        """Stop: no new connections, streams end, other requests are answered, as far as their time goes."""
         self._context.stopping.set()
         self._context.stores.stop()
         await super().shutdown(sockets)

@@ -17,6 +17,7 @@ import pytest
 
 from boost_core.messages.reports import LogLine
 from service.accounts.keys import KeyStore
+from service.api import server
 from service.api.middleware import connections
 from service.api.middleware.connections import Listener, Notes, most_connections
 from service.api.server import listen
@@ -253,3 +254,17 @@ def test_the_log_has_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None
     assert [record.message for record in caplog.records] == [
         "connections: 1 closed", "connections: 60 closed", "connections: 60 closed"
     ]  # fmt: skip
+
+
+def test_who_does_not_read_an_answer_does_not_keep_the_server_from_stopping(
+    api: RunningApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.stop()
+    monkeypatch.setattr(server, "GRACE_SECONDS", 1)
+    api.start()
+    with socket.create_connection(("127.0.0.1", api.port)) as client:
+        client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 60)  # more than buffers hold
+        until(lambda: api.server.server_state.tasks)
+        time.sleep(1)
+        assert api.stop() < 10
+    api.start()
