@@ -141,9 +141,9 @@ def api(store: JobStore, database_url: str, tmp_path: Path) -> Iterator[RunningA
     running.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def looked_at(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApi]:
-    """One server without authentication for all tests whose requests leave nothing behind."""
+    """One server without authentication for a file's tests whose requests leave nothing behind."""
     home = tmp_path_factory.mktemp("looked-at")
     url = f"sqlite:///{shutil.copy(migrated_file, home)}"
     store = JobStore(url)
