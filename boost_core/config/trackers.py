@@ -28,8 +28,8 @@ def server_url(value: str) -> str:
     """Return the address of a server without a / at its end.
 
     Raises:
-        ValueError: It is no such address. Neither the message nor what is shown of the error repeats the value: people
-            put passwords into URLs.
+        ValueError: It is not such an address. Nothing that is shown of the error repeats the value: people put
+            passwords into URLs.
     """
     if not _SERVER.fullmatch(value):
         problem = (

@@ -15,7 +15,7 @@ def chosen_checkpoint(url: str, step: int | None) -> tuple[CheckpointFolder, int
     """The folder of checkpoints at a URL, which may be that of one of them, and a step: the given one, or the newest.
 
     Raises:
-        ValueError: There is no such checkpoint.
+        ValueError: The checkpoint does not exist.
     """
     folder, step = _found(url, step)
     steps = folder.steps()

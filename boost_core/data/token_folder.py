@@ -39,14 +39,14 @@ class TokenFolder:
         self._filesystem.mv(f"{self._path}/{name}.new", f"{self._path}/{name}")
 
     def find(self, name: str) -> bytes | None:
-        """Read a file; ``None`` if there is none."""
+        """Read a file; ``None`` if it does not exist."""
         try:
             return self.read(name)
         except FileNotFoundError:
             return None
 
     def remove(self, name: str) -> None:
-        """Remove a file or a folder with all that is in it; harmless if there is none."""
+        """Remove a file, or a folder with its contents; does nothing if it does not exist."""
         if self._filesystem.exists(f"{self._path}/{name}"):
             self._filesystem.rm(f"{self._path}/{name}", recursive=True)
 
@@ -89,7 +89,7 @@ class ShardFile:
         self._digest = hashlib.sha256()
 
     def write(self, tokens: Tokens, text_bytes: int) -> None:
-        """Append the tokens of a document of so many bytes."""
+        """Append a document's tokens, and count its bytes."""
         content = tokens.astype(tokens.dtype.newbyteorder("<"), copy=False).tobytes()
         self._stream.write(content)
         self._digest.update(content)

@@ -49,7 +49,7 @@ def load_model(folder: CheckpointFolder, step: int, tokenizer: str | None) -> Lo
     Raises:
         CheckpointDamaged: The checkpoint is not what was written.
         CheckpointRemoved: Somebody has removed it meanwhile.
-        ValueError: This version knows no such model, or there is no tokenizer of it.
+        ValueError: This version does not know the model, or its tokenizer is missing.
         OSError: The checkpoint cannot be read.
     """
     on_gpu = torch.cuda.is_available()

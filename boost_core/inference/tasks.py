@@ -30,7 +30,7 @@ def tasks_in(paths: Sequence[str]) -> tuple[TaskManager, list[str]]:
     """The tasks of files, and of all files of folders.
 
     Raises:
-        ValueError: There is none at a path.
+        ValueError: A path has no task file.
     """
     places = [Path(path).resolve() for path in paths]
     for given, place in zip(paths, places, strict=True):
@@ -57,7 +57,7 @@ def evaluate(loaded: LoadedModel, paths: Sequence[str], limit: int | None, batch
         batch_size: Sequences at a time.
 
     Raises:
-        ValueError: There is no task, or lm-eval cannot run one.
+        ValueError: No task was found, or lm-eval cannot run one.
     """
     manager, names = tasks_in(paths)
     try:

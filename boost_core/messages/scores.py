@@ -15,8 +15,8 @@ class Score(Config):
 
     task: _Word = Field(description="The task's name.")
     metric: _Word = Field(description="Metric and, after a comma, the filter of the answers, if it has one.")
-    value: _Number | None = Field(description="Null where it is no finite number.")
-    stderr: _Number | None = Field(None, description="Standard error of the value; null where there is none.")
+    value: _Number | None = Field(description="Null if it is not finite.")
+    stderr: _Number | None = Field(None, description="Standard error of the value; null if the task has none.")
     higher_is_better: bool | None = Field(None, description="Null where the task does not say.")
     samples: int = Field(ge=0, le=10**12, description="Documents that were asked.")
     version: str | None = Field(None, max_length=100, description="Of the task, as its file says.")

@@ -87,7 +87,7 @@ def _box_muller(words: Words) -> torch.Tensor:
 
 
 def _chunks(sizes: Sizes, limit: int) -> Iterator[tuple[Sizes, Sizes]]:
-    """A box in boxes of so many elements at most: where each begins in it, and its sizes."""
+    """Splits a box into boxes of at most ``limit`` elements: the offset of each in it, and its sizes."""
     axis, inner = len(sizes) - 1, 1
     while axis > 0 and inner * sizes[axis] <= limit:
         inner *= sizes[axis]

@@ -8,7 +8,6 @@ last line of stdout.
 import json
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -57,7 +56,6 @@ def environment(folder: str) -> dict[str, str]:
 
 def main() -> None:
     """Log what is on stdin; exceptions end the process with their message in the last line of stderr."""
-    signal.alarm(PROCESS_SECONDS)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     os.nice(10)  # the service, which answers requests, goes first
     given: Given = json.load(sys.stdin)

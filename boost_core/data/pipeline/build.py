@@ -82,7 +82,7 @@ class Build:
         report: Is told how far it is, after each file and pair of shards.
 
     Raises:
-        ValueError: The tokenizer is none, or a path names no file.
+        ValueError: The tokenizer cannot be read, or a path matches no file.
         OSError: One of them cannot be read.
     """
 

@@ -32,7 +32,7 @@ def ray_engine(address: str | None) -> Iterator["RayEngine"]:
         address: Of the cluster; ``None`` for that of RAY_ADDRESS, or else for a Ray of its own on this machine.
 
     Raises:
-        ValueError: There is no cluster at the address.
+        ValueError: No cluster answers at the address.
     """
     host, _, port = (address or "").rpartition(":")
     try:

@@ -147,8 +147,8 @@ class _Batch:
     def longest(self) -> Sequence[int]:
         """Queries of the piece that has most, and keys.
 
-        With a window there are as many keys as queries at least: the kernel takes "all after a query" for so many after
-        it, counted from where the last query and the last key stand side by side.
+        With a window, the maximum of keys is raised to that of queries: the kernel reads "no right limit" as this many
+        keys after a query, aligned at the last query and the last key, and would hide keys from the first queries.
         """
         rows, columns = (max(end - first for first, end in spans) for spans in (self.queries, self.keys))
         return [rows, max(rows, columns) if self.window[0] >= 0 else columns]

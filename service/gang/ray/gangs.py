@@ -78,7 +78,7 @@ class RayGangs:
         """Start or find Ray, which takes seconds. The calling thread must live until ``close``.
 
         Raises:
-            ConnectionError: There is no cluster at the address.
+            ConnectionError: No cluster answers at the address.
             ValueError: Its head has another version of this program.
         """
         write_to_log()
