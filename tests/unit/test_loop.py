@@ -260,7 +260,7 @@ def test_updates_of_a_fast_gang_are_stored_a_few_times_a_second(office: Office) 
     office.wait_long_between_passes("one")
     office.gangs["one"].wait_for_updates = lambda _seconds: {("job-a", 1)}
     office.start("one")
-    office.schedules("one")
+    until(lambda: office.passes == ["one"])
     begun = time.monotonic()
     until(lambda: len(office.made["one"][0].updated) == 5)
     assert time.monotonic() - begun >= 3 * loop_module.UPDATE_SECONDS
@@ -270,7 +270,7 @@ def test_updates_of_a_fast_gang_are_stored_a_few_times_a_second(office: Office) 
 def test_updates_that_cannot_be_stored_wait_for_the_next_pass(office: Office, failure: Exception) -> None:
     office.wait_long_between_passes("one")
     office.start("one")
-    office.schedules("one")
+    until(lambda: office.passes == ["one"])
     office.made["one"][0].fails_with = failure
     office.gangs["one"].updates.put({("job-a", 1)})
     until(lambda: office.made["one"][0].fails_with is None)
