@@ -61,7 +61,7 @@ class _File:
     """
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self._path = Path(path)  # made once: it is looked at whenever a connection is used
         self._known: tuple[int, int] | None = None
 
     def note(self, *_: object) -> None:
@@ -75,11 +75,11 @@ class _File:
             DatabaseGone: It is not.
         """
         if self._known is not None and self._found() != self._known:
-            raise DatabaseGone(self._path)
+            raise DatabaseGone(str(self._path))
 
     def _found(self) -> tuple[int, int] | None:
         try:
-            found = Path(self._path).stat()
+            found = self._path.stat()
         except OSError:
             return None
         return found.st_dev, found.st_ino

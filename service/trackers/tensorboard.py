@@ -10,6 +10,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,6 +24,7 @@ _FILE_BYTES = 2**20
 _VERSION = "brain.Event:2"  # of the format
 
 
+@cache  # each submission asks, and it looks through the folders of all packages
 def has_tensorboard() -> bool:
     """Whether event files can be written on this installation."""
     return find_spec("tensorboard") is not None

@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from boost_core.config import JobSpec
+from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.report import plan
 from service.accounts.principal import Principal
 from service.api.admission import if_fit, with_dataset, with_layouts
@@ -60,8 +61,7 @@ async def submit(
 @router.post("/dry-run", responses=_BODY_REFUSED)
 async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
     """Check and plan a job without submitting it; nothing is recorded."""
-    spec = await run_in_threadpool(with_dataset, spec, context, who.tenant)
-    spec, chosen = await run_in_threadpool(with_layouts, spec, context, who.tenant)
+    spec, chosen = await _completed(spec, context, who.tenant)
     return DryRun(spec=spec, plan=await if_fit(spec, context, who.tenant, partial(plan, spec)), chosen=chosen)
 
 
@@ -125,6 +125,17 @@ def _refuse_unknown_cursor(cursor: str, who: Principal, context: Context) -> Non
         raise RequestValidationError([fault]) from error
 
 
+async def _completed(
+    spec: JobSpec, context: Context, tenant: str, original: JobSpec | None = None
+) -> tuple[JobSpec, ChosenLayouts | None]:
+    """The job with its dataset's shards and the layouts chosen for it; one that needs neither is spared the threads."""
+    if spec.data.dataset is not None:
+        spec = await run_in_threadpool(with_dataset, spec, context, tenant, original)
+    if spec.leaves_layouts:
+        return await run_in_threadpool(with_layouts, spec, context, tenant)
+    return spec, None
+
+
 async def _create(
     spec: JobSpec,
     who: Principal,
@@ -135,9 +146,7 @@ async def _create(
 ) -> Response:
     record = await run_in_threadpool(context.store.known, request) if request else None
     if record is None:
-        kept = original.spec if original else None
-        spec = await run_in_threadpool(with_dataset, spec, context, who.tenant, kept)
-        spec, chosen = await run_in_threadpool(with_layouts, spec, context, who.tenant)
+        spec, chosen = await _completed(spec, context, who.tenant, original.spec if original else None)
         owner, root = Owner(who.tenant, who.name), context.settings.checkpoint_root
         create = partial(
             context.store.create,
