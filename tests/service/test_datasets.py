@@ -23,7 +23,8 @@ from service.models.identity import Scope
 from service.scheduler.datasets import LAUNCH_PAUSE, MOST_LAUNCHES, DatasetReconciler
 from service.scheduler.quotas import Limits
 from tests.jobs import tiny_job, write_corpus
-from tests.service.conftest import With
+from tests.service.command_line import boost_at
+from tests.service.conftest import RunningApi, With
 
 PROGRESS = DatasetProgress(stage="files", done=1, of=6, documents=1, bytes=10, seconds=1.0)
 
@@ -138,6 +139,15 @@ def test_a_model_with_too_few_tokens_for_a_dataset_is_refused(
     )  # fmt: skip
     with pytest.raises(ApiError, match=r"has 256 tokens and model\.vocab_size is 200"):
         client.submit(job)
+
+
+def test_show_says_what_each_filter_has_left_out(
+    api: RunningApi, client: Client, tmp_path: Path, cluster: Cluster, reconciler: DatasetReconciler
+) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "short.txt").write_text("two words")
+    make(client, tmp_path, cluster, reconciler, filters=[{"measure": "words", "min": 3}])
+    assert "by words          1 filtered out" in boost_at(api.url)("datasets", "show", "corpus-v1").stdout.splitlines()
 
 
 def test_one_is_made_after_the_other_and_others_are_told_to_wait(

@@ -55,7 +55,10 @@ def show(name: Name, as_json: AsJson = False, url: Url = None) -> None:
         return
     facts = {"name": dataset.name, "state": dataset.state, "message": dataset.message, "url": dataset.url}
     facts |= {"progress": _progress(dataset), "fingerprint": dataset.fingerprint or "-"}
-    facts |= {key.replace("_", " "): str(value) for key, value in (dataset.counts or {}).items()}
+    counts = dict(dataset.counts or {})
+    filtered = counts.pop("filtered", {})
+    facts |= {key.replace("_", " "): str(value) for key, value in counts.items()}
+    facts |= {f"by {measure}": f"{count} filtered out" for measure, count in filtered.items()}
     for fact, value in facts.items():
         say(f"{fact:<18}{value}")
 
