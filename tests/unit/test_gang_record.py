@@ -32,6 +32,14 @@ class Clock:
         self._record.now = replace(self._record.now, seconds=seconds)
 
 
+@pytest.mark.parametrize(("ranks", "message"), [(1, "1 worker is training"), (2, "2 workers are training")])
+def test_one_worker_is_no_plural(ranks: int, message: str) -> None:
+    record = GangRecord(BEGIN)
+    form(record)
+    hear(record, a_start().model_copy(update={"world_size": ranks}))
+    assert record.status(0).message.endswith(message)
+
+
 @pytest.fixture
 def record() -> GangRecord:
     """Of a gang that has done a step."""

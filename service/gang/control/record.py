@@ -146,7 +146,7 @@ class GangRecord:
                 if self._interruption:
                     self._interruption.reached("start", self.now.seconds - report.load_seconds)
                     self._interruption.reached("load", self.now.seconds)
-                self.say(GangPhase.TRAINING, f"{self._layout}: {report.world_size} workers are training")
+                self.say(GangPhase.TRAINING, f"{self._layout}: {_workers(report.world_size)} training")
             case StepReport():
                 self.step = report.step
                 if self._interruption and self._start:
@@ -177,7 +177,7 @@ class GangRecord:
             ),
         )
         if self._phase is GangPhase.STARTING:
-            self._message = f"{layout}: {layout.world_size} workers are loading the data and the model"
+            self._message = f"{layout}: {_workers(layout.world_size)} loading the data and the model"
 
     def interrupted(self, cause: Cause, message: str, detected: float) -> None:
         """The gang stops. Of several causes before the next step the first fault counts, or else the first.
@@ -251,3 +251,7 @@ class GangRecord:
     def _keep(self, moment: datetime, report: Report) -> None:
         self._reports.append(GangReport(next(self._sequence), moment, report))
         self._changed()
+
+
+def _workers(count: int) -> str:
+    return "1 worker is" if count == 1 else f"{count} workers are"
