@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from boost_core.convert.whole import read_weights, write_start
 def main(command_line: Sequence[str] | None = None) -> int:
     """Run one command; 0 on success, 2 for what cannot be converted."""
     arguments = _parser().parse_args(command_line)
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads the checkpoint: it is meant
     try:
         if arguments.command == "export":
             export(arguments)
