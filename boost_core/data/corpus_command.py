@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import get_args
 
+from pydantic import ValidationError
+
 from boost_core.config.data import SourceConfig
 from boost_core.config.dataset import CorpusConfig, Measure, NearDedup, QualityFilter
 from boost_core.data.pipeline.build import Build, BuildProgress
@@ -92,6 +94,9 @@ def _filter(text: str) -> QualityFilter:
     try:
         least, most = (float(each) if each else None for each in bounds)
         return QualityFilter.model_validate({"measure": measure, "min": least, "max": most})
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise argparse.ArgumentTypeError(f"{text!r}: {problem}") from error
     except ValueError as error:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not MEASURE:MIN:MAX with a measure of {', '.join(get_args(Measure))}, such as words:50:100000"

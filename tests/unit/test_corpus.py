@@ -252,6 +252,8 @@ def test_filters_that_make_no_sense_are_refused(given: dict[str, Any], message: 
     ("options", "message"),
     [
         (["--filter", "words:1"], "is not MEASURE:MIN:MAX"),
+        (["--filter", "words:3:2"], "'words:3:2': min (3) must not exceed max (2)"),
+        (["--filter", "words::"], "the filter has no bound"),
         (["--address", "auto"], "give --ray, too"),
         (["--ray", "--workers", "2"], "leave one out"),
     ],
