@@ -5,6 +5,7 @@ import json
 from boost_core.config import Layout
 from boost_core.messages.reports import (
     CheckpointReport,
+    ComparisonReport,
     EvaluationReport,
     FaultReport,
     InterruptionReport,
@@ -57,6 +58,8 @@ def line_of(report: Report) -> str:
             return (
                 f"step {report.step}  busy seconds by rank: {', '.join(f'{each:.3g}' for each in report.busy_seconds)}"
             )
+        case ComparisonReport():
+            return f"step {report.step}  beside the plan: {comparison_in_words(report)}"
         case ProfileReport():
             return (
                 f"step {report.step}  profile of {report.steps} step(s) of rank {report.rank}: {report.url} "
@@ -80,6 +83,17 @@ def validation_in_words(validation: ValidationLoss) -> str:
     """A validation loss, as such, as perplexity, and in bits per byte where that is known."""
     bits = "" if validation.bits_per_byte is None else f", {validation.bits_per_byte:.4f} bits/byte"
     return f"{validation.loss:.4f} (perplexity {validation.perplexity:.4g}{bits})"
+
+
+def comparison_in_words(report: ComparisonReport) -> str:
+    """Memory of the rank that held most, and a step's seconds, measured and planned."""
+    rank = report.fullest
+    memory = (
+        f"{report.peak_bytes[rank] / 1e9:.3g} GB of planned {report.planned_bytes[rank] / 1e9:.3g} GB on rank {rank}"
+    )
+    if report.step_seconds is None:
+        return memory
+    return f"{memory}; {report.step_seconds:.3g} s a step, predicted {report.predicted_step_seconds:.3g} s"
 
 
 def duration(seconds: float) -> str:

@@ -243,6 +243,33 @@ class RankTimesReport(Frozen):
     busy_seconds: list[float] = Field(description="By rank: mean seconds per step not spent waiting for others.")
 
 
+class ComparisonReport(Frozen):
+    """What the gang takes, beside what was planned: after its second step, its seventh, and then now and then."""
+
+    kind: Literal["comparison"] = "comparison"
+    step: int = Field(description="Steps done.")
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    planned_bytes: list[int] = Field(description="By rank: memory that was planned.")
+    peak_bytes: list[int] = Field(
+        description="By rank: the most that it held by the end of the gang's second step, on a GPU by torch's "
+        "allocator, on a CPU by storages."
+    )
+    predicted_step_seconds: float
+    predicted_step_seconds_range: tuple[float, float] = Field(
+        description="Between which eight of ten steps were expected."
+    )
+    step_seconds: float | None = Field(
+        description="Median of the newest steps, 100 at most, of the whole batch; null until there are some."
+    )
+
+    @property
+    def fullest(self) -> int:
+        """The rank that held most."""
+        return self.peak_bytes.index(max(self.peak_bytes))
+
+
 class ProfileReport(Frozen):
     """A trace of some steps of a rank is in the store."""
 
@@ -282,6 +309,7 @@ Report = (
     | RestartReport
     | FaultReport
     | RankTimesReport
+    | ComparisonReport
     | ProfileReport
     | SpareReport
     | LogLine

@@ -80,6 +80,19 @@ def rank_memory(spec: JobSpec, layout: Layout) -> RankMemory:
     return max(memories, key=lambda memory: memory.total)
 
 
+def pipeline_rank_memory(spec: JobSpec, layout: Layout, rank: int) -> RankMemory:
+    """What the ranks of one place in the pipeline need.
+
+    Args:
+        spec: The job.
+        layout: One of ``spec.layouts()``.
+        rank: The place, from 0.
+    """
+    job = spec.at(layout)
+    stages = cut(job.model, job.parallelism, job.training.sequence_length)
+    return _Rank(job, rank, stages[rank :: layout.pp]).memory()
+
+
 @lru_cache(1024)  # a scheduler asks the same for each number of replicas
 def _extremes(model: ModelConfig, stages: Sequence[Stage], pipeline: int) -> Sequence[int]:
     """The pipeline ranks that may need most.

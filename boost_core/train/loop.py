@@ -32,10 +32,12 @@ from boost_core.parallel.shard import allocate_weights
 from boost_core.plan.flops import FlopRates
 from boost_core.plan.parameters import parameter_count
 from boost_core.train.checkpoint_manager import CheckpointManager
+from boost_core.train.comparison import Comparison
 from boost_core.train.divergence import DivergenceDetector
 from boost_core.train.evaluate import evaluate
 from boost_core.train.garbage import collected_between_steps
 from boost_core.train.membership import Membership, Outcome, StepTimes
+from boost_core.train.peak_memory import PeakMemory
 from boost_core.train.resume import load_newest
 from boost_core.train.sample import Prompts
 from boost_core.train.state import TrainState
@@ -72,8 +74,10 @@ def train(spec: JobSpec, reporter: Reporter, membership: Membership | None = Non
         return _Keeping(state, membership, reporter_of_rank).until_stored()
     check_data(spec.data, spec.model.vocab_size, spec.training.sequence_length)
     corpus = load_corpus(spec.data, spec.training.sequence_length)
-    state = TrainState.initial(spec, device, allocate_weights, corpus.end_of_document)
-    run = _Run(state, corpus, membership, reporter_of_rank)
+    peak = PeakMemory(device)
+    with peak.watched():
+        state = TrainState.initial(spec, device, allocate_weights, corpus.end_of_document)
+    run = _Run(state, corpus, membership, reporter_of_rank, Comparison(state, peak))
     try:
         run.resume()
         return _stepped(run, state)
@@ -188,8 +192,12 @@ class _Keeping:
 class _Run(_Keeping):
     """One rank's run of a job: the state and what is done with it between steps."""
 
-    def __init__(self, state: TrainState, corpus: Corpus, membership: Membership, reporter: Reporter | None) -> None:
+    def __init__(
+        self, state: TrainState, corpus: Corpus, membership: Membership, reporter: Reporter | None,
+        comparison: Comparison,
+    ) -> None:  # fmt: skip
         super().__init__(state, membership, reporter)
+        self._comparison = comparison
         training = state.spec.training
         self._corpus, self._sampler = corpus, Sampler(corpus, training.sequence_length, training.seed)
         length, most = training.sequence_length, training.evaluate_sequences
@@ -215,7 +223,8 @@ class _Run(_Keeping):
         state.ledger.clear()
         asked = Requests(self._membership.halt.is_set(), self._membership.store.is_set(), put_off)
         refuse, before_update = self._membership.refuse_aborted, self.checkpoints.before_update
-        result = training_step(state, self._sampler, self._divergence.limit, asked, refuse, before_update)
+        with self._comparison.watched():
+            result = training_step(state, self._sampler, self._divergence.limit, asked, refuse, before_update)
         parts = state.clock.end()
         if result.diverged:
             self._diverged(result)
@@ -230,7 +239,15 @@ class _Run(_Keeping):
         busy = ended - since - parts.exposed_communication
         self._membership.after_step(StepTimes(state.step, ended - since, busy, parts, state.ledger.by_group()))
         self._ended = ended
+        if state.step > before:
+            self._compare(parts.seconds)
         return result.requests
+
+    def _compare(self, seconds: float) -> None:
+        report = self._comparison.after_step(seconds)
+        self._membership.refuse_aborted()
+        if report is not None:
+            self._report(report)
 
     def _report_step(self, result: StepResult, parts: StepParts) -> None:
         held_seconds = self.checkpoints.held_seconds()

@@ -15,6 +15,7 @@ from boost_core.messages.commands import WorkerCommand
 from boost_core.messages.reports import (
     Cause,
     CheckpointReport,
+    ComparisonReport,
     EvaluationReport,
     RestartReport,
     ShapeReport,
@@ -74,6 +75,9 @@ class JobRecord(BaseModel):
         None,
         description="The newest gang's spare copy: of which step, and the node outside the gang that keeps it, as of a "
         "few seconds ago; null, or with a step of null, where there is none.",
+    )
+    comparison: ComparisonReport | None = Field(
+        None, description="Memory and step seconds of the newest gang that has made two steps, beside its plan."
     )
     commands: list[WorkerCommand] = Field(
         [], description="Drills and profiles that have not been delivered to the gang yet."
@@ -188,7 +192,7 @@ class JobPage(BaseModel):
 EventKind = Literal[
     "state", "started", "progress", "evaluation", "sample", "checkpoint", "shape", "interruption", "restart", "fault",
     "ranks", "profile", "spare", "log", "patch", "drill", "scores",
-    "layouts",
+    "layouts", "comparison",
 ]  # fmt: skip
 EVENT_KINDS: frozenset[str] = frozenset(get_args(EventKind))
 

@@ -30,7 +30,7 @@ _REPEATED = frozenset(  # said anew every round
     }
 )
 # Whose newest report is a column of the job.
-_NEWEST = frozenset({"progress", "evaluation", "checkpoint", "shape", "spare"})
+_NEWEST = frozenset({"progress", "evaluation", "checkpoint", "shape", "spare", "comparison"})
 _DATED = frozenset({"progress", "checkpoint"})  # whose newest report's time is one, too
 _KEPT_RESTARTS = 50
 

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from prometheus_client.metrics_core import Metric
 
-from boost_core.messages.reports import Cause, Fault, StepReport
+from boost_core.messages.reports import Cause, ComparisonReport, Fault, StepReport
 from service.jobs.goodput import Phase
 from service.jobs.ledger import as_of
 from service.jobs.model import JobRecord
@@ -61,6 +61,10 @@ def _of_sets(field: str) -> Callable[[Seen], Values]:
 
 def _of_checkpoint(field: str) -> Callable[[Seen], float | None]:
     return lambda seen: getattr(seen.job.checkpoint, field) if seen.job.checkpoint else None
+
+
+def _of_comparison(read: Callable[[ComparisonReport], float | None]) -> Callable[[Seen], float | None]:
+    return lambda seen: read(seen.job.comparison) if seen.job.comparison else None
 
 
 def _of_shape(field: str) -> Callable[[Seen], float | None]:
@@ -171,6 +175,26 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
         _tokens_per_second_per_worker,
     ),
     Value("boost_job_step_seconds", "Duration of the newest step.", _of_step(lambda step: step.step_seconds)),
+    Value(
+        "boost_job_median_step_seconds",
+        "Median of the newest steps of the gang, told now and then.",
+        _of_comparison(lambda found: found.step_seconds),
+    ),
+    Value(
+        "boost_job_predicted_step_seconds",
+        "What the plan predicted of them.",
+        _of_comparison(lambda found: found.predicted_step_seconds),
+    ),
+    Value(
+        "boost_job_peak_memory_bytes",
+        "The most that a rank's memory held by the gang's second step, on the rank where that is most.",
+        _of_comparison(lambda found: found.peak_bytes[found.fullest]),
+    ),
+    Value(
+        "boost_job_planned_memory_bytes",
+        "What was planned for that rank.",
+        _of_comparison(lambda found: found.planned_bytes[found.fullest]),
+    ),
     Value(
         "boost_job_data_seconds",
         "Part of the newest step spent waiting for its batch.",

@@ -9,6 +9,7 @@ from boost_core.config import JobSpec, ParallelismConfig
 from boost_core.messages.reports import (
     Cause,
     CheckpointReport,
+    ComparisonReport,
     EvaluationReport,
     FaultReport,
     InterruptionReport,
@@ -108,6 +109,14 @@ def a_log_line(message: str) -> LogLine:
 
 def a_spare(step: int | None = 3) -> SpareReport:
     return SpareReport(step=step, node=None if step is None else "node-z")
+
+
+def a_comparison(step: int = 7, step_seconds: float | None = 0.5) -> ComparisonReport:
+    return ComparisonReport(
+        step=step, tensor_parallel_size=2, pipeline_parallel_size=1, data_parallel_size=1,
+        planned_bytes=[4_000_000_000, 4_000_000_000], peak_bytes=[3_500_000_000, 3_750_000_000],
+        predicted_step_seconds=0.4, predicted_step_seconds_range=(0.3, 0.5), step_seconds=step_seconds,
+    )  # fmt: skip
 
 
 def numbered(*reports: Report, first: int = 1) -> list[tuple[int, datetime, Report]]:

@@ -20,6 +20,7 @@ from tests.postgres import PostgresServer
 from tests.service.conftest import RunningApi, With
 from tests.service.records import (
     a_checkpoint,
+    a_comparison,
     a_fault,
     a_restart,
     a_shape,
@@ -93,6 +94,7 @@ def test_shape_restarts_faults_and_goodput(http: httpx.Client, store: JobStore) 
     assert set(restarts.values()) | set(faults.values()) == {0}, "the first increase is seen"
     full = FaultReport(what=Fault.STORE, step=1, message="the store is full")
     reports = [a_shape(2), a_step(1), full, an_interruption(), a_restart(), a_step(1), a_fault(), a_fault(), a_spare(1)]
+    reports.append(a_comparison())
     store.append_reports(job.id, 1, numbered(*reports))
     found = Scrape(http)
     sizes = [found.value(f"boost_job_{name}_parallel_size") for name in ("tensor", "pipeline", "data")]
@@ -100,6 +102,10 @@ def test_shape_restarts_faults_and_goodput(http: httpx.Client, store: JobStore) 
     assert found.by("cause", "boost_job_restarts_total") == restarts | {"WORKER_LOST": 1}
     assert found.by("what", "boost_job_faults_total") == faults | {"slow_rank": 2, "store": 1}
     assert found.value("boost_job_spare_copy_step") == 1
+    assert found.value("boost_job_median_step_seconds") == 0.5
+    assert found.value("boost_job_predicted_step_seconds") == 0.4
+    assert found.value("boost_job_peak_memory_bytes") == 3.75e9
+    assert found.value("boost_job_planned_memory_bytes") == 4e9
     goodput = found.by("kind", "boost_job_goodput_seconds")
     assert goodput.keys() == {"productive", "recomputed", "checkpoint", "restart", "waiting", "data_stall", "compile"}
     store.request_pause(job.id)

@@ -17,7 +17,17 @@ from service.gang.worker.rank_metrics import StepCollector, gauges
 from service.jobs.goodput import TimeKind
 from service.jobs.store import JobStore
 from tests.service.conftest import RunningApi
-from tests.service.records import a_checkpoint, a_shape, a_spare, a_spec, a_step, an_evaluation, numbered, start
+from tests.service.records import (
+    a_checkpoint,
+    a_comparison,
+    a_shape,
+    a_spare,
+    a_spec,
+    a_step,
+    an_evaluation,
+    numbered,
+    start,
+)
 from tests.service.sample_jobs import show_nodes
 from tests.service.scraping import Scrape
 from tests.unit.test_transport import connected
@@ -30,7 +40,7 @@ TRANSPORTS = b"".join(
 )
 JOBS = 100
 SETS = tuple(f"set-{number}" for number in range(MOST_VALIDATION_SETS))
-MOST_OF_A_JOB = 60 + 2 * MOST_VALIDATION_SETS
+MOST_OF_A_JOB = 62 + 2 * MOST_VALIDATION_SETS
 MOST_OF_A_WAITING_JOB = 2
 RANKS = 64
 MOST_OF_A_RANK = 103
@@ -44,7 +54,7 @@ def http(api: RunningApi) -> Iterator[httpx.Client]:
 
 def run(store: JobStore) -> None:
     job = start(store, store.create(a_spec(), "/checkpoints").id)
-    reports = [a_shape(32), a_step(1), an_evaluation(1, sets=SETS), a_checkpoint(1), a_spare(1)]
+    reports = [a_shape(32), a_step(1), an_evaluation(1, sets=SETS), a_checkpoint(1), a_spare(1), a_comparison(1)]
     store.append_reports(job.id, 1, numbered(*reports))
 
 

@@ -60,8 +60,35 @@ def _speed() -> Row:
         _of_job("boost_job_data_seconds", "data"),
         _of_job("boost_job_exposed_communication_seconds", "exposed communication"),
     )
-    panels = [_tokens(), _tokens_of_a_worker(), _samples(), _shape(), stacked(parts), whole, _utilization(), _flops()]
-    return Row("Speed", [panel.span(6) for panel in panels])
+    panels = [
+        _tokens(),
+        _tokens_of_a_worker(),
+        _samples(),
+        _shape(),
+        stacked(parts),
+        whole,
+        _utilization(),
+        _flops(),
+    ]
+    return Row("Speed", [*(panel.span(6) for panel in panels), *(panel.span(12) for panel in _beside_plan())])
+
+
+def _beside_plan() -> list[timeseries.Panel]:
+    seconds = time_series(
+        "Step beside its plan",
+        "The median of the newest steps, and what the plan predicted for the layout.",
+        "s",
+        _of_job("boost_job_median_step_seconds", "measured"),
+        _of_job("boost_job_predicted_step_seconds", "predicted"),
+    )
+    memory = time_series(
+        "Memory beside its plan",
+        "The most that a rank held by the gang's second step, on the rank that held most, and what was planned for it.",
+        "bytes",
+        _of_job("boost_job_peak_memory_bytes", "measured"),
+        _of_job("boost_job_planned_memory_bytes", "planned"),
+    )
+    return [seconds, memory]
 
 
 def _tokens() -> timeseries.Panel:

@@ -3,7 +3,14 @@
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from boost_core.messages.report_text import duration, layout_in_words, numbers_of, restart_in_words, validation_in_words
+from boost_core.messages.report_text import (
+    comparison_in_words,
+    duration,
+    layout_in_words,
+    numbers_of,
+    restart_in_words,
+    validation_in_words,
+)
 from boost_core.messages.reports import ShapeReport
 from boost_core.messages.scores import Score
 from boost_core.plan.auto_layouts import ChosenLayouts
@@ -41,6 +48,8 @@ def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
     yield "step", step(job)
     if job.progress:
         yield "newest step", numbers_of(job.progress)
+    if job.comparison:
+        yield "beside plan", comparison_in_words(job.comparison)
     if job.evaluation:
         found = job.evaluation
         words = validation_in_words(found)

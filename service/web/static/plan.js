@@ -24,19 +24,20 @@ export function planCard() {
   }
 
   function update(job) {
-    const key = `${layout(job.shape ?? job.spec.parallelism)} ${job.state} ${measured(job) && duration(measured(job))}`;
+    const key = `${layout(job.shape ?? job.spec.parallelism)} ${job.state} ${measured(job) && duration(measured(job))} ${held(job)}`;
     if (planned && key !== now) show(job, (now = key));
   }
 
   function show(job) {
-    place.replaceChildren(...planView(planned, layout(job.shape ?? job.spec.parallelism), "now", measured(job)));
+    const present = layout(job.shape ?? job.spec.parallelism);
+    place.replaceChildren(...planView(planned, present, "now", measured(job), held(job)));
   }
 
   return { element, read, update };
 }
 
-/** A plan as elements. One layout is marked by a word; `seconds` of its step may have been measured. */
-export function planView(planned, marked, mark, seconds = null) {
+/** A plan as elements. One layout is marked by a word; its step's `seconds` and a rank's bytes may have been measured. */
+export function planView(planned, marked, mark, seconds = null, peak = null) {
   const largest = Math.max(...planned.shapes.map((one) => Math.max(one.memory.total, one.device_memory_bytes ?? 0)));
   const heads = ["Layout", "Memory of a rank", "Step", "Tokens/s", "Whole run"];
   const rows = planned.shapes.map((one, index) =>
@@ -60,7 +61,12 @@ export function planView(planned, marked, mark, seconds = null) {
             .join(""),
         ),
       ),
-      h("td", { "data-label": heads[1] }, memory(one, largest)),
+      h(
+        "td",
+        { "data-label": heads[1] },
+        memory(one, largest),
+        layout(one) === marked && peak && h("small", {}, `measured ${bytes(peak)}`),
+      ),
       h(
         "td",
         { "data-label": heads[2] },
@@ -121,5 +127,15 @@ function memory(one, largest) {
 }
 
 function measured(job) {
-  return job.state === "RUNNING" && job.progress ? job.progress.step_seconds : null;
+  if (job.state !== "RUNNING" || !job.progress) return null;
+  return (ofGang(job) && job.comparison.step_seconds) ?? job.progress.step_seconds;
+}
+
+/** The most that a rank of the present layout has held. */
+function held(job) {
+  return ofGang(job) ? Math.max(...job.comparison.peak_bytes) : null;
+}
+
+function ofGang(job) {
+  return job.comparison && job.shape && layout(job.comparison) === layout(job.shape);
 }

@@ -1,0 +1,60 @@
+"""The most memory that a rank's training holds at a time, as the plan counts it.
+
+On a GPU torch's allocator knows it. On a CPU it keeps no such count, so that storages are counted as operations make
+them; that slows down each operation a little, and ends with the steps that are watched.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class PeakMemory:
+    """What a device's memory holds at most, from now on.
+
+    Args:
+        device: The rank's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._storages = _Storages() if device.type == "cpu" else None
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def watched(self) -> AbstractContextManager[object]:
+        """Around what is to be counted; on a GPU all is."""
+        return self._storages or nullcontext()
+
+    def bytes(self) -> int:
+        """The most so far."""
+        return torch.cuda.max_memory_allocated(self._device) if self._storages is None else self._storages.peak
+
+
+class _Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the storages that are alive, without keeping them so."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sizes: dict[StorageWeakRef, int] = {}
+        self._at_most = 0  # bytes alive: those that were freed since they were last looked for are still in it
+        self.peak = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        """Do what is asked for, and count what that has made."""
+        result = function(*arguments, **(keywords or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                self._at_most += storage.nbytes() - self._sizes.get(reference, 0)
+                self._sizes[reference] = storage.nbytes()
+        if self._at_most > self.peak:
+            self._sizes = {storage: size for storage, size in self._sizes.items() if not storage.expired()}  # type: ignore[no-untyped-call]
+            self._at_most = sum(self._sizes.values())
+            self.peak = max(self.peak, self._at_most)
+        return result
