@@ -48,6 +48,7 @@ class WriterLayout(_Stored):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     data_parallel_size: int
+    context_parallel_size: int = 1
 
 
 class Manifest(_Stored):

@@ -25,7 +25,7 @@ def job_problems(
     return [
         *layout_problems(model, parallelism, training, optimizer),
         *_vocabulary_problems(model, data),
-        *_device_problems(training, gpus_per_worker),
+        *_device_problems(model, parallelism, training, gpus_per_worker),
         *_schedule_problems(training, optimizer),
         *_sample_problems(data, training),
     ]
@@ -38,6 +38,7 @@ def layout_problems(
     return [
         *strategy_problems(model, parallelism),
         *_pipeline_problems(model, parallelism, training),
+        *_context_problems(parallelism, training),
         *_batch_problems(parallelism, training),
         *_optimizer_problems(model, parallelism, optimizer),
         *_precision_problems(model, parallelism, training),
@@ -71,11 +72,39 @@ def too_long_a_prompt(number: int, size: int, room: int) -> str:
     )
 
 
-def _device_problems(training: TrainingConfig, gpus_per_worker: int) -> list[FieldProblem]:
-    if training.cuda_graphs != "on" or gpus_per_worker > 0:
+def _device_problems(
+    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, gpus_per_worker: int
+) -> list[FieldProblem]:
+    if gpus_per_worker == 0:
+        message = "there are no CUDA graphs on CPU; use auto or off, or set resources.gpus_per_worker to 1"
+        return [FieldProblem(("training", "cuda_graphs"), "on", message)] if training.cuda_graphs == "on" else []
+    size, head_size = parallelism.context_parallel_size, model.head_size
+    if size == 1 or (training.precision != "fp32" and head_size % 8 == 0 and head_size <= 256):
         return []
-    message = "there are no CUDA graphs on CPU; use auto or off, or set resources.gpus_per_worker to 1"
-    return [FieldProblem(("training", "cuda_graphs"), "on", message)]
+    message = (
+        f"on a GPU, attention over context parallel ranks is flash attention's, which does not take "
+        f"{training.precision} with heads of {head_size}; use bf16 with a multiple of 8 up to 256"
+    )
+    return [FieldProblem(("parallelism", "context_parallel_size"), size, message)]
+
+
+def _context_problems(parallelism: ParallelismConfig, training: TrainingConfig) -> list[FieldProblem]:
+    size, field = parallelism.context_parallel_size, ("parallelism", "context_parallel_size")
+    if size == 1:
+        return []
+    messages = []
+    if training.sequence_length % size:
+        messages.append(
+            f"{size} ranks cannot have as many of training.sequence_length={training.sequence_length} tokens each; "
+            "choose a divisor"
+        )
+    if parallelism.pipeline_parallel_size > 1:
+        messages.append("a pipeline's stages take whole sequences; use more tensor or context parallel ranks instead")
+    if parallelism.split_micro_batch:
+        messages.append("the halves of split_micro_batch are whole sequences; leave it out")
+    if training.cuda_graphs == "on":
+        messages.append("the host plans who attends to what, which cannot be captured; set cuda_graphs to auto or off")
+    return [FieldProblem(field, size, message) for message in messages]
 
 
 def _pipeline_problems(
@@ -224,6 +253,9 @@ def elasticity_problems(
     """Why a job cannot run in layouts that it allows: each layout needs a number of replicas that is legal."""
     if elasticity is None:
         return []
+    if elasticity.automatic and (size := parallelism.context_parallel_size) > 1:
+        message = "layouts=auto chooses among layouts without context parallelism; leave it out, or list layouts"
+        return [FieldProblem(("parallelism", "context_parallel_size"), size, message)]
     sizes = elasticity.data_parallel_size
     if sizes is None:
         return _problems_of_chosen(model, parallelism, training, optimizer, elasticity)
@@ -267,7 +299,7 @@ def _problems_of_chosen(
 
 def _replica_layouts(parallelism: ParallelismConfig, elasticity: ElasticityConfig) -> list[Layout]:
     listed = elasticity.layouts if isinstance(elasticity.layouts, tuple) else ()
-    allowed = [Layout(tp, pp, dp=1) for tp, pp in listed]
+    allowed = [Layout(tp, pp, dp=1, cp=parallelism.context_parallel_size) for tp, pp in listed]
     return list(dict.fromkeys(allowed)) or [Layout.of(parallelism).per_replica]
 
 

@@ -10,6 +10,7 @@ from boost_core.config.layout import Layout
 TensorSize = Annotated[int, Field(ge=1, le=1024)]
 PipelineSize = Annotated[int, Field(ge=1, le=32)]  # what it costs to plan a pipeline grows with its ranks
 DataSize = Annotated[int, Field(ge=1, le=65_536)]
+ContextSize = Annotated[int, Field(ge=1, le=64)]  # each step's plan costs the host time that grows with its ranks
 
 
 class SymmetricMemoryConfig(Config):
@@ -44,6 +45,11 @@ class ParallelismConfig(Config):
     tensor_parallel_size: TensorSize = 1
     pipeline_parallel_size: PipelineSize = 1
     data_parallel_size: DataSize = 1
+    context_parallel_size: ContextSize = Field(
+        1,
+        description="Ranks to which the tokens of each sequence are dealt, in chunks of even work, for sequences that "
+        "one rank cannot hold; without a pipeline.",
+    )
     pipeline_schedule: Literal["1f1b", "interleaved_1f1b", "zero_bubble"] = Field(
         "1f1b",
         description="Pipeline schedule. interleaved_1f1b: two stages per rank; zero_bubble: the same with weight "

@@ -184,6 +184,7 @@ class ShapeReport(Frozen):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     data_parallel_size: int
+    context_parallel_size: int = 1
     nodes: list[str] = Field(description="The node of each rank.")
     metrics_endpoints: list[str | None] = Field(
         [], description="host:port of each rank's metrics; null for a rank without metrics, empty if none are known."
@@ -251,6 +252,7 @@ class ComparisonReport(Frozen):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     data_parallel_size: int
+    context_parallel_size: int = 1
     planned_bytes: list[int] = Field(description="By rank: memory that was planned.")
     peak_bytes: list[int] = Field(
         description="By rank: the most that it held by the end of the gang's second step, on a GPU by torch's "

@@ -1,12 +1,14 @@
 """Causal attention over the heads that are at hand, with rotary position embeddings.
 
 Where positions see a sliding window alone (Longformer, arXiv 2004.05150), or documents that share a sequence are not to
-see each other, ``documents`` attends to each document by itself.
+see each other, ``documents`` attends to each document by itself. Where a rank has some of a sequence's tokens, what
+deals them says how they attend.
 
 Shape suffixes: b sequences, s positions, h heads, e head size; g projections, T = b·s tokens, d = h·e; n places for
 documents in a sequence.
 """
 
+from collections.abc import Callable
 from copy import copy
 
 import torch
@@ -16,6 +18,9 @@ from boost_core.config.model import ModelConfig, RopeScalingConfig
 from boost_core.kernels.rotary import rotary
 from boost_core.nn.documents import attention_within, begins
 from boost_core.nn.rope import rotary_frequencies
+
+# Of queries, keys and values, ``[T, h, e]`` each, to their attention.
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size: int) -> torch.Tensor:
@@ -31,6 +36,8 @@ def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size:
         ``[T, d]``.
     """
     turned = rotary(parts, *rotation.angles(parts[0].dtype))
+    if rotation.attend is not None:
+        return rotation.attend(*(x_Td.view(len(x_Td), -1, head_size) for x_Td in turned)).flatten(1)
     length = rotation.sequence_length
     begin_n = rotation.begins_of(parts[0])
     if begin_n is not None:
@@ -69,6 +76,9 @@ class Rotation:
         device: Where the angles live.
         scaling: How the frequencies are scaled, if they are.
         window: How many positions each sees, itself included; ``None`` for all before it.
+
+    Attributes:
+        attend: How tokens attend that are not all of their sequences'; ``None`` where they are.
     """
 
     def __init__(
@@ -82,6 +92,7 @@ class Rotation:
     ) -> None:
         self.sequence_length = sequence_length
         self.window = None if window is None or window >= sequence_length else window
+        self.attend: Attend | None = None
         frequency_e = rotary_frequencies(head_size, theta, scaling, device)
         angle_se = torch.outer(torch.arange(sequence_length, dtype=torch.float64, device=device), frequency_e)
         growth = 1.0 if scaling is None else scaling.attention
@@ -109,6 +120,13 @@ class Rotation:
         among = copy(self)
         among._start_bn, among._begin_n = start_bn, begins(start_bn, self.sequence_length)
         return among
+
+    def of_tokens(self, position_T: torch.Tensor, attend: Attend) -> "Rotation":
+        """The same for tokens at these positions of their sequences, which attend in a way of their own."""
+        own = copy(self)
+        own._cosine_se, own._sine_se = self._cosine_se[position_T], self._sine_se[position_T]
+        own._cast, own.attend = {}, attend
+        return own
 
     def splits(self, count: int) -> list["Rotation"]:
         """The same for each of equal splits of the sequences."""

@@ -1,4 +1,4 @@
-"""The device mesh of a gang: (dp, pp, tp), tensor parallel ranks innermost so that they share a node."""
+"""The device mesh of a gang: (dp, pp, cp, tp), tensor parallel ranks innermost so that they share a node."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from boost_core.config import Layout
 from boost_core.config.parallelism import ParallelismConfig
 
-DIMENSIONS = ("dp", "pp", "tp")
-
 
 @dataclass(frozen=True)
 class ParallelMesh:
@@ -18,7 +16,7 @@ class ParallelMesh:
 
     Attributes:
         device: Where this rank computes.
-        mesh: The three-dimensional torch mesh.
+        mesh: torch's mesh, which has ``cp`` only where there are several such ranks.
     """
 
     device: torch.device
@@ -29,7 +27,7 @@ class ParallelMesh:
         """Lay the process group out as a mesh.
 
         Raises:
-            ValueError: The number of processes is not tp · pp · dp.
+            ValueError: The number of processes is not tp · cp · pp · dp.
         """
         layout = Layout.of(parallelism)
         if dist.get_world_size() != layout.world_size:
@@ -37,20 +35,40 @@ class ParallelMesh:
                 f"the job asks for {layout} = {layout.world_size} processes, but "
                 f"{dist.get_world_size()} are running; start as many, or change parallelism"
             )
-        sizes = layout.dp, layout.pp, layout.tp
-        return cls(device, init_device_mesh(device.type, sizes, mesh_dim_names=DIMENSIONS))
+        sizes = {"dp": layout.dp, "pp": layout.pp, "cp": layout.cp, "tp": layout.tp}
+        if layout.cp == 1:
+            del sizes["cp"]
+        return cls(device, init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)))
 
     def size(self, dimension: str) -> int:
-        """Number of ranks along ``dp``, ``pp`` or ``tp``."""
+        """Number of ranks along a dimension of the mesh."""
         return self.mesh[dimension].size()
 
     def rank(self, dimension: str) -> int:
-        """This rank's place along ``dp``, ``pp`` or ``tp``."""
+        """This rank's place along a dimension of the mesh."""
         return self.mesh[dimension].get_local_rank()
 
     def group(self, dimension: str) -> dist.ProcessGroup:
-        """The process group along ``dp``, ``pp`` or ``tp``."""
+        """The process group along a dimension of the mesh."""
         return self.mesh.get_group(dimension)
+
+    def context_group(self) -> dist.ProcessGroup | None:
+        """That along ``cp``; ``None`` for this rank alone."""
+        return self.group("cp") if "cp" in (self.mesh.mesh_dim_names or ()) else None
+
+    def group_of_same_weights(self) -> dist.ProcessGroup | None:
+        """The ranks along ``dp`` and ``cp``, replica by replica, where there are both.
+
+        All ranks call it, in the same order among other groups.
+        """
+        if self.size("dp") == 1:
+            return self.group("cp")
+        mine = None
+        for ranks in self.mesh.mesh.permute(1, 3, 0, 2).flatten(2).flatten(0, 1).tolist():
+            group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                mine = group
+        return mine
 
     def embedding_group(self) -> dist.ProcessGroup | None:
         """The group of the first and the last pipeline rank of this rank's column; ``None`` for one between them.
@@ -58,7 +76,7 @@ class ParallelMesh:
         All ranks call it, in the same order among other groups.
         """
         mine = None
-        for column in self.mesh.mesh.transpose(1, 2).flatten(0, 1).tolist():
+        for column in self.mesh.mesh.movedim(1, -1).flatten(0, -2).tolist():
             pair = [column[0], column[-1]]
             group = dist.new_group(pair)
             if dist.get_rank() in pair:

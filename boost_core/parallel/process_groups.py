@@ -16,13 +16,17 @@ class ProcessGroups:
     Attributes:
         tensor: The tensor parallel group.
         pipeline: The pipeline parallel group.
-        data: The data parallel group, the replicas.
+        context: The context parallel group, which has the tokens of the same sequences.
+        replicas: The data parallel group, a rank of each replica.
+        data: Ranks with the same weights: of all replicas, and all context parallel ranks of each.
         embedding: The first and the last pipeline rank of a column, where they share weights; else this rank alone.
         gang: All ranks.
     """
 
     tensor: Communicator
     pipeline: Communicator
+    context: Communicator
+    replicas: Communicator
     data: Communicator
     embedding: Communicator
     gang: Communicator
@@ -33,7 +37,10 @@ class ProcessGroups:
         communicator: type[Communicator] = Communicator,
     ) -> "ProcessGroups":  # fmt: skip
         """Those of a mesh, counted by a ledger; ``communicator`` is what makes their collectives."""
-        tensor, pipeline, data = (communicator(mesh.group(along), along, ledger) for along in ("tp", "pp", "dp"))
+        tensor, pipeline, replicas = (communicator(mesh.group(along), along, ledger) for along in ("tp", "pp", "dp"))
+        context = communicator(mesh.context_group(), "cp", ledger)
+        data = replicas if context.size == 1 else communicator(mesh.group_of_same_weights(), "dp", ledger)
         shared = mesh.embedding_group() if embedding_is_shared and pipeline.size > 1 else None
         embedding = communicator(shared, "pp", ledger)
-        return cls(tensor, pipeline, data, embedding, communicator(dist.group.WORLD, "all", ledger))
+        gang = communicator(dist.group.WORLD, "all", ledger)
+        return cls(tensor, pipeline, context, replicas, data, embedding, gang)

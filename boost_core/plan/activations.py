@@ -105,7 +105,7 @@ class Activations:
 
         About: the residual's gradient and those around it, and the MLP's three or attention's. Arguments as ``block``.
         """
-        widths = 3 * self.residual + max(3 * self._mlp, 2 * (self.query + self._key_value))
+        widths = 3 * self.residual + max(3 * self._mlp, 2 * (self.query + self.key_value))
         if self.model.lax is not None:
             # Of latents handed in and on; and a reference makes those of three at a time step by step.
             widths += (2 * self._projections + (0 if self.kernels else 12)) * self.latent
@@ -115,14 +115,14 @@ class Activations:
         again = self._whole_block(crossed) - self.block(crossed, given)
         if self.parallelism.recompute == "latent" and self.kernels:
             # Between two exchanges at a time.
-            attention = (3 if self.model.qk_norm else 2) * (self.query + self._key_value) + 3 * self.latent
+            attention = (3 if self.model.qk_norm else 2) * (self.query + self.key_value) + 3 * self.latent
             mlp = 3 * self._mlp + 2 * self.latent
             again = min(again, self.element_bytes * max(attention, mlp) + PRECISE * self._heads)
         return gradients + again
 
     def fp8_operand(self) -> int:
         """Bytes a token of a product's factor in 8 bits, at most: that of gate and up, of their gradients."""
-        widest = max(2 * self._mlp, self.query + 2 * self._key_value, self._projections_together * self.latent)
+        widest = max(2 * self._mlp, self.query + 2 * self.key_value, self._projections_together * self.latent)
         return widest + PRECISE * self._projections_together
 
     def head(self) -> int:
@@ -146,7 +146,7 @@ class Activations:
         return self.head() + (2 * hidden * self.element_bytes if self.kernels else 5 * hidden * PRECISE)
 
     def _whole_block(self, crossed: bool) -> int:
-        widths = 2 * self.residual + 2 * self.query + 2 * self._key_value + 3 * self._mlp
+        widths = 2 * self.residual + 2 * self.query + 2 * self.key_value + 3 * self._mlp
         kept = widths * self.element_bytes + self._heads * PRECISE + self._norms()
         kept += self._crossings() if crossed else self._latents()
         kept += self._head_norms()
@@ -169,7 +169,7 @@ class Activations:
         """What norms of queries and keys keep."""
         if not self.model.qk_norm:
             return 0
-        width = self.query + self._key_value
+        width = self.query + self.key_value
         statistics = PRECISE * width // self.model.head_size
         if self.kernels:
             return width * self.element_bytes + statistics
@@ -229,10 +229,10 @@ class Activations:
 
     def _turned(self) -> int:
         """Queries and keys turned out of place, where what they were made from is kept by the values beside them."""
-        alike = self.query == self._key_value
+        alike = self.query == self.key_value
         if not self._grouped:
             return 0
-        return 2 * self.query if alike else self._key_value
+        return 2 * self.query if alike else self.key_value
 
     def _fp32_copy(self, width: int) -> int:
         return width * PRECISE if self.element_bytes < PRECISE else 0
@@ -290,7 +290,8 @@ class Activations:
         return self._size if self.sharding.wide else 1
 
     @property
-    def _key_value(self) -> int:
+    def key_value(self) -> int:
+        """Width k."""
         return self.model.key_value_size // self._split
 
     @property

@@ -51,8 +51,9 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
 
 def captures_steps(job: JobSpec) -> bool:
     """Whether a job's steps are captured as CUDA graphs, as far as can be planned; see ``train.step_graph``."""
-    on_gpu, one_stage = job.resources.gpus_per_worker > 0, job.parallelism.pipeline_parallel_size == 1
-    return on_gpu and one_stage and job.training.cuda_graphs != "off" and attends_on_device(job)
+    on_gpu, parallelism = job.resources.gpus_per_worker > 0, job.parallelism
+    by_itself = parallelism.pipeline_parallel_size == parallelism.context_parallel_size == 1
+    return on_gpu and by_itself and job.training.cuda_graphs != "off" and attends_on_device(job)
 
 
 def attends_in_one(job: JobSpec) -> bool:

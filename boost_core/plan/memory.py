@@ -11,6 +11,7 @@ pipeline   torch's stages have a buffer for each micro-batch of a step that a ne
 batch      32 bytes a token of a replica's step: ids as the host sends them, ids and targets in 64 bits, what counts,
            and weights
 rotary     24 bytes for each position and pair of a head's elements: angles in fp64 and fp32
+context    what ``_context`` says of a context parallel rank, which has its part of a micro-batch's tokens
 documents  where they are apart, or a window slides, and attention takes each by itself, as on a CPU: in each block its
            output once more, and the masks of windows, of the compute type and in bytes
 graph      what a captured step takes is its own between steps, too: LORO's or Muon's update and evaluation come on top
@@ -38,6 +39,7 @@ from boost_core.plan.in_flight import InHand, in_hand
 from boost_core.plan.machine import attends_in_one, attends_on_device, captures_steps
 from boost_core.plan.stages import Stage, cut
 from boost_core.plan.state_memory import largest_weight, starting_peak, state_bytes
+from boost_core.plan.work import rank_tokens
 
 _CHUNK_ELEMENTS = 1 << 26  # ``parallel.vocabulary.CHUNK_ELEMENTS``
 _BATCH_BYTES = 32
@@ -141,7 +143,7 @@ class _Rank:
         self._each = Activations(job.model, job.parallelism, self._element, job.resources.gpus_per_worker > 0)
         plain = job.parallelism.model_copy(update={"recompute": "none"})
         self._plain = Activations(job.model, plain, self._element, self._each.kernels)
-        self._tokens = job.training.micro_batch_size * job.training.sequence_length
+        self._tokens = rank_tokens(job)
         self._micro_batches = job.training.micro_batches(job.parallelism.data_parallel_size)
 
     def memory(self) -> RankMemory:
@@ -197,7 +199,11 @@ class _Rank:
     def _by_itself(self, stage: Stage) -> int:
         """What attention to one document at a time, or to one window, keeps besides what attention in one does."""
         job = self._job
-        if attends_in_one(job) or (self._each.kernels and attends_on_device(job)):
+        if (
+            attends_in_one(job)
+            or job.parallelism.context_parallel_size > 1
+            or (self._each.kernels and attends_on_device(job))
+        ):
             return 0
         window, length = job.model.sliding_window, job.training.sequence_length
         seen = 0 if window is None or window >= length else 2 * window
@@ -228,11 +234,29 @@ class _Rank:
         return a_token * self._tokens * self._micro_batches * sent_too
 
     def _batch(self) -> int:
-        sequences = self._job.training.micro_batch_size * self._micro_batches  # each with the token that follows it
-        return _BATCH_BYTES * self._tokens * self._micro_batches + _TOKEN_BYTES * sequences
+        training = self._job.training  # context parallel ranks read all of a sequence
+        sequences = training.micro_batch_size * self._micro_batches  # each with the token that follows it
+        return (_BATCH_BYTES * training.sequence_length + _TOKEN_BYTES) * sequences
 
     def _rotary(self) -> int:
-        return 24 * self._job.training.sequence_length * self._job.model.head_size // 2
+        training, model = self._job.training, self._job.model
+        # Context parallel ranks turn their tokens by angles of their own.
+        own = self._tokens if self._job.parallelism.context_parallel_size > 1 else 0
+        return 24 * (training.sequence_length + own) * model.head_size // 2
+
+    def _context(self) -> int:
+        """What attention's backward pass takes besides where other ranks' keys come in stages.
+
+        Gradients of queries and of own keys in fp32; keys that have come and come next, and the gradients of those at
+        hand. There are as many as a ring would bring, which documents that are apart need less of.
+        """
+        ranks = self._job.parallelism.context_parallel_size
+        if ranks == 1:
+            return 0
+        keys, element = 2 * self._each.key_value, self._element
+        own = self._tokens * (PRECISE + element) * (self._each.query + keys)
+        others = self._tokens * (ranks - 1)
+        return own + others * keys * element + others // 2 * keys * (PRECISE + element)
 
     def _backward(self) -> int:
         """What a block's backward pass takes, with a weight's gradient; or the embedding's gradient."""
@@ -245,7 +269,7 @@ class _Rank:
         embedding = (
             (self._element + self._copied()) * self._table() if any(stage.first for stage in self._stages) else 0
         )
-        return max(block + gradient, embedding)
+        return max(block + self._context() + gradient, embedding)
 
     def _head(self) -> int:
         if not self._stages[-1].last:

@@ -44,8 +44,8 @@ def own_slots(layout: Layout, placement: str = "PACK") -> list[int]:
 def units(layout: Layout, placement: str = "PACK") -> tuple[int, int]:
     """(Ranks that share a node, how many such groups). Arguments as ``fits``."""
     if placement == "STRICT_PACK":
-        return layout.tp * layout.pp, layout.dp
-    return layout.tp, layout.pp * layout.dp
+        return layout.per_replica.world_size, layout.dp
+    return layout.tp, layout.world_size // layout.tp
 
 
 def legal(spec: JobSpec, slots: Sequence[int]) -> list[Layout]:

@@ -24,6 +24,7 @@ from boost_core.plan.machine import Machine
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.throughput import StepSeconds, step_parts
 
+_MOST_CONTEXT, _FEWEST_TOKENS = 64, 4096  # of context parallelism: ranks, and what each has of a sequence
 _MOST_STAGES = 32  # ``ParallelismConfig.pipeline_parallel_size``
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
@@ -125,17 +126,25 @@ def combinations(spec: JobSpec, gpus: int, machine: Machine) -> Iterator[JobSpec
     for tensor, pipeline in product(range(1, min(node, gpus) + 1), range(1, _MOST_STAGES + 1)):
         if tensor * pipeline > gpus or spec.model.hidden_size % tensor or pipeline > spec.model.num_hidden_layers:
             continue
-        for micro_batch in _MICRO_BATCHES:
+        contexts = _contexts(training.sequence_length, gpus // tensor) if pipeline == 1 else [1]
+        for micro_batch, context in product(_MICRO_BATCHES, contexts):
             if batch % micro_batch:
                 continue
-            replicas = _replicas(batch // micro_batch, gpus // (tensor * pipeline))
+            replicas = _replicas(batch // micro_batch, gpus // (tensor * pipeline * context))
             for schedule in _SCHEDULES if pipeline > 1 else _SCHEDULES[:1]:
+                layout = Layout(tensor, pipeline, replicas, context)
                 job = _with(
-                    spec, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, data_parallel_size=replicas,
-                    pipeline_schedule=schedule, micro_batch_size=micro_batch, recompute="none", zero_stage=1,
+                    spec, **layout.sizes, pipeline_schedule=schedule, micro_batch_size=micro_batch, recompute="none",
+                    zero_stage=1,
                 )  # fmt: skip
                 if not _problems(job):
                     yield job
+
+
+def _contexts(sequence_length: int, ranks: int) -> list[int]:
+    """Context parallel sizes that leave each rank enough tokens to be worth a chunk's exchange."""
+    most = min(ranks, _MOST_CONTEXT, max(1, sequence_length // _FEWEST_TOKENS))
+    return [1 << power for power in range(most.bit_length())]
 
 
 def _modes(job: JobSpec, machine: Machine) -> Iterator[Choice]:

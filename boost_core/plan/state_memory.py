@@ -27,6 +27,7 @@ from boost_core.architecture.families import block_weights, embedding_weights, h
 from boost_core.architecture.roles import ParamKind, WeightSpec
 from boost_core.architecture.sharding import chosen_sharding
 from boost_core.config.job import JobSpec
+from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.training import OptimizerConfig
@@ -103,18 +104,19 @@ def largest_weight(spec: JobSpec, stages: Sequence[Stage]) -> int:
 
 def _group(spec: JobSpec, kind: ParamKind, sizes: Mapping[int, int], element_bytes: int) -> GroupBytes:
     """One group's bytes, by how many weights it has of each number of elements."""
-    replicas, zero_stage = spec.parallelism.data_parallel_size, spec.parallelism.zero_stage
-    shared = zero_stage > 0 and not kind.custom_update and replicas > 1
-    parts = replicas if shared else 1
+    layout, zero_stage = Layout.of(spec.parallelism), spec.parallelism.zero_stage
+    ranks = layout.dp * layout.cp  # with the same weights
+    shared = zero_stage > 0 and not kind.custom_update and ranks > 1
+    parts = ranks if shared else 1
     length = _rounded_up(sum(_rounded_up(size, _BLOCK) * count for size, count in sizes.items()), _BLOCK * parts)
     own, rounded = length // parts, element_bytes < PRECISE
     gradients = PRECISE * length
-    if shared or (zero_stage == 2 and replicas > 1):
+    if shared or (zero_stage == 2 and ranks > 1):
         gradients += PRECISE * own
     under_way = 0
-    if zero_stage == 2 and replicas > 1:
+    if zero_stage == 2 and ranks > 1:
         sent = PRECISE * min(length, _UNDER_WAY)
-        under_way = (sent // parts if shared else 0) + (sent if spec.training.micro_batches(replicas) > 1 else 0)
+        under_way = (sent // parts if shared else 0) + (sent if spec.training.micro_batches(layout.dp) > 1 else 0)
         if shared and not spec.resources.gpus_per_worker:
             under_way += sent  # gloo's copy
     optimizer = kind.moments * PRECISE * own

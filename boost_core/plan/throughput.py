@@ -12,16 +12,18 @@ weight gradients fill it (arXiv 2104.04473, 2401.10241). t is the sum of
 * exchange: what ``architecture.sharding`` says that tensor parallel ranks send in each block, and the head's hidden
   vectors, over the levels that they are spread over (``cluster``, ``collectives``). Backward, weight gradients may be
   computed meanwhile; forward the other half of a micro-batch, if it is split; the profile says which share of that
-  costs no time;
+  costs no time. Between context parallel ranks keys and values, while each attends to those that it has;
 * sends: a stage's input, and the gradient of its output, at the level at which it and its neighbour are apart.
 
-The reduction is of gradients in fp32 over the replicas, under ZeRO's second stage for each micro-batch, and the
-gathering of weights; the last micro-batch's backward pass goes on meanwhile. Memory is not looked at.
+The reduction is of gradients in fp32 over the ranks with the same weights, under ZeRO's second stage for each
+micro-batch, and the gathering of weights; the last micro-batch's backward pass goes on meanwhile. Memory is not looked
+at.
 ``tests/unit/test_published_times.py`` holds the seconds to those that the BOOST paper has measured.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from boost_core.architecture.sharding import Payload, Sharding, block_exchanges, chosen_sharding
 from boost_core.config.job import JobSpec
@@ -33,7 +35,7 @@ from boost_core.plan.devices import at
 from boost_core.plan.machine import Machine, captures_steps, machine_for
 from boost_core.plan.parameters import block_parameters
 from boost_core.plan.stages import Stage, cut
-from boost_core.plan.work import block_work, head_work
+from boost_core.plan.work import Work, block_work, head_work, rank_tokens
 
 _IDLE_SHARE = {"1f1b": 1.0, "interleaved_1f1b": 1 / 2, "zero_bubble": 1 / 6}
 _GRADIENT_BYTES = BYTES["fp32"]
@@ -103,11 +105,13 @@ class _Step:
     def __init__(self, job: JobSpec, layout: Layout, machine: Machine) -> None:
         self._job, self._layout = job, layout
         self._profile, self._cluster = machine.profile, machine.cluster
-        self._tensor_row, self._pipeline_row, self._replica_row = machine.cluster.rows(
-            [layout.tp, layout.pp, layout.dp]
+        self._tensor_row, self._context_row, self._pipeline_row, replica_row = machine.cluster.rows(
+            [layout.tp, layout.cp, layout.pp, layout.dp]
         )
+        # Those with the same weights, wherever they are.
+        self._same_row = tuple(map(mul, self._context_row, replica_row))
         self._element = BYTES[job.training.precision]
-        self._tokens = job.training.micro_batch_size * job.training.sequence_length
+        self._tokens = rank_tokens(job)
         self._stages: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in cut(job.model, job.parallelism, job.training.sequence_length):
             self._stages[stage.index % layout.pp].append(stage)
@@ -152,7 +156,23 @@ class _Step:
             backward = profile.exposed(backward, profile.seconds(self._block.weight_gradients))
         if parallelism.split_micro_batch:
             forward = profile.exposed(forward, profile.seconds(self._block.forward) / 2)
-        return forward + backward
+        return forward + backward + self._keys()
+
+    def _keys(self) -> float:
+        """One block's keys and values to context parallel ranks, as far as attention does not hide it.
+
+        At most what a ring sends: all go to all, once forward; backward once more, and their gradients come back.
+        """
+        if self._layout.cp == 1:
+            return 0.0
+        model, passes = self._job.model, (self._block.forward, self._block.backward)
+        width = model.key_value_size // (self._layout.tp if self._sharding.wide else 1)
+        once = self._over(self._context_row, "all_gather", 2 * self._tokens * width * self._element)
+        times = (1, 2) if self._job.parallelism.recompute == "none" else (1, 3)
+        return sum(
+            self._profile.exposed(count * once, self._profile.seconds(Work(attention_flops=each.attention_flops)))
+            for count, each in zip(times, passes, strict=True)
+        )
 
     def _all_reduces(self, payloads: Sequence[Payload]) -> float:
         payload_bytes = self._tokens * self._element * sum(payload.total for payload in payloads)
@@ -183,16 +203,16 @@ class _Step:
 
     def _reduction(self, weights: float, micro_batches: int) -> float:
         """The exchange of gradients between replicas, and of the weights that each of them has updated."""
-        zero, replicas = self._job.parallelism.zero_stage, self._layout.dp
+        zero, ranks = self._job.parallelism.zero_stage, self._layout.dp * self._layout.cp
         rounds = micro_batches if zero == 2 else 1
         kind = "all_reduce" if zero == 0 else "reduce_scatter"
-        one_round = self._over(self._replica_row, kind, weights * _GRADIENT_BYTES)
+        one_round = self._over(self._same_row, kind, weights * _GRADIENT_BYTES)
         blocks = max(sum(len(stage.layers) for stage in stages) for stages in self._stages)
         backward = blocks * self._profile.seconds(self._block.backward + self._block.weight_gradients)
         reduced = rounds * self._profile.exposed(one_round, backward)
         if zero == 0:
             return reduced
-        return reduced + self._over(self._replica_row, "all_gather", weights / replicas * self._element)
+        return reduced + self._over(self._same_row, "all_gather", weights / ranks * self._element)
 
     def _over(self, row: Row, collective: str, payload_bytes: float, calls: int = 1) -> float:
         return group_seconds(self._cluster, row, collective, payload_bytes, calls)
@@ -203,9 +223,9 @@ class _Step:
 
     @property
     def _sharers(self) -> int:
-        """Replicas that share a weight's update; LORO's and Muon's factors are whole on each."""
+        """Ranks that share a weight's update; LORO's and Muon's factors are whole on each."""
         shared = self._job.parallelism.zero_stage > 0 and self._job.optimizer.kind == "adamw"
-        return self._layout.dp if shared else 1
+        return self._layout.dp * self._layout.cp if shared else 1
 
     def _weights(self, stages: Sequence[Stage]) -> float:
         """Of a pipeline rank, as though tensor parallel ranks had equal parts of all of them."""

@@ -24,6 +24,7 @@ from boost_core.architecture.projections import projection_groups
 from boost_core.architecture.roles import MATRICES, Role, WeightSpec
 from boost_core.architecture.sharding import Sharding, chosen_sharding
 from boost_core.config.job import JobSpec
+from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.hardware import BYTES
@@ -115,11 +116,14 @@ class Passes:
 
 def block_work(job: JobSpec) -> Passes:
     """That of one block on one rank of a job at its layout."""
+    alone = job.parallelism.at(Layout(job.parallelism.tensor_parallel_size, pp=1, dp=1))
+    return _block_work(job.model, alone, rank_tokens(job), pairs_of_token(job), job.training.precision)
+
+
+def rank_tokens(job: JobSpec) -> int:
+    """Tokens of a micro-batch that a rank has."""
     training = job.training
-    return _block_work(
-        job.model, job.parallelism.model_copy(update={"data_parallel_size": 1, "pipeline_parallel_size": 1}),
-        training.micro_batch_size * training.sequence_length, pairs_of_token(job), training.precision,
-    )  # fmt: skip
+    return training.micro_batch_size * training.sequence_length // job.parallelism.context_parallel_size
 
 
 def pairs_of_token(job: JobSpec) -> float:
@@ -202,7 +206,7 @@ def _passes(model: ModelConfig, parallelism: ParallelismConfig, sharding: Shardi
 
 def head_work(job: JobSpec) -> Passes:
     """That of the head and the loss."""
-    tokens, element = job.training.micro_batch_size * job.training.sequence_length, BYTES[job.training.precision]
+    tokens, element = rank_tokens(job), BYTES[job.training.precision]
     vocabulary = job.model.vocab_size // job.parallelism.tensor_parallel_size
     hidden = job.model.hidden_size
     moved = element * (tokens * (hidden + vocabulary) + hidden * vocabulary)

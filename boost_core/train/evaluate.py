@@ -22,7 +22,7 @@ def evaluate(state: TrainState, on: EvaluationSet, refuse_aborted: Callable[[], 
         on: The set.
         refuse_aborted: Called once the sums are there, before they count for anything.
     """
-    replicas = state.process_groups.data
+    replicas = state.process_groups.replicas
     sums = torch.zeros(2, dtype=torch.float64, device=state.mesh.device)
     for sequences in on.batches(state.spec.training.micro_batch_size, replicas.rank, replicas.size):
         losses_T, counts_T = losses(state, sequences)

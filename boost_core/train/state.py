@@ -35,6 +35,7 @@ from boost_core.parallel.shard import WeightMaker, initialize_, make_weights, sp
 from boost_core.parallel.symmetric_memory import connect
 from boost_core.plan.snapshots import MemoryState
 from boost_core.plan.stages import cut
+from boost_core.train.dealing import Dealer
 from boost_core.train.inputs import StepInputs
 from boost_core.train.step_graph import StepGraph, obstacle
 
@@ -58,7 +59,7 @@ class TrainState:
         process_groups: The groups that this rank is in.
         model: This rank's part of the model.
         axes: The axis that each weight is split along over the tensor parallel ranks, if it is.
-        rotation: The rotary embedding for the job's sequence length.
+        dealer: Tells which tokens of a micro-batch this rank has, and how they attend.
         optimizer: Master weights and moments.
         gradients: Sums of a step's gradients.
         pipeline: This rank's stages; ``None`` without pipeline parallelism.
@@ -77,7 +78,7 @@ class TrainState:
     process_groups: ProcessGroups
     model: Decoder
     axes: dict[str, int | None]
-    rotation: Rotation
+    dealer: Dealer
     optimizer: MasterWeightAdamW
     gradients: Gradients
     pipeline: "Pipeline | None"
@@ -133,11 +134,12 @@ class TrainState:
             said = torch.full((), float(yes), device=device)
             return bool(groups.gang.all_reduce_(said, "capture", dist.ReduceOp.MIN).item())
 
-        inputs = StepInputs(training.global_batch_size // groups.data.size, training.sequence_length, device)
+        inputs = StepInputs(training.global_batch_size // groups.replicas.size, training.sequence_length, device)
         required = training.cuda_graphs == "on"
         graph = StepGraph(obstacle(spec, device), required, clock, ledger, all_agree, abandon)
         return cls(
-            spec, mesh, ledger, clock, groups, model, axes, rotation, optimizer, gradients, pipeline,
+            spec, mesh, ledger, clock, groups, model, axes, Dealer(rotation, groups.context, device), optimizer,
+            gradients, pipeline,
             end_of_document if spec.data.documents_apart else None, inputs, graph,
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ from boost_core.optim.norm import clip_factor, global_norm
 from boost_core.optim.schedule import learning_rate
 from boost_core.parallel.ledger import Part
 from boost_core.train.batch import Batch, document_places, most_documents
+from boost_core.train.dealing import OwnTokens
 from boost_core.train.state import TrainState
 from boost_core.train.step_graph import Results
 
@@ -80,7 +81,7 @@ def training_step(
 
 def _sequences(state: TrainState, sampler: Sampler, samples: int, size: int) -> Sequences:
     """This replica's part of a global batch."""
-    replicas = state.process_groups.data
+    replicas = state.process_groups.replicas
     return sampler.sequences(*replica_share(samples, size, replicas.rank, replicas.size))
 
 
@@ -123,7 +124,7 @@ def _reduced(state: TrainState, size: int, documents: int) -> Results:
         Loss and norm, then for divergence and for each notice the number of ranks that tell of it, one float64 each;
         and what gradients are multiplied by so that their norm is not above its limit, one fp32 element.
     """
-    sequences = size // state.process_groups.data.size
+    sequences = size // state.process_groups.replicas.size
     batch = Batch.of_tokens(state.inputs.token_bt[:sequences], state.end_of_document, documents)
     # The mean over the global batch is the sum of the replicas' parts of it, and so are the gradients.
     weight_N = batch.counts / _tokens_of_all(state, batch, size)
@@ -142,7 +143,7 @@ def _tokens_of_all(state: TrainState, batch: Batch, size: int) -> float | torch.
     """Tokens of the global batch of so many sequences whose losses count."""
     if batch.starts is None:
         return size * state.spec.training.sequence_length
-    return state.process_groups.data.all_reduce_(batch.counts.double().sum(), "tokens")
+    return state.process_groups.replicas.all_reduce_(batch.counts.double().sum(), "tokens")
 
 
 def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tensor, count: int) -> torch.Tensor:
@@ -151,7 +152,8 @@ def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tens
     for micro_batch, weight_T in zip(batch.micro_batches(count), weight_N.chunk(count), strict=True):
         state.clock.enter(Part.FORWARD)
         with record_function("forward"):
-            part: torch.Tensor = (_losses(state, micro_batch) * weight_T).sum()
+            own = state.dealer.deal(micro_batch)
+            part: torch.Tensor = (_losses(state, micro_batch, own) * own.of(weight_T)).sum()
         state.clock.enter(Part.BACKWARD)
         with record_function("backward"):
             part.backward()  # type: ignore[no-untyped-call]
@@ -207,10 +209,12 @@ def losses(state: TrainState, sequences: Sequences) -> tuple[torch.Tensor | None
 def forward(state: TrainState, batch: Batch) -> torch.Tensor | None:
     """What the head gives of each token, ``[T]``, without a backward pass; ``None`` on ranks without the last stage."""
     if state.pipeline is None:
-        return _losses(state, batch)
+        own = state.dealer.deal(batch)
+        return own.among_all(_losses(state, batch, own), len(batch.tokens), state.process_groups.context)
     return state.pipeline.losses(batch.tokens, batch.targets, batch.starts)
 
 
-def _losses(state: TrainState, batch: Batch) -> torch.Tensor:
-    losses_T: torch.Tensor = state.model(batch.tokens, batch.targets, state.rotation.with_documents(batch.starts))
+def _losses(state: TrainState, batch: Batch, own: OwnTokens) -> torch.Tensor:
+    """Of this rank's tokens."""
+    losses_T: torch.Tensor = state.model(own.of(batch.tokens), own.of(batch.targets), own.rotation)
     return losses_T

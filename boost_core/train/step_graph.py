@@ -157,6 +157,8 @@ def obstacle(spec: JobSpec, device: torch.device) -> str | None:
         return "training.cuda_graphs is off"
     if spec.parallelism.pipeline_parallel_size > 1:
         return "the host takes part in a pipeline's schedule"
+    if spec.parallelism.context_parallel_size > 1:
+        return "the host plans who attends to what"
     if device.type != "cuda":
         return "the job trains on CPU"
     if not attends_on_device(spec):

@@ -76,7 +76,7 @@ def examples_of_models() -> list[Any]:
     node = Node(node_id="6f0c", labels={}, total=total, free=free, draining=False, jobs=on_node, other_ranks=0)
     labels = TargetLabels(
         job_id=job.id, job_name=job.name, tenant=job.tenant, rank="5", tensor_parallel_rank="1",
-        pipeline_parallel_rank="0", data_parallel_rank="1", node="6f0c",
+        pipeline_parallel_rank="0", data_parallel_rank="1", context_parallel_rank="0", node="6f0c",
     )  # fmt: skip
     tracker = TrackerState(
         kind="mlflow", place="https://mlflow.example.org/#/experiments/3/runs/8f2b", behind=0, failures=0,

@@ -16,6 +16,7 @@ class Checkpoint(BaseModel):
     tensor_parallel_size: int = Field(description="Of the gang that wrote it; a gang in any layout can load it.")
     pipeline_parallel_size: int = Field(description="Of the gang that wrote it.")
     data_parallel_size: int = Field(description="Of the gang that wrote it.")
+    context_parallel_size: int = Field(1, description="Of the gang that wrote it.")
     samples: int = Field(description="Samples consumed so far.")
 
 

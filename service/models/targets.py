@@ -13,6 +13,7 @@ class TargetLabels(BaseModel):
     tensor_parallel_rank: str = Field(description="Its place in its tensor parallel group.")
     pipeline_parallel_rank: str = Field(description="Its place in its pipeline.")
     data_parallel_rank: str = Field(description="Its replica.")
+    context_parallel_rank: str = Field(description="Its place among the ranks that share its sequences.")
     node: str = Field(description="Ray's id of its node.")
 
 

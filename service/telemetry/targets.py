@@ -21,6 +21,7 @@ def _ranks(job: JobRecord) -> Iterator[TargetGroup]:
             at = layout.coordinates(rank)
             labels = TargetLabels(
                 job_id=job.id, job_name=job.name, tenant=job.tenant, rank=str(rank), tensor_parallel_rank=str(at.tp),
-                pipeline_parallel_rank=str(at.pp), data_parallel_rank=str(at.dp), node=gang.nodes[rank],
+                pipeline_parallel_rank=str(at.pp), data_parallel_rank=str(at.dp), context_parallel_rank=str(at.cp),
+                node=gang.nodes[rank],
             )  # fmt: skip
             yield TargetGroup(targets=[endpoint], labels=labels)

@@ -114,6 +114,7 @@ STATES = [
         ({"family": "lax", "lax": {"chain_length": 2}}, {"zero_stage": 0, "data_parallel_size": 2}, {}),
         ({"family": "lax", "lax": {"gate": "dense"}}, {"tensor_parallel_size": 2}, {}),
         ({"family": "cola"}, {"data_parallel_size": 4}, {"optimizer": {"weight_decay": 0.0}}),
+        ({"family": "cola"}, {"data_parallel_size": 2, "context_parallel_size": 2}, {}),
         ({"family": "svd"}, {"data_parallel_size": 2}, {"optimizer": {"kind": "loro"}}),
         ({"family": "cola"}, {"data_parallel_size": 2, "tensor_parallel_size": 2}, {"optimizer": {"kind": "muon"}}),
         ({"family": "cola", "tie_embeddings": True}, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, {}),
@@ -148,9 +149,9 @@ def kept(spec: JobSpec, kernels: Implementation) -> int:
     """Bytes that live on after a micro-batch's forward pass because of it, the losses left out."""
     with one_rank(spec, kernels):
         state = TrainState.initial(spec, CPU, draw_weights)
-        state.rotation.angles(torch.float32)
+        state.dealer.rotation.angles(torch.float32)
         token_T = torch.zeros(spec.training.micro_batch_size * LENGTH, dtype=torch.int64)
-        loss_T, left, _ = allocated(lambda: state.model(token_T, token_T, state.rotation))
+        loss_T, left, _ = allocated(lambda: state.model(token_T, token_T, state.dealer.rotation))
         return left - bytes_of(loss_T)
 
 
@@ -328,6 +329,10 @@ GANGS = [
         (
             LAX | {"tie_embeddings": True}, {"tensor_parallel_size": 2, "data_parallel_size": 2, "recompute": "full"},
             {"training": {"micro_batch_size": 2}},
+        ),
+        (
+            {"family": "cola"}, {"tensor_parallel_size": 2, "context_parallel_size": 2},
+            {"training": {"micro_batch_size": 1, "sequence_length": 1024}},
         ),
     )
 ]  # fmt: skip

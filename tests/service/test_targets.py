@@ -27,7 +27,7 @@ def test_targets_are_what_prometheus_reads(client_with: With, store: JobStore) -
     assert answer.headers["content-type"] == "application/json"
     labels = {
         "job_id": job_id, "job_name": "job of lab", "tenant": "lab", "pipeline_parallel_rank": "0",
-        "data_parallel_rank": "0", "node": "node-a",
+        "data_parallel_rank": "0", "context_parallel_rank": "0", "node": "node-a",
     }  # fmt: skip
     assert answer.json() == [
         {

@@ -103,6 +103,20 @@ def test_batches_that_grow_split_over_the_replicas_that_are_found() -> None:
     assert best.layout.dp * best.job.training.micro_batch_size <= 4
 
 
+def test_long_sequences_are_dealt_to_several_ranks() -> None:
+    long = job("7b", batch=8, training={"steps": 10, "sequence_length": 524_288, "global_batch_size": 8,
+                                        "micro_batch_size": 1, "precision": "bf16"})  # fmt: skip
+    (best,) = search(long, 64, machine(long), 80e9, 1).choices
+    assert best.layout.cp > 1
+    again = JobSpec.model_validate(long.model_dump(mode="json") | {
+        name: changes and long.model_dump(mode="json")[name] | changes for name, changes in best.patch.items()
+    })  # fmt: skip
+    assert list(again.layouts()) == [best.layout]
+    assert rank_memory(again, replace(best.layout, cp=1)).total > 80e9
+    short = job("7b", batch=8)
+    assert {choice.layout.cp for choice in search(short, 64, machine(short), 80e9, 20).choices} == {1}
+
+
 def test_the_patch_of_an_elastic_job_makes_the_choice() -> None:
     spec = job(elasticity={"data_parallel_size": {"min": 1, "max": 2}})
     (best,) = search(spec, 8, machine(spec), 80e9, 1).choices

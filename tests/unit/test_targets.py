@@ -14,13 +14,14 @@ from tests.service.canned import a_record
 from tests.service.records import a_shape
 
 
+@pytest.mark.parametrize("layout", [Layout(2, 3, 2), Layout(2, 1, 2, cp=3)], ids=str)
 @pytest.mark.parametrize("rank", range(12))
-def test_a_ranks_place_is_the_meshs(rank: int) -> None:
-    layout = Layout(2, 3, 2)
+def test_a_ranks_place_is_the_meshs(rank: int, layout: Layout) -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world_size)
     try:
         mesh = ParallelMesh.build(ParallelismConfig().at(layout), torch.device("cpu"))
-        assert layout.coordinates(rank) == Layout(mesh.rank("tp"), mesh.rank("pp"), mesh.rank("dp"))
+        context = mesh.rank("cp") if layout.cp > 1 else 0
+        assert layout.coordinates(rank) == Layout(mesh.rank("tp"), mesh.rank("pp"), mesh.rank("dp"), context)
     finally:
         dist.destroy_process_group()
 
@@ -40,7 +41,8 @@ def test_a_rank_is_labelled_with_its_job_and_its_place() -> None:
         "targets": ["10.0.0.6:9402"],
         "labels": {
             "job_id": "job-1", "job_name": "tiny", "tenant": "acme", "rank": "6", "tensor_parallel_rank": "0",
-            "pipeline_parallel_rank": "1", "data_parallel_rank": "1", "node": "node-b",
+            "pipeline_parallel_rank": "1", "data_parallel_rank": "1", "context_parallel_rank": "0",
+            "node": "node-b",
         },
     }  # fmt: skip
 

@@ -24,13 +24,13 @@ def parallelism_section(reader: Reader) -> dict[str, Any]:
         "tensor_parallel_size": reader.whole("parallelism.tp"),
         "pipeline_parallel_size": reader.whole("parallelism.pp"),
         "data_parallel_size": reader.whole("parallelism.dp"),
+        "context_parallel_size": reader.whole("parallelism.context_parallel_size", 1),
     }
     engine = reader.take("parallelism.pp_engine", "afab")
     if engine != "1f1b" and parallelism["pipeline_parallel_size"] > 1:
         reader.note("parallelism.pp_engine", engine, "1f1b gives the same with less memory")
-    for other in ("expert_parallel_size", "context_parallel_size"):
-        if (size := reader.whole(f"parallelism.{other}", 1)) > 1:
-            reader.note(f"parallelism.{other}", size, "not here; the gang is tp x pp x dp ranks")
+    if (size := reader.whole("parallelism.expert_parallel_size", 1)) > 1:
+        reader.note("parallelism.expert_parallel_size", size, "not here; the gang is tp x cp x pp x dp ranks")
     if reader.flag("parallelism.recompute_layer", False):
         parallelism["recompute"] = "full"
         reader.note("parallelism.recompute_layer", True, "recompute=full does the same; latent sends nothing again")

@@ -92,7 +92,7 @@ def _exchange(planned: PlannedShape, spec: JobSpec) -> str:
     sent, training = planned.communication, spec.training
     if not sent.all_reduces:
         return "none"
-    tokens = training.micro_batch_size * training.sequence_length
+    tokens = training.micro_batch_size * training.sequence_length // planned.context_parallel_size
     return f"{_size(sent.elements_per_token * tokens * BYTES[training.precision])} in {sent.all_reduces:,}"
 
 

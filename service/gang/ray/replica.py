@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import (
     SchedulingStrategyT,
 )
 
+from boost_core.config import Layout
 from service.gang.assignment import GangContext, WorkerPlace
 from service.gang.control.port import StartReplica, WorkerStatus
 from service.gang.ray.fork_server import python_of_forks
@@ -118,17 +119,18 @@ class RayReplica:
     def __init__(self, wanted: StartReplica, supervisor: ActorProxy["Supervisor"], context: GangContext) -> None:
         self._supervisor, self._context, self._keep_on = supervisor, context, wanted.keep_on
         spec, tag = wanted.spec, context.tag
-        self._tensor, self._stages = spec.parallelism.tensor_parallel_size, spec.parallelism.pipeline_parallel_size
+        layout = Layout.of(spec.parallelism)
+        self._tensor, self._count = layout.tp, layout.per_replica.world_size // layout.tp
         self._each = worker_resources(spec)
         bundle = {resource: amount * self._tensor for resource, amount in self._each.items()}
         self._group = (
             None
             if wanted.keep_on
             else placement_group(
-                [bundle] * self._stages,
+                [bundle] * self._count,
                 strategy=spec.resources.placement,
                 name=f"{tag.name} ({tag.job_id}-{tag.attempt}-{wanted.number})",  # no two have one name
-                bundle_label_selector=[dict(wanted.selector)] * self._stages if wanted.selector else None,
+                bundle_label_selector=[dict(wanted.selector)] * self._count if wanted.selector else None,
             )
         )
         self.workers: list[WorkerHandle] = []
@@ -136,7 +138,7 @@ class RayReplica:
     def status(self) -> tuple[WorkerStatus, ...]:
         """Its workers, which are started once its resources are reserved."""
         if not self.workers and self._reserved():
-            self.workers = [self._started(place) for place in range(self._tensor * self._stages)]
+            self.workers = [self._started(place) for place in range(self._tensor * self._count)]
         return tuple(worker.status() for worker in self.workers)
 
     def replace(self, worker: WorkerHandle) -> None:

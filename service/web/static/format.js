@@ -106,7 +106,8 @@ export function moment(iso) {
 /** The text form of a layout. */
 export function layout(sizes) {
   if (!sizes) return UNKNOWN;
-  return `tp ${sizes.tensor_parallel_size} × pp ${sizes.pipeline_parallel_size} × dp ${sizes.data_parallel_size}`;
+  const context = sizes.context_parallel_size > 1 ? ` × cp ${sizes.context_parallel_size}` : "";
+  return `tp ${sizes.tensor_parallel_size} × pp ${sizes.pipeline_parallel_size}${context} × dp ${sizes.data_parallel_size}`;
 }
 
 /** A node by its id, of which the beginning tells enough. */

@@ -53,7 +53,8 @@ export function restarts(events) {
 
 /** Ranks of a layout. */
 export function ranks(layout) {
-  return layout.tensor_parallel_size * layout.pipeline_parallel_size * layout.data_parallel_size;
+  const { tensor_parallel_size: tp, pipeline_parallel_size: pp, data_parallel_size: dp } = layout;
+  return tp * pp * dp * (layout.context_parallel_size ?? 1);
 }
 
 function following(phase, { kind, data }) {
@@ -80,6 +81,6 @@ function same(one, other) {
     one === other ||
     (one &&
       other &&
-      ["tensor", "pipeline", "data"].every((axis) => one[`${axis}_parallel_size`] === other[`${axis}_parallel_size`]))
+      ["tensor", "pipeline", "data", "context"].every((axis) => one[`${axis}_parallel_size`] === other[`${axis}_parallel_size`]))
   );
 }

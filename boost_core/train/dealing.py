@@ -1,0 +1,85 @@
+"""The tokens of a micro-batch that a rank computes: all of them, or those that it is dealt of a context parallel group.
+
+The norms, the projections, the MLP and the loss are of each token by itself, so a rank may have any tokens if their
+positions come with them; attention alone asks other ranks for keys.
+
+Shape suffixes: T tokens of a micro-batch or a rank's own of them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from boost_core.nn.attention import Rotation
+from boost_core.nn.documents import begins
+from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.context.attention import ContextAttention
+from boost_core.plan.context.dealt import chunk_tokens, plan_of
+from boost_core.train.batch import Batch
+
+
+@dataclass(frozen=True)
+class OwnTokens:
+    """Which tokens of a micro-batch a rank has.
+
+    Attributes:
+        rotation: Their positions, and how they attend.
+        places: Where they are in the micro-batch, ``[T]``; ``None``: all, in order.
+    """
+
+    rotation: Rotation
+    places: torch.Tensor | None = None
+
+    def of(self, x_T: torch.Tensor) -> torch.Tensor:
+        """What they have of something that each token of the micro-batch has."""
+        return x_T if self.places is None else x_T[self.places]
+
+    def among_all(self, own_T: torch.Tensor, tokens: int, ranks: Communicator) -> torch.Tensor:
+        """What each token of the micro-batch has, ``[tokens]``, from what each rank's own have. All ranks call it."""
+        if self.places is None:
+            return own_T
+        every_T = own_T.new_zeros(tokens)
+        every_T[self.places] = own_T
+        return ranks.all_reduce_(every_T, "tokens of all")
+
+
+class Dealer:
+    """Deals the tokens of micro-batches.
+
+    Args:
+        rotation: The rotary embedding of whole sequences.
+        ranks: The context parallel group.
+        device: Where the tokens are.
+
+    Attributes:
+        rotation: As given.
+    """
+
+    def __init__(self, rotation: Rotation, ranks: Communicator, device: torch.device) -> None:
+        self.rotation, self._ranks, self._device = rotation, ranks, device
+        self._newest: tuple[tuple[int, ...], OwnTokens] | None = None
+
+    def deal(self, batch: Batch) -> OwnTokens:
+        """This rank's of a micro-batch; the layers and the backward pass share what it takes to attend to others'."""
+        if self._ranks.size == 1:
+            return OwnTokens(self.rotation.with_documents(batch.starts))
+        documents = self._documents(batch)
+        if self._newest is None or self._newest[0] != documents:
+            self._newest = documents, self._own(documents)
+        return self._newest[1]
+
+    def _documents(self, batch: Batch) -> tuple[int, ...]:
+        """Tokens of each document; sequences are such where documents are not apart."""
+        length = self.rotation.sequence_length
+        if batch.starts is None:
+            return (length,) * (len(batch.tokens) // length)
+        return tuple(tokens for tokens in begins(batch.starts, length).diff().tolist() if tokens)
+
+    def _own(self, documents: tuple[int, ...]) -> OwnTokens:
+        length, ranks = self.rotation.sequence_length, self._ranks
+        chunk = chunk_tokens(length, ranks.size)
+        plan = plan_of(documents, chunk, self.rotation.window, ranks.size)
+        attention = ContextAttention(plan, ranks, self._device)
+        places = torch.cat([torch.arange(number * chunk, (number + 1) * chunk) for number in attention.chunks])
+        places = places.to(self._device)
+        return OwnTokens(self.rotation.of_tokens(places % length, attention), places)

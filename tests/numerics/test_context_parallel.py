@@ -1,0 +1,273 @@
+"""Training with a sequence's tokens on several ranks: what one rank computes, whichever tokens each of them has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from boost_core.config import JobSpec, Layout
+from boost_core.data.sampler import EvaluationSet, Sequences
+from boost_core.data.stream import TokenStream
+from boost_core.messages.reports import Report, StepReport
+from boost_core.optim.build import COMPUTE_TYPES
+from boost_core.parallel.ledger import Entry
+from boost_core.plan.context.cost import AttentionLayer, Rates
+from boost_core.plan.context.dealt import chunk_tokens, plan_of
+from boost_core.plan.context.figures import figures
+from boost_core.plan.resize import units
+from boost_core.train.evaluate import evaluate
+from boost_core.train.loop import train
+from boost_core.train.membership import Membership, Outcome, StepTimes
+from boost_core.train.sample import continued
+from boost_core.train.state import TrainState
+from boost_core.train.step import training_step
+from tests.jobs import tiny_job, write_corpus
+from tests.pairwise import pairwise
+from tests.ranks import Ranks
+
+CPU, LENGTH, VOCABULARY, END, BATCH = torch.device("cpu"), 64, 320, 0, 4
+FAMILIES: dict[str, dict[str, Any]] = {
+    "dense": {"family": "dense", "rank": None},
+    "svd": {"family": "svd", "tie_embeddings": True},
+    "cola": {"family": "cola", "num_key_value_heads": 2, "sliding_window": 11},
+    "lax": {"family": "lax", "lax": {"gate": "tensor"}, "qk_norm": True},
+}
+ONE = Layout(1, 1, 1)
+LAYOUTS = [Layout(1, 1, 1, cp=2), Layout(1, 1, 1, cp=4), Layout(2, 1, 1, cp=2), Layout(1, 1, 2, cp=2)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and how; some documents to a sequence are apart, none see each other."""
+
+    family: str
+    layout: Layout
+    documents: int
+    recompute: str
+    micro_batch: int
+    zero_stage: int = 0
+
+    def spec(self, layout: Layout) -> JobSpec:
+        shape = {
+            "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "rank": 8,
+        }  # fmt: skip
+        how = {"zero_stage": self.zero_stage, "recompute": self.recompute}
+        return JobSpec.model_validate(
+            {
+                "name": "long",
+                "model": shape | FAMILIES[self.family],
+                "parallelism": layout.sizes | how,
+                "data": {"documents_apart": self.documents > 0},
+                "training": {
+                    "steps": 3, "sequence_length": LENGTH, "global_batch_size": BATCH, "seed": 5,
+                    "micro_batch_size": self.micro_batch,
+                },
+            }
+        )  # fmt: skip
+
+
+CASES = pairwise(
+    [
+        Case(family, layout, documents, recompute, micro_batch)
+        for family in FAMILIES
+        for layout in LAYOUTS
+        for documents in (0, 1, 6)
+        for recompute in ("none", "latent", "full")
+        for micro_batch in (1, 2)
+        if family != "dense" or recompute != "latent"
+    ],
+    lambda case: (case.family, case.layout, case.documents, case.recompute, case.micro_batch),
+)
+
+
+class Drawn:
+    """Sequences of random tokens with ends of documents among them."""
+
+    def __init__(self, documents: int) -> None:
+        draw = np.random.default_rng(documents)
+        self.tokens = draw.integers(1, VOCABULARY, (3 * BATCH, LENGTH + 1))
+        for row in self.tokens[:, : LENGTH * (documents > 0)]:
+            row[draw.choice(LENGTH, documents, replace=False)] = END
+
+    def sequences(self, first: int, count: int) -> Sequences:
+        return self.tokens[first : first + count]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of a step: its loss and norm, this rank's part of each weight's gradient, what follows some tokens, and a sum."""
+
+    loss: float
+    norm: float
+    gradients: dict[str, torch.Tensor]
+    axes: dict[str, int | None]
+    validation: float
+    continued: list[list[int]]
+    sent: dict[Entry, tuple[int, int]]
+
+
+def stepped(cases: list[Case], alone: bool) -> list[Found]:
+    with patch.dict(COMPUTE_TYPES, {"fp32": torch.float64}):
+        return [_step(case, case.spec(ONE if alone else case.layout)) for case in cases]
+
+
+def _step(case: Case, spec: JobSpec) -> Found:
+    state, drawn = TrainState.initial(spec, CPU, end_of_document=END), Drawn(case.documents)
+    result = training_step(state, drawn)  # type: ignore[arg-type]
+    sent = {entry: (line.calls, line.bytes) for entry, line in state.ledger.totals().items() if entry.group == "cp"}
+    gradients = {} if case.zero_stage else {
+        name: each.clone() for group in state.optimizer.groups for name, each in group.summed_gradients().items()
+    }  # fmt: skip
+    kept = EvaluationSet.of([(TokenStream([drawn.tokens.flatten().astype(np.uint16)]), 1.0)], LENGTH, 5)
+    validation = evaluate(state, kept).loss
+    texts = list(continued(state, [[3, 4, 5], [6]], 3, END))
+    return Found(result.loss, result.gradient_norm, gradients, state.axes, validation, texts, sent)
+
+
+def by_layout() -> list[tuple[Layout, list[Case]]]:
+    return [(layout, [case for case in CASES if case.layout == layout]) for layout in LAYOUTS]
+
+
+@pytest.mark.parametrize(("layout", "cases"), [pytest.param(*each, id=str(each[0])) for each in by_layout()])
+def test_a_step_is_that_of_one_rank(ranks: Ranks, layout: Layout, cases: list[Case]) -> None:
+    """In fp64, to 1e-10: loss, norm and all gradients; so is validation, and what is written."""
+    (expected,) = ranks.run(1, stepped, cases, True)
+    of_ranks = ranks.run(layout.world_size, stepped, cases, False)
+    for case, its, *found in zip(cases, expected, *of_ranks, strict=True):
+        for one in found:
+            for mine, true in ((one.loss, its.loss), (one.norm, its.norm), (one.validation, its.validation)):
+                assert mine == pytest.approx(true, rel=1e-10), case
+            assert one.continued == its.continued
+        for name, true_gradient in its.gradients.items():
+            axis, parts = found[0].axes[name], [each.gradients[name] for each in found]
+            whole = parts[0] if axis is None else torch.cat(parts[: layout.tp], axis)
+            assert (whole - true_gradient).norm() <= 1e-10 * true_gradient.norm(), (case, name)
+            for number, part in enumerate(parts):
+                assert torch.equal(part, parts[number % layout.tp]), (case, name)
+
+
+def test_keys_are_sent_as_planned_and_repeats_are_alike_to_the_bit(ranks: Ranks) -> None:
+    layout = Layout(2, 1, 1, cp=2)
+    cases = [Case("svd", layout, 3, "none", 1), Case("lax", layout, 0, "none", 1)]
+    once, again = (ranks.run(layout.world_size, stepped, cases, False) for _ in range(2))
+    for number, case in enumerate(cases):
+        spec = case.spec(layout)
+        chunk = chunk_tokens(LENGTH, layout.cp)
+        layer = AttentionLayer(spec.model.hidden_size, spec.model.key_value_size, 4, None, layout.tp, element_bytes=8)
+        planned = 0
+        for begin in range(0, BATCH, case.micro_batch):
+            rows = Drawn(case.documents).tokens[begin : begin + case.micro_batch, :-1]
+            lengths = tuple(length for row in rows for length in _lengths(row, case.documents > 0))
+            plan = plan_of(lengths, chunk, None, layout.cp)
+            found = figures(plan, layer, Rates(1.0, 1.0, 1.0))
+            planned += found.node_bytes + found.fabric_bytes
+        # By the two tensor parallel ranks each, in both layers; forward and backward.
+        sent = sum(rank[number].sent[Entry("all_to_all", "cp", "keys")][1] for rank in once)
+        returned = sum(rank[number].sent[Entry("all_to_all", "cp", "key gradients")][1] for rank in once)
+        assert (sent, returned) == (2 * 2 * 2 * planned, 2 * 2 * planned)
+    for first, second in zip(once, again, strict=True):
+        for one, other in zip(first, second, strict=True):
+            assert one.loss == other.loss
+            assert all(torch.equal(one.gradients[name], other.gradients[name]) for name in one.gradients)
+
+
+def _lengths(row: np.ndarray[Any, Any], apart: bool) -> list[int]:
+    ends = (np.flatnonzero(row == END) + 1).tolist() if apart else []
+    return [length for length in np.diff([0, *ends, len(row)]).tolist() if length]
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_masters_are_shared_over_replicas_and_context_parallel_ranks(ranks: Ranks, zero_stage: int) -> None:
+    case = Case("cola", Layout(1, 1, 2, cp=2), 6, "none", 1, zero_stage)
+    expected = ranks.run(4, after_steps, case, case.layout)
+    alone = ranks.run(1, after_steps, case, ONE)[0]
+    assert sum(kept for _, kept in expected) == pytest.approx(alone[1], rel=0.05)
+    for losses, _ in expected:
+        assert losses == pytest.approx(alone[0], rel=1e-8)
+
+
+def after_steps(case: Case, layout: Layout) -> tuple[list[float], int]:
+    """Losses of three steps, and how many weights' masters this rank keeps."""
+    with patch.dict(COMPUTE_TYPES, {"fp32": torch.float64}):
+        state, drawn = TrainState.initial(case.spec(layout), CPU, end_of_document=END), Drawn(case.documents)
+        losses = [training_step(state, drawn).loss for _ in range(3)]  # type: ignore[arg-type]
+    return losses, sum(group.master.numel() for group in state.optimizer.groups)
+
+
+@pytest.mark.parametrize(("length", "ranks_", "chunk"), [(64, 2, 8), (16384, 2, 512), (524288, 8, 4096), (6, 3, 1)])
+def test_chunks_are_some_to_a_rank_and_long_where_they_can_be(length: int, ranks_: int, chunk: int) -> None:
+    assert chunk_tokens(length, ranks_) == chunk
+
+
+def trained_on(spec: JobSpec, steps: int) -> list[float]:
+    """Losses of so many steps from where the checkpoint folder is; they are saved then."""
+    membership, losses = Membership(), list[float]()
+
+    class Losses:
+        def report(self, report: Report) -> None:
+            losses.extend([report.loss] if isinstance(report, StepReport) else [])
+
+    left = iter(range(steps - 1, -1, -1))
+
+    def after_step(_: StepTimes | None) -> None:
+        if next(left, 0) == 1:  # it stops after the next one
+            membership.store.set()
+            membership.halt.set()
+
+    membership.after_step = after_step
+    assert train(spec, Losses(), membership) is Outcome.STORED
+    return losses
+
+
+def test_a_job_goes_on_with_other_context_parallel_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    """With 1, 2 and 1 ranks to a sequence, through checkpoints: as with 1 all along; repeats are alike to the bit."""
+    corpus = write_corpus(tmp_path / "corpus")
+
+    def lived(name: str, sizes: Sequence[int]) -> list[float]:
+        losses: list[float] = []
+        for size in sizes:
+            changes = {"tensor_parallel_size": 1, "context_parallel_size": size}
+            checkpoint = {"every_steps": 10**6, "keep_last": 1}
+            spec = tiny_job(corpus, tmp_path / name, parallelism=changes, checkpoint=checkpoint, training={"steps": 12})
+            losses += ranks.run(size, trained_on, spec, 3)[0]
+        return losses
+
+    changed, again = lived("changed", [1, 2, 1]), lived("again", [1, 2, 1])
+    assert changed == again
+    assert changed == pytest.approx(lived("steady", [1, 1, 1]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"training": {"sequence_length": 33}}, "2 ranks cannot have as many of training.sequence_length=33 tokens"),
+        ({"parallelism": {"pipeline_parallel_size": 2}}, "a pipeline's stages take whole sequences"),
+        ({"parallelism": {"split_micro_batch": True}}, "the halves of split_micro_batch are whole sequences"),
+        ({"training": {"cuda_graphs": "on"}, "resources": {"gpus_per_worker": 1}}, "cannot be captured"),
+        ({"resources": {"gpus_per_worker": 1}}, "does not take fp32 with heads of 8; use bf16"),
+        ({"elasticity": {"layouts": "auto", "gpus": {"max": 4}}}, "layouts without context parallelism"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        tiny_job(
+            Path("corpus"),
+            "checkpoints",
+            **(changes | {"parallelism": {"context_parallel_size": 2} | changes.get("parallelism", {})}),
+        )
+
+
+def test_replicas_come_and_go_with_all_their_context_parallel_ranks() -> None:
+    changes = {"tensor_parallel_size": 1, "context_parallel_size": 2}
+    elastic = {"data_parallel_size": {"max": 2}, "layouts": [[1, 1], [2, 1]]}
+    spec = tiny_job(Path("corpus"), "checkpoints", parallelism=changes, elasticity=elastic)
+    assert set(spec.layouts()) == {Layout(tp, 1, dp, cp=2) for tp in (1, 2) for dp in (1, 2)}
+    assert [units(layout) for layout in (Layout(2, 1, 2, cp=2), Layout(1, 1, 1, cp=2))] == [(2, 4), (1, 2)]
+    assert units(Layout(2, 1, 2, cp=2), "STRICT_PACK") == (4, 2)
+    assert str(Layout(2, 1, 3, cp=4)) == "tp 2 × pp 1 × cp 4 × dp 3"
