@@ -34,7 +34,7 @@ from tests.unit.test_transport import connected
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")  # boost_core.parallel.ledger.Entry
-GROUPS = ("tp", "pp", "dp", "all")
+GROUPS = ("tp", "pp", "cp", "dp", "all")
 TRANSPORTS = b"".join(
     b"NCCL INFO Channel 00 : 0 -> 1 via %s/0\n" % each for each in (b"P2P", b"SHM", b"NET/IB", b"COLLNET/IB")
 )
@@ -43,7 +43,7 @@ SETS = tuple(f"set-{number}" for number in range(MOST_VALIDATION_SETS))
 MOST_OF_A_JOB = 62 + 2 * MOST_VALIDATION_SETS
 MOST_OF_A_WAITING_JOB = 2
 RANKS = 64
-MOST_OF_A_RANK = 103
+MOST_OF_A_RANK = 123
 
 
 @pytest.fixture
