@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from boost_core.config.base import FieldProblem
+from boost_core.config.chunks import EFFICIENT, MOST_CHUNKS, chunk_tokens
 from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig
 from boost_core.config.elasticity import MOST_LAYOUTS, ElasticityConfig
 from boost_core.config.layout import Layout
@@ -25,7 +26,7 @@ def job_problems(
     return [
         *layout_problems(model, parallelism, training, optimizer),
         *_vocabulary_problems(model, data),
-        *_device_problems(model, parallelism, training, gpus_per_worker),
+        *device_problems(model, parallelism, training, gpus_per_worker),
         *_schedule_problems(training, optimizer),
         *_sample_problems(data, training),
     ]
@@ -72,9 +73,10 @@ def too_long_a_prompt(number: int, size: int, room: int) -> str:
     )
 
 
-def _device_problems(
+def device_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, gpus_per_worker: int
 ) -> list[FieldProblem]:
+    """Those problems that depend on what a worker computes on."""
     if gpus_per_worker == 0:
         message = "there are no CUDA graphs on CPU; use auto or off, or set resources.gpus_per_worker to 1"
         return [FieldProblem(("training", "cuda_graphs"), "on", message)] if training.cuda_graphs == "on" else []
@@ -92,11 +94,16 @@ def _context_problems(parallelism: ParallelismConfig, training: TrainingConfig) 
     size, field = parallelism.context_parallel_size, ("parallelism", "context_parallel_size")
     if size == 1:
         return []
-    messages = []
-    if training.sequence_length % size:
+    messages, length = [], training.sequence_length
+    if length % size:
         messages.append(
-            f"{size} ranks cannot have as many of training.sequence_length={training.sequence_length} tokens each; "
-            "choose a divisor"
+            f"{size} ranks cannot have as many of training.sequence_length={length} tokens each; choose a divisor"
+        )
+    elif length // size // chunk_tokens(length, size) > MOST_CHUNKS:
+        unit = size * EFFICIENT
+        messages.append(
+            f"training.sequence_length={length} is dealt to {size} ranks in chunks of {chunk_tokens(length, size)} "
+            f"tokens alone, which are too many; use a multiple of {unit} such as {-(-length // unit) * unit}"
         )
     if parallelism.pipeline_parallel_size > 1:
         messages.append("a pipeline's stages take whole sequences; use more tensor or context parallel ranks instead")

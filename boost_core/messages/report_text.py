@@ -89,7 +89,7 @@ def comparison_in_words(report: ComparisonReport) -> str:
     """Memory of the rank that held most, and a step's seconds, measured and planned."""
     rank = report.fullest
     memory = (
-        f"{report.peak_bytes[rank] / 1e9:.3g} GB of planned {report.planned_bytes[rank] / 1e9:.3g} GB on rank {rank}"
+        f"{report.peak_bytes[rank] / 1e9:.3g} GB of {report.planned_bytes[rank] / 1e9:.3g} GB planned on rank {rank}"
     )
     if report.step_seconds is None:
         return memory

@@ -245,7 +245,7 @@ class RankTimesReport(Frozen):
 
 
 class ComparisonReport(Frozen):
-    """What the gang takes, beside what was planned: after its second step, its seventh, and then now and then."""
+    """What the gang takes, beside what was planned: after its second step and its tenth, then ever more seldom."""
 
     kind: Literal["comparison"] = "comparison"
     step: int = Field(description="Steps done.")

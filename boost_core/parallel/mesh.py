@@ -57,12 +57,11 @@ class ParallelMesh:
         return self.group("cp") if "cp" in (self.mesh.mesh_dim_names or ()) else None
 
     def group_of_same_weights(self) -> dist.ProcessGroup | None:
-        """The ranks along ``dp`` and ``cp``, replica by replica, where there are both.
+        """The ranks along ``dp`` and ``cp``, replica by replica, where there are several along ``cp``.
 
-        All ranks call it, in the same order among other groups.
+        It is a group of its own also where there is one replica: what is sent in one group waits for what was sent
+        before. All ranks call it, in the same order among other groups.
         """
-        if self.size("dp") == 1:
-            return self.group("cp")
         mine = None
         for ranks in self.mesh.mesh.permute(1, 3, 0, 2).flatten(2).flatten(0, 1).tolist():
             group = dist.new_group(ranks)

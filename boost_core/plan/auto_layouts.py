@@ -48,7 +48,7 @@ class ChosenLayout(Config):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     data_parallel_size: int
-    context_parallel_size: int
+    context_parallel_size: int = 1
     world_size: int
     recompute: str = Field(description="What parallelism.recompute comes to.")
     memory_bytes: int = Field(description="Of the rank that needs most.")

@@ -129,14 +129,14 @@ def too_large(spec: JobSpec, needed: Mapping[Layout, int], device: int) -> str:
 def remedies(spec: JobSpec, layout: Layout) -> list[str]:
     """What would need less memory in a layout, and is not done yet."""
     parallelism, training = spec.parallelism, spec.training
-    sizes = "parallelism.tensor_parallel_size or pipeline_parallel_size"
+    sizes = f"parallelism.tensor_parallel_size or {'pipeline' if layout.cp == 1 else 'context'}_parallel_size"
     found = [f"raise {'elasticity.gpus.max' if spec.leaves_layouts else sizes}"]
     if training.micro_batch_size > 1:
         found.append(f"lower training.micro_batch_size={training.micro_batch_size}")
     if parallelism.recompute not in ("full", "auto"):
         latent = parallelism.recompute == "none" and spec.model.rank is not None
         found.append(f"set parallelism.recompute={'latent or full' if latent else 'full'}")
-    if parallelism.zero_stage == 0 and layout.dp > 1:
+    if parallelism.zero_stage == 0 and layout.dp * layout.cp > 1:
         found.append("set parallelism.zero_stage=1")
     if parallelism.zero_stage > 0 and spec.optimizer.kind == "adamw" and not spec.leaves_layouts:
         found.append("use more replicas, which share the optimizer's state")

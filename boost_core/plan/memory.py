@@ -247,8 +247,9 @@ class _Rank:
     def _context(self) -> int:
         """What attention's backward pass takes besides where other ranks' keys come in stages.
 
-        Gradients of queries and of own keys in fp32; keys that have come and come next, and the gradients of those at
-        hand. There are as many as a ring would bring, which documents that are apart need less of.
+        Gradients of queries and of own keys in fp32. Keys that are at hand, come next and are sent, and gradients of
+        those at hand and of those before, which go back: there are as many as a ring would bring, and documents that
+        are apart need less. On a GPU a call of flash attention has keys of its own, and their gradients.
         """
         ranks = self._job.parallelism.context_parallel_size
         if ranks == 1:
@@ -256,7 +257,8 @@ class _Rank:
         keys, element = 2 * self._each.key_value, self._element
         own = self._tokens * (PRECISE + element) * (self._each.query + keys)
         others = self._tokens * (ranks - 1)
-        return own + others * keys * element + others // 2 * keys * (PRECISE + element)
+        in_calls = max(self._tokens, others // 2) * 2 * keys * element if self._each.kernels else 0
+        return own + others * keys * (2 * element + (PRECISE + element) * 3 // 4) + in_calls
 
     def _backward(self) -> int:
         """What a block's backward pass takes, with a weight's gradient; or the embedding's gradient."""

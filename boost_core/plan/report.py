@@ -62,7 +62,7 @@ class PlannedShape(Config):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     data_parallel_size: int
-    context_parallel_size: int
+    context_parallel_size: int = 1
     world_size: int
     recompute: str = Field(description="What parallelism.recompute comes to.")
     memory: Memory

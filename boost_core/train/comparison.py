@@ -2,6 +2,7 @@
 
 import statistics
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -15,8 +16,8 @@ from boost_core.train.peak_memory import PeakMemory
 from boost_core.train.state import TrainState
 
 WATCHED_STEPS = 2  # of a run; later ones are timed
-_FIRST_TIMED = 5  # steps, after which their median is told first
-_TOLD_EVERY = 100  # steps, and the most that the median is of
+_FIRST_TIMED = 8  # steps, after which their median is told first; then after twice as many, and so on
+_MOST_TIMED = 100  # newest steps that the median is of
 
 
 class Comparison:
@@ -29,8 +30,9 @@ class Comparison:
 
     def __init__(self, state: TrainState, peak: PeakMemory) -> None:
         self._state, self._peak = state, peak
-        self._steps = 0
-        self._seconds: deque[float] = deque(maxlen=_TOLD_EVERY)
+        self._steps = self._timed = 0
+        self._told_next = _FIRST_TIMED
+        self._seconds: deque[float] = deque(maxlen=_MOST_TIMED)
         self._planned_bytes: list[int] = []
         self._peak_bytes: list[int] = []
 
@@ -38,11 +40,12 @@ class Comparison:
         """Around a step."""
         return self._peak.watched() if self._steps < WATCHED_STEPS else nullcontext()
 
-    def after_step(self, seconds: float) -> ComparisonReport | None:
+    def after_step(self, seconds: float, refuse: Callable[[], None]) -> ComparisonReport | None:
         """Take a step; all ranks call it after the same one.
 
         Args:
             seconds: How long it took.
+            refuse: Called before what ranks have said to each other counts; raises if it must not.
 
         Returns:
             What there is to tell, if it is time.
@@ -50,28 +53,32 @@ class Comparison:
         state = self._state
         self._steps += 1
         if self._steps == WATCHED_STEPS:
-            self._gather_bytes()
+            self._gather_bytes(refuse)
             return self._report()
         if self._steps < WATCHED_STEPS or state.spec.training.batch_size(state.step) < self._planned_batch:
             return None
         self._seconds.append(seconds)
-        timed = self._steps - WATCHED_STEPS
-        return self._report() if timed == _FIRST_TIMED or timed % _TOLD_EVERY == 0 else None
+        self._timed += 1
+        return self._report() if self._timed == self._told_next else None
 
     @property
     def _planned_batch(self) -> int:
         return self._state.spec.training.global_batch_size
 
-    def _gather_bytes(self) -> None:
+    def _gather_bytes(self, refuse: Callable[[], None]) -> None:
         state, layout = self._state, Layout.of(self._state.spec.parallelism)
-        groups = state.process_groups
-        planned = pipeline_rank_memory(state.spec, layout, groups.pipeline.rank).total
+        groups, training = state.process_groups, state.spec.training
+        # No step has been captured yet, so the room that a graph takes is not planned for either.
+        spec = state.spec.model_copy(update={"training": training.model_copy(update={"cuda_graphs": "off"})})
+        planned = pipeline_rank_memory(spec, layout, groups.pipeline.rank).total
         table = torch.zeros(2, groups.gang.size, dtype=torch.float64, device=state.mesh.device)
         table[:, groups.gang.rank] = torch.tensor([planned, self._peak.bytes()], dtype=torch.float64)
         rows = groups.gang.all_reduce_(table, "memory").tolist()
+        refuse()
         self._planned_bytes, self._peak_bytes = (list(map(int, row)) for row in rows)
 
     def _report(self) -> ComparisonReport:
+        self._told_next = max(_FIRST_TIMED, 2 * self._timed)
         spec, layout = self._state.spec, Layout.of(self._state.spec.parallelism)
         machine = machine_for(spec.resources, spec.training.precision)
         predicted = step_seconds(spec, layout, machine)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
+from boost_core.config.chunks import chunk_tokens
 from boost_core.nn.attention import Rotation
 from boost_core.nn.documents import begins
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.context.attention import ContextAttention
-from boost_core.plan.context.dealt import chunk_tokens, plan_of
+from boost_core.plan.context.dealt import plan_of
 from boost_core.train.batch import Batch
 
 

@@ -234,18 +234,17 @@ class _Run(_Keeping):
             self._report_step(result, parts)
         if (failure := state.graph.failure()) is not None:
             self._report(FaultReport(what=Fault.CUDA_GRAPHS, step=state.step, message=failure))
+        if state.step > before:
+            self._compare(parts.seconds)
         # From step to step, so that what holds a rank up between two of them counts, too.
         ended, since = time.perf_counter(), self._ended or started
         busy = ended - since - parts.exposed_communication
         self._membership.after_step(StepTimes(state.step, ended - since, busy, parts, state.ledger.by_group()))
         self._ended = ended
-        if state.step > before:
-            self._compare(parts.seconds)
         return result.requests
 
     def _compare(self, seconds: float) -> None:
-        report = self._comparison.after_step(seconds)
-        self._membership.refuse_aborted()
+        report = self._comparison.after_step(seconds, self._membership.refuse_aborted)
         if report is not None:
             self._report(report)
 

@@ -1,7 +1,7 @@
 """The most memory that a rank's training holds at a time, as the plan counts it.
 
 On a GPU torch's allocator knows it. On a CPU it keeps no such count, so that storages are counted as operations make
-them; that slows down each operation a little, and ends with the steps that are watched.
+them; that slows each operation down, most as memory grows, and ends with the steps that are watched.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -48,7 +48,7 @@ class _Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Do what is asked for, and count what that has made."""
         result = function(*arguments, **(keywords or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
                 storage = tensor.untyped_storage()
                 reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
                 self._at_most += storage.nbytes() - self._sizes.get(reference, 0)

@@ -23,12 +23,13 @@ def compared(spec: JobSpec) -> list[ComparisonReport]:
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 2)], ids=["tp 2", "pp 2"])
 def test_ranks_report_what_they_take_beside_the_plan(ranks: Ranks, tmp_path: Path, sizes: tuple[int, int]) -> None:
     parallelism = {"tensor_parallel_size": sizes[0], "pipeline_parallel_size": sizes[1]}
-    spec = tiny_job(write_corpus(tmp_path), tmp_path / "out", parallelism=parallelism, model={"num_hidden_layers": 4})
+    changes = {"model": {"num_hidden_layers": 4}, "training": {"steps": 11}, "parallelism": parallelism}
+    spec = tiny_job(write_corpus(tmp_path), tmp_path / "out", **changes)
     layout = Layout.of(spec.parallelism)
     first, others = ranks.run(2, compared, spec)
     assert others == []
     early, timed = first
-    assert (early.step, timed.step) == (2, 7)
+    assert (early.step, timed.step) == (2, 10)
     planned = [pipeline_rank_memory(spec, layout, rank if sizes[1] == 2 else 0).total for rank in range(2)]
     assert early.planned_bytes == planned
     assert max(planned) == rank_memory(spec, layout).total

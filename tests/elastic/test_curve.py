@@ -106,7 +106,9 @@ def test_every_loss_is_bit_equal_to_that_without_a_fault_at_the_same_shapes(
 def test_every_loss_is_within_rounding_of_the_uninterrupted_run(ranks: Ranks, story: Story, tmp_path: Path) -> None:
     # As far as the first hundred steps at another shape: the test above replays all of them.
     first = story.replicas[1]
-    count = next(step for step, data in story.replicas.items() if data != first) + 99
+    changed = next(step for step, data in story.replicas.items() if data != first)
+    count = min(changed + 99, len(story.losses))  # a slow machine may not get so far
+    assert count > changed + 20
     steps = range(1, count + 1)
     steady = {
         data: replayed(ranks, story.spec, dict.fromkeys(steps, data), tmp_path / f"steady-{data}") for data in (1, 3)

@@ -155,7 +155,7 @@ def test_roll_back_takes_the_newest_copy_and_the_next_batch(
         assert np.array_equal(seen.states[2], seen.states[4])
         assert not np.array_equal(seen.states[3], seen.states[5])
         assert seen.copies[4:8] == [{3}] * 4
-    told = [report for report in first.reports if report.kind not in ("checkpoint", "evaluation")]
+    told = [report for report in first.reports if report.kind not in ("checkpoint", "evaluation", "comparison")]
     assert [report.kind for report in told] == [
         "started", *["progress"] * 4, "interruption", "fault", "restart", *["progress"] * 5,
     ]  # fmt: skip

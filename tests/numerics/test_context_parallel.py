@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from boost_core.config import JobSpec, Layout
+from boost_core.config.chunks import chunk_tokens
 from boost_core.data.sampler import EvaluationSet, Sequences
 from boost_core.data.stream import TokenStream
 from boost_core.messages.reports import Report, StepReport
 from boost_core.optim.build import COMPUTE_TYPES
 from boost_core.parallel.ledger import Entry
 from boost_core.plan.context.cost import AttentionLayer, Rates
-from boost_core.plan.context.dealt import chunk_tokens, plan_of
+from boost_core.plan.context.dealt import plan_of
 from boost_core.plan.context.figures import figures
 from boost_core.plan.resize import units
 from boost_core.train.evaluate import evaluate
@@ -247,6 +248,10 @@ def test_a_job_goes_on_with_other_context_parallel_ranks(ranks: Ranks, tmp_path:
     ("changes", "says"),
     [
         ({"training": {"sequence_length": 33}}, "2 ranks cannot have as many of training.sequence_length=33 tokens"),
+        (
+            {"training": {"sequence_length": 8006}},
+            "in chunks of 1 tokens alone.* such as 8192",
+        ),
         ({"parallelism": {"pipeline_parallel_size": 2}}, "a pipeline's stages take whole sequences"),
         ({"parallelism": {"split_micro_batch": True}}, "the halves of split_micro_batch are whole sequences"),
         ({"training": {"cuda_graphs": "on"}, "resources": {"gpus_per_worker": 1}}, "cannot be captured"),

@@ -126,7 +126,8 @@ class _Attention(torch.autograd.Function):
         ctx: Any, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, attention: ContextAttention
     ) -> torch.Tensor:
         own_Tsje = torch.stack((key_Tje, value_Tje), dim=1)
-        query_The = query_The.contiguous()  # kernels take a head's elements side by side
+        # Kernels take a head's elements side by side; and a view would keep the keys' and values' memory, too.
+        query_The = query_The.clone(memory_format=torch.contiguous_format)
         out_The, lse_Th = attention.forward(query_The, own_Tsje)
         ctx.save_for_backward(query_The, own_Tsje, out_The, lse_Th)
         ctx.attention = attention

@@ -104,7 +104,11 @@ class StageAttention:
         by_window: dict[Span, list[Piece]] = {}
         for piece in self._pieces:
             by_window.setdefault(_window(piece, self._sees), []).append(piece)
-        return [_Batch(pieces, window, self._device) for window, pieces in by_window.items()]
+        return [
+            _Batch(together, window, self._device)
+            for window, pieces in by_window.items()
+            for together in _with_few_keys(pieces)
+        ]
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,19 @@ class _Batch:
     def of(self, query_The: torch.Tensor, *keys_and_values: torch.Tensor) -> Sequence[torch.Tensor]:
         """Queries, keys and values of the pieces, one piece after the other."""
         return [_rows(query_The, self.queries), *(_rows(x, self.keys) for x in keys_and_values)]
+
+
+def _with_few_keys(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
+    """Pieces for a call each: one that takes them all would have a copy of the keys for every run of queries."""
+    most, together, keys = max(piece.keys[1] for piece in pieces), list[Piece](), 0
+    for piece in pieces:
+        its = piece.keys[1] - piece.keys[0]
+        if together and keys + its > most:
+            yield together
+            together, keys = [], 0
+        together.append(piece)
+        keys += its
+    yield together
 
 
 def integers(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

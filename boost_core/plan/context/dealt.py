@@ -7,21 +7,7 @@ from boost_core.plan.context.placement import place
 from boost_core.plan.context.tasks import own_tasks
 from boost_core.plan.context.window import Window
 
-_CHUNKS, _FEWEST_CHUNKS = 16, 4  # of a rank: how many even its work out, and how many at least
-_EFFICIENT = 512  # tokens, below which attention's kernels lose much of their rate
 _PLACEMENT, _STAGES = "near", 2
-
-
-def chunk_tokens(sequence_length: int, ranks: int) -> int:
-    """Tokens of a chunk: a divisor of a rank's part of a sequence.
-
-    Args:
-        sequence_length: Tokens of a sequence; a multiple of ``ranks``.
-        ranks: Of the group.
-    """
-    tokens = sequence_length // ranks
-    wanted = max(tokens // _CHUNKS, min(_EFFICIENT, tokens // _FEWEST_CHUNKS), 1)
-    return max(size for size in range(1, wanted + 1) if tokens % size == 0)
 
 
 @lru_cache(16)  # those of a step, as its forward and its evaluation ask for them

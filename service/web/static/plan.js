@@ -128,7 +128,7 @@ function memory(one, largest) {
 
 function measured(job) {
   if (job.state !== "RUNNING" || !job.progress) return null;
-  return (ofGang(job) && job.comparison.step_seconds) ?? job.progress.step_seconds;
+  return (ofGang(job) ? job.comparison.step_seconds : null) ?? job.progress.step_seconds;
 }
 
 /** The most that a rank of the present layout has held. */

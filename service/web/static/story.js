@@ -20,11 +20,14 @@ const SENTENCES = {
     `step ${whole(data.step)}: ${data.samples.map((each) => JSON.stringify(each.prompt + each.text)).join("; ")}`,
   scores: (data) =>
     `step ${whole(data.step)}: ${data.scores.map((each) => `${each.task} ${each.metric} ${small(each.value)}`).join(", ")}`,
-  comparison: (data) =>
-    `step ${whole(data.step)}: ${bytes(Math.max(...data.peak_bytes))} of planned ${bytes(Math.max(...data.planned_bytes))}` +
-    (data.step_seconds === null
+  comparison: (data) => {
+    const peak = Math.max(...data.peak_bytes);
+    const planned = data.planned_bytes[data.peak_bytes.indexOf(peak)];
+    const memory = `step ${whole(data.step)}: ${bytes(peak)} of ${bytes(planned)} planned`;
+    return memory + (data.step_seconds === null
       ? ""
-      : `, ${duration(data.step_seconds)} a step, predicted ${duration(data.predicted_step_seconds)}`),
+      : `, ${duration(data.step_seconds)} a step, predicted ${duration(data.predicted_step_seconds)}`);
+  },
   profile: (data) =>
     `${whole(data.steps)} steps of rank ${data.rank} after step ${whole(data.step)} are in ${data.url}`,
   drill: (data) => `${words(data.kind)} of rank ${data.rank} was asked for`,

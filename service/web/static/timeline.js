@@ -81,6 +81,7 @@ function same(one, other) {
     one === other ||
     (one &&
       other &&
-      ["tensor", "pipeline", "data", "context"].every((axis) => one[`${axis}_parallel_size`] === other[`${axis}_parallel_size`]))
+      ["tensor", "pipeline", "data"].every((axis) => one[`${axis}_parallel_size`] === other[`${axis}_parallel_size`]) &&
+      ranks(one) === ranks(other))
   );
 }
