@@ -31,7 +31,7 @@ def make_optimizer(
         model: This rank's part of the model.
         axes: The axis that each weight is split along over the tensor parallel ranks, if it is.
         tensor_parallel: The tensor parallel group.
-        replicas: The data parallel group.
+        replicas: The ranks with the same weights: data parallel ones, and context parallel ones.
     """
     config, specs = spec.optimizer, weight_specs(model)
     tied = "embedding.weight" if spec.model.tie_embeddings and spec.parallelism.pipeline_parallel_size > 1 else None

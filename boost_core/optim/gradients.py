@@ -32,7 +32,7 @@ class Gradients:
     Args:
         weights: The model's weights by name.
         groups: The groups that they are in.
-        replicas: The data parallel group.
+        replicas: The ranks with the same weights: data parallel ones, and context parallel ones.
         by_micro_batch: Whether each bucket is sent once a micro-batch, or once a step.
     """
 

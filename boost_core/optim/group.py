@@ -49,7 +49,7 @@ class ParamGroup:
         kind: What its weights have in common.
         weights: The weights by name, fp32; they become ``compute_type`` here, and views of one tensor.
         compute_type: What the model computes in.
-        replicas: The data parallel group.
+        replicas: The ranks with the same weights: data parallel ones, and context parallel ones.
         zero_stage: 1 if each replica is to keep a part of the state, 2 if of the gradients, too; else 0.
         bucket_elements: Elements of a bucket, at most.
 

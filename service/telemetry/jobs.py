@@ -133,6 +133,11 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
         "Pipeline parallel ranks of the newest gang.",
         _of_shape("pipeline_parallel_size"),
     ),
+    Value(
+        "boost_job_context_parallel_size",
+        "Context parallel ranks of the newest gang.",
+        _of_shape("context_parallel_size"),
+    ),
     Value("boost_job_data_parallel_size", "Data parallel ranks of the newest gang.", _of_shape("data_parallel_size")),
     Value(
         "boost_job_target_steps",

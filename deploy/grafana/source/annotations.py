@@ -9,6 +9,7 @@ _SHAPE = {
     "boost_job_workers": "workers",
     "boost_job_tensor_parallel_size": "tensor parallel",
     "boost_job_pipeline_parallel_size": "pipeline parallel",
+    "boost_job_context_parallel_size": "context parallel",
     "boost_job_data_parallel_size": "data parallel",
 }
 

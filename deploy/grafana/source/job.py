@@ -147,6 +147,7 @@ def _shape() -> timeseries.Panel:
         _of_job("boost_job_workers", "workers"),
         _of_job("boost_job_tensor_parallel_size", "tensor parallel"),
         _of_job("boost_job_pipeline_parallel_size", "pipeline parallel"),
+        _of_job("boost_job_context_parallel_size", "context parallel"),
         _of_job("boost_job_data_parallel_size", "data parallel"),
     )
     return stepped(panel)

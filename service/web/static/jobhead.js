@@ -24,7 +24,7 @@ const FACTS = [
         ? percent(job.progress.exposed_communication_seconds / job.progress.step_seconds)
         : UNKNOWN,
   ],
-  ["Layout", (job) => layout(job.shape ?? job.spec.parallelism), "tensor × pipeline × data parallel"],
+  ["Layout", (job) => layout(job.shape ?? job.spec.parallelism), "sizes of tensor, pipeline, context and data parallelism"],
   ["Restarts", (job) => whole(Object.values(job.restart_counts).reduce((sum, count) => sum + count, 0))],
   ["Checkpoint", (job) => (job.checkpoint ? `step ${whole(job.checkpoint.step)}` : UNKNOWN)],
   [

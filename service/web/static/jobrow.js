@@ -65,7 +65,7 @@ export function jobRow(job) {
     curves[0].update(course.map((sample) => sample.loss));
     curves[1].update(course.map((sample) => sample.tokens_per_second));
     setText(size, layout(now.shape ?? now.spec.parallelism));
-    size.title = "tensor × pipeline × data parallel";
+    size.title = "sizes of tensor, pipeline, context and data parallelism";
     const { spent, total: all } = goodput.update(now.goodput);
     setText(productive, percent(all ? spent.productive / all : 0));
     age.replaceChildren(
