@@ -432,7 +432,8 @@ def test_plans_presets_versions(http: httpx.Client) -> None:
     assert [preset["name"] for preset in http.get("/presets").json()["presets"]][:2] == ["tiny", "60m"]
     examples = http.get("/examples").json()["examples"]
     assert [example["name"] for example in examples] == [
-        "cola-tiny", "elastic-auto", "elastic-cola", "lax-tiny", "loro-tiny", "cola-30b", "cola-7b"
+        "cola-tiny", "elastic-auto", "elastic-cola", "lax-tiny", "loro-tiny", "cola-30b", "cola-7b",
+        "long-context",
     ]  # fmt: skip
     assert examples[0]["description"].startswith("A small CoLA model on two CPU workers")
     assert examples[0]["text"] == Path("examples/cola-tiny.yaml").read_text()
