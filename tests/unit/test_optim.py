@@ -86,7 +86,7 @@ def test_clipping_is_by_the_norm_over_all_gradients(clip_norm: float) -> None:
     one.add_gradient("a", torch.tensor([0.0, 3.0]))
     one.add_gradient("b", 4.0 * torch.eye(65)[64])
     other.add_gradient("c", torch.tensor([12.0, 0.0, 0.0]))
-    norm, _ = global_norm([one, other], ProcessGroups(ALONE, ALONE, ALONE, ALONE, ALONE))
+    norm, _ = global_norm([one, other], ProcessGroups(*[ALONE] * 7))
     assert norm.item() == pytest.approx(13.0)
     assert 13.0 * clip_factor(norm, clip_norm).item() == pytest.approx(min(13.0, clip_norm), rel=1e-6)
 
