@@ -62,6 +62,11 @@ class Layout:
         return self.tp * self.pp * self.dp * self.cp
 
     @property
+    def same_weights(self) -> int:
+        """Ranks with the same weights, which share their state and sum up their gradients."""
+        return self.dp * self.cp
+
+    @property
     def per_replica(self) -> "Layout":
         """The layout of each replica, which stays the same while replicas come and go."""
         return Layout(self.tp, self.pp, dp=1, cp=self.cp)

@@ -80,14 +80,19 @@ def device_problems(
     if gpus_per_worker == 0:
         message = "there are no CUDA graphs on CPU; use auto or off, or set resources.gpus_per_worker to 1"
         return [FieldProblem(("training", "cuda_graphs"), "on", message)] if training.cuda_graphs == "on" else []
-    size, head_size = parallelism.context_parallel_size, model.head_size
-    if size == 1 or (training.precision != "fp32" and head_size % 8 == 0 and head_size <= 256):
+    size = parallelism.context_parallel_size
+    if size == 1 or flash_takes(model, training):
         return []
     message = (
         f"on a GPU, attention over context parallel ranks is flash attention's, which does not take "
-        f"{training.precision} with heads of {head_size}; use bf16 with a multiple of 8 up to 256"
+        f"{training.precision} with heads of {model.head_size}; use bf16 with a multiple of 8 up to 256"
     )
     return [FieldProblem(("parallelism", "context_parallel_size"), size, message)]
+
+
+def flash_takes(model: ModelConfig, training: TrainingConfig) -> bool:
+    """Whether flash attention on a GPU takes a job's compute type and heads; see ``nn.documents``."""
+    return training.precision != "fp32" and model.head_size % 8 == 0 and model.head_size <= 256
 
 
 def _context_problems(parallelism: ParallelismConfig, training: TrainingConfig) -> list[FieldProblem]:

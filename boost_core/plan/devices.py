@@ -136,7 +136,7 @@ def remedies(spec: JobSpec, layout: Layout) -> list[str]:
     if parallelism.recompute not in ("full", "auto"):
         latent = parallelism.recompute == "none" and spec.model.rank is not None
         found.append(f"set parallelism.recompute={'latent or full' if latent else 'full'}")
-    if parallelism.zero_stage == 0 and layout.dp * layout.cp > 1:
+    if parallelism.zero_stage == 0 and layout.same_weights > 1:
         found.append("set parallelism.zero_stage=1")
     if parallelism.zero_stage > 0 and spec.optimizer.kind == "adamw" and not spec.leaves_layouts:
         found.append("use more replicas, which share the optimizer's state")

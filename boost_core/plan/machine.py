@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from boost_core.config.job import JobSpec, ResourcesConfig
+from boost_core.config.legality import flash_takes
 from boost_core.hardware import LINKS, LOOPBACK, device_named
 from boost_core.plan.cluster import Cluster, Level
 from boost_core.plan.profile import Profile, of_cores
@@ -64,5 +65,4 @@ def attends_in_one(job: JobSpec) -> bool:
 
 def attends_on_device(job: JobSpec) -> bool:
     """Whether attention needs no lengths of documents on the host, on a GPU; see ``nn.documents``."""
-    head_size = job.model.head_size
-    return attends_in_one(job) or (job.training.precision != "fp32" and head_size % 8 == 0 and head_size <= 256)
+    return attends_in_one(job) or flash_takes(job.model, job.training)

@@ -24,7 +24,8 @@ from boost_core.plan.machine import Machine
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.throughput import StepSeconds, step_parts
 
-_MOST_CONTEXT, _FEWEST_TOKENS = 64, 4096  # of context parallelism: ranks, and what each has of a sequence
+_MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``
+_FEWEST_TOKENS = 4096  # of a sequence on each of them
 _MOST_STAGES = 32  # ``ParallelismConfig.pipeline_parallel_size``
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")

@@ -105,7 +105,7 @@ def largest_weight(spec: JobSpec, stages: Sequence[Stage]) -> int:
 def _group(spec: JobSpec, kind: ParamKind, sizes: Mapping[int, int], element_bytes: int) -> GroupBytes:
     """One group's bytes, by how many weights it has of each number of elements."""
     layout, zero_stage = Layout.of(spec.parallelism), spec.parallelism.zero_stage
-    ranks = layout.dp * layout.cp  # with the same weights
+    ranks = layout.same_weights
     shared = zero_stage > 0 and not kind.custom_update and ranks > 1
     parts = ranks if shared else 1
     length = _rounded_up(sum(_rounded_up(size, _BLOCK) * count for size, count in sizes.items()), _BLOCK * parts)

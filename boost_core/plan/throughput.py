@@ -203,7 +203,7 @@ class _Step:
 
     def _reduction(self, weights: float, micro_batches: int) -> float:
         """The exchange of gradients between replicas, and of the weights that each of them has updated."""
-        zero, ranks = self._job.parallelism.zero_stage, self._layout.dp * self._layout.cp
+        zero, ranks = self._job.parallelism.zero_stage, self._layout.same_weights
         rounds = micro_batches if zero == 2 else 1
         kind = "all_reduce" if zero == 0 else "reduce_scatter"
         one_round = self._over(self._same_row, kind, weights * _GRADIENT_BYTES)
@@ -225,7 +225,7 @@ class _Step:
     def _sharers(self) -> int:
         """Ranks that share a weight's update; LORO's and Muon's factors are whole on each."""
         shared = self._job.parallelism.zero_stage > 0 and self._job.optimizer.kind == "adamw"
-        return self._layout.dp * self._layout.cp if shared else 1
+        return self._layout.same_weights if shared else 1
 
     def _weights(self, stages: Sequence[Stage]) -> float:
         """Of a pipeline rank, as though tensor parallel ranks had equal parts of all of them."""

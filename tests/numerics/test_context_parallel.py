@@ -107,7 +107,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Found:
-    """Of a step: its loss and norm, this rank's part of each weight's gradient, what follows some tokens, and a sum."""
+    """A rank's step: loss, norm, its part of each gradient and how weights are split; validation, text, bytes sent."""
 
     loss: float
     norm: float

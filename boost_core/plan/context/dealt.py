@@ -1,7 +1,5 @@
 """How the trainer deals the tokens of a micro-batch to the ranks of a context parallel group."""
 
-from functools import lru_cache
-
 from boost_core.plan.context.figures import ContextPlan
 from boost_core.plan.context.placement import place
 from boost_core.plan.context.tasks import own_tasks
@@ -10,7 +8,6 @@ from boost_core.plan.context.window import Window
 _PLACEMENT, _STAGES = "near", 2
 
 
-@lru_cache(16)  # those of a step, as its forward and its evaluation ask for them
 def plan_of(documents: tuple[int, ...], chunk: int, sees: int | None, ranks: int) -> ContextPlan:
     """The plan of a micro-batch, the same on all ranks.
 
