@@ -226,6 +226,7 @@ class _Run(_Keeping):
         with self._comparison.watched():
             result = training_step(state, self._sampler, self._divergence.limit, asked, refuse, before_update)
         parts = state.clock.end()
+        communication = state.ledger.by_group()  # before the comparison, which communicates too, and is no part of it
         if result.diverged:
             self._diverged(result)
         else:
@@ -239,7 +240,7 @@ class _Run(_Keeping):
         # From step to step, so that what holds a rank up between two of them counts, too.
         ended, since = time.perf_counter(), self._ended or started
         busy = ended - since - parts.exposed_communication
-        self._membership.after_step(StepTimes(state.step, ended - since, busy, parts, state.ledger.by_group()))
+        self._membership.after_step(StepTimes(state.step, ended - since, busy, parts, communication))
         self._ended = ended
         return result.requests
 
