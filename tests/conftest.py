@@ -53,10 +53,8 @@ def ranks() -> Iterator[Ranks]:
 @pytest.fixture(scope="session")
 def interpreting_ranks() -> Iterator[Ranks]:
     """Ranks in which Triton's kernels run: interpreted, where there is no GPU."""
-    pool = Ranks()
-    # Triton decides when it is imported; the pool's processes start when there is work for them.
     with patch.dict(os.environ, {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}):
-        pool.run(2, torch.cuda.is_available)
+        pool = Ranks()
     yield pool
     pool.close()
 
