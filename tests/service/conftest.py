@@ -1,10 +1,12 @@
 import asyncio
+import os
 import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from itertools import count
 from pathlib import Path
 from unittest.mock import patch
 
@@ -24,6 +26,9 @@ from service.settings import Settings
 from tests.postgres import PostgresServer, postgres_server
 from tests.service.browser import Visit, open_browser, visit
 from tests.service.routes import READABLE
+
+PORTS = range(61_000, 65_500)
+_ports = count(61 * os.getpid(), 997)  # apart from other processes', and from each other: some take a few in a row
 
 
 @pytest.fixture(scope="session")
@@ -128,9 +133,13 @@ class RunningApi:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A port that nobody takes before it is bound: Linux gives connections lower ones, and each is handed out once."""
+    while True:
+        port = PORTS[next(_ports) % len(PORTS)]
+        with socket.socket() as listener, suppress(OSError):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 @pytest.fixture
