@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Processes start faster that find their modules compiled, and the tests start hundreds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup debian-venv postgresql debian-postgresql prometheus chromium demo test test-all check format lock gpu-bundle editor clean
 
 setup: $(VENV)/.installed
