@@ -7,8 +7,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
+from typing import Generic, TypeVar
 
 from boost_core.config import JobSpec
+from boost_core.config.base import Config
 from boost_core.config.checkpoint import CheckpointConfig
 from boost_core.config.data import DataConfig, SourceConfig
 from boost_core.config.faults import FaultToleranceConfig
@@ -23,8 +26,11 @@ from service.models.problems import FieldError
 _SECONDS = 20.0
 _TOGETHER = 2
 _RETRY_SECONDS = 5
-_REMEMBERED = 256  # jobs; some ten kilobytes each
+_REMEMBERED = 256  # answers; some ten kilobytes each
 _TOKENS = SourceConfig(kind="tokenized", paths=("/any",))  # goes with every vocabulary
+
+
+Answer = TypeVar("Answer")
 
 
 class Turns:
@@ -54,8 +60,30 @@ class Turns:
                 self._tenants.discard(tenant)
 
 
+class Found(Generic[Answer]):
+    """What the last searches found."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[bytes, Answer] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: bytes) -> Answer | None:
+        """What was found, if it is still known."""
+        with self._lock:
+            if key in self._answers:
+                self._answers.move_to_end(key)
+            return self._answers.get(key)
+
+    def add(self, key: bytes, answer: Answer) -> None:
+        """Remember it, and forget what nobody has asked for the longest."""
+        with self._lock:
+            self._answers[key] = answer
+            if len(self._answers) > _REMEMBERED:
+                self._answers.popitem(last=False)
+
+
 class Searches:
-    """Searches, and remembers the layouts that were chosen.
+    """Searches, and remembers what was found.
 
     Attributes:
         for_plans: Whose turn it is to search for plans.
@@ -64,21 +92,26 @@ class Searches:
 
     def __init__(self) -> None:
         self.for_plans, self.for_layouts = Turns(), Turns()
-        self._chosen: OrderedDict[str, ChosenLayouts] = OrderedDict()
-        self._lock = threading.Lock()
+        self._plans: Found[SearchReport] = Found()
+        self._layouts: Found[ChosenLayouts] = Found()
 
     def plans(self, job: JobSpec, asked: PlanSearch, tenant: str) -> SearchReport:
-        """The best ways to train a job.
+        """The best ways to train a job; without a search if the same was asked for before.
 
         Raises:
             InvalidJob: It takes too long, or it fails.
             RateLimited: The tenant's other search is under way, or too many of others are.
         """
+        key = _digest(_without_what_does_not_matter(job).model_copy(update={"elasticity": None}), asked)
+        if known := self._plans.get(key):
+            return known
         with self.for_plans.of(tenant):
             try:
-                return search_apart(job, asked, _SECONDS)
+                found = search_apart(job, asked, _SECONDS)
             except (TooLong, SearchFailed) as error:
                 raise InvalidJob([FieldError(field="search", message=str(error))]) from error
+        self._plans.add(key, found)
+        return found
 
     def layouts(self, spec: JobSpec, tenant: str) -> ChosenLayouts:
         """The layouts of a job with ``layouts: auto``; without a search if the same was asked for before.
@@ -88,25 +121,25 @@ class Searches:
             RateLimited: The tenant's other search is under way, or too many of others are.
         """
         asked = _without_what_does_not_matter(spec)
-        key = asked.model_dump_json()
-        with self._lock:
-            if known := self._chosen.get(key):
-                self._chosen.move_to_end(key)
-                return known
+        key = _digest(asked)
+        if known := self._layouts.get(key):
+            return known
         with self.for_layouts.of(tenant):
             try:
                 found = layouts_apart(asked, _SECONDS)
             except (ValueError, TooLong, SearchFailed) as error:
                 raise InvalidJob([FieldError(field="elasticity.gpus", message=str(error))]) from error
-        with self._lock:
-            self._chosen[key] = found
-            if len(self._chosen) > _REMEMBERED:
-                self._chosen.popitem(last=False)
+        self._layouts.add(key, found)
         return found
 
 
+def _digest(*parts: Config) -> bytes:
+    """What tells these from others, however long they are."""
+    return sha256("\n".join(part.model_dump_json() for part in parts).encode()).digest()
+
+
 def _without_what_does_not_matter(spec: JobSpec) -> JobSpec:
-    """A job with defaults for all that its layouts do not depend on."""
+    """A job with defaults for all that neither its layouts nor the best ways to train it depend on."""
     return spec.with_layouts(None).model_copy(
         update={
             "name": "auto",

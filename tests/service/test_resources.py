@@ -9,6 +9,7 @@ import pytest
 
 from boost_core.config import JobSpec
 from boost_core.plan.auto_layouts import choose_layouts
+from boost_core.plan.search_report import PlanSearch, search_report
 from service.api.exceptions import RateLimited
 from service.api.merge import merged
 from service.api.routes.nodes import NODES
@@ -401,6 +402,22 @@ def test_layouts_are_chosen_whatever_the_data_is() -> None:
     with searches.for_layouts.of("a"):
         another = spec.training.model_copy(update={"seed": 7})
         assert searches.layouts(spec.model_copy(update={"name": "another", "training": another}), "a") is chosen
+
+
+def test_a_plan_that_was_searched_before_is_not_searched_again() -> None:
+    spec, asked = a_spec(), PlanSearch(gpus=4, top=2)
+    searches = Searches()
+    found = searches.plans(spec, asked, "a")
+    assert found == search_report(spec, asked)
+    elastic = a_spec(name="another", elasticity={"data_parallel_size": {"max": 2}})
+    with searches.for_plans.of("a"):
+        assert searches.plans(elastic, asked, "a") is found
+        for other in (PlanSearch(gpus=4, top=1), PlanSearch(gpus=2, top=2)):
+            with pytest.raises(RateLimited):
+                searches.plans(spec, other, "a")
+        longer = spec.training.model_copy(update={"sequence_length": 128})
+        with pytest.raises(RateLimited):
+            searches.plans(spec.model_copy(update={"training": longer}), asked, "a")
 
 
 def test_a_tenant_whose_search_is_under_way_is_told_to_come_back(http: httpx.Client, api: RunningApi) -> None:
