@@ -9,7 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 from boost_core.config import JobSpec
 from boost_core.config.data import BYTES, SourceConfig
 from boost_core.config.parsing.urls import StorageOptions, giving_up_soon
-from boost_core.config.sources.files import UnfitData, check_data, list_files, tokenizer_vocabulary
+from boost_core.config.sources.files import UnfitData, check_data, list_files, refuse_damaged, tokenizer_vocabulary
 from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.devices import nothing_fits
 from service.accounts.quotas import QueueNotFound
@@ -76,7 +76,9 @@ def _refuse_unfit_dataset(request: DatasetRequest, context: Context, tenant: str
     try:
         options = giving_up_soon(_secret_options(request.credentials, context, tenant))
         field = "source.paths"
-        list_files(request.source, options)
+        files = list_files(request.source, options)
+        if request.on_error == "fail":
+            refuse_damaged(request.source, files)
         field = "tokenizer"
         tokenizer_vocabulary(request.tokenizer, options)
     except ValueError as error:

@@ -1,9 +1,12 @@
+import os
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from boost_core.config import DataConfig, SourceConfig
-from boost_core.config.sources.files import SourceSplit, list_files, split_source
+from boost_core.config.sources.files import SourceSplit, UnfitData, check_data, list_files, split_source
 from boost_core.data.corpus import load_corpus
 from tests.jobs import write_corpus
 
@@ -72,6 +75,19 @@ def test_absent_data_is_named(tmp_path: Path, names: list[str], message: str) ->
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=message):
         split(text(*(tmp_path / name for name in names)), 8)
+
+
+def test_a_parquet_file_that_is_cut_off_is_refused_at_the_door(tmp_path: Path) -> None:
+    for number in range(3):
+        table = pa.table({"text": [f"text {number} {row}" for row in range(500)]})
+        pq.write_table(table, tmp_path / f"{number}.parquet", compression="none")
+    data = DataConfig(source=SourceConfig(kind="parquet", paths=(str(tmp_path),)), validation_fraction=0.3)
+    check_data(data, vocab_size=256, sequence_length=64)
+    last = tmp_path / "2.parquet"
+    for size in (last.stat().st_size - 1, 8, 0):
+        os.truncate(last, size)
+        with pytest.raises(UnfitData, match=r"2\.parquet' is not a whole Parquet file, but cut off or of another kind"):
+            check_data(data, vocab_size=256, sequence_length=2)
 
 
 def test_too_little_text_is_said_with_its_size(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import fsspec
 from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig, SourceConfig, ValidationSet
 from boost_core.config.parsing.small_files import read_small
 from boost_core.config.parsing.urls import StorageOptions, options_at
+from boost_core.config.sources.parquet import refuse_cut_off
 from boost_core.config.sources.tokenized import read_index
 from boost_core.config.sources.vocabulary import MOST_BYTES, count_tokens
 
@@ -86,8 +87,8 @@ def check_data(
         storage_options: What ``s3://`` is reached with, by s3fs's names; default: the process's own means.
 
     Raises:
-        UnfitData: A path names no file, there is too little of it for one sequence in a part, or the model has fewer
-            tokens than the tokenizer.
+        UnfitData: A path names no file, a Parquet file on a disk is cut off, there is too little for one sequence in a
+            part, or the model has fewer tokens than the tokenizer.
     """
     if data.dataset is not None and data.source is None:
         problem = f"{data.dataset!r} is a name that a service knows; submit the job there, or name a source"
@@ -125,6 +126,7 @@ def _check_source(
     """The files that are trained on; none of tokenized folders, which have a part for validation."""
     if source.kind != "tokenized":
         split = split_source(source, validation_fraction, sequence_length, storage_options)
+        refuse_damaged(source, [*split.training, *split.validation])
         return {_place(file) for file in split.training}
     for path in dict.fromkeys(source.paths):
         index = read_index(path, storage_options)
@@ -150,8 +152,19 @@ def _check_validation_set(
     files = list_files(named, storage_options)
     if both := next((file.url for file in files if _place(file) in trained_on), None):
         raise ValueError(f"{both} is trained on, too; validate on other files")
+    refuse_damaged(named, files)
     if not any(compression(file.url) for file in files):  # else the trainer counts
         refuse_too_little("validation", _size(files), "bytes", sequence_length)
+
+
+def refuse_damaged(source: SourceConfig, files: Sequence[SourceFile]) -> None:
+    """Refuse files that a look at their ends tells to be damaged.
+
+    Raises:
+        ValueError: One is.
+    """
+    if source.kind == "parquet":
+        refuse_cut_off(dict.fromkeys(file.url for file in files))
 
 
 def _place(file: SourceFile) -> str:
