@@ -18,6 +18,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from boost_core.config.parsing.kinds import Wanted
 
+INTERRUPTED = 130  # exit status of a program after Ctrl-C
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Location = Annotated[str, Field(min_length=1, max_length=4096)]  # a path or URL; no file system takes longer ones
 
@@ -65,6 +66,11 @@ def in_lines(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     return "\n".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, such as ``1 job`` or ``1,200 documents``."""
+    return f"{number:,} {noun if number == 1 else f'{noun}s'}"
 
 
 def raise_problems(title: str, problems: list[FieldProblem]) -> None:

@@ -104,11 +104,11 @@ def _context_problems(parallelism: ParallelismConfig, training: TrainingConfig) 
         messages.append(
             f"{size} ranks cannot have as many of training.sequence_length={length} tokens each; choose a divisor"
         )
-    elif length // size // chunk_tokens(length, size) > MOST_CHUNKS:
+    elif (chunks := length // size // chunk_tokens(length, size)) > MOST_CHUNKS:
         unit = size * EFFICIENT
         messages.append(
-            f"training.sequence_length={length} is dealt to {size} ranks in chunks of {chunk_tokens(length, size)} "
-            f"tokens alone, which are too many; use a multiple of {unit} such as {-(-length // unit) * unit}"
+            f"training.sequence_length={length} would be cut into {chunks:,} chunks for each of {size} ranks, and "
+            f"{MOST_CHUNKS} is the limit; use a multiple of {unit} such as {-(-length // unit) * unit}"
         )
     if parallelism.pipeline_parallel_size > 1:
         messages.append("a pipeline's stages take whole sequences; use more tensor or context parallel ranks instead")
@@ -184,6 +184,12 @@ def _batch_problems(parallelism: ParallelismConfig, training: TrainingConfig) ->
 
 def _schedule_problems(training: TrainingConfig, optimizer: OptimizerConfig) -> list[FieldProblem]:
     warmup, decay, steps = optimizer.warmup_steps, optimizer.decay_steps or 0, f"training.steps={training.steps}"
+    if training.batch_size_warmup and (until := training.batch_size_warmup[-1].until_step) >= training.steps:
+        message = (
+            f"its last stage is until step {until} of {steps}, which leaves no step for global_batch_size="
+            f"{training.global_batch_size}; end it earlier, or raise training.steps"
+        )
+        return [FieldProblem(("training", "batch_size_warmup"), until, message)]
     if warmup > training.steps:
         message = f"a warm-up of {warmup} steps does not fit {steps}; shorten it"
         return [FieldProblem(("optimizer", "warmup_steps"), warmup, message)]

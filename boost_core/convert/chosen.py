@@ -19,9 +19,13 @@ def chosen_checkpoint(url: str, step: int | None) -> tuple[CheckpointFolder, int
     """
     folder, step = _found(url, step)
     steps = folder.steps()
-    if not steps or step not in (None, *steps):
-        missing = "checkpoint" if step is None or not steps else f"checkpoint of step {step}"
-        raise ValueError(f"{folder.url} holds no {missing}; check it")
+    if not steps:
+        raise ValueError(f"{folder.url} holds no checkpoint; check it")
+    if step not in (None, *steps):
+        raise ValueError(
+            f"{folder.url} holds no checkpoint of step {step}; there are: {', '.join(map(str, steps))}; if its job "
+            "still trains, it may have removed it: run the command again, or pin one first (boost ckpt pin)"
+        )
     return folder, steps[-1] if step is None else step
 
 

@@ -1,13 +1,14 @@
 """Documents to tokens: ``python -m boost_core.data --help``."""
 
 import argparse
+import errno
 import sys
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
 import fsspec
 
-from boost_core.config.base import in_lines
+from boost_core.config.base import INTERRUPTED, counted, in_lines
 from boost_core.config.data import BYTES, SourceConfig
 from boost_core.config.dataset import OnError
 from boost_core.config.sources.files import list_files
@@ -20,25 +21,34 @@ _TRAINED = "tokenizer.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tokenize; 0 on success, 2 for what cannot be read or written."""
+    """Tokenize; 0 on success, 2 for what cannot be read or written, 130 where it was interrupted."""
     given = _parser().parse_args(arguments)
     try:
         if is_corpus(given):
             return build(given, _tokenizer_of(given))
         plan = _plan(given)
         index = tokenize(plan, _show)
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on where this run was", file=sys.stderr)
+        return INTERRUPTED
     except (OSError, ValueError) as error:
-        print(f"\n{in_lines(error)}", file=sys.stderr)
+        print(f"\n{_in_words(error, given.folder)}", file=sys.stderr)
         return 2
     print(
-        f"\n{index.documents:,} documents, {index.tokens('training'):,} tokens to train on and "
+        f"\n{counted(index.documents, 'document')}, {counted(index.tokens('training'), 'token')} to train on and "
         f"{index.tokens('validation'):,} for validation, of a vocabulary of {index.vocabulary:,}, in {plan.folder}",
         file=sys.stderr,
     )
     if index.skipped:
         listed = f"{plan.folder.rstrip('/')}/quarantine-*.jsonl"
-        print(f"{index.skipped:,} bad documents skipped; {listed} says which and why", file=sys.stderr)
+        print(f"{counted(index.skipped, 'bad document')} skipped; {listed} says which and why", file=sys.stderr)
     return 0
+
+
+def _in_words(error: Exception, folder: str) -> str:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{folder}: {error.strerror}; make room and run the same command again, which keeps what is done"
+    return in_lines(error)
 
 
 def _plan(given: argparse.Namespace) -> TokenizePlan:
@@ -83,8 +93,8 @@ def _texts(source: SourceConfig, on_error: OnError) -> Iterator[bytes]:
 def _show(progress: Progress) -> None:
     rate = progress.tokens / max(progress.seconds, 1e-9)
     line = (
-        f"{progress.files} of {progress.of_files} files, {progress.documents:,} documents, "
-        f"{progress.tokens:,} tokens, {rate:,.0f} a second"
+        f"{progress.files} of {counted(progress.of_files, 'file')}, {counted(progress.documents, 'document')}, "
+        f"{counted(progress.tokens, 'token')}, {rate:,.0f} a second"
     ) + (f", {progress.skipped:,} skipped" if progress.skipped else "")
     print(f"\r{line:<100}", end="", file=sys.stderr, flush=True)
 

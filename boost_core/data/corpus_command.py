@@ -9,6 +9,7 @@ from typing import get_args
 
 from pydantic import ValidationError
 
+from boost_core.config.base import counted
 from boost_core.config.data import SourceConfig
 from boost_core.config.dataset import CorpusConfig, Measure, NearDedup, QualityFilter
 from boost_core.data.pipeline.build import Build, BuildProgress
@@ -66,8 +67,8 @@ def build(given: argparse.Namespace, tokenizer: str) -> int:
     counts = lineage.counts
     filtered = "".join(f", {count:,} filtered out by {measure}" for measure, count in counts.filtered.items())
     print(
-        f"\n{counts.kept:,} of {counts.read:,} documents, {counts.tokens:,} tokens of a vocabulary of "
-        f"{lineage.tokenizer.vocabulary:,}, in {given.folder}\nleft out: {counts.bad:,} bad{filtered}, "
+        f"\n{counts.kept:,} of {counted(counts.read, 'document')}, {counted(counts.tokens, 'token')} of a vocabulary "
+        f"of {lineage.tokenizer.vocabulary:,}, in {given.folder}\nleft out: {counts.bad:,} bad{filtered}, "
         f"{counts.exact_duplicates:,} exact and {counts.near_duplicates:,} near duplicates\n"
         f"lineage.json says what it was made from; its fingerprint is {lineage.fingerprint}",
         file=sys.stderr,
@@ -104,7 +105,7 @@ def _filter(text: str) -> QualityFilter:
 
 
 def _show(progress: BuildProgress) -> None:
-    counts = progress.counts
-    rate = counts.bytes / 2**20 / max(progress.seconds, 1e-9)
-    line = f"{progress.stage}: {progress.done} of {progress.of}; {counts.read:,} documents, {rate:,.1f} MiB a second"
+    rate = progress.bytes / 2**20 / max(progress.seconds, 1e-9)
+    read = counted(progress.counts.read, "document")
+    line = f"{progress.stage}: {progress.done} of {progress.of}; {read}, {rate:,.1f} MiB a second"
     print(f"\r{line:<100}", end="", file=sys.stderr, flush=True)

@@ -7,12 +7,12 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from boost_core.config.base import in_lines
+from boost_core.config.base import INTERRUPTED, counted, in_lines
 from boost_core.convert.chosen import chosen_checkpoint
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
-    """Run one command; 0 on success, 2 for what cannot be run."""
+    """Run one command; 0 on success, 2 for what cannot be run, 130 where it was interrupted."""
     given = _parser().parse_args(command_line)
     warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads the checkpoint: it is meant
     try:
@@ -20,6 +20,9 @@ def main(command_line: Sequence[str] | None = None) -> int:
     except ImportError as error:
         print(f"{error}; install boost-service[eval]", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return INTERRUPTED
     except (OSError, ValueError) as error:
         print(in_lines(error), file=sys.stderr)
         return 2
@@ -48,7 +51,7 @@ def _evaluate(given: argparse.Namespace) -> None:
     for score in found.scores:
         error = "" if score.stderr is None else f" ± {score.stderr:.4f}"
         value = "not a finite number" if score.value is None else f"{score.value:.4f}"
-        print(f"{score.task:<{width}}  {score.metric}  {value}{error}  ({score.samples:,} documents)")
+        print(f"{score.task:<{width}}  {score.metric}  {value}{error}  ({counted(score.samples, 'document')})")
     if given.out:
         Path(given.out).write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lm_eval
+import lm_eval.evaluator
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
@@ -60,6 +61,7 @@ def evaluate(loaded: LoadedModel, paths: Sequence[str], limit: int | None, batch
         ValueError: No task was found, or lm-eval cannot run one.
     """
     manager, names = tasks_in(paths)
+    lm_eval.evaluator.get_git_commit_hash = lambda: None  # of the folder one is in: git complains where it is none
     try:
         model = _Model(
             pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch_size,

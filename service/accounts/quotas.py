@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
+from boost_core.config.base import counted
 from service.accounts.tables import QueueRow, TenantRow
 from service.jobs.model import JobRecord
 from service.jobs.queries import count_by
@@ -114,7 +115,7 @@ class QuotaStore:
                 raise QueueInUse(f"the queue {name!r} is where jobs go that name no other; it stays")
             jobs = [job.id for job in self._store.active() if job.queue == name]
             if jobs:
-                raise QueueInUse(f"the queue {name!r} has {len(jobs)} jobs that have not ended, such as {jobs[0]}")
+                raise QueueInUse(f"the queue {name!r} has {counted(len(jobs), 'active job')}, such as {jobs[0]}")
             session.delete(row)
 
     def tenants(self) -> list[Tenant]:

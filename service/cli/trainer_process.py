@@ -23,4 +23,18 @@ def run_trainer(module: str, arguments: Iterable[str]) -> int:
     """
     if not has_trainer():
         raise Failed(f"this needs the trainer, which is not installed here; {REMEDY}, or run it where that is")
-    return subprocess.run([sys.executable, "-m", module, *arguments]).returncode
+    with subprocess.Popen([sys.executable, "-m", module, *arguments]) as process:
+        try:
+            status = _end_of(process)
+        except KeyboardInterrupt:  # once more
+            process.kill()
+            raise
+    return status if status >= 0 else 128 - status  # as shells say which signal has ended it
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a program that the terminal interrupts, too: it removes what it has written in part."""
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        return process.wait()

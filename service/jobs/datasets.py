@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, CursorResult, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from boost_core.config.base import counted
 from service.jobs.ids import new_dataset_id
 from service.jobs.model import Owner
 from service.jobs.store import JobStore
@@ -86,7 +87,8 @@ class DatasetStore:
             result = connection.execute(update(DatasetRow).where(here, ended).values(values))
             if _count(result) != 1:
                 state = connection.scalar(select(DatasetRow.state).where(here))
-                raise DatasetConflict(f"the dataset {request.name!r} is {state}; delete it, or take another name")
+                remedy = "cancel it first" if state == DatasetState.BUILDING else "delete it"
+                raise DatasetConflict(f"the dataset {request.name!r} is {state}; {remedy}, or take another name")
 
     def get(self, name: str, tenant: str) -> DatasetDetail:
         """One dataset.
@@ -133,7 +135,7 @@ class DatasetStore:
         self.get(name, tenant)
         users = [job.id for job in self._jobs.active() if job.tenant == tenant and job.spec.data.dataset == name]
         if users:
-            raise DatasetConflict(f"the dataset {name!r} is in use by {len(users)} jobs, such as {users[0]}")
+            raise DatasetConflict(f"the dataset {name!r} is in use by {counted(len(users), 'job')}, such as {users[0]}")
         ended = DatasetRow.state != DatasetState.BUILDING
         with self._engine.begin() as connection:
             result = connection.execute(update(DatasetRow).where(_named(name, tenant), ended).values(deleted=True))

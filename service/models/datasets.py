@@ -50,7 +50,7 @@ class DatasetProgress(BaseModel):
     done: int = Field(description="Files or pairs of shards that are done.")
     of: int = Field(description="All of them.")
     documents: int = Field(description="Documents read so far.")
-    bytes: int = Field(description="UTF-8 bytes of them.")
+    bytes: int = Field(description="UTF-8 bytes that the present run has read.")
     seconds: float = Field(description="Since the present run has begun.")
 
 

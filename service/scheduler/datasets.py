@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
+from boost_core.config.base import counted
 from service.gang.builds import Builds, BuildTask
 from service.jobs.dataset_builds import DatasetBuild, DatasetBuilds
 from service.models.datasets import DatasetState
@@ -72,7 +73,7 @@ class DatasetReconciler:
             self._finish(build, DatasetState.FAILED, status.problem, **told)
         elif (lineage := status.lineage) is not None:
             told |= {"lineage": lineage, "counts": lineage["counts"], "fingerprint": lineage["fingerprint"]}
-            self._finish(build, DatasetState.READY, f"holds {lineage['counts']['kept']:,} documents", **told)
+            self._finish(build, DatasetState.READY, f"holds {counted(lineage['counts']['kept'], 'document')}", **told)
         elif progress != build.progress:
             self._record.update(build, message="is being made", **told)
 

@@ -229,7 +229,7 @@ class Reconciler:
         since = max(job.queued_at, datetime.now(UTC) - timedelta(seconds=policy.restart_window_seconds))
         restarts_left = policy.max_restarts - self._store.count_changes(job.id, Reason.GANG_LOST, since)
         if restarts_left > 0:
-            message = f"gang {job.attempt} is gone; the job waits for a new one, {restarts_left} restarts are left"
+            message = f"gang {job.attempt} is gone; the job waits for a new one; restarts left: {restarts_left}"
             self._change(job, Reason.GANG_LOST, message)
         else:
             message = (

@@ -103,7 +103,7 @@ def test_draws_are_repeated_by_their_seed(checkpoints: str, capsys: pytest.Captu
         (["--prompt=a", "--temperature=nan"], "--temperature nan is not from 0 to 100"),
         (["--prompt=a", "--top-p=0"], "--top-p 0 is not above 0"),
         (["--prompt=a", "--max-new-tokens=0"], "ask for 1 or more"),
-        (["--prompt=a", "--step=7"], "holds no checkpoint of step 7; check it"),
+        (["--prompt=a", "--step=7"], "holds no checkpoint of step 7; there are: "),
         (["--prompt=a", "--tokenizer=/nowhere.json"], "the job's tokenizer cannot be read"),
     ],
 )

@@ -260,10 +260,7 @@ def test_a_job_goes_on_with_other_context_parallel_ranks(ranks: Ranks, tmp_path:
     ("changes", "says"),
     [
         ({"training": {"sequence_length": 33}}, "2 ranks cannot have as many of training.sequence_length=33 tokens"),
-        (
-            {"training": {"sequence_length": 8006}},
-            "in chunks of 1 tokens alone.* such as 8192",
-        ),
+        ({"training": {"sequence_length": 8006}}, "cut into 4,003 chunks for each of 2 ranks, .* such as 8192"),
         ({"parallelism": {"pipeline_parallel_size": 2}}, "a pipeline's stages take whole sequences"),
         ({"parallelism": {"split_micro_batch": True}}, "the halves of split_micro_batch are whole sequences"),
         ({"training": {"cuda_graphs": "on"}, "resources": {"gpus_per_worker": 1}}, "cannot be captured"),

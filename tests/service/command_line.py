@@ -30,7 +30,7 @@ def boost_at(url: str) -> Boost:
 
 
 def process(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """As a process of its own, which can be sent signals."""
+    """As a process group of its own, which can be sent signals as a terminal sends them."""
     return subprocess.Popen(
         [sys.executable, "-m", "service.cli.main", *arguments],
         stdout=subprocess.PIPE,
@@ -39,6 +39,7 @@ def process(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         cwd=ROOT,
         env=os.environ | _NOBODY | environment,
         preexec_fn=_hear_interrupts,
+        process_group=0,
     )
 
 

@@ -1,5 +1,7 @@
 import json
+import os
 import signal
+import socket
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -208,7 +210,7 @@ def test_events_print_what_befell_a_gang(boost, store: JobStore) -> None:
         "changed: priority from 0 to 2, data_parallel_size from none to 1–4",
         "changed: data_parallel_size from 1–4 to 2–4",
         "drill asked for: kill_rank, rank 1, at once",
-        "drill asked for: drop_node, rank 0, when 7 steps are done",
+        "drill asked for: drop_node, rank 0, after step 7",
     ]
 
 
@@ -368,3 +370,19 @@ def test_a_demo_whose_service_fails_shows_the_end_of_its_log(tmp_path: Path) -> 
     assert failing.returncode == 1, output
     assert "the service ended with exit status 1" in output
     assert "nonsense" in output.split("demo.log:")[1]
+
+
+def test_an_interrupted_program_of_the_trainer_may_end_what_it_does(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hub:  # which takes connections and never answers
+        hub.settimeout(60)
+        address = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        source = "hf://datasets/org/corpus/rows"
+        running = process(
+            "data", "tokenize", source, str(tmp_path / "out"), HF_ENDPOINT=address, HF_HUB_OFFLINE="0"
+        )  # fmt: skip
+        connection, _ = hub.accept()
+        os.killpg(running.pid, signal.SIGINT)
+        said, _ = running.communicate(timeout=60)
+        connection.close()
+    assert said == "\ninterrupted; the same command goes on where this run was\n"
+    assert running.returncode == 130

@@ -117,7 +117,7 @@ def test_a_dataset_from_its_name_to_a_job(
     record = client.submit(job)
     assert record.spec.data.source.paths == (ready.url,)
     assert record.spec.data.dataset == "corpus-v1"
-    with pytest.raises(ApiError, match=f"in use by 1 jobs, such as {record.id}") as refused:
+    with pytest.raises(ApiError, match=f"in use by 1 job, such as {record.id}") as refused:
         client.delete_dataset("corpus-v1")
     assert refused.value.code == "dataset-conflict"
     assert client.clone(record.id, {}).spec.data == record.spec.data
@@ -293,7 +293,7 @@ def test_of_two_that_create_a_failed_one_again_the_later_is_told(store: JobStore
     datasets.create(wanted, "/checkpoints", owner)
     datasets.cancel("corpus-v1", "lab")
     datasets.create(wanted, "/checkpoints", owner)
-    with pytest.raises(DatasetConflict, match="is BUILDING; delete it, or take another name"):
+    with pytest.raises(DatasetConflict, match="is BUILDING; cancel it first, or take another name"):
         datasets.create(wanted, "/checkpoints", owner)
     assert [build.attempt for build in DatasetBuilds(store).waiting()] == [2]
 
@@ -335,6 +335,7 @@ def test_a_clone_keeps_its_shards_when_the_name_means_others(
     [
         ({"name": "Corpus"}, "name: should match"),
         ({"source": {"kind": "text", "paths": ["/nowhere/*.txt"]}}, r"source\.paths: no file is at"),
+        ({"source": {"kind": "parquet", "paths": [__file__]}}, r"source\.paths: .* is not a whole Parquet file"),
         ({"source": {"kind": "tokenized", "paths": ["/nowhere"]}}, "is tokens already"),
         ({"tokenizer": "/nowhere/tokenizer.json"}, "tokenizer: no file is at"),
         ({"credentials": "absent"}, "credentials: tenant 'default' has no secret"),

@@ -63,15 +63,17 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_scores_of_a_job_are_in_its_record_its_events_and_on_the_card(
-    api: RunningApi, store: JobStore, trained: Path, tasks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    api: RunningApi, store: JobStore, trained: Path, tasks: Path, tmp_path: Path,
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)  # which is no repository
     job, boost = store.create(a_spec(), str(tmp_path / "runs")), boost_at(api.url)
     run_to_the_end(store, job.id)
     shutil.copytree(trained, job.checkpoint_url.removeprefix("file://"))
     result = boost("eval", job.id, "--tasks", tasks / "fox.yaml")
     shown = capfd.readouterr()
     assert result.exit_code == 0, shown.err
-    assert "(3 documents)" in shown.out
+    assert "(3 documents)" in shown.out and "git" not in shown.err
     (found,) = httpx.get(f"{api.url}/v1/jobs/{job.id}/evaluations").json()["evaluations"]
     (score,) = found["scores"]
     assert (found["step"], score["task"], score["metric"], score["samples"]) == (60, "fox", "acc", 3)

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -148,8 +150,39 @@ def test_a_killed_run_goes_on_to_the_same_shards(tmp_path: Path) -> None:
     seen: list[BuildProgress] = []
     make(wanted, tmp_path / "cut", report=seen.append)
     make(wanted, tmp_path / "whole")
-    assert (seen[0].done, seen[0].counts.read) == (2, 24)
+    assert (seen[0].done, seen[0].counts.read, seen[0].bytes) == (2, 24, 0)
+    assert 0 < seen[-1].bytes < seen[-1].counts.bytes  # what the killed run has read says nothing of this one's rate
     assert shards(tmp_path / "cut") == shards(tmp_path / "whole")
+
+
+def test_workers_end_with_the_process_that_is_killed() -> None:
+    script = (
+        "import os, signal, time\n"
+        "from boost_core.data.pipeline.engine import LocalEngine\n"
+        "if __name__ == '__main__':\n"
+        "    print(*LocalEngine(2).map(os.getpgid, [0]), flush=True)\n"
+        "    signal.pause()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True) as run:
+        assert run.stdout
+        group = int(run.stdout.readline())
+        run.kill()
+        run.wait()
+        assert run.stdout.read() == b""  # which a worker would hold open
+    wait_until_gone(group)
+
+
+def wait_until_gone(group: int) -> None:
+    """Return as soon as a process group has no process any more."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    os.killpg(group, signal.SIGKILL)
+    raise AssertionError("workers have outlived the process that began them")
 
 
 def test_a_file_that_changed_meanwhile_is_read_again(tmp_path: Path) -> None:
@@ -197,7 +230,7 @@ def test_a_full_disk_is_said_and_gone_on_from(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "out" / "training-00000.bin").symlink_to("/dev/full")
     arguments = ["tokenize", str(source), str(tmp_path / "out"), "--kind", "jsonl", "--exact-dedup"]
     assert command.main(arguments) == 2
-    assert "No space left on device" in capsys.readouterr().err
+    assert f"{tmp_path / 'out'}: No space left on device; make room and run the same command" in capsys.readouterr().err
     (tmp_path / "out" / "training-00000.bin").unlink()
     assert command.main(arguments) == 0
     assert "lineage.json says" in capsys.readouterr().err

@@ -147,8 +147,8 @@ def test_an_interrupted_run_goes_on_to_the_same_tokens(tmp_path: Path, after: in
 
     with patch.object(encode, "_BATCH_BYTES", 300):
         assert run(tmp_path / "in", tmp_path / "whole", *options) == 0
-        with patch.object(command, "_show", interrupt), pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "in", tmp_path / "cut", *options)
+        with patch.object(command, "_show", interrupt):
+            assert run(tmp_path / "in", tmp_path / "cut", *options) == 130
         begun = find_index(str(tmp_path / "cut"))
         assert begun is None or not begun.complete
         assert run(tmp_path / "in", tmp_path / "cut", *options) == 0

@@ -59,6 +59,7 @@ class BuildProgress:
         done: Files or pairs of shards that are done, those of earlier runs included.
         of: All of them.
         counts: What became of the documents of files that are done.
+        bytes: UTF-8 bytes of the documents that this run has read.
         seconds: Since this run began.
     """
 
@@ -66,6 +67,7 @@ class BuildProgress:
     done: int
     of: int
     counts: Counts
+    bytes: int
     seconds: float
 
 
@@ -90,7 +92,7 @@ class Build:
         # Whoever does the work may be in another folder.
         self.folder = folder if "://" in folder else str(Path(folder).absolute())
         self.corpus, self.engine, self.report = corpus, engine, report
-        self._began, self._counts = time.monotonic(), Counts()
+        self._began, self._counts, self._read_bytes = time.monotonic(), Counts(), 0
         # Read once, so that what is written down is what is used.
         name = corpus.tokenizer
         self._content = b"" if name == BYTES else _read(name)
@@ -168,6 +170,7 @@ class Build:
         for record in self.engine.map(prepare, tasks):
             records[record.number] = record
             self._counts = self._counts.plus(record.counts)
+            self._read_bytes += record.counts.bytes
             self._tell("files", len(records), of)
         if not any(record.runs for record in records.values()):
             raise ValueError(_without_documents(self.corpus, self._counts, self.folder))
@@ -237,7 +240,8 @@ class Build:
         )  # fmt: skip
 
     def _tell(self, stage: Stage, done: int, of: int) -> None:
-        self.report(BuildProgress(stage, done, of, self._counts, time.monotonic() - self._began))
+        seconds = time.monotonic() - self._began
+        self.report(BuildProgress(stage, done, of, self._counts, self._read_bytes, seconds))
 
 
 def _kept(folder: TokenFolder, task: FileTask) -> FileRecord | None:

@@ -2,8 +2,12 @@
 
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -28,7 +32,7 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """Processes on this machine, which stay until the engine is closed.
+    """Processes on this machine, which stay until the engine is closed or this process ends, however it does.
 
     Args:
         workers: How many; 1 is this process, whose tokenizer then takes all cores.
@@ -38,11 +42,13 @@ class LocalEngine:
         self._pool: ProcessPoolExecutor | None = None
         if workers > 1:
             context = multiprocessing.get_context("spawn")  # threads of this process would be lost in a fork
-            self._pool = ProcessPoolExecutor(workers, context, use_one_core)
+            ours, self._held = context.Pipe(duplex=False)
+            self._pool = ProcessPoolExecutor(workers, context, _begin_worker, (ours,))
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, whatever they are doing."""
         if self._pool is not None:
+            self._held.close()
             self._pool.shutdown(cancel_futures=True)
 
     def map(self, work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
@@ -70,6 +76,19 @@ def _of_partition(columns: KeyColumns, run: str, partition: int) -> tuple[Keys, 
     keys, documents = keys_of(columns, run)
     chosen = keys % np.uint64(columns.partitions) == partition
     return keys[chosen], documents[chosen]
+
+
+def _begin_worker(held: Connection) -> None:
+    """Have a worker end with the other end of a pipe; the terminal's interrupt is for the process that holds it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    use_one_core()
+    threading.Thread(target=_end_with, args=(held,), daemon=True).start()
+
+
+def _end_with(held: Connection) -> None:
+    with suppress(EOFError, OSError):
+        held.recv()
+    os._exit(1)  # without waiting for what is being written, of which only whole files count
 
 
 def use_one_core() -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from boost_core.config.base import counted
 from service.cli.connection import open_client
 from service.cli.failures import Failed, read_dataset
 from service.cli.options import AsJson, Url
@@ -97,7 +98,7 @@ def _progress(dataset: Dataset) -> str:
     if told is None:
         return dataset.message
     rate = told.bytes / 2**20 / max(told.seconds, 1e-9)
-    return f"{told.stage}: {told.done} of {told.of}; {told.documents:,} documents, {rate:,.1f} MiB a second"
+    return f"{told.stage}: {told.done} of {told.of}; {counted(told.documents, 'document')}, {rate:,.1f} MiB a second"
 
 
 def _row(dataset: Dataset) -> tuple[str, ...]:

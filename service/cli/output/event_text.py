@@ -41,7 +41,7 @@ def _line_as_it_is(event: JobEvent) -> str:
                 f"{field} from {_value(change['from'])} to {_value(change['to'])}" for field, change in data.items()
             )
         case "drill":
-            when = "at once" if data["at_step"] is None else f"when {data['at_step']} steps are done"
+            when = "at once" if data["at_step"] is None else f"after step {data['at_step']}"
             return f"drill asked for: {data['kind']}, rank {data['rank']}, {when}"
         case "scores":
             listed = "; ".join(score_in_words(score) for score in Scores.model_validate(data).scores)

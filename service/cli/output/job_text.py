@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
+from boost_core.config.base import counted
 from boost_core.messages.report_text import (
     comparison_in_words,
     duration,
@@ -61,7 +62,7 @@ def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
 def told(trackers: Sequence[TrackerState]) -> Iterator[tuple[str, str]]:
     """What there is to say about a job's trackers, each with its kind."""
     for tracker in trackers:
-        behind = f", {tracker.behind} events behind" if tracker.behind else ""
+        behind = f", {counted(tracker.behind, 'event')} behind" if tracker.behind else ""
         problem = f", failing: {tracker.problem}" if tracker.problem else ""
         yield tracker.kind, f"{tracker.place or 'not reached yet'}{behind}{problem}"
 

@@ -16,6 +16,7 @@ from itertools import count
 from typing import assert_never
 
 from boost_core.config import JobSpec, Layout
+from boost_core.config.base import counted
 from boost_core.messages.commands import Drill, Profile, WorkerCommand
 from boost_core.messages.reports import Cause, Fault, FaultReport, RankTimesReport
 from boost_core.plan.devices import at
@@ -407,9 +408,8 @@ class GangController:
         for command in commands:
             for rank in {command.rank} if isinstance(command, Drill) else set(command.ranks):
                 if rank >= len(formation.workers):  # the gang has shrunk since it was asked for
-                    message = (
-                        f"{command.kind} skipped: rank {rank} is gone; the gang has {len(formation.workers)} ranks now"
-                    )
+                    ranks = counted(len(formation.workers), "rank")
+                    message = f"{command.kind} skipped: rank {rank} is gone; the gang has {ranks} now"
                     self._record.log("WARNING", message)
                 elif command.kind == "drop_node":
                     yield from self._drop_node(formation, command)
@@ -443,7 +443,7 @@ class GangController:
             yield from self._stop(formation, self._now, None, FAILED_STOP_SECONDS)
         elif len(ends) == len(formation.workers):
             if all(end is not None and end.how is End.FINISHED for end in ends):
-                yield self._finish(GangPhase.SUCCEEDED, f"trained {self._spec.training.steps} steps")
+                yield self._finish(GangPhase.SUCCEEDED, f"trained {counted(self._spec.training.steps, 'step')}")
             else:
                 self._halted(formation, stored=all(end is not None and end.how is End.STORED for end in ends))
 
@@ -482,7 +482,7 @@ class GangController:
                 if unresponsive := frozenset(workers) - event.answering:
                     lost = gone & self._nodes_of(formation, tuple(unresponsive))
                     message = (
-                        f"{len(unresponsive)} workers have been silent for {SILENT_SECONDS:.0f} s and do not answer"
+                        f"{counted(len(unresponsive), 'worker')} silent for {SILENT_SECONDS:.0f} s, and not answering"
                     )
                     reason = Break(Cause.NODE_LOST if lost else Cause.WORKER_LOST, message)
                     yield from self._convict(replace(suspecting, reason=reason), unresponsive)

@@ -104,14 +104,13 @@ class Builder:
             self._status = BuildStatus(self._status.progress, lineage=told)
 
     def _tell(self, progress: "BuildProgress") -> None:
-        counts = progress.counts
         self._status = BuildStatus(
             DatasetProgress(
                 stage=progress.stage,
                 done=progress.done,
                 of=progress.of,
-                documents=counts.read,
-                bytes=counts.bytes,
+                documents=progress.counts.read,
+                bytes=progress.bytes,
                 seconds=progress.seconds,
             )
         )
