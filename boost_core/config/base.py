@@ -1,5 +1,6 @@
 """The base of every configuration model and the way a cross-field error names its field."""
 
+import signal
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
@@ -66,6 +67,11 @@ def in_lines(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     return "\n".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+
+
+def hear_interrupts() -> None:
+    """Have Ctrl-C raise KeyboardInterrupt, also in a program that was started to end at once until it is loaded."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def counted(number: int, noun: str) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import ModelConfig, load_job
-from boost_core.config.base import INTERRUPTED, in_lines
+from boost_core.config.base import INTERRUPTED, hear_interrupts, in_lines
+from boost_core.config.parsing.stores import stores_in_words
 from boost_core.convert.chosen import chosen_checkpoint, damage_named
 from boost_core.convert.compare import is_cut, refuse_another_function
 from boost_core.convert.destination import Destination, Hub
@@ -27,12 +28,14 @@ from boost_core.convert.whole import read_weights, write_start
 def main(command_line: Sequence[str] | None = None) -> int:
     """Run one command; 0 on success, 2 for what cannot be converted, 130 where it was interrupted."""
     arguments = _parser().parse_args(command_line)
+    hear_interrupts()
     warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads the checkpoint: it is meant
     try:
-        if arguments.command == "export":
-            export(arguments)
-        else:
-            start(arguments.model, arguments.job, arguments.checkpoints)
+        with stores_in_words():
+            if arguments.command == "export":
+                export(arguments)
+            else:
+                start(arguments.model, arguments.job, arguments.checkpoints)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED

@@ -8,9 +8,10 @@ from typing import get_args
 
 import fsspec
 
-from boost_core.config.base import INTERRUPTED, counted, in_lines
+from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines
 from boost_core.config.data import BYTES, SourceConfig
 from boost_core.config.dataset import OnError
+from boost_core.config.parsing.stores import stores_in_words
 from boost_core.config.sources.files import list_files
 from boost_core.data.corpus_command import add_corpus_options, build, is_corpus, source_of
 from boost_core.data.documents import documents
@@ -23,11 +24,13 @@ _TRAINED = "tokenizer.json"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tokenize; 0 on success, 2 for what cannot be read or written, 130 where it was interrupted."""
     given = _parser().parse_args(arguments)
+    hear_interrupts()
     try:
-        if is_corpus(given):
-            return build(given, _tokenizer_of(given))
-        plan = _plan(given)
-        index = tokenize(plan, _show)
+        with stores_in_words():
+            if is_corpus(given):
+                return build(given, _tokenizer_of(given))
+            plan = _plan(given)
+            index = tokenize(plan, _show)
     except KeyboardInterrupt:
         print("\ninterrupted; the same command goes on where this run was", file=sys.stderr)
         return INTERRUPTED

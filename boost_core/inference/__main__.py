@@ -7,16 +7,19 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from boost_core.config.base import INTERRUPTED, counted, in_lines
+from boost_core.config.base import INTERRUPTED, counted, hear_interrupts, in_lines
+from boost_core.config.parsing.stores import stores_in_words
 from boost_core.convert.chosen import chosen_checkpoint
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
     """Run one command; 0 on success, 2 for what cannot be run, 130 where it was interrupted."""
     given = _parser().parse_args(command_line)
+    hear_interrupts()
     warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads the checkpoint: it is meant
     try:
-        (_generate if given.command == "generate" else _evaluate)(given)
+        with stores_in_words():
+            (_generate if given.command == "generate" else _evaluate)(given)
     except ImportError as error:
         print(f"{error}; install boost-service[eval]", file=sys.stderr)
         return 2

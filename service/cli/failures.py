@@ -14,6 +14,7 @@ from yaml import YAMLError
 
 from boost_core.config import JobSpec, load_job
 from boost_core.config.nanotron import Imported, import_config
+from boost_core.config.parsing.stores import StoreUnusable, stores_in_words
 from boost_core.config.parsing.yaml_text import read_yaml
 from boost_core.plan.measured import MeasuredProfile
 from boost_core.plan.network import NetworkConfig
@@ -58,14 +59,15 @@ class ReadableErrors(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
-            return super().invoke(ctx)
+            with stores_in_words():
+                return super().invoke(ctx)
         except ServiceUnreachable as error:
             raise _exit([str(error)], ExitStatus.UNREACHABLE) from error
         except ApiError as error:
             raise _exit(_lines_of(error), _STATUSES.get(error.status, ExitStatus.FAILED)) from error
         except BadInput as error:
             raise _exit(error.args, ExitStatus.BAD_INPUT) from error
-        except Failed as error:
+        except (Failed, StoreUnusable) as error:
             raise _exit([str(error)], ExitStatus.FAILED) from error
 
 

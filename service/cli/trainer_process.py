@@ -7,6 +7,12 @@ from collections.abc import Iterable
 from service.cli.failures import Failed
 from service.trainer import REMEDY, has_trainer
 
+# As python -m does, but that an interrupt while modules are loaded ends it without a traceback.
+_RUN_MODULE = (
+    "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
 
 def run_trainer(module: str, arguments: Iterable[str]) -> int:
     """Run one of the trainer's programs.
@@ -23,7 +29,7 @@ def run_trainer(module: str, arguments: Iterable[str]) -> int:
     """
     if not has_trainer():
         raise Failed(f"this needs the trainer, which is not installed here; {REMEDY}, or run it where that is")
-    with subprocess.Popen([sys.executable, "-m", module, *arguments]) as process:
+    with subprocess.Popen([sys.executable, "-c", _RUN_MODULE, module, *arguments]) as process:
         try:
             status = _end_of(process)
         except KeyboardInterrupt:  # once more

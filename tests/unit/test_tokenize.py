@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from s3fs import S3FileSystem
 
 from boost_core.config import DataConfig, SourceConfig
 from boost_core.config.sources.files import check_data, list_files, tokenizer_vocabulary
@@ -154,6 +155,19 @@ def test_an_interrupted_run_goes_on_to_the_same_tokens(tmp_path: Path, after: in
         assert run(tmp_path / "in", tmp_path / "cut", *options) == 0
     assert tokens_of(tmp_path / "cut") == tokens_of(tmp_path / "whole")
     assert read_index(str(tmp_path / "cut")) == read_index(str(tmp_path / "whole"))
+
+
+def test_a_store_that_is_away_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = {"ENDPOINT_URL": "http://127.0.0.1:9", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "MAX_ATTEMPTS": "1"}
+    for name, value in away.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    S3FileSystem.clear_instance_cache()
+    assert command.main(["tokenize", "s3://corpus/texts", str(tmp_path / "out")]) == 2
+    S3FileSystem.clear_instance_cache()
+    said = capsys.readouterr().err
+    assert said.startswith("\nthe object store cannot be used: Could not connect") and "check the URL" in said
 
 
 def test_another_input_is_not_mixed_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
