@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 
 import numpy as np
@@ -63,8 +64,8 @@ def measure(shape: RunShape, device: torch.device, repeats: int) -> MeasuredProf
     environment = Environment.of(device)
     return MeasuredProfile(
         device=environment.device, commit=environment.commit, torch_version=environment.torch_version,
-        triton_version=environment.triton_version, precision=jobs[0].training.precision,
-        cores=torch.get_num_threads(),
+        triton_version=environment.triton_version, measured_at=datetime.now(UTC).replace(microsecond=0),
+        precision=jobs[0].training.precision, cores=torch.get_num_threads(),
         cases=(f"{len(samples)} products and copies; {shape}",
                *(f"{name}: {ratio:.3f} of its work's time" for name, ratio in ratios.items())),
         product_flops=rate, attention_flops=attention, bandwidth=bandwidth, start_seconds=start,

@@ -13,7 +13,8 @@ from pydantic import Field
 
 from boost_core.config.base import Config
 from boost_core.config.parallelism import SymmetricMemoryConfig
-from boost_core.hardware import Link
+from boost_core.config.parsing.moment import Moment
+from boost_core.hardware import Link, device_named
 from boost_core.plan.cluster import Cluster
 from boost_core.plan.machine import Machine
 from boost_core.plan.profile import Profile
@@ -21,12 +22,13 @@ from boost_core.plan.profile import Profile
 # Wider than anything measured, and narrow enough that no prediction overflows.
 Rate = Annotated[float, Field(ge=1, le=1e20)]
 Seconds = Annotated[float, Field(ge=0, le=1e3)]
+Line = Annotated[str, Field(max_length=200)]  # of text
 
 
 class MeasuredLink(Config):
     """All-reduces among the ranks of one node, all at once: α + n/β."""
 
-    ranks: int = Field(ge=2)
+    ranks: int = Field(ge=2, le=65_536)
     base_seconds: Seconds = Field(description="α, of so many ranks.")
     bytes_per_second: Rate = Field(description="β, of each rank.")
     overlap: float = Field(
@@ -43,13 +45,14 @@ class MeasuredProfile(Config):
     """What one kind of device does, at one precision."""
 
     format: Literal[1] = 1
-    device: str
-    commit: str
-    torch_version: str
-    triton_version: str
+    device: Line = Field(min_length=1, description="What CUDA calls it.")
+    commit: Line
+    torch_version: Line
+    triton_version: Line
+    measured_at: Moment | None = Field(None, description="When; null in profiles that do not say so.")
     precision: Literal["fp32", "bf16"]
-    cores: int = Field(ge=1, description="CPU cores that a rank had; of a GPU it does not matter.")
-    cases: tuple[str, ...] = Field(description="What was timed.")
+    cores: int = Field(ge=1, le=65_536, description="CPU cores that a rank had; of a GPU it does not matter.")
+    cases: tuple[Line, ...] = Field(max_length=64, description="What was timed.")
     product_flops: Rate
     attention_flops: Rate
     bandwidth: Rate
@@ -59,21 +62,40 @@ class MeasuredProfile(Config):
     spread: float = Field(ge=0, le=10, description="Standard deviation of the logarithm of what is left.")
     link: MeasuredLink | None = Field(None, description="Added by boost bench comm --profile.")
 
+    def refuse_other_kind(self, kind: str) -> None:
+        """Check that this may be a GPU of a kind, as far as such GPUs are known.
+
+        Args:
+            kind: Ray's name of it.
+
+        Raises:
+            ValueError: It is of another one.
+        """
+        known = device_named(kind)
+        if known is not None and known.words[0].upper() not in self.device.upper():
+            raise ValueError(f"was measured on {self.device!r}, which is no {kind}; store it under that device's kind")
+
+    def serves(self, precision: str) -> bool:
+        """Whether a job of some precision computes in that of the profile."""
+        return _computed_in(precision) == self.precision
+
     def machine(self, otherwise: Machine, precision: str) -> Machine:
         """What a job runs on if it runs on such devices; what was not measured is as otherwise.
 
         Raises:
             ValueError: The job's precision is another one.
         """
-        if (needed := "bf16" if precision == "fp8" else precision) != self.precision:
+        if not self.serves(precision):
             raise ValueError(
-                f"the profile is of {self.precision}, and training.precision={precision}: measure one of {needed}"
+                f"the profile is of {self.precision}, and training.precision={precision}: "
+                f"measure one of {_computed_in(precision)}"
             )
+        when = f"{self.measured_at:%Y-%m-%d} " if self.measured_at else ""
         profile = Profile(
             self.product_flops / self.correction, self.attention_flops / self.correction,
             self.bandwidth / self.correction, self.start_seconds * self.correction, self.block_seconds,
             self.link.overlap if self.link else otherwise.profile.overlap, self.spread, True,
-            f"{self.device}, measured at {self.commit[:12]}",
+            f"{self.device}, measured {when}at {self.commit[:12]}",
             otherwise.profile.fp8_speedup,
         )  # fmt: skip
         return Machine(profile, self._cluster(otherwise.cluster))
@@ -84,3 +106,8 @@ class MeasuredProfile(Config):
         inner, *outer = otherwise.levels
         link = Link(self.link.base_seconds, 0.0, self.link.bytes_per_second, f"measured among {self.link.ranks} ranks")
         return Cluster((replace(inner, link=link), *outer))
+
+
+def _computed_in(precision: str) -> str:
+    """What profiles are taken at for a job's precision; how much faster products in 8 bits are, data sheets say."""
+    return "bf16" if precision == "fp8" else precision

@@ -22,7 +22,9 @@ class PlanSearch(Config):
     gpus: int = Field(ge=1, le=65_536, description="How many there are at most.")
     cluster: NetworkConfig | None = Field(None, description="Their network; default: nodes of 8 GPUs.")
     profile: MeasuredProfile | None = Field(
-        None, description="What `boost bench profile` measured of such GPUs; default: data sheets."
+        None,
+        description="What `boost bench profile` measured of such GPUs; default: what the service stores of their kind, "
+        "else data sheets.",
     )
     top: int = Field(5, ge=1, le=100, description="How many ways to give.")
     explain: bool = Field(

@@ -37,6 +37,7 @@ from service.api.routes import (
     keys,
     nodes,
     plans,
+    profiles,
     queues,
     session,
     targets,
@@ -46,6 +47,7 @@ from service.api.searches import Searches
 from service.api.store_access import StoreAccess
 from service.api.streaming.following import Feeds
 from service.jobs.datasets import DatasetStore
+from service.jobs.profiles import ProfileStore
 from service.jobs.store import JobStore
 from service.settings import Settings
 from service.telemetry.process import ProcessMetrics
@@ -105,6 +107,7 @@ def create_app(
         readiness,
         DatasetStore(store),
         QuotaStore(store),
+        ProfileStore(store.engine),
         Feeds(store, known_keys, stopping),
         known_keys,
         AuditLog(store.engine),
@@ -119,7 +122,7 @@ def create_app(
     app.router.middleware_stack = Gate(app.router.middleware_stack, known_keys, limits, settings)
     allow_origins(app, settings.cors_origins)
     # Each router is tried in turn, so what is asked for most comes first.
-    others = (checkpoints, datasets, trackers, evaluations, nodes, plans, keys, audit, identity, targets)
+    others = (checkpoints, datasets, trackers, evaluations, nodes, plans, profiles, keys, audit, identity, targets)
     for routes in (jobs, queues, changes, events, history, *others):
         app.include_router(routes.router, responses=GUARDED)
     for open_routes in (session, health, web):

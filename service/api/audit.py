@@ -34,6 +34,8 @@ ACTIONS = {
     ("PUT", "/v1/queues/{name}"): "queue.put",
     ("DELETE", "/v1/queues/{name}"): "queue.delete",
     ("PUT", "/v1/tenants/{name}"): "tenant.put",
+    ("PUT", "/v1/profiles/{kind}"): "profile.put",
+    ("DELETE", "/v1/profiles/{kind}"): "profile.delete",
     ("POST", "/v1/keys"): "key.create",
     ("DELETE", "/v1/keys/{key_id}"): "key.revoke",
     ("POST", "/session"): "session.open",

@@ -18,6 +18,7 @@ from service.api.store_access import StoreAccess
 from service.api.streaming.following import Feeds
 from service.jobs.datasets import DatasetStore
 from service.jobs.model import JobRecord
+from service.jobs.profiles import ProfileStore
 from service.jobs.queries import JobNotFound
 from service.jobs.store import JobStore
 from service.models.identity import Scope
@@ -38,6 +39,7 @@ class Context:
         readiness: Gives ``None`` when jobs can be scheduled, else the reason why not.
         datasets: Datasets that jobs may name.
         quotas: Queues, tenants and their limits.
+        profiles: What was measured of kinds of GPU.
         feeds: Gives open streams the events of jobs.
         keys: API keys.
         audit: Who has changed what.
@@ -54,6 +56,7 @@ class Context:
     readiness: Callable[[], str | None]
     datasets: DatasetStore
     quotas: QuotaStore
+    profiles: ProfileStore
     feeds: Feeds
     keys: KeyStore
     audit: AuditLog

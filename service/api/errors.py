@@ -18,6 +18,7 @@ from service.api.middleware.heads import is_stream
 from service.api.requests import MOST_BODY_BYTES, MOST_HEADER_BYTES, MOST_TARGET_BYTES
 from service.jobs.database import DatabaseGone
 from service.jobs.datasets import DatasetConflict, DatasetNotFound
+from service.jobs.profiles import ProfileNotFound
 from service.jobs.queries import JobNotFound
 from service.jobs.requests import IdempotencyKeyReused
 from service.jobs.writes import AlreadyFinished, Outdated, WrongState
@@ -83,6 +84,7 @@ _PROBLEMS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     JobNotFound: (HTTPStatus.NOT_FOUND, "job-not-found"),
     QueueNotFound: (HTTPStatus.NOT_FOUND, "queue-not-found"),
     KeyNotFound: (HTTPStatus.NOT_FOUND, "key-not-found"),
+    ProfileNotFound: (HTTPStatus.NOT_FOUND, "profile-not-found"),
     DatasetNotFound: (HTTPStatus.NOT_FOUND, "dataset-not-found"),
     CheckpointNotFound: (HTTPStatus.NOT_FOUND, "checkpoint-not-found"),
     AlreadyFinished: (HTTPStatus.CONFLICT, "job-already-finished"),

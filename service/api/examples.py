@@ -9,6 +9,7 @@ from boost_core.config.dataset import NearDedup, QualityFilter
 from boost_core.messages.commands import Drill, Profile
 from boost_core.messages.reports import CheckpointReport, ShapeReport, StepReport
 from boost_core.messages.scores import Score, Scores
+from boost_core.plan.measured import MeasuredLink, MeasuredProfile
 from boost_core.plan.report import plan
 from boost_core.plan.search_report import PlanSearch
 from service.api.routes.session import SessionRequest
@@ -30,6 +31,7 @@ from service.models.keys import NewKey
 from service.models.nodes import Node, NodeJob, NodeList
 from service.models.plans import PlanAnswer, PlanRequest
 from service.models.problems import FieldError, Problem
+from service.models.profiles import ProfileList, StoredProfile
 from service.models.queues import Queue, QueueList
 from service.models.requests import CloneRequest, KeyRequest, QueueSettings, TenantSettings
 from service.models.targets import TargetGroup, TargetLabels
@@ -90,7 +92,7 @@ def examples_of_models() -> list[Any]:
         task_hash="0123456789abcdef",
     )  # fmt: skip
     scores = Scores(step=400, evaluated_by="lm-eval 0.4.13", scores=(score,))
-    dataset = _dataset()
+    dataset, profile = _dataset(), _profile()
     fault = FieldError(field="queue", message="there is no queue 'nite'; there are: default, night", value="nite")
     return [
         job.spec,
@@ -119,6 +121,9 @@ def examples_of_models() -> list[Any]:
         tenant,
         TenantList(tenants=[tenant]),
         TenantSettings(gpus=32),
+        profile.profile,
+        profile,
+        ProfileList(profiles=[profile]),
         NodeList(seen_at=_TIME, nodes=[node]),
         TargetGroup(targets=["10.0.0.5:9401"], labels=labels),
         KeyRequest(name="alice", tenant="lab", scopes=[Scope.SUBMIT]),
@@ -147,6 +152,17 @@ def _dataset() -> DatasetDetail:
         progress=DatasetProgress(stage="files", done=12, of=64, documents=91_000, bytes=402_000_000, seconds=61.5),
         counts=None, fingerprint=None, lineage=None, created_at=_TIME, finished_at=None,
     )  # fmt: skip
+
+
+def _profile() -> StoredProfile:
+    link = MeasuredLink(ranks=8, base_seconds=3.1e-5, bytes_per_second=3.6e11, overlap=0.8, symmetric_memory=None)
+    profile = MeasuredProfile(
+        device="NVIDIA H100 80GB HBM3", commit="8f2b6f0c1d3e", torch_version="2.9.1", triton_version="3.5.1",
+        measured_at=_TIME, precision="bf16", cores=16, cases=("dense, fullrank: 1.031 of its work's time",),
+        product_flops=6.9e14, attention_flops=4.1e14, bandwidth=2.4e12, start_seconds=4e-6, block_seconds=4.2e-4,
+        correction=1.06, spread=0.05, link=link,
+    )  # fmt: skip
+    return StoredProfile(kind="H100", stored_at=_TIME, stored_by="ops", profile=profile)
 
 
 def _job() -> JobRecord:

@@ -19,6 +19,7 @@ from service.cli.commands import (
     migrate,
     nodes,
     profile,
+    profiles,
     queues,
     submit,
     tenants,
@@ -76,6 +77,7 @@ for name, command in (("bench", local.bench), ("data", local.data)):
 app.add_typer(ckpt.app, name="ckpt", rich_help_panel=_JOBS)
 app.add_typer(datasets.app, name="datasets", rich_help_panel=_JOBS)
 app.add_typer(queues.app, name="queues", rich_help_panel=_CLUSTER)
+app.add_typer(profiles.app, name="profiles", rich_help_panel=_CLUSTER)
 app.add_typer(keys.app, name="keys", rich_help_panel=_OPERATORS)
 app.add_typer(tenants.app, name="tenants", rich_help_panel=_OPERATORS)
 

@@ -1,11 +1,13 @@
-"""Operations on queues, tenants and nodes."""
+"""Operations on queues, tenants, profiles and nodes."""
 
 from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
+from boost_core.plan.measured import MeasuredProfile
 from service.client.calls import Call, get, operation, path_of, plain
 from service.models.nodes import NodeList
+from service.models.profiles import ProfileList, StoredProfile
 from service.models.queues import Queue, QueueList
 from service.models.requests import QueueSettings, TenantSettings
 from service.models.tenants import Tenant, TenantList
@@ -48,3 +50,23 @@ class ClusterCalls:
     def nodes(self) -> Call[NodeList]:
         """The cluster's nodes, as the scheduler last saw them."""
         return get(path_of("nodes"), NodeList)
+
+    @operation
+    def profiles(self) -> Call[ProfileList]:
+        """What was measured of kinds of GPU."""
+        return get(path_of("profiles"), ProfileList)
+
+    @operation
+    def stored_profile(self, kind: str) -> Call[StoredProfile]:
+        """What was measured of one kind of GPU."""
+        return get(path_of("profiles", kind), StoredProfile)
+
+    @operation
+    def put_profile(self, kind: str, profile: MeasuredProfile | Mapping[str, Any]) -> Call[StoredProfile]:
+        """Store what was measured of a kind of GPU; for operators."""
+        return Call("PUT", path_of("profiles", kind), StoredProfile, body=plain(profile), repeatable=True)
+
+    @operation
+    def delete_profile(self, kind: str) -> Call[None]:
+        """Delete what was measured of a kind of GPU; for operators."""
+        return Call("DELETE", path_of("profiles", kind), NoneType, repeatable=True)

@@ -166,6 +166,17 @@ class DatasetRow(Table):
     deleted: Mapped[bool] = mapped_column(default=False)
 
 
+class ProfileRow(Table):
+    """What was measured of a kind of GPU; the columns are the fields of ``service.models.profiles.StoredProfile``."""
+
+    __tablename__ = "profiles"
+
+    kind: Mapped[str] = mapped_column(String(63), primary_key=True)
+    stored_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    stored_by: Mapped[str] = mapped_column(String(100))
+    profile: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
 class SnapshotRow(Table):
     """Something that the scheduler sees and that other processes show, such as the cluster's nodes."""
 

@@ -8,8 +8,8 @@ from pydantic import BaseModel, Field
 ACTIONS = (
     "job.submit", "job.change", "job.cancel", "job.pause", "job.resume", "job.retry", "job.clone", "job.drill",
     "job.profile", "job.evaluate", "checkpoint.pin", "checkpoint.unpin", "checkpoint.delete", "dataset.create",
-    "dataset.cancel", "dataset.delete", "queue.put", "queue.delete", "tenant.put", "key.create", "key.revoke",
-    "session.open", "session.close",
+    "dataset.cancel", "dataset.delete", "queue.put", "queue.delete", "tenant.put", "profile.put", "profile.delete",
+    "key.create", "key.revoke", "session.open", "session.close",
 )  # fmt: skip
 
 

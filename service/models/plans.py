@@ -6,6 +6,7 @@ from boost_core.config import JobSpec
 from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.report import Plan
 from boost_core.plan.search_report import PlanSearch, SearchReport
+from service.models.profiles import StoredProfile
 
 
 class PlanRequest(JobSpec):
@@ -26,3 +27,6 @@ class PlanAnswer(Plan):
         None, description="The layouts of a job with layouts=auto, and why; null for others."
     )
     search: SearchReport | None = Field(None, description="What was found; null if nothing was searched.")
+    profile: StoredProfile | None = Field(
+        None, description="The stored profile that seconds are predicted by; null if there is none, or one was given."
+    )

@@ -6,10 +6,10 @@ from pydantic import BaseModel, Field
 
 from boost_core.config import JobSpec
 from boost_core.config.base import Config
+from boost_core.config.parsing.moment import Moment
 from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.report import Plan
 from service.models.identity import Scope, TenantName
-from service.models.moment import Moment
 
 
 class CloneRequest(Config):

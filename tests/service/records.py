@@ -25,6 +25,7 @@ from boost_core.messages.reports import (
     StepReport,
 )
 from boost_core.messages.scores import Score, Scores
+from boost_core.plan.measured import MeasuredProfile
 from service.jobs.model import JobRecord
 from service.jobs.states import Reason
 from service.jobs.store import JobStore
@@ -48,6 +49,13 @@ SCORES = Scores(
         ),
         Score(task="colors", metric="perplexity", value=None, samples=12, task_hash="0123456789abcdef"),
     ),
+)  # fmt: skip
+
+# Of a GPU on which products are slow beside all else.
+PROFILE = MeasuredProfile(
+    device="NVIDIA H100 80GB HBM3", commit="0123456789abcdef", torch_version="2", triton_version="3",
+    measured_at=datetime(2026, 1, 1, tzinfo=UTC), precision="bf16", cores=1, cases=("made up",), product_flops=1e13,
+    attention_flops=4e14, bandwidth=2e12, start_seconds=1e-6, block_seconds=1e-4, correction=1.25, spread=0.1,
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute, iter_route_contexts
 import boost_core
 from service.api.auth import Requires
 from service.models.identity import Scope
-from tests.service.records import GOOD, SCORES
+from tests.service.records import GOOD, PROFILE, SCORES
 
 UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 OPEN = {("GET", "/healthz"), ("GET", "/readyz"), ("POST", "/session"), ("DELETE", "/session"), ("GET", "/openapi.json")}
@@ -34,6 +34,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/datasets"): {"name": "corpus", "source": GOOD_FOR_ALL["data"]["source"]},
     ("PUT", "/v1/queues/{name}"): {},
     ("PUT", "/v1/tenants/{name}"): {},
+    ("PUT", "/v1/profiles/{kind}"): PROFILE.model_dump(mode="json"),
     ("POST", "/v1/keys"): {"name": "k", "tenant": "lab", "scopes": ["read"]},
     ("POST", "/session"): {"key": "k"},
 }
@@ -51,7 +52,8 @@ class Route:
 
     def call(self, job_id: str = "job-0") -> dict[str, Any]:
         """How httpx calls it, with this job where it takes one."""
-        url = self.path.format_map({"job_id": job_id, "step": "10", "name": "other", "key_id": "absent1", "path": "x"})
+        places = {"job_id": job_id, "step": "10", "name": "other", "kind": "H100", "key_id": "absent1", "path": "x"}
+        url = self.path.format_map(places)
         body = {"json": BODIES[self.method, self.path]} if self.takes_body else {}
         return {"method": self.method, "url": url} | body
 

@@ -19,6 +19,7 @@ from service.models.identity import Scope
 from service.settings import Settings
 from tests.service.conftest import RunningApi
 from tests.service.records import (
+    PROFILE,
     a_log_line,
     a_shape,
     a_spec,
@@ -46,6 +47,7 @@ def lived_in(tmp_path: Path) -> Iterator[RunningApi]:
         home=tmp_path, database_url=url, auth=False, allowed_prefixes=(str(tmp_path),), rate_per_second=1_000_000
     )
     running = RunningApi(store, settings)
+    running.app.state.context.profiles.put("X1", PROFILE, "ops")
     known = {
         "jobs": jobs_in_every_state(store),
         "training": [job_with_checkpoints(store, tmp_path) for _ in range(12)],

@@ -27,6 +27,7 @@ SCOPES = {
         "GET /v1/jobs/{job_id}/metrics", "GET /v1/jobs/{job_id}/trackers", "GET /v1/metrics/targets", "GET /v1/nodes",
         "GET /v1/jobs/{job_id}/evaluations", "GET /v1/presets",
         "GET /v1/datasets", "GET /v1/datasets/{name}", "GET /v1/queues", "GET /v1/queues/{name}",
+        "GET /v1/profiles", "GET /v1/profiles/{kind}",
         "GET /v1/versions", "GET /v1/whoami", "POST /v1/plans",
     },
     "submit": {
@@ -41,6 +42,7 @@ SCOPES = {
     "admin": {
         "DELETE /v1/keys/{key_id}", "DELETE /v1/queues/{name}", "GET /v1/audit", "GET /v1/keys", "GET /v1/tenants",
         "POST /v1/keys", "PUT /v1/queues/{name}", "PUT /v1/tenants/{name}",
+        "DELETE /v1/profiles/{kind}", "PUT /v1/profiles/{kind}",
     },
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Header, Query
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
+from boost_core.config.parsing.moment import Moment
 from service.accounts.principal import Principal
 from service.api.auth import Reader
 from service.api.deps import Context, ContextDep, JobDep
@@ -17,7 +18,6 @@ from service.api.streaming.feed import BATCH
 from service.api.streaming.streams import HeldByStream
 from service.jobs.model import EventKind, JobRecord
 from service.jobs.queries import EventFilter
-from service.models.moment import Moment
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

@@ -8,7 +8,7 @@ from typing import Literal
 from fastapi import APIRouter
 
 from boost_core import __version__
-from boost_core.plan.report import PresetList, plan, presets
+from boost_core.plan.report import PresetList, machine_of, plan, presets
 from service.api.auth import Reader
 from service.api.deps import ContextDep
 from service.api.errors import InvalidJob, problem_responses
@@ -28,19 +28,24 @@ router = APIRouter(prefix="/v1", tags=["plans"], route_class=StrictRoute)
 def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAnswer:
     """Plan a job: its legal layouts, and the memory, communication and time of each. Data is not read.
 
-    With `search`, also the best layouts, micro-batches, schedules, ZeRO stages and recomputation for some GPUs.
+    With `search`, also the best layouts, micro-batches, schedules, ZeRO stages and recomputation for some GPUs. Seconds
+    are predicted by the search's profile, else by that of the job's kind of GPU, else by data sheets.
     """
-    if request.search is not None:
-        try:
-            request.search.machine(request)
-        except ValueError as error:
-            raise InvalidJob([FieldError(field="search.profile", message=str(error))]) from error
-    job = request.job
+    job, search = request.job, request.search
+    given = search.profile if search else None
+    stored = context.profiles.for_job(job) if given is None else None
+    profile = stored.profile if stored else given
+    try:
+        machine = machine_of(job, profile)
+    except ValueError as error:
+        raise InvalidJob([FieldError(field="search.profile", message=str(error))]) from error
+    found = None
+    if search is not None:
+        found = context.searches.plans(job, search.model_copy(update={"profile": profile}), who.tenant)
     chosen = context.searches.layouts(job, who.tenant) if job.lacks_layouts else None
     if chosen is not None:
         job = job.with_layouts(chosen.sizes)
-    found = context.searches.plans(request.job, request.search, who.tenant) if request.search else None
-    return PlanAnswer(**dict(plan(job)), chosen=chosen, search=found)
+    return PlanAnswer(**dict(plan(job, machine)), chosen=chosen, search=found, profile=stored)
 
 
 @router.get("/presets")

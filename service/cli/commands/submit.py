@@ -16,7 +16,7 @@ from boost_core.plan.search_report import PlanSearch, SearchReport, search_repor
 from service.cli.connection import open_client
 from service.cli.failures import BadInput, read_job, read_network, read_profile
 from service.cli.options import AsJson, Follow, IdempotencyKey, JobId, Url
-from service.cli.output.plan_table import print_chosen, print_plan, print_search
+from service.cli.output.plan_table import print_chosen, print_plan, print_search, print_stored
 from service.cli.output.printing import print_json, say
 from service.cli.output.progress import exit_as, follow_until_interrupted
 from service.client import Client
@@ -72,6 +72,9 @@ def plan(
     profile: Annotated[
         Path | None, typer.Option(help="What `boost bench profile` measured of such devices (default: data sheets).")
     ] = None,
+    service: Annotated[
+        bool, typer.Option("--service", help="Have the service plan it, by the profile that it stores of such GPUs.")
+    ] = False,
     gpus: Annotated[
         int | None, typer.Option(min=1, max=65_536, help="Search the best way to train the job on so many GPUs.")
     ] = None,
@@ -81,10 +84,21 @@ def plan(
     top: Annotated[int, typer.Option(min=1, max=100, help="With --gpus: how many ways to show.")] = 5,
     explain: Annotated[bool, typer.Option("--explain", help="With --gpus: what would change the choice.")] = False,
     as_json: AsJson = False,
+    url: Url = None,
 ) -> None:
     """Show a job's memory, communication, throughput and time in each of its layouts. Needs no service."""
     spec = read_job(job)
     network, measured = read_network(cluster) if cluster else None, read_profile(profile) if profile else None
+    if service:
+        if gpus is None and (network or measured):
+            raise BadInput("--service without --gpus takes neither --profile nor --cluster; leave them out")
+        asked = None
+        if gpus is not None:
+            asked = PlanSearch(gpus=gpus, cluster=network, profile=measured, top=top, explain=explain)
+        _plan_there(spec, asked, as_json, url)
+        return
+    if url is not None:
+        raise BadInput("--url goes with --service")
     levels = None if network is None else network.cluster()
     found: Plan | SearchReport
     chosen = None
@@ -107,6 +121,22 @@ def plan(
         print_plan(found, spec)
         if chosen is not None:
             print_chosen(chosen)
+
+
+def _plan_there(spec: JobSpec, asked: PlanSearch | None, as_json: bool, url: str | None) -> None:
+    """Have the service plan a job, and print what it says."""
+    with open_client(url) as client:
+        found = client.plan(spec, asked)
+    if as_json:
+        print_json(found)
+        return
+    if found.search is not None:
+        print_search(found.search)
+    else:
+        print_plan(found, spec if found.chosen is None else spec.with_layouts(found.chosen.sizes))
+        if found.chosen is not None:
+            print_chosen(found.chosen)
+    print_stored(found.profile)
 
 
 def merge_patch(changes: list[str]) -> dict[str, Any]:

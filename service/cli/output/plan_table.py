@@ -9,6 +9,7 @@ from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.report import Plan, PlannedShape
 from boost_core.plan.search_report import PlannedChoice, SearchReport
 from service.cli.output.printing import print_table, say
+from service.models.profiles import StoredProfile
 
 _COLUMNS = ("LAYOUT", "RANKS", "RECOMPUTE", "MEMORY A RANK", "FITS", "EXCHANGE", "STEP", "TOKENS/S", "DURATION", "")
 _MEMORY = ("weights", "gradients", "optimizer", "activations", "logits")
@@ -33,6 +34,15 @@ def print_chosen(chosen: ChosenLayouts) -> None:
     say(f"chosen from {chosen.timed} legal layouts:")
     for layout in chosen.layouts:
         say(f"- {layout.layout}: {'; '.join(layout.why)}")
+
+
+def print_stored(profile: StoredProfile | None) -> None:
+    """Print whose figures the service has predicted seconds by, if it stores them."""
+    if profile is not None:
+        say(
+            f"by the service's profile of {profile.kind}: {profile.profile.device}, "
+            f"stored {profile.stored_at:%Y-%m-%d %H:%M} UTC by {profile.stored_by}"
+        )
 
 
 def print_search(found: SearchReport) -> None:

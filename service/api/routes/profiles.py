@@ -1,0 +1,52 @@
+"""Profiles of kinds of GPU: measured once, stored by operators, and used for every job's predictions."""
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from fastapi.exceptions import RequestValidationError
+
+from boost_core.config.job import AcceleratorType
+from boost_core.plan.measured import MeasuredProfile
+from service.api.auth import Admin, Reader
+from service.api.deps import ContextDep
+from service.api.errors import problem_responses
+from service.api.requests import StrictRoute
+from service.models.profiles import ProfileList, StoredProfile
+
+router = APIRouter(prefix="/v1/profiles", tags=["profiles"], route_class=StrictRoute)
+
+KindPath = Annotated[AcceleratorType, Path(description="The kind of GPU by Ray's name, for example H100.")]
+
+_NOT_FOUND = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
+
+
+@router.get("")
+def list_profiles(_who: Reader, context: ContextDep) -> ProfileList:
+    """List the profiles of all kinds of GPU."""
+    return ProfileList(profiles=list(context.profiles.list()))
+
+
+@router.get("/{kind}", responses=_NOT_FOUND)
+def show_profile(kind: KindPath, _who: Reader, context: ContextDep) -> StoredProfile:
+    """Show the profile of one kind of GPU."""
+    return context.profiles.get(kind)
+
+
+@router.put(
+    "/{kind}", responses=problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
+)
+def put_profile(kind: KindPath, profile: MeasuredProfile, who: Admin, context: ContextDep) -> StoredProfile:
+    """Store the profile of a kind of GPU, in place of the one that there may be."""
+    try:
+        profile.refuse_other_kind(kind)
+    except ValueError as error:
+        fault = {"type": "value_error", "loc": ("body", "device"), "msg": str(error), "input": profile.device}
+        raise RequestValidationError([fault]) from error
+    return context.profiles.put(kind, profile, who.name)
+
+
+@router.delete("/{kind}", status_code=HTTPStatus.NO_CONTENT, responses=_NOT_FOUND)
+def delete_profile(kind: KindPath, _who: Admin, context: ContextDep) -> None:
+    """Delete the profile of a kind of GPU; its jobs are then planned by data sheets."""
+    context.profiles.delete(kind)

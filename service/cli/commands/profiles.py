@@ -1,0 +1,95 @@
+"""``boost profiles``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.connection import open_client
+from service.cli.failures import read_profile
+from service.cli.options import AsJson, Url
+from service.cli.output.printing import print_json, print_table, say
+from service.models.profiles import StoredProfile
+
+app = typer.Typer(no_args_is_help=True, help="List, store and delete what was measured of kinds of GPU.")
+
+Kind = Annotated[str, typer.Argument(metavar="KIND", help="The kind of GPU by Ray's name, such as H100.")]
+
+
+@app.command("ls")
+def list_profiles(as_json: AsJson = False, url: Url = None) -> None:
+    """List the profiles that jobs are planned with."""
+    with open_client(url) as client:
+        found = client.profiles()
+    if as_json:
+        print_json(found)
+        return
+    print_table(("KIND", "PRECISION", "MEASURED", "COMMIT", "STORED", "BY", "DEVICE"), map(_row, found.profiles))
+
+
+@app.command()
+def show(kind: Kind, as_json: AsJson = False, url: Url = None) -> None:
+    """Show the profile of one kind of GPU; with --json as it is stored."""
+    with open_client(url) as client:
+        stored = client.stored_profile(kind)
+    if as_json:
+        print_json(stored)
+        return
+    for fact, value in _facts(stored).items():
+        say(f"{fact:<14}{value}")
+
+
+@app.command("set")
+def set_profile(
+    kind: Kind,
+    file: Annotated[Path, typer.Argument(metavar="PROFILE.JSON", help="What `boost bench profile` wrote.")],
+    url: Url = None,
+) -> None:
+    """Store the profile of a kind of GPU, in place of the one that there may be; for operators."""
+    profile = read_profile(file)
+    with open_client(url) as client:
+        stored = client.put_profile(kind, profile)
+    say(f"jobs on {stored.kind} are planned by what was measured on {stored.profile.device}")
+
+
+@app.command("rm")
+def remove(kind: Kind, url: Url = None) -> None:
+    """Delete the profile of a kind of GPU, whose jobs are then planned by data sheets; for operators."""
+    with open_client(url) as client:
+        client.delete_profile(kind)
+    say(f"deleted the profile of {kind}")
+
+
+def _row(stored: StoredProfile) -> tuple[str, ...]:
+    profile = stored.profile
+    kept = f"{stored.stored_at:%Y-%m-%d}"
+    return (
+        stored.kind,
+        profile.precision,
+        _measured(stored),
+        profile.commit[:12],
+        kept,
+        stored.stored_by,
+        profile.device,
+    )
+
+
+def _facts(stored: StoredProfile) -> dict[str, str]:
+    profile, link = stored.profile, stored.profile.link
+    return {
+        "kind": stored.kind,
+        "device": profile.device,
+        "measured": f"{_measured(stored)}, commit {profile.commit}, torch {profile.torch_version}",
+        "stored": f"{stored.stored_at:%Y-%m-%d %H:%M} UTC by {stored.stored_by}",
+        "precision": profile.precision,
+        "products": f"{profile.product_flops / 1e12:.4g} TFLOP/s",
+        "attention": f"{profile.attention_flops / 1e12:.4g} TFLOP/s",
+        "bandwidth": f"{profile.bandwidth / 1e12:.4g} TB/s",
+        "correction": f"{profile.correction:.3f}",
+        "spread": f"{profile.spread:.3f}",
+        "link": f"{link.bytes_per_second / 1e9:.4g} GB/s among {link.ranks} ranks" if link else "-",
+    }
+
+
+def _measured(stored: StoredProfile) -> str:
+    return "-" if stored.profile.measured_at is None else f"{stored.profile.measured_at:%Y-%m-%d}"

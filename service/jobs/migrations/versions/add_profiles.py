@@ -1,0 +1,25 @@
+"""Add profiles of kinds of GPU."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0010"
+down_revision = "0009"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Make the table."""
+    op.create_table(
+        "profiles",
+        sa.Column("kind", sa.String(63), primary_key=True),
+        sa.Column("stored_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("stored_by", sa.String(100), nullable=False),
+        sa.Column("profile", sa.JSON(), nullable=False),
+    )
+
+
+def downgrade() -> None:
+    """Drop it."""
+    op.drop_table("profiles")

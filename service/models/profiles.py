@@ -1,0 +1,24 @@
+"""Profiles of kinds of GPU, as the API shows them."""
+
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from boost_core.plan.measured import MeasuredProfile
+
+
+class StoredProfile(BaseModel):
+    """What was measured of a kind of GPU, and who has stored it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: str = Field(description="The kind of GPU by Ray's name, as in resources.accelerator_type.")
+    stored_at: datetime = Field(description="When it was stored.")
+    stored_by: str = Field(description="Name of the key that it was stored with.")
+    profile: MeasuredProfile = Field(description="As boost bench profile wrote it.")
+
+
+class ProfileList(BaseModel):
+    """All profiles."""
+
+    profiles: list[StoredProfile] = Field(description="Ordered by kind.")

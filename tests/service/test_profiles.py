@@ -1,0 +1,193 @@
+"""Profiles of kinds of GPU in the record: who stores them, how, and which jobs they are for."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from boost_core.config import JobSpec
+from boost_core.hardware import ACCELERATOR_LABEL
+from boost_core.plan.report import Plan, machine_of, plan
+from boost_core.plan.search_report import PlanSearch, search_report
+from service.client import ApiError, Client
+from service.jobs.profiles import ProfileNotFound, ProfileStore
+from service.jobs.store import JobStore
+from service.models.identity import Scope
+from tests.service.command_line import boost_at, job_file
+from tests.service.concurrency import in_threads
+from tests.service.conftest import RunningApi, With
+from tests.service.records import PROFILE, a_spec
+
+BODY = PROFILE.model_dump(mode="json")
+A100 = PROFILE.model_copy(update={"device": "NVIDIA A100-SXM4-80GB", "precision": "fp32"})
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def profiles(store: JobStore) -> ProfileStore:
+    return ProfileStore(store.engine)
+
+
+def on(precision: str = "bf16", **resources: Any) -> JobSpec:
+    """A job on GPUs; fp8 needs sizes that these have."""
+    return a_spec(
+        resources={"gpus_per_worker": 1} | resources,
+        training={"steps": 10, "sequence_length": 64, "precision": precision},
+    )
+
+
+def test_a_profile_is_kept_until_another_takes_its_place(profiles: ProfileStore) -> None:
+    first = profiles.put("H100", PROFILE, "ops")
+    assert profiles.get("H100") == first
+    profiles.put("A100", A100, "ann")
+    second = profiles.put("H100", PROFILE.model_copy(update={"spread": 0.3}), "ann")
+    assert [(each.kind, each.stored_by, each.profile.spread) for each in profiles.list()] == [
+        ("A100", "ann", 0.1),
+        ("H100", "ann", 0.3),
+    ]
+    assert second.stored_at > first.stored_at
+    profiles.delete("H100")
+    for missing in (partial(profiles.get, "H100"), partial(profiles.delete, "H100")):
+        with pytest.raises(ProfileNotFound, match="there is no profile of 'H100'; boost profiles ls lists"):
+            missing()
+
+
+def test_of_several_first_ones_at_once_the_last_stays(profiles: ProfileStore) -> None:
+    assert in_threads(6, lambda number: profiles.put("H100", PROFILE, f"key {number}")) == []
+    (kept,) = profiles.list()
+    assert kept.profile == PROFILE
+
+
+def test_a_job_has_the_profile_of_the_gpu_that_it_asks_for(profiles: ProfileStore) -> None:
+    stored = profiles.put("H100", PROFILE, "ops")
+    profiles.put("A100", A100, "ops")
+    for spec in (on(accelerator_type="H100"), on(node_labels={ACCELERATOR_LABEL: "H100"})):
+        assert profiles.for_job(spec) == stored
+    without = {
+        "no profile": on(accelerator_type="H200"),
+        "another precision": on(accelerator_type="A100"),
+        "any kind": on(),
+        "no GPU": on(gpus_per_worker=0, node_labels={ACCELERATOR_LABEL: "H100"}),
+    }
+    assert {why: profiles.for_job(spec) for why, spec in without.items()} == dict.fromkeys(without)
+
+
+def test_operators_store_what_everybody_reads(client_with: With) -> None:
+    operator, reader = client_with(Scope.ADMIN, name="ops"), client_with(Scope.READ, tenant="lab")
+    stored = operator.put("/v1/profiles/H100", json=BODY)
+    assert stored.status_code == 200, stored.text
+    assert stored.json().items() >= {"kind": "H100", "stored_by": "ops", "profile": BODY}.items()
+    assert operator.put("/v1/profiles/H100", json=BODY).status_code == 200
+    assert reader.get("/v1/profiles/H100").json()["profile"] == BODY
+    assert [each["kind"] for each in reader.get("/v1/profiles").json()["profiles"]] == ["H100"]
+    for refused in (reader.put("/v1/profiles/H100", json=BODY), reader.delete("/v1/profiles/H100")):
+        assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+    assert operator.delete("/v1/profiles/H100").status_code == 204
+    missing = [reader.get("/v1/profiles/H100"), operator.delete("/v1/profiles/H100")]
+    assert [(answer.status_code, answer.json()["code"]) for answer in missing] == [(404, "profile-not-found")] * 2
+    audited = [(entry["action"], entry["status"]) for entry in operator.get("/v1/audit").json()["entries"]]
+    assert audited == [
+        ("profile.put", 200), ("profile.put", 200), ("profile.put", 403), ("profile.delete", 403),
+        ("profile.delete", 204), ("profile.delete", 404),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+@pytest.mark.parametrize(
+    ("kind", "changes", "field", "message"),
+    [
+        ("A100", {}, "device", "was measured on 'NVIDIA H100 80GB HBM3', which is no A100"),
+        ("H100", {"product_flops": 0}, "product_flops", "greater than or equal to 1"),
+        ("H100", {"bandwidth": "fast"}, "bandwidth", "must be a number"),
+        ("H100", {"spread": None}, "spread", "must be a number"),
+        ("H100", {"measured_at": 1767225600}, "measured_at", "must be a time such as"),
+        ("H100", {"cases": ["a case"] * 65}, "cases", "at most 64 entries"),
+        ("H100", {"commit": "0" * 201}, "commit", "at most 200 characters"),
+        ("H100", {"nodes": 8}, "nodes", "there is no such field"),
+        ("H%20100", {}, "kind", "Ray's name of it, such as H100"),
+    ],
+)
+def test_what_is_no_profile_of_the_kind_is_refused(
+    api: RunningApi, kind: str, changes: dict[str, Any], field: str, message: str
+) -> None:
+    answer = httpx.put(f"{api.url}/v1/profiles/{kind}", json=BODY | changes)
+    assert answer.status_code == 422, answer.text
+    (error,) = answer.json()["errors"]
+    assert (error["field"], message in error["message"]) == (field, True), error
+    assert httpx.get(f"{api.url}/v1/profiles").json() == {"profiles": []}
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_a_body_that_no_profile_needs_is_not_read(api: RunningApi) -> None:
+    answer = httpx.put(f"{api.url}/v1/profiles/H100", json=BODY | {"cases": ["x" * 2**20]})
+    assert (answer.status_code, answer.json()["code"]) == (413, "body-too-large")
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_the_command_line(api: RunningApi, client: Client, tmp_path: Path) -> None:
+    boost: Callable[..., Any] = boost_at(api.url)
+    file = tmp_path / "h100.json"
+    file.write_text(PROFILE.model_dump_json(indent=2))
+    stored = boost("profiles", "set", "H100", file)
+    assert stored.stdout == "jobs on H100 are planned by what was measured on NVIDIA H100 80GB HBM3\n", stored.output
+    assert client.stored_profile("H100").profile == PROFILE
+    header, line = boost("profiles", "ls").stdout.splitlines()
+    assert header.split() == ["KIND", "PRECISION", "MEASURED", "COMMIT", "STORED", "BY", "DEVICE"]
+    assert line.split()[:4] == ["H100", "bf16", "2026-01-01", "0123456789ab"]
+    shown = boost("profiles", "show", "H100").stdout
+    assert "products      10 TFLOP/s" in shown
+    assert "by anonymous" in shown
+    assert json.loads(boost("profiles", "show", "H100", "--json").stdout)["profile"] == BODY
+    assert json.loads(boost("profiles", "ls", "--json").stdout)["profiles"][0]["kind"] == "H100"
+    other = boost("profiles", "set", "A100", file)
+    assert (other.exit_code, "device: was measured on 'NVIDIA H100 80GB HBM3', which is no A100" in other.stderr) == (
+        2,
+        True,
+    )
+    file.write_text("{}")
+    assert (boost("profiles", "set", "H100", file).exit_code, client.stored_profile("H100").profile) == (2, PROFILE)
+    assert boost("profiles", "rm", "H100").stdout == "deleted the profile of H100\n"
+    with pytest.raises(ApiError, match="there is no profile of 'H100'"):
+        client.stored_profile("H100")
+    assert boost("profiles", "show", "H100").exit_code == 1
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_plans_go_by_the_profile_of_the_jobs_gpu(api: RunningApi, client: Client, tmp_path: Path) -> None:
+    job, asked = on(accelerator_type="H100"), PlanSearch(gpus=4)
+    assumed = client.plan(job, asked)
+    assert (assumed.provenance, assumed.profile, assumed.search.provenance) == ("assumed", None, "assumed")
+    stored = client.put_profile("H100", PROFILE)
+    found = client.plan(job, asked)
+    assert found.profile == stored
+    expected = plan(job, machine_of(job, PROFILE))
+    assert found.model_dump(include=Plan.model_fields.keys()) == expected.model_dump()
+    assert found.shapes[0].step_seconds > assumed.shapes[0].step_seconds
+    assert "measured 2026-01-01 at 0123456789ab" in found.notes[1]
+    assert found.search == search_report(job, PlanSearch(gpus=4, profile=PROFILE))
+    given = PROFILE.model_copy(update={"spread": 0.5})
+    by_its_own = client.plan(job, PlanSearch(gpus=4, profile=given))
+    assert by_its_own.profile is None, "the one that comes with the request goes first"
+    assert by_its_own.search == search_report(job, PlanSearch(gpus=4, profile=given))
+    assert client.plan(on("fp32", accelerator_type="H100")).provenance == "assumed"
+
+    boost: Callable[..., Any] = boost_at(api.url)
+    file = job_file(tmp_path, job.model_dump(mode="json"))
+    for options, said in ((), "a step of the fastest"), (("--gpus", "4"), "rates are measured"):
+        planned = boost("plan", file, "--service", *options)
+        assert planned.exit_code == 0, planned.output
+        assert said in planned.stdout
+        assert "by the service's profile of H100: NVIDIA H100 80GB HBM3, stored 20" in planned.stdout
+    shown = json.loads(boost("plan", file, "--service", "--json").stdout)
+    assert (shown["profile"]["stored_by"], shown["provenance"]) == ("anonymous", "measured")
+    (tmp_path / "own.json").write_text(given.model_dump_json())
+    refused = boost("plan", file, "--service", "--profile", tmp_path / "own.json")
+    assert (refused.exit_code, "takes neither --profile nor --cluster" in refused.stderr) == (2, True)
