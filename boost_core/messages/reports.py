@@ -262,6 +262,9 @@ class ComparisonReport(Frozen):
     predicted_step_seconds_range: tuple[float, float] = Field(
         description="Between which eight of ten steps were expected."
     )
+    provenance: Literal["measured", "assumed"] = Field(
+        "assumed", description="Where the rates of the prediction are from: the job's profile, or data sheets."
+    )
     step_seconds: float | None = Field(
         description="Median of the newest steps, 100 at most, of the whole batch; null until there are some."
     )

@@ -15,6 +15,7 @@ layout the scheduler takes. Seconds are those by which it chooses among them.
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import inf
+from typing import Literal
 
 from pydantic import Field
 
@@ -25,7 +26,8 @@ from boost_core.config.layout import Layout
 from boost_core.config.legality import layout_problems, numbers_of_replicas
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan.devices import SPARE, at, device_bytes, remedies
-from boost_core.plan.machine import Machine, machine_for
+from boost_core.plan.machine import Machine
+from boost_core.plan.measured import MeasuredProfile, machine_of
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.resize import units
 from boost_core.plan.search import Choice, largest_part, longer
@@ -63,6 +65,9 @@ class ChosenLayouts(Config):
     layouts: tuple[ChosenLayout, ...] = Field(description="The fewest ranks first.")
     timed: int = Field(description="How many legal layouts were timed.")
     device_memory_bytes: int | None = Field(description="Of the requested GPU model; null on CPUs.")
+    provenance: Literal["measured", "assumed"] = Field(
+        "assumed", description="Where the rates are from that seconds are predicted by: a profile, or data sheets."
+    )
 
     @property
     def sizes(self) -> tuple[Layout, ...]:
@@ -70,20 +75,22 @@ class ChosenLayouts(Config):
         return tuple(Layout.of(layout) for layout in self.layouts)
 
 
-def choose_layouts(spec: JobSpec) -> ChosenLayouts:
+def choose_layouts(spec: JobSpec, profile: MeasuredProfile | None = None) -> ChosenLayouts:
     """Choose layouts for a job with ``layouts: auto``.
 
     Args:
         spec: The job.
+        profile: What was measured of its GPUs; by default what data sheets promise.
 
     Raises:
         NothingFits: There is none; says what lacks, and what to change.
-        ValueError: It is not known how much memory the GPUs have, or there are too many layouts.
+        ValueError: It is not known how much memory the GPUs have, there are too many layouts, or the profile is of
+            another precision.
     """
     gpus = spec.elasticity.gpus if spec.elasticity else None
     if gpus is None:
         raise ValueError("the job lists its layouts; only layouts=auto leaves them to be chosen")
-    device, machine = device_bytes(spec.resources), machine_for(spec.resources, spec.training.precision)
+    device, machine = device_bytes(spec.resources), machine_of(spec, profile)
     if device is None and spec.resources.gpus_per_worker:
         raise ValueError(
             "layouts=auto goes by the memory of the GPU; set resources.accelerator_type to one of "
@@ -97,7 +104,12 @@ def choose_layouts(spec: JobSpec) -> ChosenLayouts:
     unfit = [choice for choice in timed if choice.needed > limit]
     kept = sorted(_kept(spec, fitting), key=lambda choice: (choice.layout.world_size, choice.layout))
     reports = (_reported(spec, choice, fitting, unfit, limit, machine) for choice in kept)
-    return ChosenLayouts(layouts=tuple(reports), timed=len(timed), device_memory_bytes=device)
+    return ChosenLayouts(
+        layouts=tuple(reports),
+        timed=len(timed),
+        device_memory_bytes=device,
+        provenance="measured" if machine.profile.measured else "assumed",
+    )
 
 
 def _legal(spec: JobSpec, gpus: GpuRange, machine: Machine) -> list[Layout]:

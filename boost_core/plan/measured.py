@@ -12,11 +12,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from boost_core.config.base import Config
+from boost_core.config.job import JobSpec
 from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.config.parsing.moment import Moment
 from boost_core.hardware import Link, device_named
 from boost_core.plan.cluster import Cluster
-from boost_core.plan.machine import Machine
+from boost_core.plan.machine import Machine, machine_for
 from boost_core.plan.profile import Profile
 
 # Wider than anything measured, and narrow enough that no prediction overflows.
@@ -106,6 +107,23 @@ class MeasuredProfile(Config):
         inner, *outer = otherwise.levels
         link = Link(self.link.base_seconds, 0.0, self.link.bytes_per_second, f"measured among {self.link.ranks} ranks")
         return Cluster((replace(inner, link=link), *outer))
+
+
+def machine_of(spec: JobSpec, profile: MeasuredProfile | None = None, cluster: Cluster | None = None) -> Machine:
+    """What a job is planned for.
+
+    Args:
+        spec: The job.
+        profile: What was measured of the devices; by default what data sheets promise.
+        cluster: The network; by default what is assumed of the job's kind of GPU.
+
+    Raises:
+        ValueError: The profile is of another precision.
+    """
+    machine = machine_for(spec.resources, spec.training.precision)
+    if cluster is not None:
+        machine = replace(machine, cluster=cluster)
+    return machine if profile is None else profile.machine(machine, spec.training.precision)
 
 
 def _computed_in(precision: str) -> str:

@@ -1,7 +1,7 @@
 """What a job will need and about how long it will take, in every layout that it allows: before any of it runs."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Literal, get_args
 
 from pydantic import Field
@@ -13,11 +13,10 @@ from boost_core.config.layout import Layout
 from boost_core.config.model import FamilyName, ModelConfig
 from boost_core.config.presets import PRESETS
 from boost_core.hardware import BYTES, DEVICE_BYTES
-from boost_core.plan.cluster import Cluster
 from boost_core.plan.devices import at, device_bytes, kind_of_gpu, too_large
 from boost_core.plan.flops import model_flops_per_token
-from boost_core.plan.machine import Machine, machine_for
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.machine import Machine
+from boost_core.plan.measured import machine_of
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.parameters import block_matrix_parameters, parameter_count
 from boost_core.plan.profile import Profile
@@ -146,23 +145,6 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
             _notes(spec, machine, {layout: each.memory.total for layout, each in zip(layouts, planned, strict=True)})
         ),
     )
-
-
-def machine_of(spec: JobSpec, profile: MeasuredProfile | None = None, cluster: Cluster | None = None) -> Machine:
-    """What a job is planned for.
-
-    Args:
-        spec: The job.
-        profile: What was measured of the devices; by default what data sheets promise.
-        cluster: The network; by default what is assumed of the job's kind of GPU.
-
-    Raises:
-        ValueError: The profile is of another precision.
-    """
-    machine = machine_for(spec.resources, spec.training.precision)
-    if cluster is not None:
-        machine = replace(machine, cluster=cluster)
-    return machine if profile is None else profile.machine(machine, spec.training.precision)
 
 
 def _bytes_per_parameter(spec: JobSpec) -> int:

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from boost_core.config.base import Config
 from boost_core.config.job import JobSpec
 from boost_core.plan.auto_layouts import ChosenLayouts, choose_layouts
+from boost_core.plan.measured import MeasuredProfile
 from boost_core.plan.search_report import PlanSearch, SearchReport, search_report
 
 _NICENESS = 10
@@ -34,6 +35,7 @@ class SearchTask(Config):
 
     job: JobSpec
     asked: PlanSearch | None = None
+    profile: MeasuredProfile | None = Field(None, description="What layouts are chosen by; default: data sheets.")
 
 
 class LayoutsAnswer(Config):
@@ -59,14 +61,19 @@ def search_apart(job: JobSpec, asked: PlanSearch, timeout_seconds: float) -> Sea
     return _apart(SearchTask(job=job, asked=asked), timeout_seconds, SearchReport, remedy)
 
 
-def layouts_apart(job: JobSpec, timeout_seconds: float) -> ChosenLayouts:
-    """Choose the layouts of a job with ``layouts: auto`` in another process. Arguments and errors as ``search_apart``.
+def layouts_apart(job: JobSpec, timeout_seconds: float, profile: MeasuredProfile | None = None) -> ChosenLayouts:
+    """Choose the layouts of a job with ``layouts: auto`` in another process. Errors as ``search_apart``, too.
+
+    Args:
+        job: The job.
+        timeout_seconds: After which it is ended.
+        profile: What was measured of its GPUs; by default what data sheets promise.
 
     Raises:
         ValueError: There are none; says why, and what to change.
     """
     remedy = "narrow elasticity.gpus, or list elasticity.layouts"
-    answer = _apart(SearchTask(job=job), timeout_seconds, LayoutsAnswer, remedy)
+    answer = _apart(SearchTask(job=job, profile=profile), timeout_seconds, LayoutsAnswer, remedy)
     if answer.chosen is None:
         raise ValueError(answer.problem)
     return answer.chosen
@@ -93,13 +100,13 @@ def main() -> None:
     """Search what is asked for on standard input."""
     os.nice(_NICENESS)
     task = SearchTask.model_validate_json(sys.stdin.buffer.read())
-    found = _layouts(task.job) if task.asked is None else search_report(task.job, task.asked)
+    found = _layouts(task) if task.asked is None else search_report(task.job, task.asked)
     sys.stdout.write(found.model_dump_json())
 
 
-def _layouts(job: JobSpec) -> LayoutsAnswer:
+def _layouts(task: SearchTask) -> LayoutsAnswer:
     try:
-        return LayoutsAnswer(chosen=choose_layouts(job))
+        return LayoutsAnswer(chosen=choose_layouts(task.job, task.profile))
     except ValueError as error:
         return LayoutsAnswer(problem=str(error))
 

@@ -10,9 +10,9 @@ from boost_core.config.base import Config
 from boost_core.config.job import JobSpec
 from boost_core.plan.devices import device_bytes
 from boost_core.plan.machine import Machine
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.measured import MeasuredProfile, machine_of
 from boost_core.plan.network import NetworkConfig
-from boost_core.plan.report import StepParts, machine_of
+from boost_core.plan.report import StepParts
 from boost_core.plan.search import Choice, reasons, search, sensitivities
 
 

@@ -1,6 +1,7 @@
 """What a job spec is checked for at the door beyond its own legality."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -12,12 +13,14 @@ from boost_core.config.parsing.urls import StorageOptions, giving_up_soon
 from boost_core.config.sources.files import UnfitData, check_data, list_files, refuse_damaged, tokenizer_vocabulary
 from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.devices import nothing_fits
+from boost_core.plan.measured import MeasuredProfile
 from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidJob
 from service.jobs.datasets import DatasetNotFound
 from service.models.datasets import DatasetRequest, DatasetState
 from service.models.problems import FieldError
+from service.models.profiles import StoredProfile
 from service.security.redaction import redact
 from service.security.secrets import SecretReference, SecretUnusable, load
 from service.security.storage_policy import named_places, prefix_errors, refused_places
@@ -119,13 +122,44 @@ def with_dataset(spec: JobSpec, context: Context, tenant: str, original: JobSpec
     return spec.model_copy(update={"data": spec.data.model_copy(update={"source": source})})
 
 
-def with_layouts(spec: JobSpec, context: Context, tenant: str) -> tuple[JobSpec, ChosenLayouts | None]:
+@dataclass(frozen=True)
+class Completed:
+    """A job as it is recorded.
+
+    Attributes:
+        spec: With its dataset's shards and the layouts chosen for it.
+        chosen: Why it has these layouts; ``None`` if they are its user's.
+        profile: What its seconds are predicted by; ``None``: data sheets.
+    """
+
+    spec: JobSpec
+    chosen: ChosenLayouts | None
+    profile: StoredProfile | None
+
+
+def completed(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None = None) -> Completed:
+    """The job with all that the service adds to it; it may take seconds. Arguments and errors as ``with_dataset``.
+
+    Raises:
+        InvalidJob: Or no layouts can be chosen for it.
+        RateLimited: Another search is under way.
+    """
+    spec = with_dataset(spec, context, tenant, original)
+    profile = context.profiles.for_job(spec)
+    spec, chosen = with_layouts(spec, context, tenant, profile.profile if profile else None)
+    return Completed(spec, chosen, profile)
+
+
+def with_layouts(
+    spec: JobSpec, context: Context, tenant: str, profile: MeasuredProfile | None
+) -> tuple[JobSpec, ChosenLayouts | None]:
     """The job with the layouts that are chosen for it, if it leaves them to the service, and why; it may take seconds.
 
     Args:
         spec: The job; layouts that it says were chosen are chosen anew.
         context: The service's parts.
         tenant: Whose it is.
+        profile: What its seconds are predicted by; ``None``: data sheets.
 
     Raises:
         InvalidJob: None is legal and fits, or choosing takes too long.
@@ -133,7 +167,7 @@ def with_layouts(spec: JobSpec, context: Context, tenant: str) -> tuple[JobSpec,
     """
     if not spec.leaves_layouts:
         return spec, None
-    chosen = context.searches.layouts(spec, tenant)
+    chosen = context.searches.layouts(spec, tenant, profile)
     return spec.with_layouts(chosen.sizes), chosen
 
 

@@ -17,6 +17,7 @@ from boost_core.config.data import DataConfig, SourceConfig
 from boost_core.config.faults import FaultToleranceConfig
 from boost_core.config.trackers import TrackersConfig
 from boost_core.plan.auto_layouts import ChosenLayouts
+from boost_core.plan.measured import MeasuredProfile
 from boost_core.plan.search_process import SearchFailed, TooLong, layouts_apart, search_apart
 from boost_core.plan.search_report import PlanSearch, SearchReport
 from service.api.errors import InvalidJob
@@ -113,20 +114,25 @@ class Searches:
         self._plans.add(key, found)
         return found
 
-    def layouts(self, spec: JobSpec, tenant: str) -> ChosenLayouts:
+    def layouts(self, spec: JobSpec, tenant: str, profile: MeasuredProfile | None) -> ChosenLayouts:
         """The layouts of a job with ``layouts: auto``; without a search if the same was asked for before.
+
+        Args:
+            spec: The job.
+            tenant: Whose it is.
+            profile: What was measured of its GPUs; ``None`` for what data sheets promise.
 
         Raises:
             InvalidJob: None is legal and fits, or choosing takes too long, or fails.
             RateLimited: The tenant's other search is under way, or too many of others are.
         """
         asked = _without_what_does_not_matter(spec)
-        key = _digest(asked)
+        key = _digest(asked, *([profile] if profile else []))
         if known := self._layouts.get(key):
             return known
         with self.for_layouts.of(tenant):
             try:
-                found = layouts_apart(asked, _SECONDS)
+                found = layouts_apart(asked, _SECONDS, profile)
             except (ValueError, TooLong, SearchFailed) as error:
                 raise InvalidJob([FieldError(field="elasticity.gpus", message=str(error))]) from error
         self._layouts.add(key, found)

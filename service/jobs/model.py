@@ -22,8 +22,10 @@ from boost_core.messages.reports import (
     SpareReport,
     StepReport,
 )
+from boost_core.plan.measured import MeasuredProfile
 from service.jobs.goodput import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
+from service.models.profiles import StoredProfile
 
 NODES = "nodes"  # the snapshot of the cluster's nodes
 
@@ -79,6 +81,11 @@ class JobRecord(BaseModel):
     comparison: ComparisonReport | None = Field(
         None, description="Memory and step seconds of the newest gang that has made two steps, beside its plan."
     )
+    profile: StoredProfile | None = Field(
+        None,
+        description="What was stored of its kind of GPU when it was submitted: its layouts are chosen by that, and its "
+        "steps predicted; null: by data sheets.",
+    )
     commands: list[WorkerCommand] = Field(
         [], description="Drills and profiles that have not been delivered to the gang yet."
     )
@@ -106,6 +113,11 @@ class JobRecord(BaseModel):
         """The record with other values; what has been worked out of this one, such as its JSON, is left behind."""
         fields = {name: getattr(self, name) for name in JobRecord.model_fields}
         return JobRecord.model_construct(self.model_fields_set | set(values), **{**fields, **values})
+
+    @property
+    def measured(self) -> MeasuredProfile | None:
+        """What its seconds are predicted by; ``None``: by data sheets."""
+        return None if self.profile is None else self.profile.profile
 
     @property
     def finished(self) -> bool:

@@ -28,6 +28,7 @@ from service.jobs.requests import Request
 from service.jobs.states import JobState, Reason
 from service.jobs.tables import EventRow, JobRow, RequestRow, SnapshotRow, TrackerRow
 from service.jobs.writes import NumberedReport, Reported, TakenBack, Write
+from service.models.profiles import StoredProfile
 
 _LOST_RACES = 100
 _INSERT_JOB, _INSERT_EVENT, _INSERT_REQUEST = insert(JobRow), insert(EventRow), insert(RequestRow)
@@ -83,6 +84,7 @@ class JobStore:
         traceparent: str | None = None,
         trackers: Collection[str] = (),
         chosen: ChosenLayouts | None = None,
+        profile: StoredProfile | None = None,
     ) -> JobRecord:
         """Store a new job, QUEUED; the same request again gives the same job.
 
@@ -96,6 +98,7 @@ class JobStore:
             traceparent: The span in whose trace the job's are, as W3C writes it.
             trackers: Kinds of those that it goes to.
             chosen: Why the spec has the layouts that were chosen for it, which is an event.
+            profile: What its seconds are predicted by.
 
         Raises:
             IdempotencyKeyReused: The request's key came with another one before.
@@ -124,6 +127,7 @@ class JobStore:
             progress=None,
             evaluation=None,
             checkpoint=None,
+            profile=profile,
             goodput=Goodput.begin(now),
             traceparent=traceparent,
             version=1,
@@ -139,7 +143,8 @@ class JobStore:
         self, record: JobRecord, request: Request | None, trackers: Collection[str], chosen: ChosenLayouts | None
     ) -> JobRecord:
         job = {name: getattr(record, name) for name in record.model_fields_set}
-        job |= {name: job[name].model_dump(mode="json") for name in ("spec", "goodput")}
+        nested = ("spec", "goodput", *(["profile"] if record.profile else []))
+        job |= {name: job[name].model_dump(mode="json") for name in nested}
         events = [writes.state_values(record.id, 0, record.submitted_at, record.state, record.reason, record.message)]
         if chosen is not None:
             events.append(writes.layouts_values(record, chosen))

@@ -79,6 +79,7 @@ class JobRow(Table):
     shape: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     spare: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     comparison: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    profile: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     # Named when drills were the only commands. While an upgrade migrates, replicas of the release before still serve,
     # and a new name would break them.
     commands: Mapped[list[dict[str, Any]]] = mapped_column("drills", JSON, default=list)

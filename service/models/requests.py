@@ -10,6 +10,7 @@ from boost_core.config.parsing.moment import Moment
 from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.report import Plan
 from service.models.identity import Scope, TenantName
+from service.models.profiles import StoredProfile
 
 
 class CloneRequest(Config):
@@ -32,6 +33,9 @@ class DryRun(BaseModel):
     plan: Plan = Field(description="Its plan.")
     chosen: ChosenLayouts | None = Field(
         None, description="The layouts of a job with layouts=auto, and why; null for others."
+    )
+    profile: StoredProfile | None = Field(
+        None, description="The stored profile that seconds are predicted by; null if there is none."
     )
 
 

@@ -5,6 +5,7 @@ from math import inf
 
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.reports import Cause
+from boost_core.plan.measured import MeasuredProfile
 from service.gang.status import Orders
 from service.jobs.model import JobRecord
 from service.scheduler.demand import Demand, demand_of
@@ -73,17 +74,17 @@ class Gang:
         """Ranks that it will have when it has done as ordered."""
         return 0 if self.waiting or self.target is None else self.target.world_size
 
-    def demand(self, spec: JobSpec) -> Demand:
-        """What it asks of nodes."""
-        demand = demand_of(spec)
+    def demand(self, spec: JobSpec, profile: MeasuredProfile | None = None) -> Demand:
+        """What it asks of nodes. Arguments as ``demand_of``."""
+        demand = demand_of(spec, profile)
         return demand.holding(self.layout, self.target) if self.limit is None else demand.within(self.limit)
 
-    def orders(self, spec: JobSpec) -> Orders:
-        """What to tell it."""
+    def orders(self, spec: JobSpec, profile: MeasuredProfile | None = None) -> Orders:
+        """What to tell it. Arguments as ``demand_of``."""
         if self.target is None:
             return Orders(None, (), self.cause)
         replica, most = self.target.per_replica, self.target.world_size
-        demand = self.demand(spec)
+        demand = self.demand(spec, profile)
         allowed = tuple(one for one in demand.layouts if one.per_replica == replica and one.world_size <= most)
         # A gang that is what it was to become changes only to come back to that.
         arrived = self.layout == self.target

@@ -53,7 +53,10 @@ class ClusterSnapshot:
         self.capacities = nodes
         self.gangs = {job.id: gangs.get(job.id) or Gang(None, job.present_layout) for job in jobs if job.has_gang}
         self._demands = {
-            job.id: gang.demand(job.spec) if (gang := self.gangs.get(job.id)) else demand_of(job.spec) for job in jobs
+            job.id: gang.demand(job.spec, job.measured)
+            if (gang := self.gangs.get(job.id))
+            else demand_of(job.spec, job.measured)
+            for job in jobs
         }
         held = [(self.demand(job), self.gangs[job.id].held) for job in jobs if job.has_gang]
         self.room, self.whole = Room.now(nodes, held), Room.empty(nodes)
@@ -85,7 +88,7 @@ class ClusterSnapshot:
                     self.moved.add(job.id)
 
     def _best_alone(self, job: JobRecord) -> Demand:
-        demand = demand_of(job.spec)
+        demand = demand_of(job.spec, job.measured)
         options = [demand.within(limit) for limit in demand.limits(self.capacities)]
         if len(options) == 1:
             return options[0]

@@ -15,6 +15,8 @@ from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan import resize
 from boost_core.plan.devices import device_bytes, kind_of_gpu, needed_bytes
+from boost_core.plan.machine import Machine
+from boost_core.plan.measured import MeasuredProfile, machine_of
 from boost_core.plan.throughput import step_seconds
 from service.gang.resources import gang_in_words, worker_resources
 from service.gang.status import NodeCapacity
@@ -39,6 +41,7 @@ class Demand:
         spec: A job's.
         limit: Bytes that a rank may need; by default what the kind of GPU that the job names has.
         needed: Bytes that a rank needs in each layout, where that is known already.
+        profile: What was measured of its GPUs; by default what data sheets promise.
 
     Attributes:
         limit: The same; infinite where nothing limits it.
@@ -51,8 +54,14 @@ class Demand:
         kind: Equal for demands of which each node takes equally many ranks.
     """
 
-    def __init__(self, spec: JobSpec, limit: float | None = None, needed: Mapping[Layout, int] = _NOTHING) -> None:
-        self._spec = spec
+    def __init__(
+        self,
+        spec: JobSpec,
+        limit: float | None = None,
+        needed: Mapping[Layout, int] = _NOTHING,
+        profile: MeasuredProfile | None = None,
+    ) -> None:
+        self._spec, self._profile = spec, profile
         self.limit = (device_bytes(spec.resources) or inf) if limit is None else limit
         self.each = worker_resources(spec)
         self.labels = frozenset(required_labels(spec).items())
@@ -75,7 +84,7 @@ class Demand:
         if not self._any_kind or limit == self.limit:
             return self
         if limit not in self._within:
-            self._within[limit] = Demand(self._spec, limit, self._needed)
+            self._within[limit] = Demand(self._spec, limit, self._needed, self._profile)
         return self._within[limit]
 
     def holding(self, *layouts: Layout | None) -> "Demand":
@@ -117,10 +126,14 @@ class Demand:
         """Ranks that must share a node, and how many such groups a layout has."""
         return resize.units(layout, self.placement)
 
+    @cached_property
+    def _machine(self) -> Machine:
+        return machine_of(self._spec, self._profile)
+
     def seconds(self, layout: Layout) -> float:
         """The predicted time of a step."""
         if layout not in self._seconds:
-            self._seconds[layout] = step_seconds(self._spec, layout)
+            self._seconds[layout] = step_seconds(self._spec, layout, self._machine)
         return self._seconds[layout]
 
     def fastest(self, layouts: Iterable[Layout]) -> Layout | None:
@@ -133,6 +146,7 @@ class _Key:
     """A spec of which only the parts count that a demand depends on; it has others that cannot be hashed."""
 
     parts: tuple[Hashable, ...]
+    profile: MeasuredProfile | None
     spec: JobSpec = field(compare=False)
 
 
@@ -149,21 +163,26 @@ class _Same:
         return id(self.spec)
 
 
-def demand_of(spec: JobSpec) -> Demand:
-    """The demand of a spec; the same object for specs that ask for the same."""
-    return _known(_Same(spec))
+def demand_of(spec: JobSpec, profile: MeasuredProfile | None = None) -> Demand:
+    """The demand of a spec; the same object for specs that ask for the same.
+
+    Args:
+        spec: A job's.
+        profile: What was measured of its GPUs; by default what data sheets promise.
+    """
+    return _known(_Same(spec), profile)
 
 
 @lru_cache(_REMEMBERED)
-def _known(same: _Same) -> Demand:
+def _known(same: _Same, profile: MeasuredProfile | None) -> Demand:
     spec = same.spec
     resources = spec.resources
     each = (resources.cpus_per_worker, resources.gpus_per_worker, resources.placement, resources.accelerator_type)
     labels, apart = frozenset(resources.node_labels.items()), spec.data.documents_apart
     parts = (spec.model, spec.parallelism, apart, spec.training, spec.optimizer, spec.elasticity, each, labels)
-    return _remembered(_Key(parts, spec))
+    return _remembered(_Key(parts, profile, spec))
 
 
 @lru_cache(_REMEMBERED)
 def _remembered(key: _Key) -> Demand:
-    return Demand(key.spec)
+    return Demand(key.spec, profile=key.profile)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from boost_core.config import ElasticityConfig, Layout
 from boost_core.messages.reports import Cause
-from boost_core.plan.resize import fastest
 from service.gang.status import GangPhase, GangStatus, Orders
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
@@ -69,7 +68,7 @@ class GangMemory:
     def orders(self, job: JobRecord) -> Orders:
         """What to tell a job's gang."""
         self._follow_user(job)
-        return self._entries[job.id].gang.orders(job.spec)
+        return self._entries[job.id].gang.orders(job.spec, job.measured)
 
     def stored(self, job: JobRecord) -> int:
         """Sequence number of the newest report of a job's gang that the record has.
@@ -133,7 +132,7 @@ class GangMemory:
     def _begin(self, job: JobRecord, attempt: int, gang: Gang, stored: int) -> Orders:
         now = self._clock()
         self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now, stored)
-        return gang.orders(job.spec)
+        return gang.orders(job.spec, job.measured)
 
     def _follow_user(self, job: JobRecord) -> None:
         """Pause as the job's user asks, and no longer than that."""
@@ -150,7 +149,7 @@ class GangMemory:
 
 
 def _layout_in_record(job: JobRecord) -> Layout:
-    layouts, layout = demand_of(job.spec).layouts, job.present_layout
-    if layout in layouts or job.state is JobState.RUNNING:
+    demand, layout = demand_of(job.spec, job.measured), job.present_layout
+    if layout in demand.layouts or job.state is JobState.RUNNING:
         return layout
-    return fastest(job.spec, layouts) or layout
+    return demand.fastest(demand.layouts) or layout

@@ -6,6 +6,7 @@ import pytest
 
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.reports import ComparisonReport
+from boost_core.plan.measured import MeasuredProfile, machine_of
 from boost_core.plan.memory import pipeline_rank_memory, rank_memory
 from boost_core.plan.throughput import step_seconds
 from boost_core.train import train
@@ -13,20 +14,28 @@ from tests.distributed.recording import Recorder
 from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
 
+MEASURED = MeasuredProfile(
+    device="a test's", commit="0123456789abcdef", torch_version="2", triton_version="", precision="fp32", cores=1,
+    cases=("made up",), product_flops=1e11, attention_flops=5e10, bandwidth=1e10, start_seconds=1e-5,
+    block_seconds=1e-4, correction=1.25, spread=0.1,
+)  # fmt: skip
 
-def compared(spec: JobSpec) -> list[ComparisonReport]:
+
+def compared(spec: JobSpec, profile: MeasuredProfile | None) -> list[ComparisonReport]:
     recorder = Recorder()
-    train(spec, recorder)
+    train(spec, recorder, profile=profile)
     return [report for report in recorder.reports if isinstance(report, ComparisonReport)]
 
 
-@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)], ids=["tp 2", "pp 2"])
-def test_ranks_report_what_they_take_beside_the_plan(ranks: Ranks, tmp_path: Path, sizes: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("sizes", "profile"), [((2, 1), None), ((1, 2), MEASURED)], ids=["tp 2", "pp 2, measured"])
+def test_ranks_report_what_they_take_beside_the_plan(
+    ranks: Ranks, tmp_path: Path, sizes: tuple[int, int], profile: MeasuredProfile | None
+) -> None:
     parallelism = {"tensor_parallel_size": sizes[0], "pipeline_parallel_size": sizes[1]}
     changes = {"model": {"num_hidden_layers": 4}, "training": {"steps": 11}, "parallelism": parallelism}
     spec = tiny_job(write_corpus(tmp_path), tmp_path / "out", **changes)
     layout = Layout.of(spec.parallelism)
-    first, others = ranks.run(2, compared, spec)
+    first, others = ranks.run(2, compared, spec, profile)
     assert others == []
     early, timed = first
     assert (early.step, timed.step) == (2, 10)
@@ -38,6 +47,7 @@ def test_ranks_report_what_they_take_beside_the_plan(ranks: Ranks, tmp_path: Pat
     assert early.step_seconds is None
     assert timed.step_seconds is not None
     assert timed.step_seconds > 0
-    assert timed.predicted_step_seconds == step_seconds(spec, layout)
+    assert timed.predicted_step_seconds == step_seconds(spec, layout, machine_of(spec, profile))
+    assert timed.provenance == ("measured" if profile else "assumed")
     least, most_seconds = timed.predicted_step_seconds_range
     assert least < timed.predicted_step_seconds < most_seconds

@@ -28,7 +28,7 @@ from service.scheduler.actions import Wait
 from service.scheduler.decisions import decide
 from tests.jobs import tiny_job, write_corpus
 from tests.processes import started_by
-from tests.service.records import a_step
+from tests.service.records import PROFILE, a_step
 from tests.unit.test_decisions import job as waiting_job
 
 PATIENCE_SECONDS = 90
@@ -49,6 +49,9 @@ def a_tag(job_id: str) -> JobTag:
     return JobTag(job_id, 1, "tiny-test", "lab", "alice")
 
 
+MEASURED = PROFILE.model_copy(update={"precision": "fp32"})
+
+
 class Gang:
     """One attempt of a job and all it has reported so far."""
 
@@ -58,7 +61,7 @@ class Gang:
         self.sequences = [0]
         self.status = GangStatus(GangPhase.STARTING, "", [])
         self.orders = Orders(Layout.of(spec.parallelism), tuple(spec.layouts()), Cause.LIMITS_CHANGED)
-        gangs.launch(a_tag(job_id), spec, self.orders)
+        gangs.launch(a_tag(job_id), spec, self.orders, MEASURED)
 
     def until(self, done: Callable[["Gang"], object]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -148,6 +151,7 @@ def test_reports_arrive_complete_and_in_order(gangs: RayGangs, start: Callable[.
     assert [report.step for report in gang.of("progress")] == list(range(1, 31))
     assert [report.step for report in gang.of("checkpoint")] == list(range(3, 31, 3))
     assert gang.of("evaluation")[-1].step == 30
+    assert {report.provenance for report in gang.of("comparison")} == {"measured"}, "the profile reaches the ranks"
     assert {line.rank for line in gang.of("log")} == {0, 1}
     assert (tmp_path / "checkpoints" / "step-00000030").is_dir()
 

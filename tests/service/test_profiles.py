@@ -11,7 +11,9 @@ import pytest
 
 from boost_core.config import JobSpec
 from boost_core.hardware import ACCELERATOR_LABEL
-from boost_core.plan.report import Plan, machine_of, plan
+from boost_core.plan.auto_layouts import choose_layouts
+from boost_core.plan.measured import machine_of
+from boost_core.plan.report import Plan, plan
 from boost_core.plan.search_report import PlanSearch, search_report
 from service.client import ApiError, Client
 from service.jobs.profiles import ProfileNotFound, ProfileStore
@@ -37,11 +39,13 @@ def profiles(store: JobStore) -> ProfileStore:
 
 
 def on(precision: str = "bf16", **resources: Any) -> JobSpec:
-    """A job on GPUs; fp8 needs sizes that these have."""
+    """A job on GPUs that more of them make faster if they are slow."""
     return a_spec(
         resources={"gpus_per_worker": 1} | resources,
-        training={"steps": 10, "sequence_length": 64, "precision": precision},
-    )
+        training={
+            "steps": 10, "sequence_length": 64, "global_batch_size": 8, "micro_batch_size": 1, "precision": precision,
+        },
+    )  # fmt: skip
 
 
 def test_a_profile_is_kept_until_another_takes_its_place(profiles: ProfileStore) -> None:
@@ -191,3 +195,29 @@ def test_plans_go_by_the_profile_of_the_jobs_gpu(api: RunningApi, client: Client
     (tmp_path / "own.json").write_text(given.model_dump_json())
     refused = boost("plan", file, "--service", "--profile", tmp_path / "own.json")
     assert (refused.exit_code, "takes neither --profile nor --cluster" in refused.stderr) == (2, True)
+
+
+def test_a_job_keeps_the_profile_that_it_was_submitted_with(client: Client, profiles: ProfileStore) -> None:
+    """Its layouts are chosen by it, whatever becomes of the profile; a clone is planned anew."""
+    left = on(accelerator_type="H100").model_dump(mode="json")
+    left |= {"parallelism": {}, "elasticity": {"layouts": "auto", "gpus": {"max": 4}}}
+    spec = JobSpec.model_validate(left)
+    assumed = client.submit(left)
+    assert (assumed.profile, assumed.spec.layouts()) == (None, choose_layouts(spec).sizes)
+    stored = profiles.put("H100", PROFILE, "ops")
+    chosen = choose_layouts(spec, PROFILE)
+    assert chosen.sizes != choose_layouts(spec).sizes, "or nothing is tested here"
+    tried = client.dry_run(left)
+    assert (tried.profile, tried.chosen, tried.plan.provenance) == (stored, chosen, "measured")
+    assert client.plan(left).chosen == chosen
+    job = client.submit(left)
+    assert (job.profile, job.spec.layouts()) == (stored, chosen.sizes)
+    (told,) = client.events(job.id, follow=False, kinds=["layouts"])
+    assert told.data["provenance"] == "measured"
+
+    profiles.delete("H100")
+    assert client.get(job.id).profile == stored
+    larger = client.patch(job.id, {"gpus": {"max": 8}})
+    wider = JobSpec.model_validate(left | {"elasticity": {"layouts": "auto", "gpus": {"max": 8}}})
+    assert larger.spec.layouts() == choose_layouts(wider, PROFILE).sizes
+    assert client.clone(job.id).profile is None

@@ -397,11 +397,11 @@ def test_layouts_are_chosen_whatever_the_data_is() -> None:
         elasticity={"layouts": "auto", "gpus": {"max": 2}}, name="any", queue="other", priority=7,
     )  # fmt: skip
     searches = Searches()
-    chosen = searches.layouts(spec, "a")
+    chosen = searches.layouts(spec, "a", None)
     assert chosen == choose_layouts(spec)
     with searches.for_layouts.of("a"):
         another = spec.training.model_copy(update={"seed": 7})
-        assert searches.layouts(spec.model_copy(update={"name": "another", "training": another}), "a") is chosen
+        assert searches.layouts(spec.model_copy(update={"name": "another", "training": another}), "a", None) is chosen
 
 
 def test_a_plan_that_was_searched_before_is_not_searched_again() -> None:

@@ -7,10 +7,12 @@ from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.messages.reports import Cause
 from service.gang.status import NodeCapacity, Orders
 from service.jobs.states import JobState, Reason
+from service.models.profiles import StoredProfile
 from service.scheduler.actions import Gang, ResizePolicy, Wait
 from service.scheduler.decisions import decide
 from service.scheduler.demand import Demand
 from tests.scheduling import LONG, STARTING, WAITING, job, nodes, running, summary, trains
+from tests.service.records import PROFILE
 
 
 @pytest.mark.parametrize(
@@ -340,3 +342,12 @@ def test_the_policy_is_the_operators() -> None:
 def test_messages_say_what_a_job_waits_for(jobs, capacities, message: str) -> None:
     *_, wait = decide(jobs, capacities)
     assert wait.message == message
+
+
+def test_a_job_takes_the_layout_that_is_fastest_by_its_profile() -> None:
+    """One small enough that a second GPU is worth its exchange only where products are slow."""
+    few = job("a", 1, up_to=4, gpus=1, batches=4, accelerator_type="H100")
+    measured = PROFILE.model_copy(update={"precision": "fp32"})
+    stored = StoredProfile(kind="H100", stored_at=few.submitted_at, stored_by="ops", profile=measured)
+    assert summary(decide([few], [H100])) == ["Admit a", "Launch a 1x1"]
+    assert summary(decide([few.model_copy(update={"profile": stored})], [H100])) == ["Admit a", "Launch a 1x4"]

@@ -19,10 +19,10 @@ from boost_core.bench.variants import Variant
 from boost_core.config import Layout
 from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.plan.machine import machine_for
-from boost_core.plan.measured import MeasuredLink, MeasuredProfile
+from boost_core.plan.measured import MeasuredLink, MeasuredProfile, machine_of
 from boost_core.plan.parameters import block_parameters
 from boost_core.plan.profile import Profile
-from boost_core.plan.report import machine_of, plan
+from boost_core.plan.report import plan
 from boost_core.plan.throughput import step_parts
 from boost_core.plan.work import Work, block_work
 from service.cli.main import app

@@ -12,6 +12,7 @@ from sqlalchemy import event
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.commands import Drill, Profile, WorkerCommand
 from boost_core.messages.reports import Cause, LogLine, ShapeReport
+from boost_core.plan.measured import MeasuredProfile
 from service.gang.status import (
     Bundle,
     GangKey,
@@ -29,10 +30,11 @@ from service.jobs.model import JobRecord
 from service.jobs.patch import JobPatch, ReplicasPatch
 from service.jobs.states import JobState, Reason
 from service.jobs.store import JobStore
+from service.models.profiles import StoredProfile
 from service.scheduler.actions import ResizePolicy
 from service.scheduler.reconcile import Reconciler
 from tests.jobs import tiny_job
-from tests.service.records import a_step
+from tests.service.records import PROFILE, a_step
 
 
 class Crash(BaseException):
@@ -58,6 +60,7 @@ class FakeGangs:
         self.free: list[float] | None = None
         self.fail_before: dict[str, BaseException] = {}
         self.fail_after: dict[str, BaseException] = {}
+        self.profiles: list[MeasuredProfile | None] = []
 
     def connect(self) -> None:
         self.connections += 1
@@ -84,13 +87,14 @@ class FakeGangs:
     def alive(self) -> set[tuple[str, int]]:
         return set(self.gangs)
 
-    def launch(self, tag: JobTag, spec: JobSpec, orders: Orders) -> None:
+    def launch(self, tag: JobTag, spec: JobSpec, orders: Orders, profile: MeasuredProfile | None = None) -> None:
         self._maybe(self.fail_before, "launch")
         if (tag.job_id, tag.attempt) not in self.gangs:
             self.gangs[tag.job_id, tag.attempt] = GangStatus(GangPhase.STARTING, "placing", [])
             self.launched.append((tag.job_id, tag.attempt))
             self.tags.append(tag)
             self.specs.append(spec)
+            self.profiles.append(profile)
             self.orders[tag.job_id] = orders
         self._maybe(self.fail_after, "launch")
 
@@ -215,6 +219,16 @@ def test_a_job_from_post_to_success(service: Service) -> None:
     assert (job.state, job.message) == (JobState.SUCCEEDED, "trained 8 steps")
     assert service.logs(job_id) == ["line 1", "line 2", "line 3"]
     assert not service.gangs.gangs
+
+
+def test_a_gang_is_told_what_its_job_is_planned_by(service: Service) -> None:
+    stored = StoredProfile(
+        kind="H100", stored_at=datetime.now(UTC), stored_by="ops",
+        profile=PROFILE.model_copy(update={"precision": "fp32"}),
+    )  # fmt: skip
+    service.store.create(tiny_job("corpus", "elsewhere"), str(service.folder / "checkpoints"), profile=stored)
+    service.tick()
+    assert service.gangs.profiles == [stored.profile]
 
 
 def test_a_gang_that_ends_between_two_passes(service: Service) -> None:

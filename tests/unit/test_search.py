@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from boost_core.config import JobSpec, Layout
 from boost_core.plan import search as module
 from boost_core.plan.machine import Machine
+from boost_core.plan.measured import machine_of
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.network import NetworkConfig
-from boost_core.plan.report import machine_of
 from boost_core.plan.search import SPARE, Choice, reasons, search, sensitivities
 from boost_core.plan.search_process import SearchFailed, TooLong, search_apart
 from boost_core.plan.search_report import PlanSearch, search_report

@@ -10,10 +10,10 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from boost_core.config import JobSpec
-from boost_core.plan.auto_layouts import ChosenLayouts
+from boost_core.plan.measured import machine_of
 from boost_core.plan.report import plan
 from service.accounts.principal import Principal
-from service.api.admission import if_fit, with_dataset, with_layouts
+from service.api.admission import completed, if_fit
 from service.api.auth import Reader, Submitter
 from service.api.deps import Context, ContextDep, JobDep, TraceparentDep, refuse_others
 from service.api.errors import InvalidJob, problem_responses
@@ -61,8 +61,11 @@ async def submit(
 @router.post("/dry-run", responses=_BODY_REFUSED)
 async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
     """Check and plan a job without submitting it; nothing is recorded."""
-    spec, chosen = await _completed(spec, context, who.tenant)
-    return DryRun(spec=spec, plan=await if_fit(spec, context, who.tenant, partial(plan, spec)), chosen=chosen)
+    job = await run_in_threadpool(completed, spec, context, who.tenant)
+    profile = job.profile
+    machine = machine_of(job.spec, profile.profile if profile else None)
+    planned = await if_fit(job.spec, context, who.tenant, partial(plan, job.spec, machine))
+    return DryRun(spec=job.spec, plan=planned, chosen=job.chosen, profile=profile)
 
 
 @router.get("", response_model=JobPage, responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
@@ -125,17 +128,6 @@ def _refuse_unknown_cursor(cursor: str, who: Principal, context: Context) -> Non
         raise RequestValidationError([fault]) from error
 
 
-async def _completed(
-    spec: JobSpec, context: Context, tenant: str, original: JobSpec | None = None
-) -> tuple[JobSpec, ChosenLayouts | None]:
-    """The job with its dataset's shards and the layouts chosen for it; one that needs neither is spared the threads."""
-    if spec.data.dataset is not None:
-        spec = await run_in_threadpool(with_dataset, spec, context, tenant, original)
-    if spec.leaves_layouts:
-        return await run_in_threadpool(with_layouts, spec, context, tenant)
-    return spec, None
-
-
 async def _create(
     spec: JobSpec,
     who: Principal,
@@ -146,19 +138,20 @@ async def _create(
 ) -> Response:
     record = await run_in_threadpool(context.store.known, request) if request else None
     if record is None:
-        spec, chosen = await _completed(spec, context, who.tenant, original.spec if original else None)
+        job = await run_in_threadpool(completed, spec, context, who.tenant, original.spec if original else None)
         owner, root = Owner(who.tenant, who.name), context.settings.checkpoint_root
         create = partial(
             context.store.create,
-            spec,
+            job.spec,
             root,
             owner,
             cloned_from=original.id if original else None,
             request=request,
             traceparent=traceparent,
-            trackers=kinds_of(spec, context.settings),
-            chosen=chosen,
+            trackers=kinds_of(job.spec, context.settings),
+            chosen=job.chosen,
+            profile=job.profile,
         )
-        record = await if_fit(spec, context, who.tenant, create)
+        record = await if_fit(job.spec, context, who.tenant, create)
     headers = {"Location": f"{router.prefix}/{record.id}", "ETag": record.etag}
     return Response(record.as_json, HTTPStatus.CREATED, headers, _JSON)

@@ -8,7 +8,8 @@ from typing import Literal
 from fastapi import APIRouter
 
 from boost_core import __version__
-from boost_core.plan.report import PresetList, machine_of, plan, presets
+from boost_core.plan.measured import machine_of
+from boost_core.plan.report import PresetList, plan, presets
 from service.api.auth import Reader
 from service.api.deps import ContextDep
 from service.api.errors import InvalidJob, problem_responses
@@ -42,7 +43,7 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
     found = None
     if search is not None:
         found = context.searches.plans(job, search.model_copy(update={"profile": profile}), who.tenant)
-    chosen = context.searches.layouts(job, who.tenant) if job.lacks_layouts else None
+    chosen = context.searches.layouts(job, who.tenant, profile) if job.lacks_layouts else None
     if chosen is not None:
         job = job.with_layouts(chosen.sizes)
     return PlanAnswer(**dict(plan(job, machine)), chosen=chosen, search=found, profile=stored)

@@ -10,7 +10,8 @@ from rich.console import Console
 from boost_core.config import JobSpec
 from boost_core.config.parsing.yaml_text import read_yaml
 from boost_core.plan.auto_layouts import choose_layouts
-from boost_core.plan.report import Plan, machine_of
+from boost_core.plan.measured import machine_of
+from boost_core.plan.report import Plan
 from boost_core.plan.report import plan as plan_of
 from boost_core.plan.search_report import PlanSearch, SearchReport, search_report
 from service.cli.connection import open_client
@@ -105,7 +106,7 @@ def plan(
     try:
         if gpus is None:
             if spec.leaves_layouts:
-                chosen = choose_layouts(spec)
+                chosen = choose_layouts(spec, measured)
                 spec = spec.with_layouts(chosen.sizes)
             found = plan_of(spec, machine_of(spec, measured, levels))
         else:
@@ -176,6 +177,7 @@ def _try_out(client: Client, spec: JobSpec, as_json: bool) -> None:
     print_plan(found.plan, found.spec)
     if found.chosen is not None:
         print_chosen(found.chosen)
+    print_stored(found.profile)
 
 
 def _go_on(client: Client, record: JobRecord, follow_it: bool, as_json: bool) -> None:

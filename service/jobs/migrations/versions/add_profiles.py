@@ -1,4 +1,4 @@
-"""Add profiles of kinds of GPU."""
+"""Add profiles of kinds of GPU, and to each job the one that it is planned with."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the table."""
+    """Make the table, and a column that a release before leaves empty."""
     op.create_table(
         "profiles",
         sa.Column("kind", sa.String(63), primary_key=True),
@@ -18,8 +18,10 @@ def upgrade() -> None:
         sa.Column("stored_by", sa.String(100), nullable=False),
         sa.Column("profile", sa.JSON(), nullable=False),
     )
+    op.add_column("jobs", sa.Column("profile", sa.JSON(), nullable=True))
 
 
 def downgrade() -> None:
-    """Drop it."""
+    """Drop both."""
+    op.drop_column("jobs", "profile")
     op.drop_table("profiles")
