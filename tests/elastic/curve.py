@@ -26,14 +26,14 @@ class Story:
     Attributes:
         spec: The job.
         losses: By step; of one that was computed again, the last.
-        replicas: By step, as they were when that last loss was computed.
+        layouts: By step, as they were when that last loss was computed.
         tokens: By step, trained on up to then.
         happened: What was done to it, and after how many steps.
     """
 
     spec: JobSpec
     losses: dict[int, float]
-    replicas: dict[int, int]
+    layouts: dict[int, Layout]
     tokens: dict[int, int]
     happened: list[tuple[int, str]]
 
@@ -77,14 +77,8 @@ def live_through_it(nodes: Nodes, service: Service, spec: JobSpec) -> tuple[Job,
 
 
 def _story(job: Job, spec: JobSpec, happened: list[tuple[int, str]]) -> Story:
-    replicas, layout = {}, 0
-    for event in job.events:
-        if event.kind == "shape":
-            layout = event.data["data_parallel_size"]
-        elif event.kind == "progress":
-            replicas[event.data["step"]] = layout
     tokens = {report["step"]: report["tokens"] for report in job.of("progress")}
-    return Story(spec, job.losses(), dict(sorted(replicas.items())), tokens, happened)
+    return Story(spec, job.losses(), job.layouts(), tokens, happened)
 
 
 class _Losses:
@@ -113,11 +107,11 @@ def trained_on(spec: JobSpec, steps: int) -> list[float]:
     return losses.losses
 
 
-def replayed(ranks: Ranks, spec: JobSpec, replicas: dict[int, int], folder: Path) -> list[float]:
-    """Losses with the same replicas at each step and without a fault: one gang after the other, through checkpoints."""
+def replayed(ranks: Ranks, spec: JobSpec, layouts: dict[int, Layout], folder: Path) -> list[float]:
+    """Losses in the same layout at each step and without a fault: one gang after the other, through checkpoints."""
     losses: list[float] = []
-    for data, steps in groupby(replicas, key=lambda step: replicas[step]):
-        count, layout = len(list(steps)), Layout(TENSOR, 1, data)
+    for layout, steps in groupby(layouts, key=lambda step: layouts[step]):
+        count = len(list(steps))
         checkpoint = {"url": str(folder), "every_steps": 10**6, "keep_last": 1}
         changed = JobSpec.model_validate(spec.model_dump() | {"checkpoint": checkpoint})
         losses += ranks.run(layout.world_size, trained_on, changed.at(layout), count)[0]
@@ -139,7 +133,7 @@ def main() -> None:
             job, story = live_through_it(nodes, service, spec)
             service.client.cancel(job.id)
             job.until(lambda: job.record.finished, "cancelled")
-        steady = replayed(ranks, spec, dict.fromkeys(story.replicas, 1), folder / "steady")
+        steady = replayed(ranks, spec, dict.fromkeys(story.layouts, Layout(TENSOR, 1, 1)), folder / "steady")
         ranks.close()
         draw(arguments.out or FIGURES / "elastic-curve.svg", story, steady)
 

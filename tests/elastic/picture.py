@@ -28,7 +28,7 @@ def draw(path: Path, story: "Story", steady: list[float]) -> None:
     differences = [max(abs(story.losses[step] - steady[step - 1]), 1e-9) for step in steps]
     apart.semilogy(steps, differences, linewidth=0.7, color="#1f4e9c")
     apart.set_ylabel("|difference|")
-    replicas.step(steps, [story.replicas[step] for step in steps], where="mid", color="#1f4e9c")
+    replicas.step(steps, [story.layouts[step].dp for step in steps], where="mid", color="#1f4e9c")
     replicas.set(ylabel="replicas", xlabel="step", yticks=[1, 2, 3], ylim=(0.5, 3.5))
     top = loss.get_ylim()[1]
     for step, what in story.happened:

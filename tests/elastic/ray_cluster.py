@@ -19,7 +19,8 @@ from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 from ray.util.state import list_actors
 
-from boost_core.config import JobSpec
+from boost_core.config import JobSpec, Layout
+from boost_core.messages.reports import ShapeReport
 from service.client import Client, ServiceUnreachable
 from service.jobs.model import JobEvent, JobRecord
 from tests.jobs import tiny_job
@@ -64,12 +65,13 @@ def local_ray(**options: float) -> Iterator[str]:
 
 
 class Nodes:
-    """Simulated Ray nodes of two CPUs each; the head has none, so that gangs leave it alone."""
+    """Simulated Ray nodes of some CPUs each; the head has none, so that gangs leave it alone."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, cpus: int = 2) -> None:
+        self._cpus = cpus
         head = {"num_cpus": 0, "dashboard_port": free_port()}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self._nodes = [self.cluster.add_node(num_cpus=2) for _ in range(count)]
+        self._nodes = [self.cluster.add_node(num_cpus=cpus) for _ in range(count)]
         ray.init(self.cluster.address, namespace="boost", log_to_driver=False, logging_level="ERROR")
 
     @property
@@ -81,7 +83,7 @@ class Nodes:
         return len(self._nodes)
 
     def add(self) -> None:
-        self._nodes.append(self.cluster.add_node(num_cpus=2))
+        self._nodes.append(self.cluster.add_node(num_cpus=self._cpus))
 
     def remove(self, node_id: str) -> None:
         """Kill a node's raylet, without notice."""
@@ -109,7 +111,8 @@ class Nodes:
             for actor in list_actors(address=self.address, filters=living, limit=1000)
         ]
         free = ray.available_resources().get("CPU", 0)
-        return groups + actors + ([] if free >= 2 * len(self) else [f"{free} of {2 * len(self)} CPUs are free"])
+        total = self._cpus * len(self)
+        return groups + actors + ([] if free >= total else [f"{free} of {total} CPUs are free"])
 
     def close(self) -> None:
         ray.shutdown()
@@ -202,13 +205,18 @@ class Job:
     def replicas(self) -> int:
         """Data parallel size of the newest gang."""
         shapes = self.of("shape")
-        return int(shapes[-1]["data_parallel_size"]) if shapes else 0
+        return _layout(shapes[-1]).dp if shapes else 0
 
-    def trains(self, replicas: int) -> None:
-        """Wait until it trains with so many replicas, and let it make some steps."""
-        self.until(
-            lambda: self.replicas == replicas and self.events and self._steps_since_layout() >= 8, f"dp {replicas}"
-        )
+    def trains(self, replicas: int, context: int = 1) -> None:
+        """Wait until it trains with so many replicas of so many context parallel ranks, and let it make some steps."""
+
+        def trains() -> bool:
+            shapes = self.of("shape")
+            layout = _layout(shapes[-1]) if shapes else None
+            right = layout is not None and (layout.dp, layout.cp) == (replicas, context)
+            return right and self._steps_since_layout() >= 8
+
+        self.until(trains, f"dp {replicas}, cp {context}")
 
     def _steps_since_layout(self) -> int:
         last = max(index for index, event in enumerate(self.events) if event.kind == "shape")
@@ -232,11 +240,25 @@ class Job:
         """The loss of each step; of one that was computed again, the last."""
         return {report["step"]: report["loss"] for report in self.of("progress")}
 
+    def layouts(self) -> dict[int, Layout]:
+        """That of the gang which computed each of these losses."""
+        layouts = dict[int, Layout]()
+        for event in self.events:
+            if event.kind == "shape":
+                layout = _layout(event.data)
+            elif event.kind == "progress":
+                layouts[event.data["step"]] = layout
+        return dict(sorted(layouts.items()))
+
+
+def _layout(shape: dict[str, Any]) -> Layout:
+    return Layout.of(ShapeReport.model_validate(shape))
+
 
 @contextmanager
-def world(folder: Path, nodes: int) -> Iterator[tuple[Nodes, Service]]:
+def world(folder: Path, nodes: int, cpus: int = 2) -> Iterator[tuple[Nodes, Service]]:
     """Nodes and a service, which all end with it."""
-    cluster = Nodes(nodes)
+    cluster = Nodes(nodes, cpus)
     try:
         service = Service(folder / "home", cluster.address)
         try:

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from boost_core.config import JobSpec
+from boost_core.config import JobSpec, Layout
 from boost_core.optim.build import COMPUTE_TYPES
 from tests.elastic.curve import TENSOR, Story, live_through_it, replayed, trained_on
 from tests.elastic.ray_cluster import Job, Nodes, Service, elastic_job, world
@@ -99,19 +99,20 @@ def test_no_sample_is_repeated_or_skipped(story: Story) -> None:
 def test_every_loss_is_bit_equal_to_that_without_a_fault_at_the_same_shapes(
     ranks: Ranks, story: Story, tmp_path: Path
 ) -> None:
-    assert len({story.replicas[step] for step in story.replicas}) == 3
-    assert replayed(ranks, story.spec, story.replicas, tmp_path / "replay") == list(story.losses.values())
+    assert len(set(story.layouts.values())) == 3
+    assert replayed(ranks, story.spec, story.layouts, tmp_path / "replay") == list(story.losses.values())
 
 
 def test_every_loss_is_within_rounding_of_the_uninterrupted_run(ranks: Ranks, story: Story, tmp_path: Path) -> None:
     # As far as the first hundred steps at another shape: the test above replays all of them.
-    first = story.replicas[1]
-    changed = next(step for step, data in story.replicas.items() if data != first)
+    first = story.layouts[1]
+    changed = next(step for step, layout in story.layouts.items() if layout != first)
     count = min(changed + 99, len(story.losses))  # a slow machine may not get so far
     assert count > changed + 20
     steps = range(1, count + 1)
     steady = {
-        data: replayed(ranks, story.spec, dict.fromkeys(steps, data), tmp_path / f"steady-{data}") for data in (1, 3)
+        data: replayed(ranks, story.spec, dict.fromkeys(steps, Layout(TENSOR, 1, data)), tmp_path / f"steady-{data}")
+        for data in (1, 3)
     }
     folder = {"url": str(tmp_path / "exact"), "every_steps": 10**6}
     exact_spec = JobSpec.model_validate(story.spec.model_dump() | {"checkpoint": folder})

@@ -6,6 +6,7 @@ import pytest
 import ray
 from ray.util.state import list_actors
 
+from boost_core.config import Layout
 from tests.elastic.curve import replayed
 from tests.elastic.ray_cluster import Job, Nodes, elastic_job, world
 from tests.jobs import write_corpus
@@ -66,4 +67,6 @@ def test_a_node_lost_with_all_ranks_costs_memory_recovery(tmp_path: Path, ranks:
         job.until(lambda: not nodes.taken(), "nothing is left over")
     losses = job.losses()
     steps = range(1, restart["step"] + 1 + EVERY)  # all that were done again, and some more
-    assert replayed(ranks, spec, dict.fromkeys(steps, 1), tmp_path / "replay") == [losses[step] for step in steps]
+    assert replayed(ranks, spec, dict.fromkeys(steps, Layout(2, 1, 1)), tmp_path / "replay") == [
+        losses[step] for step in steps
+    ]
