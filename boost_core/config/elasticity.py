@@ -2,20 +2,48 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic import (
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticKnownError
 
 from boost_core.config.base import Config, FieldProblem, raise_problems
 from boost_core.config.layout import Layout
-from boost_core.config.parallelism import DataSize, PipelineSize, TensorSize
+from boost_core.config.parallelism import ContextSize, DataSize, PipelineSize, TensorSize
 from boost_core.config.parsing.kinds import Wanted
 
 MOST_LAYOUTS = 32  # that a job may allow, replicas counted: each is looked at when a job is checked and scheduled
 
-Pairs = Annotated[tuple[tuple[TensorSize, PipelineSize], ...], Field(max_length=16)]
-Triples = Annotated[tuple[tuple[TensorSize, PipelineSize, DataSize], ...], Field(max_length=MOST_LAYOUTS)]
+Pair = tuple[TensorSize, PipelineSize]
+Triple = tuple[TensorSize, PipelineSize, ContextSize]
 
-_PAIRS: TypeAdapter[tuple[tuple[int, int], ...]] = TypeAdapter(Pairs)
+_PAIR: TypeAdapter[tuple[int, int]] = TypeAdapter(Pair)
+_TRIPLE: TypeAdapter[tuple[int, int, int]] = TypeAdapter(Triple)
+
+
+def _pair_or_triple(value: Any, _: ValidatorFunctionWrapHandler) -> tuple[int, int] | tuple[int, int, int]:
+    """Name what is wrong with it as one of them: a union's error would speak of both."""
+    three = isinstance(value, list | tuple) and len(value) > 2
+    return _TRIPLE.validate_python(value) if three else _PAIR.validate_python(value)
+
+
+def _in_one(schema: dict[str, Any]) -> None:
+    """Say the same as one list, for editors, whose errors would else speak of both."""
+    pair, triple = schema.pop("anyOf")
+    schema.update(triple, minItems=pair["minItems"])
+
+
+ReplicaSizes = Annotated[Pair | Triple, WrapValidator(_pair_or_triple), Field(json_schema_extra=_in_one)]
+Listed = Annotated[tuple[ReplicaSizes, ...], Field(max_length=16)]
+Chosen = Annotated[tuple[tuple[TensorSize, PipelineSize, DataSize], ...], Field(max_length=MOST_LAYOUTS)]
+
+_LISTED: TypeAdapter[tuple[tuple[int, int] | tuple[int, int, int], ...]] = TypeAdapter(Listed)
 
 
 class DataParallelRange(Config):
@@ -38,11 +66,13 @@ class GpuRange(DataParallelRange):
 class ElasticityConfig(Config):
     """What the service may do to a gang when nodes and other jobs come and go. The global batch stays what it is."""
 
-    layouts: Literal["auto"] | Pairs | None = Field(
+    layouts: Literal["auto"] | Listed | None = Field(
         None,
         json_schema_extra={"minItems": 1},
-        description="Allowed pairs [tensor_parallel_size, pipeline_parallel_size]; default: parallelism's own. auto: "
-        "the service chooses among all that are legal and fit the GPUs, for each number of gpus.",
+        description="Allowed sizes of a replica, each as [tensor_parallel_size, pipeline_parallel_size] with "
+        "parallelism's own context_parallel_size, or as [tensor_parallel_size, pipeline_parallel_size, "
+        "context_parallel_size]; default: parallelism's own. auto: the service chooses among all without context "
+        "parallelism that are legal and fit the GPUs, for each number of gpus.",
     )
     gpus: GpuRange | None = Field(
         None, description="With layouts=auto: the fewest and the most GPUs of the gang; on CPUs, workers."
@@ -52,7 +82,7 @@ class ElasticityConfig(Config):
         validate_default=True,
         description="The fewest and the most replicas; required, unless layouts=auto, where it follows from gpus.",
     )
-    resolved: Triples | None = Field(
+    resolved: Chosen | None = Field(
         None,
         description="With layouts=auto: the layouts that the service has chosen, as [tensor_parallel_size, "
         "pipeline_parallel_size, data_parallel_size]. The service writes it, and chooses anew for files that have it.",
@@ -60,19 +90,19 @@ class ElasticityConfig(Config):
 
     @field_validator("layouts", mode="wrap")
     @classmethod
-    def _auto_or_pairs(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        """Name the pair at fault alone: a union's error would speak of all its types."""
+    def _auto_or_listed(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        """Name the entry at fault alone: a union's error would speak of all its types."""
         if value is None or value == "auto":
             return handler(value)
         if isinstance(value, str):
-            raise ValueError(f"{value!r} is not auto, nor a list of pairs of sizes; use one of these")
-        wanted = Wanted.by(Pairs)
+            raise ValueError(f"{value!r} is not auto, nor a list of sizes such as [[2, 1], [1, 1]]; use one of these")
+        wanted = Wanted.by(Listed)
         if wanted and (found := wanted.mixed_up(value)):
             raise ValidationError.from_exception_data(cls.__name__, found, hide_input=True)
         # As a min_length this would also be said of layouts that are there and wrong.
-        if not (pairs := _PAIRS.validate_python(value)):
-            raise ValueError("no pair of sizes is allowed so; give one, or leave layouts out")
-        return pairs
+        if not (listed := _LISTED.validate_python(value)):
+            raise ValueError("no sizes are allowed so; give one pair or more, or leave layouts out")
+        return listed
 
     @field_validator("data_parallel_size")
     @classmethod
@@ -104,6 +134,16 @@ class ElasticityConfig(Config):
     def automatic(self) -> bool:
         """Whether the service chooses the layouts."""
         return self.layouts == "auto"
+
+    def replicas(self, own: Layout) -> tuple[Layout, ...]:
+        """How a replica may be laid out, dp 1, each once.
+
+        Args:
+            own: Parallelism's own, which also has what pairs leave out.
+        """
+        listed = self.layouts if isinstance(self.layouts, tuple) else ()
+        allowed = (Layout(tp, pp, dp=1, cp=cp[0] if cp else own.cp) for tp, pp, *cp in listed)
+        return tuple(dict.fromkeys(allowed)) or (own.per_replica,)
 
     @property
     def chosen(self) -> tuple[Layout, ...]:

@@ -85,7 +85,10 @@ class JobSpec(Config):
             self.model, self.parallelism, self.data, self.training, self.optimizer, self.resources.gpus_per_worker
         )
         if not problems:
-            problems = elasticity_problems(self.model, self.parallelism, self.training, self.optimizer, self.elasticity)
+            problems = elasticity_problems(
+                self.model, self.parallelism, self.training, self.optimizer, self.resources.gpus_per_worker,
+                self.elasticity,
+            )  # fmt: skip
         raise_problems("JobSpec", problems)
         return self
 
@@ -98,7 +101,9 @@ class JobSpec(Config):
             return (Layout.of(self.parallelism),)
         if self.elasticity.automatic:
             return self.elasticity.chosen or (Layout.of(self.parallelism),)
-        return legal_layouts(self.model, self.parallelism, self.training, self.optimizer, self.elasticity)
+        return legal_layouts(
+            self.model, self.parallelism, self.training, self.optimizer, self.resources.gpus_per_worker, self.elasticity
+        )
 
     def at(self, layout: Layout) -> "JobSpec":
         """The job with a gang of another layout."""

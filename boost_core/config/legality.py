@@ -24,17 +24,17 @@ def job_problems(
 ) -> list[FieldProblem]:  # fmt: skip
     """Everything about a job whose parts are fine one by one but do not go together."""
     return [
-        *layout_problems(model, parallelism, training, optimizer),
+        *layout_problems(model, parallelism, training, optimizer, gpus_per_worker),
         *_vocabulary_problems(model, data),
-        *device_problems(model, parallelism, training, gpus_per_worker),
         *_schedule_problems(training, optimizer),
         *_sample_problems(data, training),
     ]
 
 
 def layout_problems(
-    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig
-) -> list[FieldProblem]:
+    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
+    gpus_per_worker: int,
+) -> list[FieldProblem]:  # fmt: skip
     """Those problems that depend on how the gang is split."""
     return [
         *strategy_problems(model, parallelism),
@@ -43,6 +43,7 @@ def layout_problems(
         *_batch_problems(parallelism, training),
         *_optimizer_problems(model, parallelism, optimizer),
         *_precision_problems(model, parallelism, training),
+        *_device_problems(model, parallelism, training, gpus_per_worker),
     ]
 
 
@@ -73,7 +74,7 @@ def too_long_a_prompt(number: int, size: int, room: int) -> str:
     )
 
 
-def device_problems(
+def _device_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, gpus_per_worker: int
 ) -> list[FieldProblem]:
     """Those problems that depend on what a worker computes on."""
@@ -244,7 +245,7 @@ def _precision_problems(
 @lru_cache(_REMEMBERED)
 def legal_layouts(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
-    elasticity: ElasticityConfig,
+    gpus_per_worker: int, elasticity: ElasticityConfig,
 ) -> tuple[Layout, ...]:  # fmt: skip
     """All layouts that a job allows and that go with the rest of it, the fewest ranks first.
 
@@ -253,20 +254,23 @@ def legal_layouts(
         parallelism: Its own parallelism.
         training: Its batches: only numbers of replicas that divide a step's micro-batches are legal.
         optimizer: Its optimizer.
+        gpus_per_worker: Of its workers.
         elasticity: What it allows.
     """
     layouts = [
         layout
-        for replica in _replica_layouts(parallelism, elasticity)
+        for replica in elasticity.replicas(Layout.of(parallelism))
         for number in _allowed_numbers(training, elasticity)
-        if not layout_problems(model, parallelism.at(layout := replace(replica, dp=number)), training, optimizer)
+        if not layout_problems(
+            model, parallelism.at(layout := replace(replica, dp=number)), training, optimizer, gpus_per_worker
+        )
     ]
     return tuple(sorted(layouts, key=lambda layout: (layout.world_size, layout)))
 
 
 def elasticity_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
-    elasticity: ElasticityConfig | None,
+    gpus_per_worker: int, elasticity: ElasticityConfig | None,
 ) -> list[FieldProblem]:  # fmt: skip
     """Why a job cannot run in layouts that it allows: each layout needs a number of replicas that is legal."""
     if elasticity is None:
@@ -276,49 +280,46 @@ def elasticity_problems(
         return [FieldProblem(("parallelism", "context_parallel_size"), size, message)]
     sizes = elasticity.data_parallel_size
     if sizes is None:
-        return _problems_of_chosen(model, parallelism, training, optimizer, elasticity)
-    replicas = _replica_layouts(parallelism, elasticity)
+        return _problems_of_chosen(model, parallelism, training, optimizer, gpus_per_worker, elasticity)
+    replicas = elasticity.replicas(Layout.of(parallelism))
     numbers = len(_allowed_numbers(training, elasticity))
     if len(replicas) * numbers > MOST_LAYOUTS:
         message = (
             f"{numbers} numbers of replicas from {sizes.min} to {sizes.max} split the batch, which makes "
-            f"{len(replicas) * numbers} layouts with {len(replicas)} pair(s) of tensor and pipeline parallel sizes; a "
-            f"job may allow at most {MOST_LAYOUTS}: narrow the range, or allow fewer pairs"
+            f"{len(replicas) * numbers} layouts with {len(replicas)} kind(s) of replica; a job may allow at most "
+            f"{MOST_LAYOUTS}: narrow the range, or list fewer kinds"
         )
         return [FieldProblem(("elasticity", "data_parallel_size"), sizes.max, message)]
-    legal = {layout.per_replica for layout in legal_layouts(model, parallelism, training, optimizer, elasticity)}
+    layouts = legal_layouts(model, parallelism, training, optimizer, gpus_per_worker, elasticity)
+    legal = {layout.per_replica for layout in layouts}
     problems = []
     for replica in replicas:
         if replica not in legal:
             where = ("elasticity", "layouts" if elasticity.layouts else "data_parallel_size")
-            found = layout_problems(model, parallelism.at(replace(replica, dp=sizes.min)), training, optimizer)
+            smallest = parallelism.at(replace(replica, dp=sizes.min))
+            found = layout_problems(model, smallest, training, optimizer, gpus_per_worker)
             causes = "; ".join(problem.message for problem in found) or "the batch does not split so"
             message = f"{replica.replica_text} is legal with no number of replicas from {sizes.min} to {sizes.max}"
-            problems.append(FieldProblem(where, [replica.tp, replica.pp], f"{message}: {causes}"))
+            problems.append(FieldProblem(where, [replica.tp, replica.pp, replica.cp], f"{message}: {causes}"))
     return problems
 
 
 def _problems_of_chosen(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig, optimizer: OptimizerConfig,
-    elasticity: ElasticityConfig,
+    gpus_per_worker: int, elasticity: ElasticityConfig,
 ) -> list[FieldProblem]:  # fmt: skip
     """What is wrong with layouts that the service is said to have chosen."""
     field, gpus = ("elasticity", "resolved"), elasticity.gpus
     problems = []
     for layout in elasticity.chosen:
-        found = [problem.message for problem in layout_problems(model, parallelism.at(layout), training, optimizer)]
+        problems_of_it = layout_problems(model, parallelism.at(layout), training, optimizer, gpus_per_worker)
+        found = [problem.message for problem in problems_of_it]
         if gpus and not gpus.min <= layout.world_size <= gpus.max:
             found.append(f"it has {layout.world_size} ranks, and gpus allows {gpus.min} to {gpus.max}")
         if found:
             message = f"{layout} is not legal: {'; '.join(found)}; leave resolved out, the service writes it"
             problems.append(FieldProblem(field, [layout.tp, layout.pp, layout.dp], message))
     return problems
-
-
-def _replica_layouts(parallelism: ParallelismConfig, elasticity: ElasticityConfig) -> list[Layout]:
-    listed = elasticity.layouts if isinstance(elasticity.layouts, tuple) else ()
-    allowed = [Layout(tp, pp, dp=1, cp=parallelism.context_parallel_size) for tp, pp in listed]
-    return list(dict.fromkeys(allowed)) or [Layout.of(parallelism).per_replica]
 
 
 def _allowed_numbers(training: TrainingConfig, elasticity: ElasticityConfig) -> list[int]:

@@ -121,7 +121,13 @@ def _legal(spec: JobSpec, gpus: GpuRange, machine: Machine) -> list[Layout]:
             (
                 layout
                 for layout in _sizes(spec, node, gpus, numbers)
-                if not layout_problems(spec.model, spec.parallelism.at(layout), spec.training, spec.optimizer)
+                if not layout_problems(
+                    spec.model,
+                    spec.parallelism.at(layout),
+                    spec.training,
+                    spec.optimizer,
+                    spec.resources.gpus_per_worker,
+                )
             ),
             MOST_TIMED + 1,
         )

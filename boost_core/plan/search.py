@@ -18,7 +18,7 @@ from typing import Any
 
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
-from boost_core.config.legality import device_problems, layout_problems
+from boost_core.config.legality import layout_problems
 from boost_core.plan.devices import SPARE
 from boost_core.plan.machine import Machine
 from boost_core.plan.memory import rank_memory
@@ -159,10 +159,7 @@ def _modes(job: JobSpec, machine: Machine) -> Iterator[Choice]:
 
 def _problems(job: JobSpec) -> Iterable[object]:
     on_gpu = job.resources.gpus_per_worker
-    return [
-        *layout_problems(job.model, job.parallelism, job.training, job.optimizer),
-        *device_problems(job.model, job.parallelism, job.training, on_gpu),
-    ]
+    return layout_problems(job.model, job.parallelism, job.training, job.optimizer, on_gpu)
 
 
 def _replicas(portions: int, most: int) -> int:

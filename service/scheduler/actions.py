@@ -19,7 +19,7 @@ class ResizePolicy:
         cooldown_seconds: A gang grows when its layout has been the same for this long,
         settle_seconds: when there has been room for this long,
         minimum_gain: and when its throughput is predicted to rise by this share at least,
-        layout_gain: by this share if tensor or pipeline parallelism have to change for it.
+        layout_gain: by this share if tensor, pipeline or context parallelism have to change for it.
         patience_seconds: A gang that lacks workers may wait for them to come back for this long.
     """
 

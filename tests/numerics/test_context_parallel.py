@@ -266,6 +266,8 @@ def test_a_job_goes_on_with_other_context_parallel_ranks(ranks: Ranks, tmp_path:
         ({"training": {"cuda_graphs": "on"}, "resources": {"gpus_per_worker": 1}}, "cannot be captured"),
         ({"resources": {"gpus_per_worker": 1}}, "does not take fp32 with heads of 8; use bf16"),
         ({"elasticity": {"layouts": "auto", "gpus": {"max": 4}}}, "layouts without context parallelism"),
+        ({"elasticity": {"data_parallel_size": {"max": 2}, "layouts": [[1, 1, 3]]}}, "cp 3 is legal with no number"),
+        ({"elasticity": {"data_parallel_size": {"max": 2}, "layouts": [[1, 1, 1], [1, 2]]}}, "take whole sequences"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(changes: dict[str, Any], says: str) -> None:
@@ -285,3 +287,11 @@ def test_replicas_come_and_go_with_all_their_context_parallel_ranks() -> None:
     assert [units(layout) for layout in (Layout(2, 1, 2, cp=2), Layout(1, 1, 1, cp=2))] == [(2, 4), (1, 2)]
     assert units(Layout(2, 1, 2, cp=2), "STRICT_PACK") == (4, 2)
     assert str(Layout(2, 1, 3, cp=4)) == "tp 2 × pp 1 × cp 4 × dp 3"
+
+
+def test_layouts_may_name_other_sizes_and_pairs_have_the_jobs_own() -> None:
+    elastic = {"data_parallel_size": {"max": 2}, "layouts": [[1, 1, 4], [1, 1, 1], [1, 1], [1, 1, 2]]}
+    changes = {"tensor_parallel_size": 1, "context_parallel_size": 2}
+    spec = tiny_job(Path("corpus"), "checkpoints", parallelism=changes, elasticity=elastic)
+    assert set(spec.layouts()) == {Layout(1, 1, dp, cp) for dp in (1, 2) for cp in (1, 2, 4)}
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec

@@ -60,7 +60,7 @@ def every_layout(preset: str, kind: str, recompute: str, most: int) -> dict[Layo
     for sizes in product((1, 2, 4, 8), range(1, most + 1), range(1, most + 1)):
         layout = Layout(*sizes)
         way = spec.parallelism.at(layout)
-        if layout.world_size > most or layout_problems(spec.model, way, spec.training, spec.optimizer):
+        if layout.world_size > most or layout_problems(spec.model, way, spec.training, spec.optimizer, 1):
             continue
         if rank_memory(at(spec, layout), layout).total <= DEVICE_BYTES[kind] * (1 - SPARE):
             found[layout] = step_seconds(spec, layout)

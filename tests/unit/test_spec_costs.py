@@ -164,7 +164,7 @@ def test_the_largest_specs_cost_little_time() -> None:
     [
         (
             "elasticity", {"data_parallel_size": {"min": 1, "max": 65_536}, "layouts": [[1, 1], [2, 1]]},
-            "may allow at most 32: narrow the range, or allow fewer pairs",
+            "may allow at most 32: narrow the range, or list fewer kinds",
         ),
         ("data", {"mixture": [{"kind": "text", "paths": ["/a"], "weight": 1}] * 4096}, "give at most 256 sources"),
         (
