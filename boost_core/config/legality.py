@@ -39,7 +39,7 @@ def layout_problems(
     return [
         *strategy_problems(model, parallelism),
         *_pipeline_problems(model, parallelism, training),
-        *_context_problems(parallelism, training),
+        *_context_problems(model, parallelism, training),
         *_batch_problems(parallelism, training),
         *_optimizer_problems(model, parallelism, optimizer),
         *_precision_problems(model, parallelism, training),
@@ -96,7 +96,23 @@ def flash_takes(model: ModelConfig, training: TrainingConfig) -> bool:
     return training.precision != "fp32" and model.head_size % 8 == 0 and model.head_size <= 256
 
 
-def _context_problems(parallelism: ParallelismConfig, training: TrainingConfig) -> list[FieldProblem]:
+def cannot_send_latents(model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig) -> str | None:
+    """Why context parallel ranks cannot send each other what keys and values are made of; ``None`` if they can."""
+    tensor = parallelism.tensor_parallel_size
+    if model.rank is None:
+        return f"keys and values of family={model.family} are made of no latents"
+    if chosen_strategy(model, parallelism) != "btp":
+        return "tensor parallel ranks have the whole latents under strategy=btp alone"
+    if model.rank % tensor:
+        return f"{tensor} tensor parallel ranks cannot send as many of model.rank={model.rank} elements each"
+    if training.precision == "fp8":
+        return "products in 8 bits would make other keys of them than their owner has"
+    return None
+
+
+def _context_problems(
+    model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig
+) -> list[FieldProblem]:
     size, field = parallelism.context_parallel_size, ("parallelism", "context_parallel_size")
     if size == 1:
         return []
@@ -117,7 +133,10 @@ def _context_problems(parallelism: ParallelismConfig, training: TrainingConfig) 
         messages.append("the halves of split_micro_batch are whole sequences; leave it out")
     if training.cuda_graphs == "on":
         messages.append("the host plans who attends to what, which cannot be captured; set cuda_graphs to auto or off")
-    return [FieldProblem(field, size, message) for message in messages]
+    problems = [FieldProblem(field, size, message) for message in messages]
+    if parallelism.context.exchange == "latents" and (why := cannot_send_latents(model, parallelism, training)):
+        problems.append(FieldProblem(("parallelism", "context", "exchange"), "latents", f"{why}; use auto or keys"))
+    return problems
 
 
 def _pipeline_problems(

@@ -39,6 +39,16 @@ class SymmetricMemoryConfig(Config):
         return max(self.one_shot_bytes, self.two_shot_bytes)
 
 
+class ContextConfig(Config):
+    """What context parallel ranks send each other."""
+
+    exchange: Literal["auto", "keys", "latents"] = Field(
+        "auto",
+        description="keys: keys and values; latents: what these are made of, under btp, and each rank makes them "
+        "itself. auto: latents between nodes where they take less of the links' time, keys and values within a node.",
+    )
+
+
 class ParallelismConfig(Config):
     """How the gang is split. The world size is the product; tensor parallel ranks are innermost."""
 
@@ -50,6 +60,7 @@ class ParallelismConfig(Config):
         description="Ranks to which the tokens of each sequence are dealt, in chunks of even work, for sequences that "
         "one rank cannot hold; without a pipeline.",
     )
+    context: ContextConfig = ContextConfig()
     pipeline_schedule: Literal["1f1b", "interleaved_1f1b", "zero_bubble"] = Field(
         "1f1b",
         description="Pipeline schedule. interleaved_1f1b: two stages per rank; zero_bubble: the same with weight "

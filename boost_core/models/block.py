@@ -1,8 +1,9 @@
 """A LLaMA block, the same for all families; what its seven projections are is for each of them to say.
 
-Shape suffixes: T tokens, d hidden, f MLP, e head size.
+Shape suffixes: T tokens, n any tokens, d hidden, r latent, f MLP, e head size.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from boost_core.architecture.projections import ProjectionGroup, projection_grou
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels.gated_product import gated_product
 from boost_core.kernels.residual_add import Residual
-from boost_core.nn.attention import Rotation, causal_attention, with_normed_heads
+from boost_core.kernels.rotary import rotary
+from boost_core.nn.attention import KeyLatents, KeyMaker, Rotation, causal_attention, normed_heads, with_normed_heads
 from boost_core.nn.bottleneck import Bottleneck
 from boost_core.nn.dense import Dense
 from boost_core.nn.overlap import Segments, checkpoint_segment, no_recompute, run_together
@@ -78,7 +80,27 @@ class Block(nn.Module):
             of = self.query_key_value
             query_scale_e, key_scale_e = of.declared("query_scale"), of.declared("key_scale")
             projected = with_normed_heads(projected, query_scale_e, key_scale_e, of.norm_epsilon)
-        return self.output.down_project(causal_attention(projected, rotation, self.head_size)), crossed
+        sends_latents = rotation.attend is not None and rotation.attend.sends_latents
+        made_of = self._key_latents(crossed) if sends_latents else None
+        return self.output.down_project(causal_attention(projected, rotation, self.head_size, made_of)), crossed
+
+    def _key_latents(self, latents: Crossed) -> KeyLatents:
+        _, key_Tr, value_Tr = (z_Tr for z_gTr in latents for z_Tr in z_gTr)
+        of: Bottleneck = self.query_key_value  # type: ignore[assignment]
+        scale = [of.declared("key_scale")] if self.qk_norm else []
+        return KeyLatents(key_Tr, value_Tr, KeyMaker([of.up_of(1), of.up_of(2), *scale], self._keys_of))
+
+    def _keys_of(
+        self, latents: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], rotation: Rotation
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of other ranks' tokens: as ``_attend`` has those of this rank's own."""
+        (key_nr, value_nr), (up_key_rd, up_value_rd, *scale) = latents, weights
+        key_nd, value_nd = key_nr @ up_key_rd, value_nr @ up_value_rd
+        for scale_e in scale:
+            key_nd = normed_heads(key_nd, scale_e, self.query_key_value.norm_epsilon)
+        turned = rotary([key_nd.unsqueeze(0), value_nd.unsqueeze(0)], *rotation.angles(key_nd.dtype))
+        key_nje, value_nje = (x_nd.view(len(x_nd), -1, self.head_size) for x_nd in turned)
+        return key_nje, value_nje
 
     def _add_attended(self, latents: Whole, carried: Into, stream_Td: torch.Tensor) -> tuple[Whole, Crossed, Residual]:
         (attended_1Td,), crossed = self.output.up_project(latents, carried)

@@ -8,8 +8,10 @@ Shape suffixes: b sequences, s positions, h heads, e head size; g projections, T
 documents in a sequence.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
@@ -19,11 +21,55 @@ from boost_core.kernels.rotary import rotary
 from boost_core.nn.documents import attention_within, begins
 from boost_core.nn.rope import rotary_frequencies
 
-# Of queries, keys and values, ``[T, h, e]`` each, to their attention.
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+@dataclass(frozen=True)
+class KeyMaker:
+    """How keys and values are made of latents, of any tokens.
+
+    Attributes:
+        weights: What it takes: parameters, or parts of such.
+        make: From both latents, ``[n, r]`` each, such weights and the tokens' rotation: keys, turned, and values,
+            ``[n, j, e]`` of j heads each.
+    """
+
+    weights: Sequence[torch.Tensor]
+    make: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor], "Rotation"], tuple[torch.Tensor, torch.Tensor]]
 
 
-def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size: int) -> torch.Tensor:
+@dataclass(frozen=True)
+class KeyLatents:
+    """What keys and values are made of: ranks that attend to them may be sent this, and make them themselves.
+
+    Attributes:
+        of_keys: ``[T, r]``.
+        of_values: The same.
+        maker: Makes them.
+    """
+
+    of_keys: torch.Tensor
+    of_values: torch.Tensor
+    maker: KeyMaker
+
+
+class Attend(Protocol):
+    """How tokens attend that are not all of their sequences'.
+
+    Attributes:
+        sends_latents: Whether it asks for what keys and values are made of.
+    """
+
+    @property
+    def sends_latents(self) -> bool: ...  # noqa: D102
+
+    def __call__(
+        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, latents: KeyLatents | None
+    ) -> torch.Tensor:
+        """Attention, ``[T, h, e]``."""
+
+
+def causal_attention(
+    parts: list[torch.Tensor], rotation: "Rotation", head_size: int, latents: KeyLatents | None = None
+) -> torch.Tensor:
     """Attention of each sequence to its own past.
 
     Args:
@@ -31,13 +77,15 @@ def causal_attention(parts: list[torch.Tensor], rotation: "Rotation", head_size:
             the other; fewer heads in keys and values for grouped-query attention. Owned by this call.
         rotation: The rotary embedding; its length is the length of a sequence.
         head_size: Width of a head.
+        latents: What keys and values are made of, where the rotation asks for it.
 
     Returns:
         ``[T, d]``.
     """
     turned = rotary(parts, *rotation.angles(parts[0].dtype))
     if rotation.attend is not None:
-        return rotation.attend(*(x_Td.view(len(x_Td), -1, head_size) for x_Td in turned)).flatten(1)
+        query, key, value = (x_Td.view(len(x_Td), -1, head_size) for x_Td in turned)
+        return rotation.attend(query, key, value, latents).flatten(1)
     length = rotation.sequence_length
     begin_n = rotation.begins_of(parts[0])
     if begin_n is not None:
@@ -58,12 +106,14 @@ def with_normed_heads(
     Scores then do not grow with the weights that queries and keys come from (arXiv 2302.05442).
     """
     query_Td, key_Td, value_Td = (member_Td for part_gTd in parts for member_Td in part_gTd)
+    normed = (normed_heads(query_Td, query_scale_e, epsilon), normed_heads(key_Td, key_scale_e, epsilon))
+    return [x_Td.unsqueeze(0) for x_Td in (*normed, value_Td)]
 
-    def normed(x_Td: torch.Tensor, scale_e: torch.Tensor) -> torch.Tensor:
-        x_The = x_Td.reshape(len(x_Td), -1, len(scale_e))
-        return rms_norm(x_The, (len(scale_e),), scale_e, epsilon).view(1, *x_Td.shape)
 
-    return [normed(query_Td, query_scale_e), normed(key_Td, key_scale_e), value_Td.unsqueeze(0)]
+def normed_heads(x_Td: torch.Tensor, scale_e: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Each head of queries or keys normed by itself."""
+    x_The = x_Td.reshape(len(x_Td), -1, len(scale_e))
+    return rms_norm(x_The, (len(scale_e),), scale_e, epsilon).view(x_Td.shape)
 
 
 class Rotation:
@@ -121,8 +171,8 @@ class Rotation:
         among._start_bn, among._begin_n = start_bn, begins(start_bn, self.sequence_length)
         return among
 
-    def of_tokens(self, position_T: torch.Tensor, attend: Attend) -> "Rotation":
-        """The same for tokens at these positions of their sequences, which attend in a way of their own."""
+    def of_tokens(self, position_T: torch.Tensor, attend: Attend | None = None) -> "Rotation":
+        """The same for tokens at these positions of their sequences, which attend in a way of their own, if at all."""
         own = copy(self)
         own._cosine_se, own._sine_se = self._cosine_se[position_T], self._sine_se[position_T]
         own._cast, own.attend = {}, attend

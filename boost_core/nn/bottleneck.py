@@ -85,6 +85,11 @@ class Bottleneck(WeightedModule):
         ]
         return outputs, latents
 
+    def up_of(self, projection: int) -> torch.Tensor:
+        """B of one projection, ``[r, f]``: a part of a parameter."""
+        index, run = next((index, run) for index, run in enumerate(self.group.runs) if projection in run)
+        return self.declared(f"up_{index}")[projection - run.start]
+
     def _up(self, name: str, members: slice | None) -> torch.Tensor:
         # Indexing all of a weight would still cost its gradient one pass that fills zeros and one that copies.
         weight_grf = self.declared(name)

@@ -32,6 +32,7 @@ from operator import ge
 
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
+from boost_core.config.legality import cannot_send_latents
 from boost_core.config.model import ModelConfig
 from boost_core.hardware import BYTES
 from boost_core.plan.activations import PRECISE, Activations
@@ -249,7 +250,8 @@ class _Rank:
 
         Gradients of queries and of own keys in fp32. Keys that are at hand, come next and are sent, and gradients of
         those at hand and of those before, which go back: there are as many as a ring would bring, and documents that
-        are apart need less. On a GPU a call of flash attention has keys of its own, and their gradients.
+        are apart need less. On a GPU a call of flash attention has keys of its own, and their gradients. Where latents
+        may come: these, with the gradients of a stage's, and of the weights that keys are made by.
         """
         ranks = self._job.parallelism.context_parallel_size
         if ranks == 1:
@@ -258,7 +260,22 @@ class _Rank:
         own = self._tokens * (PRECISE + element) * (self._each.query + keys)
         others = self._tokens * (ranks - 1)
         in_calls = max(self._tokens, others // 2) * 2 * keys * element if self._each.kernels else 0
-        return own + others * keys * (2 * element + (PRECISE + element) * 3 // 4) + in_calls
+        return own + others * keys * (2 * element + (PRECISE + element) * 3 // 4) + in_calls + self._key_latents()
+
+    def _key_latents(self) -> int:
+        job = self._job
+        chosen = job.parallelism.context.exchange
+        if chosen == "keys" or cannot_send_latents(job.model, job.parallelism, job.training):
+            return 0
+        rank, tensor = job.model.bottleneck_rank, job.parallelism.tensor_parallel_size
+        came, keys = self._tokens * (job.parallelism.context_parallel_size - 1), 2 * self._each.key_value
+        shares = 3 * came * 2 * rank // tensor  # that come, come next and go back
+        # Of a stage, which is half of them: latents as they were gathered, in order, and their gradients twice; keys
+        # before they are turned, in fp32 on a CPU, and gradients.
+        stage = max(self._tokens, came // 2)
+        whole = 4 * 2 * rank + (3 if self._each.kernels else 5) * keys
+        own = self._tokens * 2 * rank * (1 + PRECISE // self._element)
+        return self._element * (shares + stage * whole + own) + 2 * PRECISE * 2 * rank * self._each.key_value
 
     def _backward(self) -> int:
         """What a block's backward pass takes, with a weight's gradient; or the embedding's gradient."""

@@ -6,16 +6,24 @@ positions come with them; attention alone asks other ranks for keys.
 Shape suffixes: T tokens of a micro-batch or a rank's own of them.
 """
 
+import socket
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from boost_core.config import JobSpec
 from boost_core.config.chunks import chunk_tokens
 from boost_core.nn.attention import Rotation
 from boost_core.nn.documents import begins
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.context.attention import ContextAttention
+from boost_core.parallel.context.latents import LatentRoute
+from boost_core.parallel.process_groups import ProcessGroups
+from boost_core.plan.context.between import sent_between_nodes
 from boost_core.plan.context.dealt import plan_of
+from boost_core.plan.machine import machine_for
 from boost_core.train.batch import Batch
 
 
@@ -45,20 +53,23 @@ class OwnTokens:
 
 
 class Dealer:
-    """Deals the tokens of micro-batches.
+    """Deals the tokens of micro-batches. All ranks of a gang make one together.
 
     Args:
+        spec: The job.
         rotation: The rotary embedding of whole sequences.
-        ranks: The context parallel group.
+        groups: The context parallel group, and the tensor parallel one.
         device: Where the tokens are.
 
     Attributes:
         rotation: As given.
     """
 
-    def __init__(self, rotation: Rotation, ranks: Communicator, device: torch.device) -> None:
-        self.rotation, self._ranks, self._device = rotation, ranks, device
+    def __init__(self, spec: JobSpec, rotation: Rotation, groups: ProcessGroups, device: torch.device) -> None:
+        self.rotation, self._ranks, self._device = rotation, groups.context, device
         self._newest: tuple[tuple[int, ...], OwnTokens] | None = None
+        nodes = _nodes_of_latents(spec, groups.context, device)
+        self._route = LatentRoute(nodes, groups.tensor, self._at) if nodes else None
 
     def deal(self, batch: Batch) -> OwnTokens:
         """This rank's of a micro-batch; the layers and the backward pass share what it takes to attend to others'."""
@@ -78,9 +89,29 @@ class Dealer:
 
     def _own(self, documents: tuple[int, ...]) -> OwnTokens:
         length, ranks = self.rotation.sequence_length, self._ranks
-        chunk = chunk_tokens(length, ranks.size)
-        plan = plan_of(documents, chunk, self.rotation.window, ranks.size)
-        attention = ContextAttention(plan, ranks, self._device)
-        places = torch.cat([torch.arange(number * chunk, (number + 1) * chunk) for number in attention.chunks])
-        places = places.to(self._device)
+        plan = plan_of(documents, chunk_tokens(length, ranks.size), self.rotation.window, ranks.size)
+        attention = ContextAttention(plan, ranks, self._device, self._route)
+        places = self._places(attention.chunks)
         return OwnTokens(self.rotation.of_tokens(places % length, attention), places)
+
+    def _at(self, chunks: Sequence[int]) -> Rotation:
+        """The rotation of the tokens of some chunks."""
+        return self.rotation.of_tokens(self._places(chunks) % self.rotation.sequence_length)
+
+    def _places(self, chunks: Sequence[int]) -> torch.Tensor:
+        """Where their tokens are in the micro-batch."""
+        size = chunk_tokens(self.rotation.sequence_length, self._ranks.size)
+        places = torch.cat([torch.arange(number * size, (number + 1) * size) for number in chunks])
+        return places.to(self._device)
+
+
+def _nodes_of_latents(spec: JobSpec, ranks: Communicator, device: torch.device) -> Sequence[int] | None:
+    """The node of each context parallel rank, between which latents go; ``None`` where they go nowhere."""
+    cluster = machine_for(spec.resources, spec.training.precision).cluster
+    if ranks.size == 1 or sent_between_nodes(spec, cluster) == "keys":
+        return None
+    if spec.parallelism.context.exchange == "latents":
+        return range(ranks.size)
+    here = torch.tensor([[zlib.crc32(socket.gethostname().encode())]], device=device)
+    nodes: list[int] = ranks.all_gather(here, "nodes").flatten().tolist()
+    return nodes if len(set(nodes)) > 1 else None

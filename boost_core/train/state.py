@@ -138,7 +138,7 @@ class TrainState:
         required = training.cuda_graphs == "on"
         graph = StepGraph(obstacle(spec, device), required, clock, ledger, all_agree, abandon)
         return cls(
-            spec, mesh, ledger, clock, groups, model, axes, Dealer(rotation, groups.context, device), optimizer,
+            spec, mesh, ledger, clock, groups, model, axes, Dealer(spec, rotation, groups, device), optimizer,
             gradients, pipeline,
             end_of_document if spec.data.documents_apart else None, inputs, graph,
         )  # fmt: skip

@@ -9,17 +9,22 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from boost_core.config import JobSpec, Layout
 from boost_core.config.chunks import chunk_tokens
 from boost_core.data.sampler import EvaluationSet, Sequences
 from boost_core.data.stream import TokenStream
+from boost_core.hardware import LINKS
 from boost_core.messages.reports import Report, StepReport
 from boost_core.optim.build import COMPUTE_TYPES
 from boost_core.parallel.ledger import Entry
+from boost_core.plan.cluster import Cluster, Level
+from boost_core.plan.context.between import sent_between_nodes
 from boost_core.plan.context.cost import AttentionLayer, Rates
 from boost_core.plan.context.dealt import plan_of
 from boost_core.plan.context.figures import figures
+from boost_core.plan.machine import Machine, machine_for
 from boost_core.plan.resize import units
 from boost_core.train.evaluate import evaluate
 from boost_core.train.loop import train
@@ -54,13 +59,15 @@ class Case:
     micro_batch: int
     zero_stage: int = 0
     optimizer: str = "adamw"
+    exchange: str = "keys"
 
     def spec(self, layout: Layout) -> JobSpec:
         shape = {
             "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
             "num_attention_heads": 4, "rank": 8,
         }  # fmt: skip
-        how = {"zero_stage": self.zero_stage, "recompute": self.recompute}
+        how: dict[str, Any] = {"zero_stage": self.zero_stage, "recompute": self.recompute}
+        how["context"] = {"exchange": self.exchange}
         if self.family == "vanilla":
             how["strategy"] = "vanilla"
         return JobSpec.model_validate(
@@ -80,15 +87,16 @@ class Case:
 
 CASES = pairwise(
     [
-        Case(family, layout, documents, recompute, micro_batch)
+        Case(family, layout, documents, recompute, micro_batch, exchange=exchange)
         for family in FAMILIES
         for layout in LAYOUTS
         for documents in (0, 1, 6)
         for recompute in ("none", "latent", "full")
         for micro_batch in (1, 2)
-        if family not in ("dense", "vanilla") or recompute != "latent"
+        for exchange in ("keys", "latents")
+        if family not in ("dense", "vanilla") or (recompute != "latent" and exchange == "keys")
     ],
-    lambda case: (case.family, case.layout, case.documents, case.recompute, case.micro_batch),
+    lambda case: (case.family, case.layout, case.documents, case.recompute, case.micro_batch, case.exchange),
 )
 
 
@@ -158,29 +166,93 @@ def test_a_step_is_that_of_one_rank(ranks: Ranks, layout: Layout, cases: list[Ca
                 assert torch.equal(part, parts[number % layout.tp]), (case, name)
 
 
-def test_keys_are_sent_as_planned_and_repeats_are_alike_to_the_bit(ranks: Ranks) -> None:
-    layout = Layout(2, 1, 1, cp=2)
-    cases = [Case("svd", layout, 3, "none", 1), Case("lax", layout, 0, "none", 1)]
-    once, again = (ranks.run(layout.world_size, stepped, cases, False) for _ in range(2))
+# What is sent, and the ranks of a node: of one layout each.
+SENT = {"keys": 1, "latents": 1, "auto": 2}
+
+
+@pytest.mark.parametrize("exchange", SENT)
+def test_what_is_sent_is_as_planned_and_repeats_are_alike_to_the_bit(ranks: Ranks, exchange: str) -> None:
+    """Keys and values, or latents; or latents between two nodes and keys within them."""
+    layout = Layout(1, 1, 1, cp=4) if exchange == "auto" else Layout(2, 1, 1, cp=2)
+    cases = [
+        Case("svd", layout, 3, "none", 1, exchange=exchange), Case("lax", layout, 0, "none", 1, exchange=exchange),
+    ]  # fmt: skip
+    once, again = (ranks.run(layout.world_size, on_two_nodes, cases, False) for _ in range(2))
     for number, case in enumerate(cases):
-        spec = case.spec(layout)
-        chunk = chunk_tokens(LENGTH, layout.cp)
-        layer = AttentionLayer(spec.model.hidden_size, spec.model.key_value_size, 4, None, layout.tp, element_bytes=8)
-        planned = 0
+        model = case.spec(layout).model
+        assert 4 * model.bottleneck_rank == model.hidden_size == model.key_value_size
+        layer = AttentionLayer(model.hidden_size, model.key_value_size, 4, model.rank, layout.tp, element_bytes=8)
+        near = far = 0
         for begin in range(0, BATCH, case.micro_batch):
             rows = Drawn(case.documents).tokens[begin : begin + case.micro_batch, :-1]
             lengths = tuple(length for row in rows for length in _lengths(row, case.documents > 0))
-            plan = plan_of(lengths, chunk, None, layout.cp)
-            found = figures(plan, layer, Rates(1.0, 1.0, 1.0))
-            planned += found.node_bytes + found.fabric_bytes
-        # By the two tensor parallel ranks each, in both layers; forward and backward.
-        sent = sum(rank[number].sent[Entry("all_to_all", "cp", "keys")][1] for rank in once)
-        returned = sum(rank[number].sent[Entry("all_to_all", "cp", "key gradients")][1] for rank in once)
-        assert (sent, returned) == (2 * 2 * 2 * planned, 2 * 2 * planned)
+            plan = plan_of(lengths, chunk_tokens(LENGTH, layout.cp), None, layout.cp)
+            rates, what = Rates(1.0, 1.0, 1.0), "keys" if exchange == "keys" else "latents"
+            found = figures(plan, layer, rates, what, SENT[exchange])  # type: ignore[arg-type]
+            near, far = near + found.node_bytes, far + found.fabric_bytes
+            if what == "latents":
+                assert 4 * found.fabric_bytes == figures(plan, layer, rates, "keys", SENT[exchange]).fabric_bytes
+        planned = {"keys": near + far} if exchange == "keys" else {"keys": near, "key latents": far}
+        assert (near > 0) == (exchange == "auto")
+        for what, size in planned.items():
+            # By each tensor parallel rank, in both layers; forward and backward.
+            lines = (Entry("all_to_all", "cp", each) for each in (what, f"{what.removesuffix('s')} gradients"))
+            sent = [sum(rank[number].sent.get(line, (0, 0))[1] for rank in once) for line in lines]
+            assert sent == [layout.tp * 2 * 2 * size, layout.tp * 2 * size], (what, case)
     for first, second in zip(once, again, strict=True):
         for one, other in zip(first, second, strict=True):
             assert one.loss == other.loss
             assert all(torch.equal(one.gradients[name], other.gradients[name]) for name in one.gradients)
+
+
+def test_latents_go_between_nodes_and_keys_within(ranks: Ranks) -> None:
+    """What one rank computes, where nodes have two context parallel ranks each."""
+    layout = Layout(1, 1, 1, cp=4)
+    cases = [Case(family, layout, 2, "none", 1, exchange="auto") for family in ("cola", "lax")]
+    (expected,) = ranks.run(1, stepped, cases, True)
+    for case, its, *found in zip(cases, expected, *ranks.run(4, on_two_nodes, cases, False), strict=True):
+        assert {line.purpose for line in found[0].sent} >= {"keys", "key latents"}
+        for name, true_gradient in its.gradients.items():
+            error = (found[0].gradients[name] - true_gradient).norm()
+            assert error <= 1e-10 * true_gradient.norm(), (case, name)
+
+
+def on_two_nodes(cases: list[Case], alone: bool) -> list[Found]:
+    """As though ranks 0 and 1 were on one node and 2 and 3 on another, where latents are sent between such."""
+    planned = Cluster((Level("node", 2, LINKS["nvlink-a100"]), Level("fabric", 2, LINKS["fabric-200g"])))
+    machine = Machine(machine_for(cases[0].spec(ONE).resources, "fp32").profile, planned)
+    with (
+        patch("socket.gethostname", return_value=f"node-{dist.get_rank() // 2}"),
+        patch("boost_core.train.dealing.machine_for", return_value=machine),
+    ):
+        return stepped(cases, alone)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sent"),
+    [
+        ({}, "latents"),
+        ({"model": {"num_key_value_heads": 8}}, "keys"),  # a quarter of the query heads: as wide as a latent
+        ({"model": {"family": "dense", "rank": None}}, "keys"),
+        ({"training": {"precision": "fp8"}}, "keys"),
+        ({"parallelism": {"strategy": "vanilla"}}, "keys"),
+        ({"parallelism": {"context": {"exchange": "keys"}}}, "keys"),
+        ({"resources": {"gpus_per_worker": 0}}, "keys"),
+    ],
+)
+def test_latents_are_sent_where_they_are_less(changes: dict[str, Any], sent: str) -> None:
+    spec: dict[str, Any] = {
+        "name": "long",
+        "model": {"preset": "7b", "family": "cola"},
+        "parallelism": {"tensor_parallel_size": 4, "context_parallel_size": 4},
+        "resources": {"gpus_per_worker": 1, "accelerator_type": "H100"},
+        "data": {"bytes": "corpus"},
+        "training": {"steps": 3, "sequence_length": 131072, "global_batch_size": 4, "micro_batch_size": 1},
+    }
+    for section, fields in changes.items():
+        spec[section] = spec[section] | fields
+    job = JobSpec.model_validate(spec)
+    assert sent_between_nodes(job, machine_for(job.resources, job.training.precision).cluster) == sent
 
 
 def _lengths(row: np.ndarray[Any, Any], apart: bool) -> list[int]:
@@ -196,7 +268,8 @@ def test_masters_are_shared_over_replicas_and_context_parallel_ranks(
     ranks: Ranks, family: str, zero_stage: int, optimizer: str
 ) -> None:
     """But for LORO's and Muon's factors, which are whole on each."""
-    case = Case(family, Layout(1, 1, 2, cp=2), 6, "none", 1, zero_stage, optimizer)
+    exchange = "latents" if zero_stage == 2 else "keys"
+    case = Case(family, Layout(1, 1, 2, cp=2), 6, "none", 1, zero_stage, optimizer, exchange)
     found = ranks.run(4, after_steps, case, case.layout)
     (expected, whole), *_ = ranks.run(1, after_steps, case, ONE)
     kept = sum(kept for _, kept in found)
@@ -265,6 +338,10 @@ def test_a_job_goes_on_with_other_context_parallel_ranks(ranks: Ranks, tmp_path:
         ({"parallelism": {"split_micro_batch": True}}, "the halves of split_micro_batch are whole sequences"),
         ({"training": {"cuda_graphs": "on"}, "resources": {"gpus_per_worker": 1}}, "cannot be captured"),
         ({"resources": {"gpus_per_worker": 1}}, "does not take fp32 with heads of 8; use bf16"),
+        (
+            {"parallelism": {"context": {"exchange": "latents"}, "strategy": "vanilla"}},
+            "whole latents under strategy=btp alone; use auto or keys",
+        ),
         ({"elasticity": {"layouts": "auto", "gpus": {"max": 4}}}, "layouts without context parallelism"),
         ({"elasticity": {"data_parallel_size": {"max": 2}, "layouts": [[1, 1, 3]]}}, "cp 3 is legal with no number"),
         ({"elasticity": {"data_parallel_size": {"max": 2}, "layouts": [[1, 1, 1], [1, 2]]}}, "take whole sequences"),

@@ -239,15 +239,15 @@ def test_what_cannot_be_planned_is_refused(call, says: str) -> None:
         call()
 
 
-@given(plans())
-def test_ranks_pieces_are_the_pairs_of_the_mask_each_once(plan: ContextPlan) -> None:
+@given(plans(), st.none() | st.lists(st.integers(0, 2), min_size=64, max_size=64))
+def test_ranks_pieces_are_the_pairs_of_the_mask_each_once(plan: ContextPlan, nodes: list[int] | None) -> None:
     """Token by token: each query of each rank meets every key that it sees in one piece, in the planned stage."""
     window = plan.window
     if plan.queries:
         with pytest.raises(ValueError, match="which nothing carries out yet; plan with own_tasks"):
             rank_work(plan, 0)
         return
-    works = [rank_work(plan, rank) for rank in range(plan.ranks)]
+    works = [rank_work(plan, rank, nodes and nodes[: plan.ranks]) for rank in range(plan.ranks)]
     document = [number for number, length in enumerate(window.documents) for _ in range(length)]
     reach = window.tokens if window.sees is None else window.sees
     filled = [number for number, sent in enumerate(plan.key_stages, start=1) if sent]
@@ -279,13 +279,19 @@ def tokens_of(window: Window, chunks: Sequence[int]) -> list[int]:
 
 def received(works: Sequence[RankWork], rank: int, number: int) -> list[int]:
     """Chunks that come to a rank in a stage, in the order that its pieces have them in."""
-    stage = works[rank].stages[number]
-    sent = [[work.chunks[place] for place in work.stages[number].sends[rank]] for work in works]
-    assert [len(each) for each in sent] == list(stage.receives)
-    came = [chunk for each in sent for chunk in each]
-    in_order = [came[place] for place in stage.order]
-    assert in_order == sorted(came)
-    return in_order
+    stage, in_order = works[rank].stages[number], list[tuple[int, int]]()
+    for kind in ("keys", "latents"):
+        traffic = [getattr(work.stages[number], kind) for work in works]
+        assert len({each is None for each in traffic}) == 1  # all ranks call an exchange, or none
+        if traffic[rank] is None:
+            continue
+        sent = [[work.chunks[at] for at in its.sends[rank]] for work, its in zip(works, traffic, strict=True)]
+        assert [len(each) for each in sent] == list(traffic[rank].receives)
+        in_order += zip(traffic[rank].places, [chunk for each in sent for chunk in each], strict=True)
+    assert [place for place, _ in sorted(in_order)] == list(range(len(in_order)))
+    found = [chunk for _, chunk in sorted(in_order)]
+    assert found == sorted(found) == list(stage.chunks)
+    return found
 
 
 def pairs_of(piece: Piece, queries: Sequence[int], keys: Sequence[int], reach: int) -> list[tuple[int, int]]:

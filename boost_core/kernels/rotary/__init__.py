@@ -17,19 +17,18 @@ from boost_core.kernels.dispatch import runs_on_triton
 from boost_core.kernels.rotary import naive
 
 
-def rotary(
-    parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def rotary(parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Queries and keys turned, and values as they are.
 
     Args:
         parts: Queries, keys and values in this order, each a ``[g, T, d]`` of one or more of them: ``[3, T, d]``, or
-            ``[1, T, d]`` and ``[2, T, d′]``, or three of one. Owned by this call: their memory may be the result's.
+            ``[1, T, d]`` and ``[2, T, d′]``, or three of one; or keys and values alone. Owned by this call: their
+            memory may be the result's.
         cosine_se: Cosines of each position's angles, ``[s, e/2]``, at least fp32; T is a multiple of s.
         sine_se: Their sines.
 
     Returns:
-        Three of ``[T, d]``.
+        Each as ``[T, d]``.
     """
     if runs_on_triton(parts[0]):
         # Imported here because Triton is not installed where there is no GPU.

@@ -3,12 +3,10 @@
 import torch
 
 
-def rotary(
-    parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def rotary(parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Turned out of place; see the package for the arguments."""
-    query_Td, key_Td, value_Td = (member_Td for part_gTd in parts for member_Td in part_gTd)
-    return _turned(query_Td, cosine_se, sine_se), _turned(key_Td, cosine_se, sine_se), value_Td
+    *compared, value_Td = (member_Td for part_gTd in parts for member_Td in part_gTd)
+    return *(_turned(x_Td, cosine_se, sine_se) for x_Td in compared), value_Td
 
 
 def _turned(x_Td: torch.Tensor, cosine_se: torch.Tensor, sine_se: torch.Tensor) -> torch.Tensor:

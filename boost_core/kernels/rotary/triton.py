@@ -9,7 +9,6 @@ import triton.language as tl
 from boost_core.kernels.launch import block_of, rows, warps_of
 
 LARGEST_BLOCK = 1024
-TURNED = 2  # queries and keys
 
 
 @triton.jit
@@ -56,7 +55,7 @@ class _Rotary(torch.autograd.Function):
         # Nobody else reads a part, a matrix product's backward pass does not need what it gave, and this one's needs
         # the angles alone: so the parts' memory becomes the result's.
         members = _members([part_gTd.detach() for part_gTd in parts])
-        for member_Td in members[:TURNED]:
+        for member_Td in members[:-1]:
             _launch(member_Td, member_Td, cosine_se, sine_se, 1.0)
         ctx.save_for_backward(cosine_se, sine_se)
         ctx.layouts = [(part_gTd.shape, part_gTd.stride()) for part_gTd in parts]
@@ -66,19 +65,16 @@ class _Rotary(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         cosine_se, sine_se = ctx.saved_tensors
         dparts = [gradients[0].new_empty_strided(*layout) for layout in ctx.layouts]
-        for index, (dmember_Td, gradient_Td) in enumerate(zip(_members(dparts), gradients, strict=True)):
-            if index < TURNED:
-                _launch(rows(gradient_Td), dmember_Td, cosine_se, sine_se, -1.0)
-            else:
-                dmember_Td.copy_(gradient_Td)
+        *compared, (dvalue_Td, gradient_Td) = zip(_members(dparts), gradients, strict=True)
+        for dmember_Td, gradient in compared:
+            _launch(rows(gradient), dmember_Td, cosine_se, sine_se, -1.0)
+        dvalue_Td.copy_(gradient_Td)
         return None, None, *dparts
 
 
-def rotary(
-    parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def rotary(parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The same function as :func:`naive.rotary`; see the package for the arguments."""
-    query_Td, key_Td, value_Td = _Rotary.apply(  # type: ignore[no-untyped-call]
+    turned: tuple[torch.Tensor, ...] = _Rotary.apply(  # type: ignore[no-untyped-call]
         cosine_se.float().contiguous(), sine_se.float().contiguous(), *(rows(part_gTd) for part_gTd in parts)
     )
-    return query_Td, key_Td, value_Td
+    return turned

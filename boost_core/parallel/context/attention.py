@@ -7,20 +7,23 @@ the parts together by their log-sum-exps: with (o₁, l₁) and (o₂, l₂) of 
 
 in fp32 at least and in one order, so that runs on CPU are alike to the bit; on a GPU flash attention adds its gradient
 of queries in any order. From the forward pass only the inputs, the output and its log-sum-exps are kept: backward the
-keys come once more by the same stages, and their gradients go back to their owners while the next stage's are computed.
+keys, or the latents that they are made of, come once more by the same stages, and their gradients go back to their
+owners while the next stage's are computed.
 
 Shape suffixes: T tokens of the rank, h heads, j heads of keys and values, e head size; n tokens that come in a stage,
 m of a piece; s = 2, keys and values.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from boost_core.nn.attention import KeyLatents, KeyMaker
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.context.exchange import KeyExchange
+from boost_core.parallel.context.latents import LatentRoute
 from boost_core.parallel.context.pieces import Attended, StageAttention
+from boost_core.parallel.context.stage import Came, Own, OwnGradients, Stage
 from boost_core.plan.context.figures import ContextPlan
 from boost_core.plan.context.pieces import rank_work
 
@@ -32,6 +35,7 @@ class ContextAttention:
         plan: The plan, the same on all ranks, of all sequences of a micro-batch.
         communicator: The context parallel group.
         device: Where this rank's tokens are.
+        route: How latents go between nodes; ``None`` if keys and values do.
 
     Attributes:
         chunks: Those of the window that this rank has; its tokens are theirs, one chunk after the other.
@@ -40,59 +44,69 @@ class ContextAttention:
         ValueError: The plan is for another number of ranks, or has tasks that moved.
     """
 
-    def __init__(self, plan: ContextPlan, communicator: Communicator, device: torch.device) -> None:
+    def __init__(
+        self, plan: ContextPlan, communicator: Communicator, device: torch.device, route: LatentRoute | None = None
+    ) -> None:
         if plan.ranks != communicator.size:
             raise ValueError(
                 f"the plan deals tokens to {plan.ranks} ranks and the group has {communicator.size}; plan for the group"
             )
-        work, window = rank_work(plan, communicator.rank), plan.window
-        self.chunks = work.chunks
+        work, window = rank_work(plan, communicator.rank, route.nodes if route else None), plan.window
+        self.chunks, self._route = work.chunks, route
         self._tokens = len(work.chunks) * window.chunk_tokens
         self._own = StageAttention(work.pieces, window.sees, device)
-        self._stages = [
-            (
-                KeyExchange(stage, window.chunk_tokens, communicator, device),
-                StageAttention(stage.pieces, window.sees, device),
-            )
-            for stage in work.stages
-        ]
+        self._stages = [Stage(stage, window, communicator, route, device) for stage in work.stages]
 
-    def __call__(self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor) -> torch.Tensor:
+    @property
+    def sends_latents(self) -> bool:
+        """Whether a call has to say what keys and values are made of."""
+        return self._route is not None
+
+    def __call__(
+        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, latents: KeyLatents | None = None
+    ) -> torch.Tensor:
         """Attention of this rank's tokens, ``[T, h, e]``; all ranks of the group call it.
 
         Args:
             query_The: Their queries, turned by their positions, as keys are; h is a multiple of j.
             key_Tje: Their keys.
             value_Tje: Their values.
+            latents: What these are made of, if latents are sent.
 
         Raises:
             ValueError: There are not as many tokens as the plan has, or torch has no kernel for them.
         """
         if len(query_The) != self._tokens:
             raise ValueError(f"{len(query_The)} tokens are not the {self._tokens} that the plan has on this rank")
-        out_The: torch.Tensor = _Attention.apply(query_The, key_Tje, value_Tje, self)  # type: ignore[no-untyped-call]
+        maker, both = (latents.maker, (latents.of_keys, latents.of_values)) if latents else (None, ())
+        out_The: torch.Tensor = _Attention.apply(query_The, key_Tje, value_Tje, self, maker, *both)  # type: ignore[no-untyped-call]
         return out_The
 
-    def forward(self, query_The: torch.Tensor, own_Tsje: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def own(self, keys_Tsje: torch.Tensor, maker: KeyMaker | None, *both_Tr: torch.Tensor) -> Own:
+        """What this rank has for others: keys and values, and its share of both latents."""
+        share_Tc = self._route.share(*both_Tr) if self._route and both_Tr else None
+        return Own(keys_Tsje, share_Tc, maker)
+
+    def forward(self, query_The: torch.Tensor, own: Own) -> tuple[torch.Tensor, torch.Tensor]:
         """The output, ``[T, h, e]``, and its log-sum-exps, ``[T, h]`` in fp32 at least."""
         dtype = torch.promote_types(query_The.dtype, torch.float32)
         out_The = torch.zeros_like(query_The, dtype=dtype)
         lse_Th = torch.full_like(out_The[..., 0], -torch.inf)
-        for _, attention, keys_nsje in self._staged(own_Tsje):
-            for part in attention.forward(query_The, *keys_nsje.unbind(1)):
+        for _, attention, came in self._staged(own):
+            for part in attention.forward(query_The, *came.keys.unbind(1)):
                 _merge(out_The, lse_Th, part)
         return out_The.to(query_The.dtype), lse_Th
 
     def backward(
-        self, dout_The: torch.Tensor, query_The: torch.Tensor, own_Tsje: torch.Tensor, out_The: torch.Tensor,
-        lse_Th: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """Gradients of the queries, and of the rank's own keys and values."""
+        self, dout_The: torch.Tensor, query_The: torch.Tensor, own: Own, out_The: torch.Tensor, lse_Th: torch.Tensor
+    ) -> tuple[torch.Tensor, OwnGradients]:
+        """Gradients of the queries, and of what the rank has for others."""
         dquery_The = torch.zeros_like(query_The, dtype=lse_Th.dtype)
-        down_Tsje = torch.zeros_like(own_Tsje, dtype=lse_Th.dtype)
-        add_returned: Callable[[torch.Tensor], None] | None = None
-        for exchange, attention, keys_nsje in self._staged(own_Tsje):
-            dkeys_nsje = torch.zeros_like(keys_nsje, dtype=lse_Th.dtype) if exchange else down_Tsje
+        gradients = OwnGradients.none_yet(own, lse_Th.dtype)
+        add_returned: Callable[[], None] | None = None
+        for stage, attention, came in self._staged(own):
+            keys_nsje = came.keys
+            dkeys_nsje = torch.zeros_like(keys_nsje, dtype=lse_Th.dtype) if stage else gradients.keys
             key_nje, value_nje = keys_nsje.unbind(1)
             parts = attention.backward(dout_The, query_The, key_nje, value_nje, out_The, lse_Th)
             for piece, dquery_mhe, dkey_nje, dvalue_nje in parts:
@@ -100,43 +114,62 @@ class ContextAttention:
                 dkeys_nsje[slice(*piece.keys), 0] += dkey_nje
                 dkeys_nsje[slice(*piece.keys), 1] += dvalue_nje
             if add_returned:
-                add_returned(down_Tsje)
-            if exchange:
-                add_returned = exchange.start_back(dkeys_nsje.to(own_Tsje.dtype))
+                add_returned()
+            if stage:
+                add_returned = stage.start_back(came, dkeys_nsje, gradients)
         if add_returned:
-            add_returned(down_Tsje)
-        return dquery_The.to(query_The.dtype), down_Tsje.to(own_Tsje.dtype)
+            add_returned()
+        return dquery_The.to(query_The.dtype), gradients
 
-    def _staged(self, own_Tsje: torch.Tensor) -> Iterator[tuple[KeyExchange | None, StageAttention, torch.Tensor]]:
-        """Each stage with its keys and values, the rank's own first; the next stage's are under way then."""
+    def gradients_of_latents(
+        self, gradients: OwnGradients, maker: KeyMaker | None, dtype: torch.dtype
+    ) -> Sequence[torch.Tensor]:
+        """Those of both latents, ``[T, r]``, if there are any; the weights' are handed on."""
+        if self._route is None or maker is None or gradients.latents is None:
+            return ()
+        gradients.latents.give_weights(maker)
+        return self._route.in_place(gradients.latents.share.to(dtype))
+
+    def _staged(self, own: Own) -> Iterator[tuple[Stage | None, StageAttention, Came]]:
+        """Each stage with what it brings, the rank's own first; the next stage's is under way then."""
         coming = iter(self._stages)
         following = next(coming, None)
-        wait = following[0].start(own_Tsje) if following else None
-        yield None, self._own, own_Tsje
+        wait = following.start(own) if following else None
+        yield None, self._own, Came(own.keys, None)
         while following and wait:
-            keys_nsje, (exchange, attention) = wait(), following
+            came, stage = wait(), following
             following = next(coming, None)
-            wait = following[0].start(own_Tsje) if following else None
-            yield exchange, attention, keys_nsje
+            wait = following.start(own) if following else None
+            yield stage, stage.attention, came
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, attention: ContextAttention
+        ctx: Any,
+        query_The: torch.Tensor,
+        key_Tje: torch.Tensor,
+        value_Tje: torch.Tensor,
+        attention: ContextAttention,
+        maker: KeyMaker | None,
+        *both_Tr: torch.Tensor,
     ) -> torch.Tensor:
-        own_Tsje = torch.stack((key_Tje, value_Tje), dim=1)
+        keys_Tsje = torch.stack((key_Tje, value_Tje), dim=1)
         # Kernels take a head's elements side by side; and a view would keep the keys' and values' memory, too.
         query_The = query_The.clone(memory_format=torch.contiguous_format)
-        out_The, lse_Th = attention.forward(query_The, own_Tsje)
-        ctx.save_for_backward(query_The, own_Tsje, out_The, lse_Th)
-        ctx.attention = attention
+        out_The, lse_Th = attention.forward(query_The, attention.own(keys_Tsje, maker, *both_Tr))
+        ctx.save_for_backward(query_The, out_The, lse_Th, keys_Tsje, *both_Tr)
+        ctx.attention, ctx.maker = attention, maker
         return out_The
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        dquery_The, down_Tsje = ctx.attention.backward(gradients[0].contiguous(), *ctx.saved_tensors)
-        return dquery_The, *down_Tsje.unbind(1), None
+        attention, maker = ctx.attention, ctx.maker
+        query_The, out_The, lse_Th, keys_Tsje, *both_Tr = ctx.saved_tensors
+        own = attention.own(keys_Tsje, maker, *both_Tr)
+        dquery_The, of_own = attention.backward(gradients[0].contiguous(), query_The, own, out_The, lse_Th)
+        of_latents = attention.gradients_of_latents(of_own, maker, keys_Tsje.dtype)
+        return dquery_The, *of_own.keys.to(keys_Tsje.dtype).unbind(1), None, None, *of_latents
 
 
 def _merge(out_The: torch.Tensor, lse_Th: torch.Tensor, part: Attended) -> None:

@@ -1,7 +1,7 @@
-"""Keys and values to the ranks that compute with them, a stage at a time, and their gradients back.
+"""Chunks of rows to the ranks that compute with them, and their gradients back.
 
-Shape suffixes: T tokens of a rank, n tokens that come in a stage, j heads of keys and values, e head size; s = 2, keys
-and values.
+Shape suffixes: T tokens of a rank, n tokens that come, in the order of the ranks that they come from; c what is sent of
+a token.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,55 +11,58 @@ import torch
 
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.context.pieces import integers
-from boost_core.plan.context.pieces import StageWork
+from boost_core.plan.context.pieces import Traffic
 
 
-class KeyExchange:
-    """One stage's exchange.
+class ChunkExchange:
+    """One stage's exchange of keys, or of latents.
 
     Args:
-        work: What goes where.
+        traffic: What goes where.
         chunk_tokens: Tokens of a chunk.
         communicator: The context parallel group.
+        what: Is sent.
         device: Where the tokens are.
     """
 
-    def __init__(self, work: StageWork, chunk_tokens: int, communicator: Communicator, device: torch.device) -> None:
-        self._tokens, self._communicator = chunk_tokens, communicator
-        self._goes, self._comes = [len(chunks) for chunks in work.sends], list(work.receives)
-        place = {came: number for number, came in enumerate(work.order)}
-        self._sent = integers([chunk for chunks in work.sends for chunk in chunks], torch.int64, device)
+    def __init__(
+        self, traffic: Traffic, chunk_tokens: int, communicator: Communicator, what: str, device: torch.device
+    ) -> None:
+        self._tokens, self._communicator, self._what = chunk_tokens, communicator, what
+        self._goes, self._comes = [len(chunks) for chunks in traffic.sends], list(traffic.receives)
+        self._sent = integers([chunk for chunks in traffic.sends for chunk in chunks], torch.int64, device)
         self._sent_to = self._sent.tensor_split(list(accumulate(self._goes))[:-1])
-        self._in_order = integers(list(work.order), torch.int64, device)
-        self._as_came = integers([place[number] for number in range(len(place))], torch.int64, device)
+        self._places = integers(list(traffic.places), torch.int64, device)
 
-    def start(self, own_Tsje: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start to send and receive; what it gives waits, and returns ``[n, s, j, e]`` in the order of the pieces."""
-        payload = self._chunks(own_Tsje).index_select(0, self._sent)
-        wait = self._start(payload, self._goes, self._comes, "keys")
+    def start(self, own_Tc: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Start to send and receive; what it gives waits, and returns ``[n, c]``."""
+        wait = self._start(self._chunks(own_Tc).index_select(0, self._sent), self._goes, self._comes, self._what)
+        return lambda: wait().view(-1, own_Tc.shape[1])
 
-        def in_order() -> torch.Tensor:
-            keys = wait().index_select(0, self._in_order)
-            return keys.view(len(keys) * self._tokens, *own_Tsje.shape[1:])
-
-        return in_order
-
-    def start_back(self, gradient_nsje: torch.Tensor) -> Callable[[torch.Tensor], None]:
+    def start_back(self, gradient_nc: torch.Tensor) -> Callable[[torch.Tensor], None]:
         """Start to return gradients of what came; what it gives waits, and adds those of this rank's own to theirs."""
-        payload = self._chunks(gradient_nsje).index_select(0, self._as_came)
-        wait = self._start(payload, self._comes, self._goes, "key gradients")
+        payload = self._chunks(gradient_nc)
+        wait = self._start(payload, self._comes, self._goes, f"{self._what.removesuffix('s')} gradients")
 
-        def add_to(own_Tsje: torch.Tensor) -> None:
-            own, parts = self._chunks(own_Tsje), wait()
+        def add_to(own_Tc: torch.Tensor) -> None:
+            own, parts = self._chunks(own_Tc), wait()
             # A rank's part has each chunk once, so that sums are made in one order only, that of ranks.
             for chunks, part in zip(self._sent_to, parts.split_with_sizes(self._goes), strict=True):
                 own.index_add_(0, chunks, part.to(own.dtype))
 
         return add_to
 
-    def _chunks(self, x_Tsje: torch.Tensor) -> torch.Tensor:
+    def put(self, came_nc: torch.Tensor, stage_c: torch.Tensor) -> None:
+        """What came where it belongs among all tokens of a stage."""
+        self._chunks(stage_c).index_copy_(0, self._places, self._chunks(came_nc))
+
+    def take(self, stage_c: torch.Tensor) -> torch.Tensor:
+        """The same back, ``[n, c]``."""
+        return self._chunks(stage_c).index_select(0, self._places).view(-1, stage_c.shape[1])
+
+    def _chunks(self, x_Tc: torch.Tensor) -> torch.Tensor:
         """A row each chunk."""
-        return x_Tsje.view(len(x_Tsje) // self._tokens, self._tokens * x_Tsje.shape[1:].numel())
+        return x_Tc.view(len(x_Tc) // self._tokens, self._tokens * x_Tc.shape[1])
 
     def _start(
         self, payload: torch.Tensor, goes: Sequence[int], comes: Sequence[int], purpose: str

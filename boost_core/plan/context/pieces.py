@@ -35,19 +35,34 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class StageWork:
-    """A stage of a rank: an exchange of chunks of keys, and what is attended to after it.
+class Traffic:
+    """Chunks that go in one exchange.
 
     Attributes:
         sends: To each rank, the chunks that go to it, as places among the rank's own.
         receives: From each rank, how many come.
-        order: Where each chunk is in what comes, in the order of chunks; ``pieces`` has the keys in this order.
-        pieces: The attention to these keys.
+        places: The place of each that comes, in the order of ranks, among those of the stage.
     """
 
     sends: Sequence[Sequence[int]]
     receives: Sequence[int]
-    order: Sequence[int]
+    places: Sequence[int]
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """A stage of a rank: what comes, and what is attended to after that.
+
+    Attributes:
+        chunks: Those that come, in order; ``pieces`` has their keys so.
+        keys: Those of which keys and values come; ``None`` where no rank sends any.
+        latents: Those of which latents come; ``None`` as before.
+        pieces: The attention to these keys.
+    """
+
+    chunks: Sequence[int]
+    keys: Traffic | None
+    latents: Traffic | None
     pieces: Sequence[Piece]
 
 
@@ -68,8 +83,13 @@ class RankWork:
     stages: Sequence[StageWork]
 
 
-def rank_work(plan: ContextPlan, rank: int) -> RankWork:
+def rank_work(plan: ContextPlan, rank: int, nodes: Sequence[int] | None = None) -> RankWork:
     """One rank's part of a plan whose tasks are where their tokens are.
+
+    Args:
+        plan: The plan.
+        rank: The rank.
+        nodes: The node of each rank, if latents go between nodes; ``None`` if keys and values do.
 
     Raises:
         ValueError: Tasks have moved from there.
@@ -82,7 +102,8 @@ def rank_work(plan: ContextPlan, rank: int) -> RankWork:
         )
     own = [chunk for chunk, at in enumerate(plan.placement) if at == rank]
     queries = list(_runs(plan.window, own))
-    stages = [_stage(plan, rank, own, queries, sent) for sent in plan.key_stages if sent]
+    nodes = nodes or [0] * plan.ranks
+    stages = [_stage(plan, rank, nodes, own, queries, sent) for sent in plan.key_stages if sent]
     return RankWork(plan.window, own, list(_pieces(plan.window, queries, queries)), stages)
 
 
@@ -102,20 +123,32 @@ class _Run:
 
 
 def _stage(
-    plan: ContextPlan, rank: int, own: Sequence[int], queries: Sequence[_Run], sent: Sequence[Transfer]
-) -> StageWork:
-    place = {chunk: number for number, chunk in enumerate(own)}
-    sends: list[list[int]] = [[] for _ in range(plan.ranks)]
-    comes: list[list[int]] = [[] for _ in range(plan.ranks)]
+    plan: ContextPlan, rank: int, nodes: Sequence[int], own: Sequence[int], queries: Sequence[_Run],
+    sent: Sequence[Transfer],
+) -> StageWork:  # fmt: skip
+    chunks = sorted(transfer.chunk for transfer in sent if transfer.receiver == rank)
+    near: list[Transfer] = []
+    far: list[Transfer] = []
+    for transfer in sent:
+        (near if nodes[transfer.sender] == nodes[transfer.receiver] else far).append(transfer)
+    keys, latents = (_traffic(plan.ranks, rank, own, chunks, each) for each in (near, far))
+    return StageWork(chunks, keys, latents, list(_pieces(plan.window, queries, list(_runs(plan.window, chunks)))))
+
+
+def _traffic(
+    ranks: int, rank: int, own: Sequence[int], chunks: Sequence[int], sent: Sequence[Transfer]
+) -> Traffic | None:
+    if not sent:
+        return None
+    at, place = ({chunk: number for number, chunk in enumerate(each)} for each in (own, chunks))
+    sends: list[list[int]] = [[] for _ in range(ranks)]
+    comes: list[list[int]] = [[] for _ in range(ranks)]
     for transfer in sent:
         if transfer.sender == rank:
-            sends[transfer.receiver].append(place[transfer.chunk])
+            sends[transfer.receiver].append(at[transfer.chunk])
         if transfer.receiver == rank:
-            comes[transfer.sender].append(transfer.chunk)
-    chunks = [chunk for each in comes for chunk in each]
-    order = sorted(range(len(chunks)), key=chunks.__getitem__)
-    keys = list(_runs(plan.window, sorted(chunks)))
-    return StageWork(sends, [len(each) for each in comes], order, list(_pieces(plan.window, queries, keys)))
+            comes[transfer.sender].append(place[transfer.chunk])
+    return Traffic(sends, [len(each) for each in comes], [number for each in comes for number in each])
 
 
 def _runs(window: Window, chunks: Sequence[int]) -> Iterator[_Run]:

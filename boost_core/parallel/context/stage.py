@@ -1,0 +1,126 @@
+"""One stage as a rank has it: what comes and goes, and the attention to it.
+
+Shape suffixes: T tokens of the rank, n tokens that come; j heads of keys and values, e head size; s = 2, keys and
+values; c what is sent of a token.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from boost_core.nn.attention import KeyMaker
+from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.context.exchange import ChunkExchange
+from boost_core.parallel.context.latents import LatentExchange, LatentGradients, LatentRoute, Made
+from boost_core.parallel.context.pieces import StageAttention
+from boost_core.plan.context.pieces import StageWork
+from boost_core.plan.context.window import Window
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a rank has for others.
+
+    Attributes:
+        keys: Keys and values of its tokens, ``[T, s, j, e]``.
+        share: Its share of the latents that these are made of, ``[T, c]``; ``None`` where none are sent.
+        maker: Makes them of such.
+    """
+
+    keys: torch.Tensor
+    share: torch.Tensor | None = None
+    maker: KeyMaker | None = None
+
+
+@dataclass(frozen=True)
+class OwnGradients:
+    """Gradients of the same, in fp32 at least."""
+
+    keys: torch.Tensor
+    latents: LatentGradients | None
+
+    @classmethod
+    def none_yet(cls, own: Own, dtype: torch.dtype) -> "OwnGradients":
+        """Zeros."""
+        keys_Tsje = torch.zeros_like(own.keys, dtype=dtype)
+        if own.share is None or own.maker is None:
+            return cls(keys_Tsje, None)
+        return cls(keys_Tsje, LatentGradients.none_yet(own.share, own.maker, dtype))
+
+
+@dataclass(frozen=True)
+class Came:
+    """What a stage has brought.
+
+    Attributes:
+        keys: Keys and values, ``[n, s, j, e]``.
+        made: Those of them that this rank has made of latents.
+    """
+
+    keys: torch.Tensor
+    made: Made | None
+
+
+class Stage:
+    """A stage of one rank.
+
+    Args:
+        work: What is done in it.
+        window: The tokens of all.
+        communicator: The context parallel group.
+        route: How latents go, if they do.
+        device: Where the tokens are.
+
+    Attributes:
+        attention: To what comes.
+    """
+
+    def __init__(
+        self, work: StageWork, window: Window, communicator: Communicator, route: LatentRoute | None,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        self.attention = StageAttention(work.pieces, window.sees, device)
+        self._tokens = len(work.chunks) * window.chunk_tokens
+        self._keys, self._latents = None, None
+        if work.keys is not None:
+            self._keys = ChunkExchange(work.keys, window.chunk_tokens, communicator, "keys", device)
+        if work.latents is not None and route is not None:
+            exchange = ChunkExchange(work.latents, window.chunk_tokens, communicator, "key latents", device)
+            self._latents = LatentExchange(exchange, route, [work.chunks[place] for place in work.latents.places])
+
+    def start(self, own: Own) -> Callable[[], Came]:
+        """Start to send and receive; what it gives waits."""
+        keys, latents = self._keys, self._latents
+        of_keys = keys.start(own.keys.flatten(1)) if keys else None
+        of_latents = latents.exchange.start(own.share) if latents and own.share is not None else None
+
+        def wait() -> Came:
+            stage_nc, made = own.keys.new_empty(self._tokens, own.keys[0].numel()), None
+            if keys and of_keys:
+                keys.put(of_keys(), stage_nc)
+            if latents and of_latents and own.maker:
+                made = latents.make(of_latents(), own.maker)
+                if made:
+                    latents.exchange.put(made.keys().flatten(1), stage_nc)
+            return Came(stage_nc.view(self._tokens, *own.keys.shape[1:]), made)
+
+        return wait
+
+    def start_back(self, came: Came, dkeys_nsje: torch.Tensor, gradients: OwnGradients) -> Callable[[], None]:
+        """Start to return the gradients of what came; what it gives waits, and adds those of this rank's own."""
+        dtype, adds = came.keys.dtype, list[Callable[[], None]]()
+        dkeys_nc = dkeys_nsje.flatten(1)
+        if self._keys:
+            add_keys = self._keys.start_back(self._keys.take(dkeys_nc).to(dtype))
+            adds.append(lambda: add_keys(gradients.keys.flatten(1)))
+        if self._latents and gradients.latents:
+            of_latents, back = gradients.latents, self._latents.exchange.take(dkeys_nc).to(dtype)
+            add_latents = self._latents.start_back(came.made, back.view(-1, *dkeys_nsje.shape[1:]), of_latents)
+            adds.append(lambda: add_latents(of_latents.share))
+
+        def add() -> None:
+            for each in adds:
+                each()
+
+        return add

@@ -1,0 +1,36 @@
+"""What context parallel ranks send each other: keys and values, or the latents that these are made of."""
+
+from boost_core.config.job import JobSpec
+from boost_core.config.legality import cannot_send_latents
+from boost_core.hardware import BYTES
+from boost_core.plan.cluster import Cluster
+from boost_core.plan.context.cost import AttentionLayer, Exchange
+
+
+def attention_layer(job: JobSpec) -> AttentionLayer:
+    """A layer's attention on each rank."""
+    model = job.model
+    return AttentionLayer(
+        model.hidden_size, model.key_value_size, model.num_attention_heads, model.rank,
+        job.parallelism.tensor_parallel_size, BYTES[job.training.precision],
+    )  # fmt: skip
+
+
+def sent_between_nodes(job: JobSpec, cluster: Cluster) -> Exchange:
+    """What a job's ranks send to other nodes; with ``latents`` as its choice, within a node, too.
+
+    Latents where a share of them over the outermost links, and the other ranks' shares over the innermost, take less
+    time than keys and values over the outermost. What making keys of them costs is small beside attention to them.
+
+    Args:
+        job: The job at a layout.
+        cluster: What its ranks are joined by.
+    """
+    chosen = job.parallelism.context.exchange
+    if chosen != "auto":
+        return chosen
+    if len(cluster.levels) == 1 or cannot_send_latents(job.model, job.parallelism, job.training):
+        return "keys"
+    layer, node, fabric = attention_layer(job), cluster.levels[0].link, cluster.levels[-1].link
+    latents = layer.latent_bytes / fabric.bytes_per_second + layer.gathered_bytes / node.bytes_per_second
+    return "latents" if latents < layer.key_bytes / fabric.bytes_per_second else "keys"
