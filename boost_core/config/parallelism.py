@@ -86,8 +86,8 @@ class ParallelismConfig(Config):
     )
     recompute: Literal["none", "latent", "full", "auto"] = Field(
         "none",
-        description="Activation checkpointing. latent: recompute everything but the latents and the residual, "
-        "without a collective but that of context parallel ranks' keys; for btp. full: recompute every block from its "
+        description="Activation checkpointing. latent: recompute everything but the latents and the residual, and the "
+        "attention of context parallel ranks, without a collective; for btp. full: recompute every block from its "
         "input, collectives included. auto: in each layout the first of them that fits the GPU, whose kind the job has "
         "to name.",
     )

@@ -14,7 +14,15 @@ from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.kernels.gated_product import gated_product
 from boost_core.kernels.residual_add import Residual
 from boost_core.kernels.rotary import rotary
-from boost_core.nn.attention import KeyLatents, KeyMaker, Rotation, causal_attention, normed_heads, with_normed_heads
+from boost_core.nn.attention import (
+    KeptAttention,
+    KeyLatents,
+    KeyMaker,
+    Rotation,
+    causal_attention,
+    normed_heads,
+    with_normed_heads,
+)
 from boost_core.nn.bottleneck import Bottleneck
 from boost_core.nn.dense import Dense
 from boost_core.nn.overlap import Segments, checkpoint_segment, no_recompute, run_together
@@ -65,7 +73,8 @@ class Block(nn.Module):
         of_qkv, of_output, of_gate_up, of_down = carried or (None,) * 4
         partial = run(self.query_key_value.down_project, residual.inputs, residual.squares)
         latents = yield self.query_key_value.start(partial)
-        partial, of_qkv = run(self._attend, latents, of_qkv, rotation)
+        kept = KeptAttention() if run is checkpoint_segment and torch.is_grad_enabled() else None
+        partial, of_qkv = run(self._attend, latents, of_qkv, rotation, kept)
         latents = yield self.output.start(partial)
         partial, of_output, residual = run(self._add_attended, latents, of_output, residual.stream)
         latents = yield self.gate_up.start(partial)
@@ -74,7 +83,9 @@ class Block(nn.Module):
         residual, of_down = run(self._add_mlp, latents, of_down, residual.stream)
         return residual, (of_qkv, of_output, of_gate_up, of_down) if self.carries else None
 
-    def _attend(self, latents: Whole, carried: Into, rotation: Rotation) -> tuple[Whole, Crossed]:
+    def _attend(
+        self, latents: Whole, carried: Into, rotation: Rotation, kept: KeptAttention | None
+    ) -> tuple[Whole, Crossed]:
         projected, crossed = self.query_key_value.up_project(latents, carried)
         if self.qk_norm:
             of = self.query_key_value
@@ -82,7 +93,8 @@ class Block(nn.Module):
             projected = with_normed_heads(projected, query_scale_e, key_scale_e, of.norm_epsilon)
         sends_latents = rotation.attend is not None and rotation.attend.sends_latents
         made_of = self._key_latents(crossed) if sends_latents else None
-        return self.output.down_project(causal_attention(projected, rotation, self.head_size, made_of)), crossed
+        attended_Td = causal_attention(projected, rotation, self.head_size, made_of, kept)
+        return self.output.down_project(attended_Td), crossed
 
     def _key_latents(self, latents: Crossed) -> KeyLatents:
         _, key_Tr, value_Tr = (z_Tr for z_gTr in latents for z_Tr in z_gTr)

@@ -51,6 +51,22 @@ class KeyLatents:
     maker: KeyMaker
 
 
+class KeptAttention:
+    """Attention that is kept where all around it is computed again: of long sequences it would cost most."""
+
+    def __init__(self) -> None:
+        self._found: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def once(self, attend: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What it gives, output and log-sum-exps; when it is asked again, the same, which is forgotten then."""
+        found = self._found
+        if found is not None:
+            self._found = None
+            return found
+        self._found = attend()
+        return self._found
+
+
 class Attend(Protocol):
     """How tokens attend that are not all of their sequences'.
 
@@ -62,14 +78,16 @@ class Attend(Protocol):
     def sends_latents(self) -> bool: ...  # noqa: D102
 
     def __call__(
-        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, latents: KeyLatents | None
-    ) -> torch.Tensor:
+        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor,
+        latents: KeyLatents | None, kept: KeptAttention | None,
+    ) -> torch.Tensor:  # fmt: skip
         """Attention, ``[T, h, e]``."""
 
 
 def causal_attention(
-    parts: list[torch.Tensor], rotation: "Rotation", head_size: int, latents: KeyLatents | None = None
-) -> torch.Tensor:
+    parts: list[torch.Tensor], rotation: "Rotation", head_size: int, latents: KeyLatents | None = None,
+    kept: KeptAttention | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Attention of each sequence to its own past.
 
     Args:
@@ -78,6 +96,7 @@ def causal_attention(
         rotation: The rotary embedding; its length is the length of a sequence.
         head_size: Width of a head.
         latents: What keys and values are made of, where the rotation asks for it.
+        kept: Keeps what the rotation's own way of attending gives, if all else is computed again.
 
     Returns:
         ``[T, d]``.
@@ -85,7 +104,7 @@ def causal_attention(
     turned = rotary(parts, *rotation.angles(parts[0].dtype))
     if rotation.attend is not None:
         query, key, value = (x_Td.view(len(x_Td), -1, head_size) for x_Td in turned)
-        return rotation.attend(query, key, value, latents).flatten(1)
+        return rotation.attend(query, key, value, latents, kept).flatten(1)
     length = rotation.sequence_length
     begin_n = rotation.begins_of(parts[0])
     if begin_n is not None:

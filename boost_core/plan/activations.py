@@ -20,7 +20,8 @@ QK-norm             q + k, and one a head in fp32        torch's norm: its input
 LaX                 0, 7r or 21r by the gate             ``crossing``: what the gate let through and made meanwhile
 ==================  ===================================  =========================================================
 
-With ``recompute: latent`` a block keeps 7r + 2w, the statistics, and the sum of squares it began with; with ``full`` w
+With ``recompute: latent`` a block keeps 7r + 2w, the statistics, and the sum of squares it began with, and of context
+parallel ranks q and h in fp32, attention's output and log-sum-exps; with ``full`` w
 and that sum; LaX's carried latents, 7r, beside either. On a CPU the kernels' references run, which keep more.
 ``tests/numerics/test_memory_plan.py`` measures both storage by storage. In bf16 on a CPU, with a norm other than the
 fused one, this is up to one fp32 residual a block too much; and 2r for a block that is computed again and that is given
@@ -97,6 +98,10 @@ class Activations:
         if self.parallelism.recompute == "full":
             return self.residual * self.element_bytes + first_squares + given * self.carried
         latents = (2 * self.residual + self._projections * self.latent) * self.element_bytes + given * self.carried
+        if (
+            self.parallelism.context_parallel_size > 1
+        ):  # attention's output and log-sum-exps, so that no key comes again
+            latents += self.query * self.element_bytes + self._heads * PRECISE
         # On one rank nothing is sent: each norm reads the residual's own sums of squares.
         return latents + (first_squares + self._sent_statistics() if self._size > 1 else 2 * PRECISE)
 

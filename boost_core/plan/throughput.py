@@ -168,7 +168,7 @@ class _Step:
         if self._layout.cp == 1:
             return 0.0
         once, projected = self._keys_once()
-        again = self._job.parallelism.recompute != "none"
+        again = self._job.parallelism.recompute == "full"  # else attention is kept
         passes = ((1, 1, self._block.forward), (2 + again, 3 + again, self._block.backward))
         return sum(
             times * projected

@@ -150,7 +150,8 @@ def _block_work(
     forward_passes, backward_passes = _passes(model, parallelism, sharding)
     forward = down + up + attention_forward + Work(moved_bytes=forward_passes * tokens * element)
     backward = down + up + attention_backward + Work(moved_bytes=backward_passes * tokens * element)
-    again = {"none": Work(), "full": forward, "latent": up + attention_forward}[parallelism.recompute]
+    of_latents = up if parallelism.context_parallel_size > 1 else up + attention_forward
+    again = {"none": Work(), "full": forward, "latent": of_latents}[parallelism.recompute]
     gradients = sum((each.work(element) for each in products), Work(moved_bytes=2 * _PRECISE * weights))
     return Passes(forward, backward + again, gradients)
 

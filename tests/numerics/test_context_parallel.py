@@ -175,7 +175,7 @@ def test_what_is_sent_is_as_planned_and_repeats_are_alike_to_the_bit(ranks: Rank
     """Keys and values, or latents; or latents between two nodes and keys within them."""
     layout = Layout(1, 1, 1, cp=4) if exchange == "auto" else Layout(2, 1, 1, cp=2)
     cases = [
-        Case("svd", layout, 3, "none", 1, exchange=exchange), Case("lax", layout, 0, "none", 1, exchange=exchange),
+        Case("svd", layout, 3, "latent", 1, exchange=exchange), Case("lax", layout, 0, "none", 1, exchange=exchange),
     ]  # fmt: skip
     once, again = (ranks.run(layout.world_size, on_two_nodes, cases, False) for _ in range(2))
     for number, case in enumerate(cases):
@@ -246,8 +246,13 @@ def test_latents_are_sent_where_they_are_less(changes: dict[str, Any], sent: str
         "model": {"preset": "7b", "family": "cola"},
         "parallelism": {"tensor_parallel_size": 4, "context_parallel_size": 4},
         "resources": {"gpus_per_worker": 1, "accelerator_type": "H100"},
-        "data": {"bytes": "corpus"},
-        "training": {"steps": 3, "sequence_length": 131072, "global_batch_size": 4, "micro_batch_size": 1},
+        "training": {
+            "steps": 3,
+            "sequence_length": 131072,
+            "global_batch_size": 4,
+            "micro_batch_size": 1,
+            "precision": "bf16",
+        },
     }
     for section, fields in changes.items():
         spec[section] = spec[section] | fields

@@ -335,6 +335,11 @@ GANGS = [
             {"training": {"micro_batch_size": 1, "sequence_length": 1024}},
         ),
         (
+            {"family": "cola"},
+            {"tensor_parallel_size": 2, "context_parallel_size": 2, "context": {"exchange": "latents"}},
+            {"training": {"micro_batch_size": 1, "sequence_length": 1024}},
+        ),
+        (
             {"family": "dense"}, {"context_parallel_size": 4},
             {"training": {"micro_batch_size": 1, "sequence_length": 2048}},
         ),

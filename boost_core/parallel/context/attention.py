@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from boost_core.nn.attention import KeyLatents, KeyMaker
+from boost_core.nn.attention import KeptAttention, KeyLatents, KeyMaker
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.context.latents import LatentRoute
 from boost_core.parallel.context.pieces import Attended, StageAttention
@@ -63,8 +63,9 @@ class ContextAttention:
         return self._route is not None
 
     def __call__(
-        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, latents: KeyLatents | None = None
-    ) -> torch.Tensor:
+        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor,
+        latents: KeyLatents | None = None, kept: KeptAttention | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """Attention of this rank's tokens, ``[T, h, e]``; all ranks of the group call it.
 
         Args:
@@ -72,6 +73,7 @@ class ContextAttention:
             key_Tje: Their keys.
             value_Tje: Their values.
             latents: What these are made of, if latents are sent.
+            kept: Has it, if it is computed again.
 
         Raises:
             ValueError: There are not as many tokens as the plan has, or torch has no kernel for them.
@@ -79,13 +81,15 @@ class ContextAttention:
         if len(query_The) != self._tokens:
             raise ValueError(f"{len(query_The)} tokens are not the {self._tokens} that the plan has on this rank")
         maker, both = (latents.maker, (latents.of_keys, latents.of_values)) if latents else (None, ())
-        out_The: torch.Tensor = _Attention.apply(query_The, key_Tje, value_Tje, self, maker, *both)  # type: ignore[no-untyped-call]
+        out_The: torch.Tensor = _Attention.apply(
+            query_The, key_Tje, value_Tje, self, kept or KeptAttention(), maker, *both
+        )  # type: ignore[no-untyped-call]
         return out_The
 
-    def own(self, keys_Tsje: torch.Tensor, maker: KeyMaker | None, *both_Tr: torch.Tensor) -> Own:
+    def own(self, keys_Tsje: torch.Tensor, maker: KeyMaker | None, *both_Tr: torch.Tensor, backward: bool) -> Own:
         """What this rank has for others: keys and values, and its share of both latents."""
         share_Tc = self._route.share(*both_Tr) if self._route and both_Tr else None
-        return Own(keys_Tsje, share_Tc, maker)
+        return Own(keys_Tsje, share_Tc, maker, backward)
 
     def forward(self, query_The: torch.Tensor, own: Own) -> tuple[torch.Tensor, torch.Tensor]:
         """The output, ``[T, h, e]``, and its log-sum-exps, ``[T, h]`` in fp32 at least."""
@@ -151,13 +155,15 @@ class _Attention(torch.autograd.Function):
         key_Tje: torch.Tensor,
         value_Tje: torch.Tensor,
         attention: ContextAttention,
+        kept: KeptAttention,
         maker: KeyMaker | None,
         *both_Tr: torch.Tensor,
     ) -> torch.Tensor:
         keys_Tsje = torch.stack((key_Tje, value_Tje), dim=1)
         # Kernels take a head's elements side by side; and a view would keep the keys' and values' memory, too.
         query_The = query_The.clone(memory_format=torch.contiguous_format)
-        out_The, lse_Th = attention.forward(query_The, attention.own(keys_Tsje, maker, *both_Tr))
+        own = attention.own(keys_Tsje, maker, *both_Tr, backward=False)
+        out_The, lse_Th = kept.once(lambda: attention.forward(query_The, own))
         ctx.save_for_backward(query_The, out_The, lse_Th, keys_Tsje, *both_Tr)
         ctx.attention, ctx.maker = attention, maker
         return out_The
@@ -166,10 +172,10 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         attention, maker = ctx.attention, ctx.maker
         query_The, out_The, lse_Th, keys_Tsje, *both_Tr = ctx.saved_tensors
-        own = attention.own(keys_Tsje, maker, *both_Tr)
+        own = attention.own(keys_Tsje, maker, *both_Tr, backward=True)
         dquery_The, of_own = attention.backward(gradients[0].contiguous(), query_The, own, out_The, lse_Th)
         of_latents = attention.gradients_of_latents(of_own, maker, keys_Tsje.dtype)
-        return dquery_The, *of_own.keys.to(keys_Tsje.dtype).unbind(1), None, None, *of_latents
+        return dquery_The, *of_own.keys.to(keys_Tsje.dtype).unbind(1), None, None, None, *of_latents
 
 
 def _merge(out_The: torch.Tensor, lse_Th: torch.Tensor, part: Attended) -> None:

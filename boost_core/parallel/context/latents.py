@@ -75,11 +75,12 @@ class Made:
         maker: How, and of which weights.
         came_nr: The latents.
         rotation: Of their tokens.
+        backward: Whether gradients will be asked for.
     """
 
-    def __init__(self, maker: KeyMaker, came_nr: Sequence[torch.Tensor], rotation: Rotation) -> None:
+    def __init__(self, maker: KeyMaker, came_nr: Sequence[torch.Tensor], rotation: Rotation, backward: bool) -> None:
         self._inputs = [x.detach().requires_grad_() for x in (*came_nr, *maker.weights)]
-        with torch.enable_grad():
+        with torch.set_grad_enabled(backward):
             self._made = maker.make(self._inputs[:2], self._inputs[2:], rotation)
 
     def keys(self) -> torch.Tensor:
@@ -129,9 +130,11 @@ class LatentExchange:
         self.exchange, self._route = exchange, route
         self._rotation = route.at(chunks) if chunks else None
 
-    def make(self, came_nc: torch.Tensor, maker: KeyMaker) -> Made | None:
+    def make(self, came_nc: torch.Tensor, maker: KeyMaker, backward: bool) -> Made | None:
         """Keys and values of what has come; ``None`` if nothing has."""
-        return None if self._rotation is None else Made(maker, self._route.gathered(came_nc), self._rotation)
+        if self._rotation is None:
+            return None
+        return Made(maker, self._route.gathered(came_nc), self._rotation, backward)
 
     def start_back(
         self, made: Made | None, dkeys_nsje: torch.Tensor, gradients: LatentGradients

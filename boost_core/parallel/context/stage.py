@@ -26,11 +26,13 @@ class Own:
         keys: Keys and values of its tokens, ``[T, s, j, e]``.
         share: Its share of the latents that these are made of, ``[T, c]``; ``None`` where none are sent.
         maker: Makes them of such.
+        backward: Whether gradients come back.
     """
 
     keys: torch.Tensor
     share: torch.Tensor | None = None
     maker: KeyMaker | None = None
+    backward: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Stage:
             if keys and of_keys:
                 keys.put(of_keys(), stage_nc)
             if latents and of_latents and own.maker:
-                made = latents.make(of_latents(), own.maker)
+                made = latents.make(of_latents(), own.maker, own.backward)
                 if made:
                     latents.exchange.put(made.keys().flatten(1), stage_nc)
             return Came(stage_nc.view(self._tokens, *own.keys.shape[1:]), made)
