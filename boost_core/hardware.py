@@ -34,6 +34,11 @@ class Device:
     bandwidth: float
     memory: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
+    @property
+    def fp8_speedup(self) -> float:
+        """How many times as fast products in 8 bits are."""
+        return self.tflops["fp8"] / self.tflops["bf16"]
+
 
 def _nvidia(
     sheet: str, fp8: float, bf16: float, fp32: float, terabytes: float, words: tuple[str, ...] = (),

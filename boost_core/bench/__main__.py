@@ -21,7 +21,7 @@ from boost_core.bench.results import NO_GPU, RESULTS, Environment, Row, append, 
 from boost_core.bench.timing import matrix_rate, memory_bandwidth
 from boost_core.bench.variants import PUBLISHED_SIZES, VARIANTS, Variant
 from boost_core.config import ModelConfig
-from boost_core.config.base import in_lines
+from boost_core.config.base import hear_interrupts, in_lines
 from boost_core.config.presets import PRESETS
 from boost_core.hardware import LINKS
 from boost_core.kernels.dispatch import Implementation
@@ -31,6 +31,7 @@ from boost_core.plan.measured import MeasuredLink, MeasuredProfile
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one benchmark; 0 on success, 1 for wrong results, 2 for what cannot be measured."""
+    hear_interrupts()
     arguments = sys.argv[1:] if arguments is None else arguments
     given = _parser().parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

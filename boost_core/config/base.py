@@ -71,7 +71,8 @@ def in_lines(error: Exception) -> str:
 
 def hear_interrupts() -> None:
     """Have Ctrl-C raise KeyboardInterrupt, also in a program that was started to end at once until it is loaded."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # else it is heard, or somebody wants it ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def counted(number: int, noun: str) -> str:

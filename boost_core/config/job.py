@@ -12,7 +12,7 @@ from boost_core.config.data import DataConfig
 from boost_core.config.elasticity import ElasticityConfig
 from boost_core.config.faults import FaultToleranceConfig
 from boost_core.config.layout import Layout
-from boost_core.config.legality import elasticity_problems, job_problems, legal_layouts
+from boost_core.config.legality import door_problems, elasticity_problems, job_problems, legal_layouts
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.parsing.yaml_text import read_yaml
@@ -139,4 +139,6 @@ def load_job(path: str | Path) -> JobSpec:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a mapping with at least name, model and training")
-    return JobSpec.model_validate(content)
+    spec = JobSpec.model_validate(content)
+    raise_problems(JobSpec.__name__, door_problems(spec.training))
+    return spec

@@ -202,14 +202,19 @@ def _batch_problems(parallelism: ParallelismConfig, training: TrainingConfig) ->
     return problems
 
 
+def door_problems(training: TrainingConfig) -> list[FieldProblem]:
+    """What a job is refused for when it comes, and that earlier jobs, which are read as they are, may have."""
+    if not training.batch_size_warmup or (until := training.batch_size_warmup[-1].until_step) < training.steps:
+        return []
+    message = (
+        f"its last stage is until step {until} of training.steps={training.steps}, which leaves no step for "
+        f"global_batch_size={training.global_batch_size}; end it earlier, or raise training.steps"
+    )
+    return [FieldProblem(("training", "batch_size_warmup"), until, message)]
+
+
 def _schedule_problems(training: TrainingConfig, optimizer: OptimizerConfig) -> list[FieldProblem]:
     warmup, decay, steps = optimizer.warmup_steps, optimizer.decay_steps or 0, f"training.steps={training.steps}"
-    if training.batch_size_warmup and (until := training.batch_size_warmup[-1].until_step) >= training.steps:
-        message = (
-            f"its last stage is until step {until} of {steps}, which leaves no step for global_batch_size="
-            f"{training.global_batch_size}; end it earlier, or raise training.steps"
-        )
-        return [FieldProblem(("training", "batch_size_warmup"), until, message)]
     if warmup > training.steps:
         message = f"a warm-up of {warmup} steps does not fit {steps}; shorten it"
         return [FieldProblem(("optimizer", "warmup_steps"), warmup, message)]

@@ -86,10 +86,10 @@ class ParallelismConfig(Config):
     )
     recompute: Literal["none", "latent", "full", "auto"] = Field(
         "none",
-        description="Activation checkpointing. latent: recompute everything but the latents and the residual, and the "
-        "attention of context parallel ranks, without a collective; for btp. full: recompute every block from its "
-        "input, collectives included. auto: in each layout the first of them that fits the GPU, whose kind the job has "
-        "to name.",
+        description="Activation checkpointing. latent: recompute everything but the latents, the residual and, of "
+        "context parallel ranks, attention's output, without a collective; for btp. full: recompute every block from "
+        "its input, collectives included. auto: in each layout the first of them that fits the GPU, whose kind the job "
+        "has to name.",
     )
     split_micro_batch: bool = Field(
         False,

@@ -48,6 +48,11 @@ class StepReport(Frozen):
     optimizer_seconds: float = Field(
         0.0, description="The same for the optimizer: from the last gradient to the new weights."
     )
+    context_imbalance: float | None = Field(
+        None,
+        description="Attention of the context parallel rank that has most in each micro-batch, over their mean, by the "
+        "plans of rank 0's sequences; null where each rank has whole ones.",
+    )
     held_seconds: float = Field(
         0.0, description="How long checkpoints and copies blocked the loop since the previous step."
     )

@@ -63,8 +63,10 @@ class KeptAttention:
         if found is not None:
             self._found = None
             return found
-        self._found = attend()
-        return self._found
+        found = attend()
+        # Without what autograd adds to them: it would hold this, and this it, for ever if no backward pass follows.
+        self._found = (found[0].detach(), found[1].detach())
+        return found
 
 
 class Attend(Protocol):

@@ -61,7 +61,7 @@ def give_gradient(weight: torch.Tensor, gradient: torch.Tensor) -> None:
     whole = weight if weight._base is None else weight._base
     sink: Sink | None = getattr(whole, "gradient_sink", None)
     if sink is None:
-        torch.autograd.backward([weight], [gradient])
+        torch.autograd.backward([weight], [gradient.to(weight.dtype)])
     else:
         sink(gradient, _part(weight, whole))
 

@@ -98,9 +98,8 @@ class Activations:
         if self.parallelism.recompute == "full":
             return self.residual * self.element_bytes + first_squares + given * self.carried
         latents = (2 * self.residual + self._projections * self.latent) * self.element_bytes + given * self.carried
-        if (
-            self.parallelism.context_parallel_size > 1
-        ):  # attention's output and log-sum-exps, so that no key comes again
+        # Context parallel ranks keep attention's output and log-sum-exps, so that no key comes again.
+        if self.parallelism.context_parallel_size > 1:
             latents += self.query * self.element_bytes + self._heads * PRECISE
         # On one rank nothing is sent: each norm reads the residual's own sums of squares.
         return latents + (first_squares + self._sent_statistics() if self._size > 1 else 2 * PRECISE)

@@ -14,15 +14,11 @@ from boost_core.config.job import JobSpec, ResourcesConfig
 from boost_core.config.layout import Layout
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.strategy import strategy_problems
-from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
+from boost_core.hardware import DEVICE_BYTES
+from boost_core.plan.machine import kind_of_gpu
 from boost_core.plan.memory import rank_memory
 
 SPARE = 0.04  # of a GPU's memory, where what is planned for a job is chosen for it
-
-
-def kind_of_gpu(resources: ResourcesConfig) -> str | None:
-    """The kind that a job asks for; ``None`` where any will do."""
-    return resources.accelerator_type or resources.node_labels.get(ACCELERATOR_LABEL)
 
 
 def device_bytes(resources: ResourcesConfig) -> int | None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from boost_core.config.job import JobSpec, ResourcesConfig
 from boost_core.config.legality import flash_takes
-from boost_core.hardware import LINKS, LOOPBACK, device_named
+from boost_core.hardware import ACCELERATOR_LABEL, LINKS, LOOPBACK, device_named
 from boost_core.plan.cluster import Cluster, Level
 from boost_core.plan.profile import Profile, of_cores
 
@@ -29,6 +29,11 @@ class Machine:
     cluster: Cluster
 
 
+def kind_of_gpu(resources: ResourcesConfig) -> str | None:
+    """The kind that a job asks for; ``None`` where any will do."""
+    return resources.accelerator_type or resources.node_labels.get(ACCELERATOR_LABEL)
+
+
 def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     """The machine that a job's workers run on.
 
@@ -41,7 +46,8 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     """
     if not resources.gpus_per_worker:
         return Machine(of_cores(resources.cpus_per_worker), LOCAL)
-    kind = resources.accelerator_type if resources.accelerator_type in _NODE_LINKS else _UNKNOWN_GPU
+    asked = kind_of_gpu(resources)
+    kind = asked if asked in _NODE_LINKS else _UNKNOWN_GPU
     device = device_named(kind)
     if device is None:
         raise AssertionError(f"hardware.DEVICES has no {kind}")

@@ -6,6 +6,7 @@ at those rates: the correction, by which all rates are divided. What is left bet
 which a plan's range is made.
 """
 
+import re
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -15,7 +16,7 @@ from boost_core.config.base import Config
 from boost_core.config.job import JobSpec
 from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.config.parsing.moment import Moment
-from boost_core.hardware import Link, device_named
+from boost_core.hardware import DEVICE_BYTES, Link, device_named
 from boost_core.plan.cluster import Cluster
 from boost_core.plan.machine import Machine, machine_for
 from boost_core.plan.profile import Profile
@@ -73,7 +74,9 @@ class MeasuredProfile(Config):
             ValueError: It is of another one.
         """
         known = device_named(kind)
-        if known is not None and known.words[0].upper() not in self.device.upper():
+        if kind not in DEVICE_BYTES and kind.upper() in DEVICE_BYTES:
+            raise ValueError(f"would be of no job's kind, as Ray writes {kind.upper()}; store it under that")
+        if known is not None and known.words[0].upper() not in re.findall(r"[A-Z0-9]+", self.device.upper()):
             raise ValueError(f"was measured on {self.device!r}, which is no {kind}; store it under that device's kind")
 
     def serves(self, precision: str) -> bool:
@@ -91,13 +94,14 @@ class MeasuredProfile(Config):
                 f"the profile is of {self.precision}, and training.precision={precision}: "
                 f"measure one of {_computed_in(precision)}"
             )
+        device = device_named(self.device)
         when = f"{self.measured_at:%Y-%m-%d} " if self.measured_at else ""
         profile = Profile(
             self.product_flops / self.correction, self.attention_flops / self.correction,
             self.bandwidth / self.correction, self.start_seconds * self.correction, self.block_seconds,
             self.link.overlap if self.link else otherwise.profile.overlap, self.spread, True,
             f"{self.device}, measured {when}at {self.commit[:12]}",
-            otherwise.profile.fp8_speedup,
+            1.0 if device is None else device.fp8_speedup,
         )  # fmt: skip
         return Machine(profile, self._cluster(otherwise.cluster))
 

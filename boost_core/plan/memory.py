@@ -27,17 +27,17 @@ products and the allocator's gaps are not in it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import ge
 
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
-from boost_core.config.legality import cannot_send_latents
 from boost_core.config.model import ModelConfig
 from boost_core.hardware import BYTES
 from boost_core.plan.activations import PRECISE, Activations
+from boost_core.plan.context.between import sent_between_nodes
 from boost_core.plan.in_flight import InHand, in_hand
-from boost_core.plan.machine import attends_in_one, attends_on_device, captures_steps
+from boost_core.plan.machine import attends_in_one, attends_on_device, captures_steps, machine_for
 from boost_core.plan.stages import Stage, cut
 from boost_core.plan.state_memory import largest_weight, starting_peak, state_bytes
 from boost_core.plan.work import rank_tokens
@@ -241,8 +241,9 @@ class _Rank:
 
     def _rotary(self) -> int:
         training, model = self._job.training, self._job.model
-        # Context parallel ranks turn their tokens by angles of their own.
-        own = self._tokens if self._job.parallelism.context_parallel_size > 1 else 0
+        # Context parallel ranks turn their tokens by angles of their own, and the keys that they make of latents.
+        ranks = self._job.parallelism.context_parallel_size
+        own = 0 if ranks == 1 else self._tokens * (ranks if self._sends_latents else 1)
         return 24 * (training.sequence_length + own) * model.head_size // 2
 
     def _context(self) -> int:
@@ -262,10 +263,18 @@ class _Rank:
         in_calls = max(self._tokens, others // 2) * 2 * keys * element if self._each.kernels else 0
         return own + others * keys * (2 * element + (PRECISE + element) * 3 // 4) + in_calls + self._key_latents()
 
+    @cached_property
+    def _sends_latents(self) -> bool:
+        """Whether context parallel ranks may; which of them share a node is known when they run."""
+        job = self._job
+        if job.parallelism.context_parallel_size == 1:
+            return False
+        cluster = machine_for(job.resources, job.training.precision).cluster
+        return sent_between_nodes(job, cluster) == "latents"
+
     def _key_latents(self) -> int:
         job = self._job
-        chosen = job.parallelism.context.exchange
-        if chosen == "keys" or cannot_send_latents(job.model, job.parallelism, job.training):
+        if not self._sends_latents:
             return 0
         rank, tensor = job.model.bottleneck_rank, job.parallelism.tensor_parallel_size
         came, keys = self._tokens * (job.parallelism.context_parallel_size - 1), 2 * self._each.key_value

@@ -62,7 +62,7 @@ class Profile:
             _ASSUMED_SPREAD, False,
             f"{peak / 1e12:g} TFLOP/s of dense {precision} and {device.bandwidth / 1e12:g} TB/s ({device.source}), "
             f"{shares}, bytes at {BANDWIDTH_SHARE:.0%}; 0.5 ms a block; assumed",
-            device.tflops["fp8"] / device.tflops["bf16"],
+            device.fp8_speedup,
         )  # fmt: skip
 
     def seconds(self, work: Work) -> float:

@@ -13,9 +13,9 @@ from boost_core.config.layout import Layout
 from boost_core.config.model import FamilyName, ModelConfig
 from boost_core.config.presets import PRESETS
 from boost_core.hardware import BYTES, DEVICE_BYTES
-from boost_core.plan.devices import at, device_bytes, kind_of_gpu, too_large
+from boost_core.plan.devices import at, device_bytes, too_large
 from boost_core.plan.flops import model_flops_per_token
-from boost_core.plan.machine import Machine
+from boost_core.plan.machine import Machine, kind_of_gpu
 from boost_core.plan.measured import machine_of
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.parameters import block_matrix_parameters, parameter_count

@@ -188,6 +188,8 @@ class _Step:
         near = 1 if job.parallelism.context.exchange == "latents" else row[0]  # ranks of a node, which send keys
         inside, outside = (near, *[1] * (len(row) - 1)), (row[0] // near, *row[1:])
         far = (self._layout.cp - near) * self._tokens
+        if not far:
+            return self._over(row, "all_gather", keys), 0.0
         seconds = self._over(inside, "all_gather", keys)
         seconds += self._over(outside, "all_gather", near * self._tokens * layer.latent_bytes)
         seconds += self._over(self._tensor_row, "all_gather", far * layer.latent_bytes)

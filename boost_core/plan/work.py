@@ -116,7 +116,8 @@ class Passes:
 
 def block_work(job: JobSpec) -> Passes:
     """That of one block on one rank of a job at its layout."""
-    alone = job.parallelism.at(Layout(job.parallelism.tensor_parallel_size, pp=1, dp=1))
+    parallelism = job.parallelism
+    alone = parallelism.at(Layout(parallelism.tensor_parallel_size, 1, 1, parallelism.context_parallel_size))
     return _block_work(job.model, alone, rank_tokens(job), pairs_of_token(job), job.training.precision)
 
 

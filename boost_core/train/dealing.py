@@ -28,16 +28,39 @@ from boost_core.train.batch import Batch
 
 
 @dataclass(frozen=True)
+class Load:
+    """Pairs of query and key that a context parallel group's ranks compute of some micro-batches, one after the other.
+
+    Attributes:
+        most: On the rank that has most of each.
+        mean: In the mean of the ranks.
+    """
+
+    most: float = 0.0
+    mean: float = 0.0
+
+    def __add__(self, other: "Load") -> "Load":
+        return Load(self.most + other.most, self.mean + other.mean)
+
+    @property
+    def imbalance(self) -> float | None:
+        """The one over the other; ``None`` of none."""
+        return self.most / self.mean if self.mean else None
+
+
+@dataclass(frozen=True)
 class OwnTokens:
     """Which tokens of a micro-batch a rank has.
 
     Attributes:
         rotation: Their positions, and how they attend.
         places: Where they are in the micro-batch, ``[T]``; ``None``: all, in order.
+        load: What attention among them all is for those that they are dealt to.
     """
 
     rotation: Rotation
     places: torch.Tensor | None = None
+    load: Load = Load()
 
     def of(self, x_T: torch.Tensor) -> torch.Tensor:
         """What they have of something that each token of the micro-batch has."""
@@ -63,10 +86,12 @@ class Dealer:
 
     Attributes:
         rotation: As given.
+        load: Of the newest step.
     """
 
     def __init__(self, spec: JobSpec, rotation: Rotation, groups: ProcessGroups, device: torch.device) -> None:
         self.rotation, self._ranks, self._device = rotation, groups.context, device
+        self.load = Load()
         self._newest: tuple[tuple[int, ...], OwnTokens] | None = None
         nodes = _nodes_of_latents(spec, groups.context, device)
         self._route = LatentRoute(nodes, groups.tensor, self._at) if nodes else None
@@ -77,6 +102,7 @@ class Dealer:
             return OwnTokens(self.rotation.with_documents(batch.starts))
         documents = self._documents(batch)
         if self._newest is None or self._newest[0] != documents:
+            self._newest = None  # first, as the next ones need room, too
             self._newest = documents, self._own(documents)
         return self._newest[1]
 
@@ -92,7 +118,8 @@ class Dealer:
         plan = plan_of(documents, chunk_tokens(length, ranks.size), self.rotation.window, ranks.size)
         attention = ContextAttention(plan, ranks, self._device, self._route)
         places = self._places(attention.chunks)
-        return OwnTokens(self.rotation.of_tokens(places % length, attention), places)
+        load = Load(max(plan.loads), sum(plan.loads) / plan.ranks)
+        return OwnTokens(self.rotation.of_tokens(places % length, attention), places, load)
 
     def _at(self, chunks: Sequence[int]) -> Rotation:
         """The rotation of the tokens of some chunks."""

@@ -286,6 +286,7 @@ class _Run(_Keeping):
                 forward_seconds=parts.forward,
                 backward_seconds=parts.backward,
                 optimizer_seconds=parts.optimizer,
+                context_imbalance=state.dealer.load.imbalance,
                 held_seconds=held_seconds,
             )
         )

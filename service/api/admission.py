@@ -9,10 +9,12 @@ from fastapi.concurrency import run_in_threadpool
 
 from boost_core.config import JobSpec
 from boost_core.config.data import BYTES, SourceConfig
+from boost_core.config.legality import door_problems
 from boost_core.config.parsing.urls import StorageOptions, giving_up_soon
 from boost_core.config.sources.files import UnfitData, check_data, list_files, refuse_damaged, tokenizer_vocabulary
 from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.devices import nothing_fits
+from boost_core.plan.machine import kind_of_gpu
 from boost_core.plan.measured import MeasuredProfile
 from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
@@ -137,13 +139,19 @@ class Completed:
     profile: StoredProfile | None
 
 
-def completed(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None = None) -> Completed:
+async def completed(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None = None) -> Completed:
     """The job with all that the service adds to it; it may take seconds. Arguments and errors as ``with_dataset``.
 
     Raises:
         InvalidJob: Or no layouts can be chosen for it.
         RateLimited: Another search is under way.
     """
+    if spec.data.dataset is None and not spec.leaves_layouts and kind_of_gpu(spec.resources) is None:
+        return Completed(spec, None, None)  # most jobs of a laptop, for which a thread would cost as much as all else
+    return await run_in_threadpool(_completed, spec, context, tenant, original)
+
+
+def _completed(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None) -> Completed:
     spec = with_dataset(spec, context, tenant, original)
     profile = context.profiles.for_job(spec)
     spec, chosen = with_layouts(spec, context, tenant, profile.profile if profile else None)
@@ -183,6 +191,10 @@ def _data_of(spec: JobSpec) -> str:
 
 def _refuse_unfit(spec: JobSpec, context: Context, tenant: str) -> None:
     errors = prefix_errors(spec, context.settings.prefixes(), tenant)
+    errors += [
+        FieldError(field=".".join(each.field), message=each.message, value=each.value)
+        for each in door_problems(spec.training)
+    ]
     if errors:
         raise InvalidJob(errors)
     if problem := nothing_fits(spec):

@@ -27,7 +27,8 @@ from service.models.problems import FieldError
 _SECONDS = 20.0
 _TOGETHER = 2
 _RETRY_SECONDS = 5
-_REMEMBERED = 256  # answers; some ten kilobytes each
+_REMEMBERED_LAYOUTS = 256  # answers; some ten kilobytes each
+_REMEMBERED_PLANS = 32  # up to 400 kilobytes each
 _TOKENS = SourceConfig(kind="tokenized", paths=("/any",))  # goes with every vocabulary
 
 
@@ -62,9 +63,14 @@ class Turns:
 
 
 class Found(Generic[Answer]):
-    """What the last searches found."""
+    """What the last searches found.
 
-    def __init__(self) -> None:
+    Args:
+        most: How many of them.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._answers: OrderedDict[bytes, Answer] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -79,7 +85,7 @@ class Found(Generic[Answer]):
         """Remember it, and forget what nobody has asked for the longest."""
         with self._lock:
             self._answers[key] = answer
-            if len(self._answers) > _REMEMBERED:
+            if len(self._answers) > self._most:
                 self._answers.popitem(last=False)
 
 
@@ -93,8 +99,8 @@ class Searches:
 
     def __init__(self) -> None:
         self.for_plans, self.for_layouts = Turns(), Turns()
-        self._plans: Found[SearchReport] = Found()
-        self._layouts: Found[ChosenLayouts] = Found()
+        self._plans: Found[SearchReport] = Found(_REMEMBERED_PLANS)
+        self._layouts: Found[ChosenLayouts] = Found(_REMEMBERED_LAYOUTS)
 
     def plans(self, job: JobSpec, asked: PlanSearch, tenant: str) -> SearchReport:
         """The best ways to train a job; without a search if the same was asked for before.

@@ -1,15 +1,20 @@
 """What needs torch or reads much data runs in a process of its own, which this program does not load."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 
 from service.cli.failures import Failed
 from service.trainer import REMEDY, has_trainer
 
+_HEARS_IT_SECONDS = 2.0  # in which a program ends that the terminal has interrupted, or is asked again
+
 # As python -m does, but that an interrupt while modules are loaded ends it without a traceback.
 _RUN_MODULE = (
-    "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "import runpy, signal, sys; "
+    "signal.getsignal(signal.SIGINT) == signal.default_int_handler and signal.signal(signal.SIGINT, signal.SIG_DFL); "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
 
@@ -43,4 +48,7 @@ def _end_of(process: subprocess.Popen[bytes]) -> int:
     try:
         return process.wait()
     except KeyboardInterrupt:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(_HEARS_IT_SECONDS)
+        process.send_signal(signal.SIGINT)  # it was this program alone that was interrupted
         return process.wait()

@@ -8,7 +8,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from boost_core.config import JobSpec
-from boost_core.plan.devices import kind_of_gpu
+from boost_core.plan.machine import kind_of_gpu
 from boost_core.plan.measured import MeasuredProfile
 from service.jobs.tables import ProfileRow
 from service.models.profiles import StoredProfile

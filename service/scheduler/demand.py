@@ -14,8 +14,8 @@ from types import MappingProxyType
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan import resize
-from boost_core.plan.devices import device_bytes, kind_of_gpu, needed_bytes
-from boost_core.plan.machine import Machine
+from boost_core.plan.devices import device_bytes, needed_bytes
+from boost_core.plan.machine import Machine, kind_of_gpu
 from boost_core.plan.measured import MeasuredProfile, machine_of
 from boost_core.plan.throughput import step_seconds
 from service.gang.resources import gang_in_words, worker_resources

@@ -231,6 +231,11 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
         _of_step(lambda step: step.exposed_communication_seconds),
     ),
     Value(
+        "boost_job_context_imbalance_ratio",
+        "Attention of the newest step's fullest context parallel ranks over the mean, by its plans.",
+        _of_step(lambda step: step.context_imbalance),
+    ),
+    Value(
         "boost_job_communication_bytes",
         "Payload of the newest step's collectives on one rank.",
         _of_step(lambda step: step.communication_bytes),

@@ -1,5 +1,7 @@
 """Training with a sequence's tokens on several ranks: what one rank computes, whichever tokens each of them has."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,8 @@ from boost_core.plan.context.dealt import plan_of
 from boost_core.plan.context.figures import figures
 from boost_core.plan.machine import Machine, machine_for
 from boost_core.plan.resize import units
+from boost_core.plan.work import block_work
+from boost_core.train.batch import Batch
 from boost_core.train.evaluate import evaluate
 from boost_core.train.loop import train
 from boost_core.train.membership import Membership, Outcome, StepTimes
@@ -115,7 +119,10 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Found:
-    """A rank's step: loss, norm, its part of each gradient and how weights are split; validation, text, bytes sent."""
+    """A rank's step: loss, norm, its part of each gradient and how weights are split; validation, text, bytes sent.
+
+    And how uneven attention is by its plans.
+    """
 
     loss: float
     norm: float
@@ -124,6 +131,7 @@ class Found:
     validation: float
     continued: list[list[int]]
     sent: dict[Entry, tuple[int, int]]
+    imbalance: float | None
 
 
 def stepped(cases: list[Case], alone: bool) -> list[Found]:
@@ -138,10 +146,11 @@ def _step(case: Case, spec: JobSpec) -> Found:
     gradients = {} if case.zero_stage else {
         name: each.clone() for group in state.optimizer.groups for name, each in group.summed_gradients().items()
     }  # fmt: skip
+    imbalance = state.dealer.load.imbalance
     kept = EvaluationSet.of([(TokenStream([drawn.tokens.flatten().astype(np.uint16)]), 1.0)], LENGTH, 5)
     validation = evaluate(state, kept).loss
     texts = list(continued(state, [[3, 4, 5], [6]], 3, END))
-    return Found(result.loss, result.gradient_norm, gradients, state.axes, validation, texts, sent)
+    return Found(result.loss, result.gradient_norm, gradients, state.axes, validation, texts, sent, imbalance)
 
 
 def by_layout() -> list[tuple[Layout, list[Case]]]:
@@ -154,16 +163,20 @@ def test_a_step_is_that_of_one_rank(ranks: Ranks, layout: Layout, cases: list[Ca
     (expected,) = ranks.run(1, stepped, cases, True)
     of_ranks = ranks.run(layout.world_size, stepped, cases, False)
     for case, its, *found in zip(cases, expected, *of_ranks, strict=True):
-        for one in found:
-            for mine, true in ((one.loss, its.loss), (one.norm, its.norm), (one.validation, its.validation)):
-                assert mine == pytest.approx(true, rel=1e-10), case
-            assert one.continued == its.continued
-        for name, true_gradient in its.gradients.items():
-            axis, parts = found[0].axes[name], [each.gradients[name] for each in found]
-            whole = parts[0] if axis is None else torch.cat(parts[: layout.tp], axis)
-            assert (whole - true_gradient).norm() <= 1e-10 * true_gradient.norm(), (case, name)
-            for number, part in enumerate(parts):
-                assert torch.equal(part, parts[number % layout.tp]), (case, name)
+        expect_same(case, its, found)
+
+
+def expect_same(case: Case, its: Found, found: Sequence[Found]) -> None:
+    for one in found:
+        for mine, true in ((one.loss, its.loss), (one.norm, its.norm), (one.validation, its.validation)):
+            assert mine == pytest.approx(true, rel=1e-10), case
+        assert one.continued == its.continued
+    for name, true_gradient in its.gradients.items():
+        axis, parts = found[0].axes[name], [each.gradients[name] for each in found]
+        whole = parts[0] if axis is None else torch.cat(parts[: case.layout.tp], axis)
+        assert (whole - true_gradient).norm() <= 1e-10 * true_gradient.norm(), (case, name)
+        for number, part in enumerate(parts):
+            assert torch.equal(part, parts[number % case.layout.tp]), (case, name)
 
 
 # What is sent, and the ranks of a node: of one layout each.
@@ -182,7 +195,7 @@ def test_what_is_sent_is_as_planned_and_repeats_are_alike_to_the_bit(ranks: Rank
         model = case.spec(layout).model
         assert 4 * model.bottleneck_rank == model.hidden_size == model.key_value_size
         layer = AttentionLayer(model.hidden_size, model.key_value_size, 4, model.rank, layout.tp, element_bytes=8)
-        near = far = 0
+        near = far = most = area = 0
         for begin in range(0, BATCH, case.micro_batch):
             rows = Drawn(case.documents).tokens[begin : begin + case.micro_batch, :-1]
             lengths = tuple(length for row in rows for length in _lengths(row, case.documents > 0))
@@ -190,10 +203,12 @@ def test_what_is_sent_is_as_planned_and_repeats_are_alike_to_the_bit(ranks: Rank
             rates, what = Rates(1.0, 1.0, 1.0), "keys" if exchange == "keys" else "latents"
             found = figures(plan, layer, rates, what, SENT[exchange])  # type: ignore[arg-type]
             near, far = near + found.node_bytes, far + found.fabric_bytes
+            most, area = most + max(plan.loads), area + plan.window.area
             if what == "latents":
                 assert 4 * found.fabric_bytes == figures(plan, layer, rates, "keys", SENT[exchange]).fabric_bytes
         planned = {"keys": near + far} if exchange == "keys" else {"keys": near, "key latents": far}
         assert (near > 0) == (exchange == "auto")
+        assert [rank[number].imbalance for rank in once] == [pytest.approx(most * layout.cp / area)] * layout.world_size
         for what, size in planned.items():
             # By each tensor parallel rank, in both layers; forward and backward.
             lines = (Entry("all_to_all", "cp", each) for each in (what, f"{what.removesuffix('s')} gradients"))
@@ -207,25 +222,49 @@ def test_what_is_sent_is_as_planned_and_repeats_are_alike_to_the_bit(ranks: Rank
 
 def test_latents_go_between_nodes_and_keys_within(ranks: Ranks) -> None:
     """What one rank computes, where nodes have two context parallel ranks each."""
-    layout = Layout(1, 1, 1, cp=4)
-    cases = [Case(family, layout, 2, "none", 1, exchange="auto") for family in ("cola", "lax")]
+    layout = Layout(2, 1, 1, cp=4)
+    cases = [Case(family, layout, 2, "latent", 1, exchange="auto") for family in ("cola", "lax")]
     (expected,) = ranks.run(1, stepped, cases, True)
-    for case, its, *found in zip(cases, expected, *ranks.run(4, on_two_nodes, cases, False), strict=True):
-        assert {line.purpose for line in found[0].sent} >= {"keys", "key latents"}
-        for name, true_gradient in its.gradients.items():
-            error = (found[0].gradients[name] - true_gradient).norm()
-            assert error <= 1e-10 * true_gradient.norm(), (case, name)
+    for case, its, *found in zip(cases, expected, *ranks.run(8, on_two_nodes, cases, False), strict=True):
+        for one in found:
+            assert {line.purpose for line in one.sent} >= {"keys", "key latents"}
+        expect_same(case, its, found)
 
 
 def on_two_nodes(cases: list[Case], alone: bool) -> list[Found]:
-    """As though ranks 0 and 1 were on one node and 2 and 3 on another, where latents are sent between such."""
-    planned = Cluster((Level("node", 2, LINKS["nvlink-a100"]), Level("fabric", 2, LINKS["fabric-200g"])))
+    """As though the first half of the ranks were on one node, the others on another, and latents sent between such."""
+    planned = Cluster((Level("node", 4, LINKS["nvlink-a100"]), Level("fabric", 2, LINKS["fabric-200g"])))
     machine = Machine(machine_for(cases[0].spec(ONE).resources, "fp32").profile, planned)
     with (
-        patch("socket.gethostname", return_value=f"node-{dist.get_rank() // 2}"),
+        patch("socket.gethostname", return_value=f"node-{dist.get_rank() * 2 // dist.get_world_size()}"),
         patch("boost_core.train.dealing.machine_for", return_value=machine),
     ):
         return stepped(cases, alone)
+
+
+def let_go(case: Case) -> bool:
+    """Whether nothing holds a state whose step has ended before its backward pass."""
+    state = TrainState.initial(case.spec(case.layout), CPU, end_of_document=END)
+    batch = Batch.of(Drawn(case.documents).sequences(0, 1), END, CPU)
+    own = state.dealer.deal(batch)
+    loss_T = state.model(own.of(batch.tokens), own.of(batch.targets), own.rotation)
+    left = weakref.ref(state.gradients), weakref.ref(state.process_groups)
+    del state, own, loss_T
+    gc.collect()
+    return all(reference() is None for reference in left)
+
+
+def test_attention_that_is_kept_holds_nothing_when_a_step_breaks(ranks: Ranks) -> None:
+    case = Case("cola", Layout(1, 1, 1, cp=2), 2, "latent", 1, exchange="latents")
+    assert ranks.run(2, let_go, case) == [True] * 2
+
+
+def test_kept_attention_is_not_planned_again() -> None:
+    kept, none = (
+        block_work(Case("cola", Layout(1, 1, 1, cp=2), 0, how, 1).spec(ONE).at(Layout(1, 1, 1, cp=2)))
+        for how in ("latent", "none")
+    )
+    assert kept.backward.attention_flops == none.backward.attention_flops > 0
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ class RunningApi:
 
 
 def free_port() -> int:
-    """A port that nobody takes before it is bound: Linux gives connections lower ones, and each is handed out once."""
+    """A port that hardly anybody takes before it is bound: above those that Linux gives to connections by default."""
     while True:
         port = PORTS[next(_ports) % len(PORTS)]
         with socket.socket() as listener, suppress(OSError):

@@ -75,6 +75,7 @@ def test_a_job_has_the_profile_of_the_gpu_that_it_asks_for(profiles: ProfileStor
     profiles.put("A100", A100, "ops")
     for spec in (on(accelerator_type="H100"), on(node_labels={ACCELERATOR_LABEL: "H100"})):
         assert profiles.for_job(spec) == stored
+        assert machine_of(spec, PROFILE).cluster == machine_of(on(accelerator_type="H100"), PROFILE).cluster
     without = {
         "no profile": on(accelerator_type="H200"),
         "another precision": on(accelerator_type="A100"),
@@ -109,6 +110,8 @@ def test_operators_store_what_everybody_reads(client_with: With) -> None:
     ("kind", "changes", "field", "message"),
     [
         ("A100", {}, "device", "was measured on 'NVIDIA H100 80GB HBM3', which is no A100"),
+        ("h100", {}, "device", "as Ray writes H100; store it under that"),
+        ("H200", {"device": "NVIDIA GH200 480GB"}, "device", "which is no H200"),
         ("H100", {"product_flops": 0}, "product_flops", "greater than or equal to 1"),
         ("H100", {"bandwidth": "fast"}, "bandwidth", "must be a number"),
         ("H100", {"spread": None}, "spread", "must be a number"),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from boost_core.config.dataset import CorpusConfig, NearDedup, QualityFilter
@@ -160,12 +161,14 @@ def test_workers_end_with_the_process_that_is_killed() -> None:
         "import os, signal, time\n"
         "from boost_core.data.pipeline.engine import LocalEngine\n"
         "if __name__ == '__main__':\n"
-        "    print(*LocalEngine(2).map(os.getpgid, [0]), flush=True)\n"
+        "    engine = LocalEngine(2)\n"
+        "    print(*engine.map(os.getpgid, [0]), flush=True)\n"
         "    signal.pause()\n"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True) as run:
         assert run.stdout
         group = int(run.stdout.readline())
+        assert psutil.Process(run.pid).children()
         run.kill()
         run.wait()
         assert run.stdout.read() == b""  # which a worker would hold open

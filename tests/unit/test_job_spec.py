@@ -1,4 +1,5 @@
 import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,17 @@ def test_every_batch_of_a_warm_up_splits_among_the_replicas_of_every_layout() ->
     sizes = [spec.training.batch_size(step) for step in range(1, 11)]
     assert sizes == [32] * 3 + [48] * 2 + [96] * 5
     assert [spec.training.samples(steps) for steps in range(11)] == [sum(sizes[:steps]) for steps in range(11)]
+
+
+def test_a_batch_that_never_grows_is_refused_at_the_door_and_read_of_earlier_jobs(tmp_path: Path) -> None:
+    stages = [{"until_step": 10, "global_batch_size": 32}]
+    content = changed(
+        training={"global_batch_size": 96, "micro_batch_size": 8, "steps": 10, "batch_size_warmup": stages}
+    )
+    assert JobSpec.model_validate(content).training.batch_size(10) == 32
+    (tmp_path / "job.yaml").write_text(json.dumps(content))
+    with pytest.raises(ValidationError, match="leaves no step for global_batch_size=96"):
+        load_job(tmp_path / "job.yaml")
 
 
 BAD = [

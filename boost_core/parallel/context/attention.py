@@ -38,6 +38,7 @@ class ContextAttention:
         route: How latents go between nodes; ``None`` if keys and values do.
 
     Attributes:
+        plan: As given.
         chunks: Those of the window that this rank has; its tokens are theirs, one chunk after the other.
 
     Raises:
@@ -52,7 +53,7 @@ class ContextAttention:
                 f"the plan deals tokens to {plan.ranks} ranks and the group has {communicator.size}; plan for the group"
             )
         work, window = rank_work(plan, communicator.rank, route.nodes if route else None), plan.window
-        self.chunks, self._route = work.chunks, route
+        self.plan, self.chunks, self._route = plan, work.chunks, route
         self._tokens = len(work.chunks) * window.chunk_tokens
         self._own = StageAttention(work.pieces, window.sees, device)
         self._stages = [Stage(stage, window, communicator, route, device) for stage in work.stages]
@@ -141,10 +142,10 @@ class ContextAttention:
         wait = following.start(own) if following else None
         yield None, self._own, Came(own.keys, None)
         while following and wait:
-            came, stage = wait(), following
+            make, stage = wait(), following
             following = next(coming, None)
             wait = following.start(own) if following else None
-            yield stage, stage.attention, came
+            yield stage, stage.attention, make()
 
 
 class _Attention(torch.autograd.Function):

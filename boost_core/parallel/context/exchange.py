@@ -1,7 +1,7 @@
 """Chunks of rows to the ranks that compute with them, and their gradients back.
 
-Shape suffixes: T tokens of a rank, n tokens that come, in the order of the ranks that they come from; c what is sent of
-a token.
+Shape suffixes: T tokens of a rank, n tokens that come, in the order of the ranks that they come from or, of a stage,
+all that do in their own; c what is sent of a token.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,13 +52,13 @@ class ChunkExchange:
 
         return add_to
 
-    def put(self, came_nc: torch.Tensor, stage_c: torch.Tensor) -> None:
+    def put(self, came_nc: torch.Tensor, stage_nc: torch.Tensor) -> None:
         """What came where it belongs among all tokens of a stage."""
-        self._chunks(stage_c).index_copy_(0, self._places, self._chunks(came_nc))
+        self._chunks(stage_nc).index_copy_(0, self._places, self._chunks(came_nc))
 
-    def take(self, stage_c: torch.Tensor) -> torch.Tensor:
+    def take(self, stage_nc: torch.Tensor) -> torch.Tensor:
         """The same back, ``[n, c]``."""
-        return self._chunks(stage_c).index_select(0, self._places).view(-1, stage_c.shape[1])
+        return self._chunks(stage_nc).index_select(0, self._places).view(-1, stage_nc.shape[1])
 
     def _chunks(self, x_Tc: torch.Tensor) -> torch.Tensor:
         """A row each chunk."""

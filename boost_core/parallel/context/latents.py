@@ -114,7 +114,7 @@ class LatentGradients:
     def give_weights(self, maker: KeyMaker) -> None:
         """Hand those of the weights on."""
         for weight, gradient in zip(maker.weights, self.weights, strict=True):
-            give_gradient(weight, gradient.to(weight.dtype))
+            give_gradient(weight, gradient)
 
 
 class LatentExchange:

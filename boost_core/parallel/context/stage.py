@@ -6,6 +6,7 @@ values; c what is sent of a token.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -91,23 +92,26 @@ class Stage:
             exchange = ChunkExchange(work.latents, window.chunk_tokens, communicator, "key latents", device)
             self._latents = LatentExchange(exchange, route, [work.chunks[place] for place in work.latents.places])
 
-    def start(self, own: Own) -> Callable[[], Came]:
-        """Start to send and receive; what it gives waits."""
+    def start(self, own: Own) -> Callable[[], Callable[[], Came]]:
+        """Start to send and receive; what it gives waits, and what that gives makes keys of what came."""
         keys, latents = self._keys, self._latents
         of_keys = keys.start(own.keys.flatten(1)) if keys else None
         of_latents = latents.exchange.start(own.share) if latents and own.share is not None else None
 
-        def wait() -> Came:
-            stage_nc, made = own.keys.new_empty(self._tokens, own.keys[0].numel()), None
-            if keys and of_keys:
-                keys.put(of_keys(), stage_nc)
-            if latents and of_latents and own.maker:
-                made = latents.make(of_latents(), own.maker, own.backward)
-                if made:
-                    latents.exchange.put(made.keys().flatten(1), stage_nc)
-            return Came(stage_nc.view(self._tokens, *own.keys.shape[1:]), made)
+        def wait() -> Callable[[], Came]:
+            return partial(self._came, own, of_keys() if of_keys else None, of_latents() if of_latents else None)
 
         return wait
+
+    def _came(self, own: Own, keys_nc: torch.Tensor | None, shares_nc: torch.Tensor | None) -> Came:
+        stage_nc, made = own.keys.new_empty(self._tokens, own.keys[0].numel()), None
+        if self._keys and keys_nc is not None:
+            self._keys.put(keys_nc, stage_nc)
+        if self._latents and shares_nc is not None and own.maker:
+            made = self._latents.make(shares_nc, own.maker, own.backward)
+            if made:
+                self._latents.exchange.put(made.keys().flatten(1), stage_nc)
+        return Came(stage_nc.view(self._tokens, *own.keys.shape[1:]), made)
 
     def start_back(self, came: Came, dkeys_nsje: torch.Tensor, gradients: OwnGradients) -> Callable[[], None]:
         """Start to return the gradients of what came; what it gives waits, and adds those of this rank's own."""

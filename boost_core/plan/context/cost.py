@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-Exchange = Literal["keys", "latents"]  # what goes between nodes; inside a node always keys and values
+Exchange = Literal["keys", "latents"]  # what goes between nodes
 
 BACKWARD = 2.5  # products of attention's backward pass for each forward: five for two
 

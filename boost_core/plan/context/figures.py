@@ -30,6 +30,11 @@ class ContextPlan:
     stages: int
 
     @cached_property
+    def loads(self) -> Sequence[int]:
+        """Pairs of query and key that each rank computes."""
+        return areas(self.window, self.tasks, self.ranks)
+
+    @cached_property
     def keys(self) -> Sequence[Transfer]:
         """Keys that are sent."""
         return key_transfers(self.tasks, self.placement)
@@ -108,13 +113,12 @@ def figures(
         ValueError: Latents are to be sent of a layer that has none.
     """
     size, costs = plan.window.chunk_tokens, _Costs(layer, rates, exchange, node_ranks, plan.window.chunk_tokens)
-    loads = areas(plan.window, plan.tasks, plan.ranks)
     crossing = [[costs.crosses(transfer) for transfer in sent] for sent in (plan.keys, plan.queries)]
     keys, queries = (sum(crosses) for crosses in crossing)
     moved = 2 * size * layer.query_bytes
     traffic = _traffic(plan, costs)
     return Figures(
-        imbalance=max(loads) * plan.ranks / plan.window.area,
+        imbalance=max(plan.loads) * plan.ranks / plan.window.area,
         rounds=busiest(plan.keys),
         node_bytes=(len(plan.keys) - keys) * size * layer.key_bytes + (len(plan.queries) - queries) * moved,
         fabric_bytes=keys * size * layer.sent_bytes(exchange) + queries * moved,

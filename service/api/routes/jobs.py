@@ -61,7 +61,7 @@ async def submit(
 @router.post("/dry-run", responses=_BODY_REFUSED)
 async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
     """Check and plan a job without submitting it; nothing is recorded."""
-    job = await run_in_threadpool(completed, spec, context, who.tenant)
+    job = await completed(spec, context, who.tenant)
     profile = job.profile
     machine = machine_of(job.spec, profile.profile if profile else None)
     planned = await if_fit(job.spec, context, who.tenant, partial(plan, job.spec, machine))
@@ -138,7 +138,7 @@ async def _create(
 ) -> Response:
     record = await run_in_threadpool(context.store.known, request) if request else None
     if record is None:
-        job = await run_in_threadpool(completed, spec, context, who.tenant, original.spec if original else None)
+        job = await completed(spec, context, who.tenant, original.spec if original else None)
         owner, root = Owner(who.tenant, who.name), context.settings.checkpoint_root
         create = partial(
             context.store.create,

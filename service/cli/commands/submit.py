@@ -87,7 +87,7 @@ def plan(
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
-    """Show a job's memory, communication, throughput and time in each of its layouts. Needs no service."""
+    """Show a job's memory, communication, throughput and time in each layout. Only --service needs a service."""
     spec = read_job(job)
     network, measured = read_network(cluster) if cluster else None, read_profile(profile) if profile else None
     if service:
