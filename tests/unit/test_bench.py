@@ -206,11 +206,12 @@ def test_nothing_is_timed_of_steps_that_diverge(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("module", ["bench", "data"])
 def test_the_command_hands_its_arguments_on(module: str) -> None:
-    with patch("service.cli.trainer_process.subprocess.run") as run:
-        run.return_value.returncode = 2
+    with patch("service.cli.trainer_process.subprocess.Popen") as started:
+        started.return_value.__enter__.return_value.wait.return_value = 2
         result = CliRunner().invoke(app, [module, "some", "--model", "7b", "--help"])
     assert result.exit_code == 2
-    assert run.call_args.args[0] == [sys.executable, "-m", f"boost_core.{module}", "some", "--model", "7b", "--help"]
+    program, _, _, *arguments = started.call_args.args[0]
+    assert (program, arguments) == (sys.executable, [f"boost_core.{module}", "some", "--model", "7b", "--help"])
 
 
 def test_a_table_has_a_line_a_case() -> None:
