@@ -61,7 +61,7 @@ def evaluate(loaded: LoadedModel, paths: Sequence[str], limit: int | None, batch
         ValueError: No task was found, or lm-eval cannot run one.
     """
     manager, names = tasks_in(paths)
-    lm_eval.evaluator.get_git_commit_hash = lambda: None  # of the folder one is in: git complains where it is none
+    lm_eval.evaluator.get_git_commit_hash = lambda: None  # git prints an error outside a repository
     try:
         model = _Model(
             pretrained=loaded.model, tokenizer=loaded.tokenizer, batch_size=batch_size,

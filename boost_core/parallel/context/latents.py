@@ -108,7 +108,7 @@ class LatentGradients:
     @classmethod
     def none_yet(cls, share_Tc: torch.Tensor, maker: KeyMaker, dtype: torch.dtype) -> "LatentGradients":
         """Zeros."""
-        zeros = [torch.zeros_like(x, dtype=dtype, requires_grad=False) for x in (share_Tc, *maker.weights)]
+        zeros = [torch.zeros_like(x, dtype=dtype) for x in (share_Tc, *maker.weights)]
         return cls(zeros[0], zeros[1:])
 
     def give_weights(self, maker: KeyMaker) -> None:

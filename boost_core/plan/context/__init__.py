@@ -9,9 +9,10 @@ rank that computes each, the transfers that follow from these, and an order of t
 * ``tasks`` says where each chunk's attention is computed;
 * ``transfers`` says what ranks send each other, in rounds and in stages of even traffic;
 * ``pieces`` is one rank's part of all this, as ``parallel/context`` carries it out;
-* ``cost`` and ``figures`` make bytes and seconds of it, and ``choice`` takes the fastest.
+* ``cost`` and ``figures`` make bytes and seconds of it, and ``choice`` takes the fastest;
+* ``dealt`` is how the trainer deals tokens, and ``between`` what its ranks send to other nodes.
 
 Placements, tasks and transfers are in integers and in a fixed order, so that ranks which are told how agree, each by
-itself. A choice is by seconds, so it is made once and told. The trainer uses none of this yet;
-``tests/benchmarks/context.py`` compares it with other systems' rules.
+itself. A choice is by seconds, so it would have to be made once and told: the trainer does not use ``choice`` yet.
+``tests/benchmarks/context.py`` compares all of it with other systems' rules.
 """
