@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import Connection, bindparam, select
 from sqlalchemy.orm import Session
 
 from boost_core.config.base import counted
@@ -68,7 +68,7 @@ class QuotaStore:
         with self._engine.connect() as connection:
             rows = connection.execute(_QUEUES).all()
             counts = count_by(connection, JobRow.queue)
-        held = self._held(lambda job: job.queue)
+            held = self._held(connection, lambda job: job.queue)
         return [
             Queue(
                 name=row.name,
@@ -123,7 +123,7 @@ class QuotaStore:
         with self._engine.connect() as connection:
             rows = {row.name: row for row in connection.execute(select(TenantRow.__table__))}
             counts = count_by(connection, JobRow.tenant)
-        held = self._held(lambda job: job.tenant)
+            held = self._held(connection, lambda job: job.tenant)
         return [
             Tenant(
                 name=name,
@@ -142,10 +142,10 @@ class QuotaStore:
             session.merge(TenantRow(name=name, **settings.model_dump()))
         return next(tenant for tenant in self.tenants() if tenant.name == name)
 
-    def _held(self, of: Callable[[JobRecord], str]) -> Mapping[tuple[str, str], float]:
+    def _held(self, connection: Connection, of: Callable[[JobRecord], str]) -> Mapping[tuple[str, str], float]:
         """What gangs hold of each resource, by what their jobs are counted for; zero for all others."""
         held: dict[tuple[str, str], float] = defaultdict(float)
-        for job in self._store.with_gangs():
+        for job in self._store.with_gangs(connection):
             for resource, amount in job.held.items():
                 held[of(job), resource] += amount
         return held

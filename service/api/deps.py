@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
 
 from service.accounts.audit import AuditLog
 from service.accounts.keys import KeyStore
@@ -84,9 +85,10 @@ async def _traceparent(request: Request) -> str | None:
 TraceparentDep = Annotated[str | None, Depends(_traceparent)]  # of the request's span, if it has one
 
 
-def _job(job_id: str, context: ContextDep, who: Reader) -> JobRecord:
+async def _job(job_id: str, request: Request, who: Reader) -> JobRecord:
     """The job, if it is the tenant's own; else there is none, as far as the tenant is told."""
-    job = context.store.get(job_id)
+    context = await _context(request)  # as a dependency it would cost a twentieth of the request
+    job = await run_in_threadpool(context.store.get, job_id)
     refuse_others(job, who)
     return job
 

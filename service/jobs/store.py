@@ -203,11 +203,9 @@ class JobStore:
         with self.engine.connect() as connection:
             return self._known.read(connection, queries.UNFINISHED.where(JobRow.id.in_(job_ids)))
 
-    def with_gangs(self) -> Sequence[JobRecord]:
+    def with_gangs(self, connection: Connection) -> Sequence[JobRecord]:
         """All jobs that hold something of the cluster."""
-        with self.engine.connect() as connection:
-            found = self._known.read(connection, queries.WITH_GANGS)
-        return [job for job in found if job.has_gang]
+        return [job for job in self._known.read(connection, queries.WITH_GANGS) if job.has_gang]
 
     def versions(self, job_ids: Sequence[str]) -> dict[str, int]:
         """The versions of some jobs; they grow with every write to a job."""
