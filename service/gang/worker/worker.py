@@ -39,7 +39,7 @@ from service.security.secrets import configure_fsspec, load
 
 RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 FLUSH_TIMEOUT_SECONDS = 10.0
-COPY_WAIT_SECONDS = 0.2  # for reports to arrive; a record that lacks a step is better than a state that is lost
+COPY_WAIT_SECONDS = 2.0  # for reports to arrive; a record that lacks a step is better than a state that is lost
 SAVER_GRACE_SECONDS = 2.0
 TRACE_SECONDS = 10.0  # for a trace to be written before the process goes
 FETCH_BYTES = 32 * 2**20  # at a time; a node's object store may be small
