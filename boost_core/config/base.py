@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from boost_core.config.parsing.kinds import Wanted
+from boost_core.config.parsing.validation_messages import in_words
 
 INTERRUPTED = 130  # exit status of a program after Ctrl-C
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -66,7 +67,7 @@ def in_lines(error: Exception) -> str:
     """An error for a terminal; one that names fields, a line each."""
     if not isinstance(error, ValidationError):
         return str(error)
-    return "\n".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+    return "\n".join(f"{'.'.join(map(str, each['loc']))}: {in_words(each, shown=False)}" for each in error.errors())
 
 
 def hear_interrupts() -> None:

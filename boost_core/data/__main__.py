@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             plan = _plan(given)
             index = tokenize(plan, _show)
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on where this run was", file=sys.stderr)
+        print("\ninterrupted; run the same command again to pick up where it left off", file=sys.stderr)
         return INTERRUPTED
     except (OSError, ValueError) as error:
         print(f"\n{_in_words(error, given.folder)}", file=sys.stderr)

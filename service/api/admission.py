@@ -18,7 +18,7 @@ from boost_core.plan.machine import kind_of_gpu
 from boost_core.plan.measured import MeasuredProfile
 from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
-from service.api.errors import InvalidJob
+from service.api.errors import InvalidDataset, InvalidJob
 from service.jobs.datasets import DatasetNotFound
 from service.models.datasets import DatasetRequest, DatasetState
 from service.models.problems import FieldError
@@ -64,7 +64,7 @@ async def if_dataset_fits(request: DatasetRequest, context: Context, tenant: str
     """Check a dataset before it is built: its places, its files, its tokenizer and its secret.
 
     Raises:
-        InvalidJob: It could not be made; names the fields at fault.
+        InvalidDataset: It could not be made; names the fields at fault.
         StoreUnavailable: Its data is where nothing answers.
     """
     named = ", ".join(map(repr, request.source.paths[:_MOST_NAMED])) or "the standard library"
@@ -76,7 +76,7 @@ def _refuse_unfit_dataset(request: DatasetRequest, context: Context, tenant: str
     places += [("tokenizer", request.tokenizer)] if request.tokenizer != BYTES else []
     places += [("url", request.url)] if request.url is not None else []
     if errors := refused_places(places, context.settings.prefixes(), tenant):
-        raise InvalidJob(errors)
+        raise InvalidDataset(errors)
     field = "credentials"
     try:
         options = giving_up_soon(_secret_options(request.credentials, context, tenant))
@@ -87,10 +87,10 @@ def _refuse_unfit_dataset(request: DatasetRequest, context: Context, tenant: str
         field = "tokenizer"
         tokenizer_vocabulary(request.tokenizer, options)
     except ValueError as error:
-        raise InvalidJob([FieldError(field=field, message=redact(str(error)))]) from error
+        raise InvalidDataset([FieldError(field=field, message=redact(str(error)))]) from error
     except Exception as error:  # the clients of object stores raise types of their own
         problem = f"cannot be looked up: {error}; check the URL and that the service has credentials for it"
-        raise InvalidJob([FieldError(field=field, message=redact(problem))]) from error
+        raise InvalidDataset([FieldError(field=field, message=redact(problem))]) from error
 
 
 def with_dataset(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None = None) -> JobSpec:

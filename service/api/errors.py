@@ -49,6 +49,10 @@ class InvalidJob(ValueError):
         return cls(job_errors(faults[:_MOST_FAULTS], model), max(0, len(faults) - _MOST_FAULTS))
 
 
+class InvalidDataset(InvalidJob):
+    """The same of a dataset."""
+
+
 class NotReady(RuntimeError):
     """The service cannot schedule jobs yet or any more; the message says why."""
 
@@ -168,7 +172,8 @@ async def _invalid_request(request: Request, error: Exception) -> Response:
 
 async def _invalid_job(request: Request, error: Exception) -> Response:
     assert isinstance(error, InvalidJob)
-    return _refused(request, "invalid-job", error.errors, error.left_out)
+    code = "invalid-dataset" if isinstance(error, InvalidDataset) else "invalid-job"
+    return _refused(request, code, error.errors, error.left_out)
 
 
 def _refused(request: Request, code: str, fields: Sequence[FieldError], left_out: int = 0) -> Response:

@@ -35,6 +35,8 @@ def run_trainer(module: str, arguments: Iterable[str]) -> int:
     if not has_trainer():
         raise Failed(f"this needs the trainer, which is not installed here; {REMEDY}, or run it where that is")
     with subprocess.Popen([sys.executable, "-c", _RUN_MODULE, module, *arguments]) as process:
+        # Who ends this program means that one, which removes what it has written in part when it is interrupted.
+        signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGINT))
         try:
             status = _end_of(process)
         except KeyboardInterrupt:  # once more

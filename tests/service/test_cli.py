@@ -2,6 +2,7 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -372,7 +373,10 @@ def test_a_demo_whose_service_fails_shows_the_end_of_its_log(tmp_path: Path) -> 
     assert "nonsense" in output.split("demo.log:")[1]
 
 
-def test_an_interrupted_program_of_the_trainer_may_end_what_it_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("send", "by"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)])
+def test_an_interrupted_program_of_the_trainer_may_end_what_it_does(
+    tmp_path: Path, send: Callable[[int, int], None], by: signal.Signals
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hub:  # which takes connections and never answers
         hub.settimeout(60)
         address = f"http://127.0.0.1:{hub.getsockname()[1]}"
@@ -381,8 +385,8 @@ def test_an_interrupted_program_of_the_trainer_may_end_what_it_does(tmp_path: Pa
             "data", "tokenize", source, str(tmp_path / "out"), HF_ENDPOINT=address, HF_HUB_OFFLINE="0"
         )  # fmt: skip
         connection, _ = hub.accept()
-        os.killpg(running.pid, signal.SIGINT)
+        send(running.pid, by)
         said, _ = running.communicate(timeout=60)
         connection.close()
-    assert said == "\ninterrupted; the same command goes on where this run was\n"
+    assert said == "\ninterrupted; run the same command again to pick up where it left off\n"
     assert running.returncode == 130
