@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 
 from boost_core.architecture.families import block_weights, embedding_weights, head_weights
 from boost_core.architecture.roles import MATRICES, WeightSpec
@@ -14,6 +15,7 @@ def block_matrix_parameters(model: ModelConfig) -> int:
     return sum(math.prod(spec.shape) for spec in weights if spec.role in MATRICES)
 
 
+@lru_cache(64)  # a search asks for the same
 def block_parameters(model: ModelConfig, crossed: bool) -> int:
     """All of one block, into which latents of the block before cross or do not."""
     return _parameters(block_weights(model, crossed))

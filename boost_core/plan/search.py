@@ -1,35 +1,38 @@
 """The best ways to train a job on some GPUs: layouts, micro-batches, schedules, ZeRO's stage and recomputation.
 
-Every legal combination of sizes, micro-batch and schedule is timed in its fastest mode, without recomputation. From the
-fastest on, each is then given the cheapest mode that fits: less recomputation first, then ZeRO's first stage before its
-second. As no mode is faster than the first, the search ends where that alone is slower than the best found so far.
-Tensor parallel groups stay on a node; replicas are as many as the GPUs and the batch allow.
+Every legal combination of sizes, micro-batch and schedule counts, with any number of replicas that splits the batch;
+and each in six modes, of recomputation and ZeRO's stage. They are gone through by what they cannot be faster than, the
+most promising first: what a replica computes, divided evenly over its stages; then ``throughput.Step.at_least``. Of
+those that fit, the pipeline is played (``replay``), and that is what they are ranked by. The search ends where nothing
+that is left can be faster than what was found. So no choice is missed, and few are played.
 
-What is found fits by ``memory.rank_memory``, with 4 % of the device to spare for what that leaves out. The model, the
-batch, the precision and the strategy are the user's.
+Tensor parallel groups stay on a node. What is found fits by ``memory.rank_memory``, with 4 % of the device to spare for
+what that leaves out. The model, the batch, the precision and the strategy are the user's.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields, replace
-from heapq import nsmallest
-from itertools import product
-from math import gcd, inf
+from functools import lru_cache
+from heapq import heappop, heappush, nsmallest
+from itertools import count, product
+from math import gcd, inf, isqrt
 from typing import Any
 
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.config.legality import layout_problems
+from boost_core.hardware import BYTES
 from boost_core.plan.devices import SPARE
 from boost_core.plan.machine import Machine
-from boost_core.plan.memory import rank_memory
-from boost_core.plan.throughput import StepSeconds, step_parts
+from boost_core.plan.memory import RankMemory, rank_memory
+from boost_core.plan.throughput import ORDER, Step, StepSeconds
 
 _MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``
 _FEWEST_TOKENS = 4096  # of a sequence on each of them
 _MOST_STAGES = 32  # ``ParallelismConfig.pipeline_parallel_size``
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
-_MODES = (("none", 1), ("none", 2), ("latent", 1), ("latent", 2), ("full", 1), ("full", 2))  # recompute, zero_stage
+_RECOMPUTED = ("none", "latent", "full")  # each takes longer than the one before
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Found:
     Attributes:
         choices: The fastest first; none if nothing fits.
         misfit: Of those faster than the first choice that do not fit, the one that lacks least; of all if nothing does.
-        timed: How many combinations were timed.
+        timed: How many combinations were looked at one by one.
     """
 
     choices: Sequence[Choice]
@@ -90,7 +93,9 @@ class Found:
     timed: int
 
 
-def search(spec: JobSpec, gpus: int, machine: Machine, device_bytes: float = inf, top: int = 5) -> Found:
+def search(
+    spec: JobSpec, gpus: int, machine: Machine, device_bytes: float = inf, top: int = 5, order: Sequence[str] = ORDER
+) -> Found:
     """The best ways to train a job.
 
     Args:
@@ -99,47 +104,170 @@ def search(spec: JobSpec, gpus: int, machine: Machine, device_bytes: float = inf
         machine: What they are.
         device_bytes: Memory of each.
         top: How many to give.
+        order: In which groups take the places of the network, the innermost first. Gangs have no other than this one.
+
+    Raises:
+        ValueError: The network has no places for so many GPUs.
     """
-    fast = sorted(
-        ((step_parts(job, Layout.of(job.parallelism), machine), job) for job in combinations(spec, gpus, machine)),
-        key=lambda timed: (timed[0].total, timed[1].parallelism.world_size),
-    )
-    found: list[Choice] = []
-    unfit: list[Choice] = []
-    for seconds, job in fast:
-        best = nsmallest(top, (choice.seconds.total for choice in found))
-        if len(best) == top and seconds.total > best[-1]:
-            break
-        for choice in _modes(job, machine):
-            if choice.needed <= device_bytes * (1 - SPARE):
-                found.append(choice)
+    machine.cluster.rows([gpus])
+    return _Search(spec, gpus, machine, device_bytes * (1 - SPARE), top, order).found()
+
+
+@dataclass(frozen=True, order=True)
+class _Shape:
+    """A combination, whatever the number of replicas."""
+
+    tensor: int
+    context: int
+    pipeline: int
+    micro_batch: int
+    schedule: str
+
+
+class _Search:
+    """What is looked at, and what is left. Arguments as ``search``, with the bytes that may be used of a device."""
+
+    def __init__(
+        self, spec: JobSpec, gpus: int, machine: Machine, limit: float, top: int, order: Sequence[str]
+    ) -> None:
+        self._spec, self._gpus, self._machine = spec, gpus, machine
+        self._limit, self._top, self._order = limit, top, order
+        self._numbers = count()
+        self._queue: list[tuple[float, int, Callable[[float], None]]] = []
+        self._steps: dict[tuple[_Shape, str], Step] = {}
+        self._too_large: set[tuple[_Shape, str]] = set()  # with any fewer replicas, too
+        self._fastest: dict[tuple[_Shape, int], tuple[float, JobSpec, Step, int]] = {}
+        self._unfit: list[tuple[int, float, JobSpec, Step]] = []
+        self._timed = 0
+
+    def found(self) -> Found:
+        for shape, replicas, seconds in self._shapes():
+            self._push_shape(shape, replicas, seconds)
+        while self._queue:
+            bound, _, look = heappop(self._queue)
+            best = nsmallest(self._top, (total for total, *_ in self._fastest.values()))
+            if len(best) == self._top and bound > best[-1]:
                 break
-            unfit.append(choice)
-    found.sort(key=lambda choice: (choice.seconds.total, choice.layout.world_size, choice.needed))
-    faster = (choice for choice in unfit if not found or choice.seconds.total < found[0].seconds.total)
-    return Found(found[:top], min(faster, key=lambda choice: choice.needed, default=None), len(fast))
+            look(bound)
+        choices = [_choice(job, step, needed) for _, job, step, needed in self._fastest.values()]
+        choices.sort(key=lambda choice: (choice.seconds.total, choice.layout.world_size, choice.needed))
+        return Found(choices[: self._top], self._misfit(choices), self._timed)
 
+    def _misfit(self, choices: Sequence[Choice]) -> Choice | None:
+        fastest = choices[0].seconds.total if choices else inf
+        for needed, bound, job, step in sorted(self._unfit, key=lambda unfit: unfit[:2]):
+            if bound < fastest and (not choices or step.played() < fastest):
+                return _choice(job, step, needed)
+        return None
 
-def combinations(spec: JobSpec, gpus: int, machine: Machine) -> Iterator[JobSpec]:
-    """The job in every legal combination of sizes, micro-batch and schedule, in its fastest mode."""
-    node, training = machine.cluster.levels[0].fan_out, spec.training
-    batch = gcd(training.global_batch_size, *(stage.global_batch_size for stage in training.batch_size_warmup))
-    for tensor, pipeline in product(range(1, min(node, gpus) + 1), range(1, _MOST_STAGES + 1)):
-        if tensor * pipeline > gpus or spec.model.hidden_size % tensor or pipeline > spec.model.num_hidden_layers:
-            continue
-        contexts = _contexts(training.sequence_length, gpus // tensor) if pipeline == 1 else [1]
-        for micro_batch, context in product(_MICRO_BATCHES, contexts):
+    def _shapes(self) -> Iterator[tuple[_Shape, Sequence[int], float]]:
+        """All combinations with numbers of replicas, the most first, and the least seconds a micro-batch takes."""
+        spec, training, gpus = self._spec, self._spec.training, self._gpus
+        node, layers = self._machine.cluster.levels[0].fan_out, spec.model.num_hidden_layers
+        batch = gcd(training.global_batch_size, *(stage.global_batch_size for stage in training.batch_size_warmup))
+        tensors = [size for size in range(1, min(node, gpus) + 1) if spec.model.hidden_size % size == 0]
+        for tensor, micro_batch in product(tensors, _MICRO_BATCHES):
             if batch % micro_batch:
                 continue
-            replicas = _replicas(batch // micro_batch, gpus // (tensor * pipeline * context))
-            for schedule in _SCHEDULES if pipeline > 1 else _SCHEDULES[:1]:
-                layout = Layout(tensor, pipeline, replicas, context)
-                job = _with(
-                    spec, **layout.sizes, pipeline_schedule=schedule, micro_batch_size=micro_batch, recompute="none",
-                    zero_stage=1,
-                )  # fmt: skip
-                if not _problems(job):
-                    yield job
+            for context in _contexts(training.sequence_length, gpus // tensor):
+                alone = _Shape(tensor, context, 1, micro_batch, _SCHEDULES[0])
+                whole = self._step(alone, "none").of_a_micro_batch()
+                most = min(_MOST_STAGES, layers, gpus // tensor) if context == 1 else 1
+                for pipeline in range(1, most + 1):
+                    replicas = _replicas(batch // micro_batch, gpus // (tensor * pipeline * context))
+                    for schedule in _SCHEDULES if pipeline > 1 else _SCHEDULES[:1]:
+                        yield replace(alone, pipeline=pipeline, schedule=schedule), replicas, whole / pipeline
+
+    def _push(self, bound: float, look: Callable[[float], None]) -> None:
+        heappush(self._queue, (bound, next(self._numbers), look))
+
+    def _push_shape(self, shape: _Shape, replicas: Sequence[int], seconds: float) -> None:
+        """Have a combination looked at with the most of some numbers of replicas, and then with the others."""
+        training = self._spec.training
+        while replicas:
+            number, *replicas = replicas
+            micro_batches = training.global_batch_size // (shape.micro_batch * number)
+            enough = micro_batches >= shape.pipeline
+            if enough and (shape.schedule == "1f1b" or micro_batches % shape.pipeline == 0):
+                rest = replicas
+
+                def look(_: float, number: int = number, rest: Sequence[int] = rest) -> None:
+                    self._push_shape(shape, rest, seconds)
+                    self._look_at(shape, number)
+
+                self._push(micro_batches * seconds, look)
+                return
+
+    def _look_at(self, shape: _Shape, replicas: int) -> None:
+        job = self._job(shape, replicas, "none", 1)
+        if not _problems(job):
+            self._timed += 1
+            self._push_mode(shape, replicas, "none", 1)
+
+    def _push_mode(self, shape: _Shape, replicas: int, recompute: str, zero_stage: int) -> None:
+        if (shape, recompute) in self._too_large:
+            return self._push_others(shape, replicas, recompute, zero_stage)
+        job = self._job(shape, replicas, recompute, zero_stage)
+        layout = Layout.of(job.parallelism)
+        if self._order == ORDER:
+            step = self._step(shape, recompute).sharing(job, layout)
+        else:
+            step = Step(job, layout, self._machine, self._order)
+
+        def look(bound: float) -> None:
+            self._try(shape, job, step, bound)
+
+        return self._push(step.at_least(), look)
+
+    def _try(self, shape: _Shape, job: JobSpec, step: Step, bound: float) -> None:
+        """Play a mode if it fits; others of the combination take longer, so they matter only if it does not."""
+        parallelism = job.parallelism
+        replicas, recompute = parallelism.data_parallel_size, parallelism.recompute
+        memory = rank_memory(job, Layout.of(parallelism))
+        if memory.total <= self._limit:
+            total = step.played()
+            if total < self._fastest.get((shape, replicas), (inf,))[0]:
+                self._fastest[shape, replicas] = total, job, step, memory.total
+            return
+        self._unfit.append((memory.total, bound, job, step))
+        if _with_any_replicas(memory, job) > self._limit:
+            self._too_large.add((shape, recompute))
+        self._push_others(shape, replicas, recompute, parallelism.zero_stage)
+
+    def _push_others(self, shape: _Shape, replicas: int, recompute: str, zero_stage: int) -> None:
+        """The modes that take longer than one that does not fit, and that no other has had looked at yet."""
+        if zero_stage == 2:
+            return
+        if (shape, recompute) not in self._too_large and replicas * shape.context > 1:
+            self._push_mode(shape, replicas, recompute, 2)
+        for other in _RECOMPUTED[_RECOMPUTED.index(recompute) + 1 :]:
+            if not _problems(self._job(shape, replicas, other, 1)):
+                self._push_mode(shape, replicas, other, 1)
+                return
+
+    def _step(self, shape: _Shape, recompute: str) -> Step:
+        """That of one replica; which passes it has does not depend on how many there are."""
+        if (shape, recompute) not in self._steps:
+            job = self._job(shape, 1, recompute, 1)
+            self._steps[shape, recompute] = Step(job, Layout.of(job.parallelism), self._machine)
+        return self._steps[shape, recompute]
+
+    def _job(self, shape: _Shape, replicas: int, recompute: str, zero_stage: int) -> JobSpec:
+        layout = Layout(shape.tensor, shape.pipeline, replicas, shape.context)
+        return _with(
+            self._spec, shape.micro_batch, **layout.sizes, pipeline_schedule=shape.schedule, recompute=recompute,
+            zero_stage=zero_stage,
+        )  # fmt: skip
+
+
+def _choice(job: JobSpec, step: Step, needed: int) -> Choice:
+    return Choice(job, step.replayed(), needed)
+
+
+def _with_any_replicas(memory: RankMemory, job: JobSpec) -> float:
+    """Bytes that a job needs at least with as many replicas as it has, or fewer: these share less of its state."""
+    sums = BYTES["fp32"] * memory.weights // BYTES[job.training.precision]
+    return memory.weights + sums + memory.activations
 
 
 def _contexts(sequence_length: int, ranks: int) -> list[int]:
@@ -148,33 +276,24 @@ def _contexts(sequence_length: int, ranks: int) -> list[int]:
     return [1 << power for power in range(most.bit_length())]
 
 
-def _modes(job: JobSpec, machine: Machine) -> Iterator[Choice]:
-    """The job in all its modes, those first that cost less."""
-    for recompute, zero_stage in _MODES:
-        mode = _with(job, recompute=recompute, zero_stage=zero_stage)
-        if not _problems(mode):
-            layout = Layout.of(mode.parallelism)
-            yield Choice(mode, step_parts(mode, layout, machine), rank_memory(mode, layout).total)
-
-
 def _problems(job: JobSpec) -> Iterable[object]:
     on_gpu = job.resources.gpus_per_worker
     return layout_problems(job.model, job.parallelism, job.training, job.optimizer, on_gpu)
 
 
-def _replicas(portions: int, most: int) -> int:
-    """The most replicas that a number of micro-batches splits over."""
-    return next(number for number in range(min(portions, most), 0, -1) if portions % number == 0)
+@lru_cache(4096)
+def _replicas(portions: int, most: int) -> Sequence[int]:
+    """Numbers of replicas that a number of micro-batches splits over, the most first."""
+    lower = [number for number in range(1, isqrt(portions) + 1) if portions % number == 0]
+    numbers = {*lower, *(portions // number for number in lower)}
+    return sorted((number for number in numbers if number <= most), reverse=True)
 
 
-def _with(job: JobSpec, micro_batch_size: int | None = None, **parallelism: object) -> JobSpec:
-    training = job.training
-    if micro_batch_size is not None:
-        training = training.model_copy(update={"micro_batch_size": micro_batch_size})
+def _with(job: JobSpec, micro_batch_size: int, **parallelism: object) -> JobSpec:
     return job.model_copy(
         update={
             "parallelism": job.parallelism.model_copy(update=parallelism),
-            "training": training,
+            "training": job.training.model_copy(update={"micro_batch_size": micro_batch_size}),
             "elasticity": None,
         }
     )

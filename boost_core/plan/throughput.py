@@ -18,28 +18,36 @@ weight gradients fill it (arXiv 2104.04473, 2401.10241). t is the sum of
 The reduction is of gradients in fp32 over the ranks with the same weights, under ZeRO's second stage for each
 micro-batch, and the gathering of weights; the last micro-batch's backward pass goes on meanwhile. Memory is not looked
 at.
+
+``replayed_parts`` has the same work played pass by pass instead (``replay``): each rank waits for what it needs, and
+reduces its gradients when it is done, whatever the others still do.
 ``tests/unit/test_published_times.py`` holds the seconds to those that the BOOST paper has measured.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import mul
 
 from boost_core.architecture.sharding import Payload, Sharding, block_exchanges, chosen_sharding
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
-from boost_core.hardware import BYTES
+from boost_core.hardware import BYTES, Link
 from boost_core.plan.cluster import Row
 from boost_core.plan.collectives import group_seconds
 from boost_core.plan.context.between import attention_layer, sent_between_nodes
 from boost_core.plan.devices import at
 from boost_core.plan.machine import Machine, captures_steps, machine_for
 from boost_core.plan.parameters import block_parameters
+from boost_core.plan.replay import StageSeconds, at_least, play
 from boost_core.plan.stages import Stage, cut
 from boost_core.plan.work import Work, block_work, head_work, rank_tokens
 
 _IDLE_SHARE = {"1f1b": 1.0, "interleaved_1f1b": 1 / 2, "zero_bubble": 1 / 6}
 _GRADIENT_BYTES = BYTES["fp32"]
+
+ORDER = ("tp", "cp", "pp", "dp")  # of ranks, the innermost first, as ``Layout.coordinates`` has it
 
 
 @dataclass(frozen=True)
@@ -97,20 +105,34 @@ def step_parts(spec: JobSpec, layout: Layout, machine: Machine | None = None) ->
     Raises:
         ValueError: The layout's groups do not go into the machine's network.
     """
-    return _Step(at(spec, layout), layout, machine or machine_for(spec.resources, spec.training.precision)).parts()
+    return _step(spec, layout, machine).parts()
 
 
-class _Step:
-    """A job at a layout, on a machine."""
+def replayed_parts(spec: JobSpec, layout: Layout, machine: Machine | None = None) -> StepSeconds:
+    """The same with the pipeline played pass by pass. Arguments and errors as ``step_parts``."""
+    return _step(spec, layout, machine).replayed()
 
-    def __init__(self, job: JobSpec, layout: Layout, machine: Machine) -> None:
-        self._job, self._layout = job, layout
-        self._profile, self._cluster = machine.profile, machine.cluster
-        self._tensor_row, self._context_row, self._pipeline_row, replica_row = machine.cluster.rows(
-            [layout.tp, layout.cp, layout.pp, layout.dp]
-        )
-        # Those with the same weights, wherever they are.
-        self._same_row = tuple(map(mul, self._context_row, replica_row))
+
+def _step(spec: JobSpec, layout: Layout, machine: Machine | None) -> "Step":
+    return Step(at(spec, layout), layout, machine or machine_for(spec.resources, spec.training.precision))
+
+
+class Step:
+    """A job at a layout, on a machine.
+
+    Args:
+        job: The job; what it recomputes is not left open.
+        layout: Its layout.
+        machine: What it runs on.
+        order: In which groups take the places of the network, the innermost first. Gangs have ``ORDER``.
+
+    Raises:
+        ValueError: The layout's groups do not go into the machine's network.
+    """
+
+    def __init__(self, job: JobSpec, layout: Layout, machine: Machine, order: Sequence[str] = ORDER) -> None:
+        self._profile, self._cluster, self._order = machine.profile, machine.cluster, order
+        self._place(job, layout)
         self._element = BYTES[job.training.precision]
         self._tokens = rank_tokens(job)
         self._stages: list[list[Stage]] = [[] for _ in range(layout.pp)]
@@ -118,36 +140,132 @@ class _Step:
             self._stages[stage.index % layout.pp].append(stage)
         self._block, self._head = block_work(job), head_work(job)
 
+    def _place(self, job: JobSpec, layout: Layout) -> None:
+        self._job, self._layout = job, layout
+        sizes = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "dp": layout.dp}
+        rows = dict(zip(self._order, self._cluster.rows([sizes[name] for name in self._order]), strict=True))
+        self._tensor_row, self._context_row, self._pipeline_row = rows["tp"], rows["cp"], rows["pp"]
+        # Those with the same weights, wherever they are.
+        self._same_row = tuple(map(mul, self._context_row, rows["dp"]))
+
+    def sharing(self, job: JobSpec, layout: Layout) -> "Step":
+        """That of the job with another number of replicas or stage of ZeRO, which changes no pass of a replica."""
+        if self._order != ORDER:
+            raise ValueError("where replicas are not outermost, their number moves what is outside of them")
+        other = copy(self)
+        other._place(job, layout)
+        return other
+
+    def replayed(self) -> StepSeconds:
+        """The step's seconds, played."""
+        ranks, stages, schedule = self._ranks, self._stage_seconds, self._job.parallelism.pipeline_schedule
+        micro_batches, update = self._micro_batches, self._update
+        busiest = max(ranks, key=lambda rank: rank.arithmetic + rank.exchange)
+        without_sends = [[replace(stage, send=0.0) for stage in own] for own in stages]
+        ended = play(stages, schedule, micro_batches)
+        computed = max(play(without_sends, schedule, micro_batches))
+        arithmetic, exchange = micro_batches * busiest.arithmetic, micro_batches * busiest.exchange
+        idle = computed - arithmetic - exchange
+        return StepSeconds(
+            arithmetic, exchange, max(ended) - computed, max(0.0, idle), self._done(ended) - max(ended), update
+        )
+
+    def at_least(self) -> float:
+        """Seconds that ``replayed`` is never below, in far less time."""
+        ended = at_least(self._stage_seconds, self._job.parallelism.pipeline_schedule, self._micro_batches)
+        return self._done(ended) + self._update
+
+    def played(self) -> float:
+        """All of ``replayed``, in half its time."""
+        ended = play(self._stage_seconds, self._job.parallelism.pipeline_schedule, self._micro_batches)
+        return self._done(ended) + self._update
+
+    def _done(self, ended: Sequence[float]) -> float:
+        """When all ranks have reduced their gradients, each after its last pass."""
+        return max(end + reduction for end, reduction in zip(ended, self._reductions, strict=True))
+
+    def of_a_micro_batch(self) -> float:
+        """What all pipeline ranks together compute and exchange for a micro-batch."""
+        return sum(rank.arithmetic + rank.exchange for rank in self._ranks)
+
     def parts(self) -> StepSeconds:
-        ranks = self._ranks()
+        """The step's seconds, by the formula."""
+        ranks, micro_batches = self._ranks, self._micro_batches
         slowest = max(ranks, key=lambda rank: rank.total)
-        micro_batches = self._job.training.micro_batches(self._layout.dp)
         others = sum(rank.total for rank in ranks) - slowest.total
-        weights = max(map(self._weights, self._stages))
         return StepSeconds(
             micro_batches * slowest.arithmetic,
             micro_batches * slowest.exchange,
             micro_batches * slowest.sends,
             _IDLE_SHARE[self._job.parallelism.pipeline_schedule] * others,
-            self._reduction(weights, micro_batches),
-            self._profile.update_seconds(weights / self._sharers, self._element),
+            self._reduction(max(self._rank_weights), max(self._rank_blocks)),
+            self._update,
         )
 
+    @property
+    def _micro_batches(self) -> int:
+        return self._job.training.micro_batches(self._layout.dp)
+
+    @property
+    def _update(self) -> float:
+        return self._profile.update_seconds(max(self._rank_weights) / self._sharers, self._element)
+
+    @property
+    def _reductions(self) -> list[float]:
+        return [
+            self._reduction(weights, blocks)
+            for weights, blocks in zip(self._rank_weights, self._rank_blocks, strict=True)
+        ]
+
+    @cached_property
+    def _rank_weights(self) -> list[float]:
+        return [self._weights(stages) for stages in self._stages]
+
+    @cached_property
+    def _rank_blocks(self) -> list[int]:
+        return [sum(len(stage.layers) for stage in stages) for stages in self._stages]
+
+    @cached_property
     def _ranks(self) -> list[_MicroBatch]:
-        launching = 0.0 if captures_steps(self._job) else self._profile.block_seconds
-        arithmetic = max(self._profile.seconds(self._block.all), launching)
-        head, exchange, head_exchange = self._profile.seconds(self._head.all), self._exchange(), self._head_exchange()
+        arithmetic, head = self._block_seconds, self._profile.seconds(self._head.all)
+        exchange, head_exchange = sum(self._exchanges), sum(self._head_exchanges)
         ranks = []
-        for stages in self._stages:
-            blocks, last = sum(len(stage.layers) for stage in stages), any(stage.last for stage in stages)
+        for stages, blocks in zip(self._stages, self._rank_blocks, strict=True):
+            last = any(stage.last for stage in stages)
             sends = sum(self._send(stage) for stage in stages)
             ranks.append(
                 _MicroBatch(blocks * arithmetic + last * head, blocks * exchange + last * head_exchange, sends)
             )
         return ranks
 
-    def _exchange(self) -> float:
-        """One block's, as far as nothing hides it."""
+    @cached_property
+    def _stage_seconds(self) -> list[list[StageSeconds]]:
+        """What each stage takes, pass by pass; all of a rank's passes take what ``_ranks`` says."""
+        return [[self._passes_of(stage) for stage in stages] for stages in self._stages]
+
+    def _passes_of(self, stage: Stage) -> StageSeconds:
+        blocks, seconds = len(stage.layers), self._profile.seconds
+        slower = self._block_seconds / seconds(self._block.all)  # as kernels are launched more slowly than they run
+        forward, backward, weights = (
+            blocks * slower * seconds(work)
+            for work in (self._block.forward, self._block.backward, self._block.weight_gradients)
+        )
+        forward, backward = forward + blocks * self._exchanges[0], backward + blocks * self._exchanges[1]
+        if stage.last:
+            forward += seconds(self._head.forward) + self._head_exchanges[0]
+            backward += seconds(self._head.backward) + self._head_exchanges[1]
+            weights += seconds(self._head.weight_gradients)
+        sent = 0.0 if stage.last else self._between(stage.index % self._layout.pp, stage.layers.stop)
+        return StageSeconds(forward, backward, weights, sent)
+
+    @cached_property
+    def _block_seconds(self) -> float:
+        launching = 0.0 if captures_steps(self._job) else self._profile.block_seconds
+        return max(self._profile.seconds(self._block.all), launching)
+
+    @cached_property
+    def _exchanges(self) -> tuple[float, float]:
+        """One block's, forward and backward, as far as nothing hides them."""
         parallelism, profile = self._job.parallelism, self._profile
         exchanges = block_exchanges(self._job.model, parallelism)
         forward, backward = self._all_reduces(exchanges.forward), self._all_reduces(exchanges.backward)
@@ -157,24 +275,25 @@ class _Step:
             backward = profile.exposed(backward, profile.seconds(self._block.weight_gradients))
         if parallelism.split_micro_batch:
             forward = profile.exposed(forward, profile.seconds(self._block.forward) / 2)
-        return forward + backward + self._keys()
+        keys_forward, keys_backward = self._keys()
+        return forward + keys_forward, backward + keys_backward
 
-    def _keys(self) -> float:
+    def _keys(self) -> tuple[float, float]:
         """One block's keys and values to context parallel ranks, as far as attention does not hide it.
 
         At most what a ring sends: all go to all, once forward; backward once more, and their gradients come back.
         Latents in their place are projected as often, and backward give gradients of their own and of the weights.
         """
         if self._layout.cp == 1:
-            return 0.0
+            return 0.0, 0.0
         once, projected = self._keys_once()
         again = self._job.parallelism.recompute == "full"  # else attention is kept
-        passes = ((1, 1, self._block.forward), (2 + again, 3 + again, self._block.backward))
-        return sum(
-            times * projected
-            + self._profile.exposed(sent * once, self._profile.seconds(Work(attention_flops=each.attention_flops)))
-            for sent, times, each in passes
-        )
+
+        def seconds(sent: int, times: int, each: Work) -> float:
+            attention = self._profile.seconds(Work(attention_flops=each.attention_flops))
+            return times * projected + self._profile.exposed(sent * once, attention)
+
+        return seconds(1, 1, self._block.forward), seconds(2 + again, 3 + again, self._block.backward)
 
     def _keys_once(self) -> tuple[float, float]:
         """Seconds of sending all keys to all ranks, or latents, and of making keys of these."""
@@ -199,13 +318,14 @@ class _Step:
         payload_bytes = self._tokens * self._element * sum(payload.total for payload in payloads)
         return self._over(self._tensor_row, "all_reduce", payload_bytes, len(payloads))
 
-    def _head_exchange(self) -> float:
+    @cached_property
+    def _head_exchanges(self) -> tuple[float, float]:
         """Hidden vectors that are gathered, and their gradients; where they are whole, these are summed up."""
         hidden = self._tokens * self._job.model.hidden_size * self._element
         if not self._sharding.residual:
-            return self._over(self._tensor_row, "all_reduce", hidden)
+            return 0.0, self._over(self._tensor_row, "all_reduce", hidden)
         gathered = self._over(self._tensor_row, "all_gather", hidden / self._layout.tp)
-        return gathered + self._over(self._tensor_row, "reduce_scatter", hidden)
+        return gathered, self._over(self._tensor_row, "reduce_scatter", hidden)
 
     def _send(self, stage: Stage) -> float:
         """A stage's input, and its output's gradient."""
@@ -219,16 +339,21 @@ class _Step:
         width = model.hidden_size // (self._layout.tp if self._sharding.residual else 1)
         if model.crosses_into(layer):
             width += 7 * model.bottleneck_rank
-        link = self._cluster.levels[self._cluster.level_between(self._pipeline_row, place)].link
+        link = self._links[place]
         return link.base_seconds + link.hop_seconds + self._tokens * width * self._element / link.bytes_per_second
 
-    def _reduction(self, weights: float, micro_batches: int) -> float:
+    @cached_property
+    def _links(self) -> list[Link]:
+        """Between each pipeline rank and the next."""
+        levels = (self._cluster.level_between(self._pipeline_row, place) for place in range(self._layout.pp))
+        return [self._cluster.levels[level].link for level in levels]
+
+    def _reduction(self, weights: float, blocks: int) -> float:
         """The exchange of gradients between replicas, and of the weights that each of them has updated."""
         zero, ranks = self._job.parallelism.zero_stage, self._layout.same_weights
-        rounds = micro_batches if zero == 2 else 1
+        rounds = self._micro_batches if zero == 2 else 1
         kind = "all_reduce" if zero == 0 else "reduce_scatter"
         one_round = self._over(self._same_row, kind, weights * _GRADIENT_BYTES)
-        blocks = max(sum(len(stage.layers) for stage in stages) for stages in self._stages)
         backward = blocks * self._profile.seconds(self._block.backward + self._block.weight_gradients)
         reduced = rounds * self._profile.exposed(one_round, backward)
         if zero == 0:

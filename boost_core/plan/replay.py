@@ -1,0 +1,310 @@
+"""A pipeline step played pass by pass, in the order of ``torch.distributed.pipelining``'s schedules.
+
+``passes`` is that order: what each pipeline rank computes, one after the other. ``play`` says when each rank is done.
+Three kinds of passes: forward; backward, whole or for inputs alone; and, under ``zero_bubble``, weight gradients.
+
+What is sent between stages costs what torch's schedules make it cost. Under 1f1b a rank has nothing received while it
+computes: it waits for what it sends and receives before it goes on, but for what it sends as the pipeline fills and
+empties, which goes meanwhile. A transfer begins when both ends are there. The schedules of two stages a rank receive
+ahead and send behind their computation, so only what comes late is waited for; transfers of one direction between two
+ranks go one after the other.
+
+Steps of many micro-batches repeat themselves: from 32 rounds of p micro-batches on, each further round is taken to be
+as long as the one before.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+FORWARD, BACKWARD, WEIGHTS = range(3)
+_ROUNDS = 32
+
+
+@dataclass(frozen=True)
+class StageSeconds:
+    """What one stage takes for a micro-batch.
+
+    Attributes:
+        forward: Its forward pass.
+        backward: Its backward pass, weight gradients left out.
+        weights: Weight gradients.
+        send: From its output to the next stage's input; the gradient takes as long on its way back. 0 of the last.
+    """
+
+    forward: float
+    backward: float
+    weights: float
+    send: float
+
+    @property
+    def whole_backward(self) -> float:
+        """With weight gradients."""
+        return self.backward + self.weights
+
+
+Stages = Sequence[Sequence[StageSeconds]]  # of each pipeline rank, in order
+
+
+class Pass(NamedTuple):
+    """What a rank computes at a time.
+
+    Attributes:
+        kind: ``FORWARD``, ``BACKWARD`` or ``WEIGHTS``.
+        chunk: Which of the rank's stages, from 0.
+        micro_batch: Which micro-batch, from 0.
+    """
+
+    kind: int
+    chunk: int
+    micro_batch: int
+
+
+def passes(schedule: str, size: int, rank: int, micro_batches: int) -> Sequence[Pass]:
+    """All passes of a pipeline rank in their order.
+
+    Args:
+        schedule: ``1f1b``, ``interleaved_1f1b`` or ``zero_bubble``.
+        size: Pipeline ranks.
+        rank: The rank.
+        micro_batches: Of a step; a multiple of ``size`` unless the schedule is 1f1b.
+    """
+    return tuple(
+        _of_one_stage(size, rank, micro_batches)
+        if schedule == "1f1b"
+        else _of_two_stages(size, rank, micro_batches, schedule == "zero_bubble")
+    )
+
+
+def _of_one_stage(size: int, rank: int, micro_batches: int) -> Iterator[Pass]:
+    ahead = _ahead(size, rank, micro_batches)
+    for number in range(micro_batches + ahead):
+        if number < micro_batches:
+            yield Pass(FORWARD, 0, number)
+        # The last of the passes that fill the pipeline is followed by the first backward pass.
+        if number >= ahead - 1 and number - ahead + 1 < micro_batches:
+            yield Pass(BACKWARD, 0, number - ahead + 1)
+
+
+def _ahead(size: int, rank: int, micro_batches: int) -> int:
+    """Forward passes before the first backward pass, under 1f1b."""
+    return min(micro_batches, size - rank)
+
+
+def _of_two_stages(size: int, rank: int, micro_batches: int, late: bool) -> Iterator[Pass]:
+    every = 2 * micro_batches
+    ahead = min(size + (1 if late else 2) * (size - 1 - rank), every)
+
+    def at(kind: int, number: int) -> Pass:
+        place, turn = number % size, number // size
+        chunk = turn % 2 if kind == FORWARD else 1 - turn % 2
+        return Pass(kind, chunk, turn // 2 * size + place)
+
+    for number in range(every + ahead):
+        if number < every:
+            yield at(FORWARD, number)
+        if (done := number - ahead) >= 0:
+            yield at(BACKWARD, done)
+            if late and done >= rank:
+                yield at(WEIGHTS, done - rank)
+    if late:
+        yield from (at(WEIGHTS, number) for number in range(max(0, every - rank), every))
+
+
+def play(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
+    """When each rank has computed and sent everything.
+
+    Args:
+        stages: Seconds of each rank's stages.
+        schedule: As ``passes``.
+        micro_batches: As ``passes``.
+    """
+    size = len(stages)
+    if size == 1:
+        (alone,) = stages[0]
+        return [micro_batches * (alone.forward + alone.whole_backward)]
+    fewer = _ROUNDS * size + micro_batches % size
+    if micro_batches <= fewer + size:
+        return _played(stages, schedule, micro_batches)
+    rounds = (micro_batches - fewer) // size
+    first, second = (_played(stages, schedule, number) for number in (fewer, fewer + size))
+    return [before + (after - before) * rounds for before, after in zip(first, second, strict=True)]
+
+
+def _played(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
+    if schedule == "1f1b":
+        return _Waiting([each for (each,) in stages], micro_batches).play()
+    return _of_several(stages, schedule, micro_batches)
+
+
+class _Waiting:
+    """1f1b, whose ranks wait for each transfer.
+
+    A rank's passes have numbers. ``free`` is when it turns to what is sent and received after a pass. Then it posts the
+    transfer of that pass's output together with that of the next pass's input.
+
+    Args:
+        stages: One of each rank.
+        micro_batches: Of a step.
+    """
+
+    def __init__(self, stages: Sequence[StageSeconds], micro_batches: int) -> None:
+        self._stages, self._count = stages, micro_batches
+        self._size = len(stages)
+        self._ahead = [_ahead(self._size, rank, micro_batches) for rank in range(self._size)]
+        self._passes = [_numbered(self._size, rank, micro_batches)[0] for rank in range(self._size)]
+        self._places = [_numbered(self._size, rank, micro_batches)[1] for rank in range(self._size)]
+        self._ended: list[list[float]] = [[] for _ in stages]
+        self._free: list[list[float]] = [[] for _ in stages]
+
+    def play(self) -> list[float]:
+        waiting = list(range(self._size))
+        while waiting:
+            for rank in waiting:
+                while self._went_on(rank):
+                    pass
+            waiting = [rank for rank in waiting if len(self._free[rank]) < 2 * self._count]
+        lasts = (self._sent(rank, 2 * self._count - 1) for rank in range(self._size))
+        return [max(free[-1], last or 0.0) for free, last in zip(self._free, lasts, strict=True)]
+
+    def _went_on(self, rank: int) -> bool:
+        """Compute a rank's next pass, or turn to its transfers, if what that waits for is known."""
+        free, ended = self._free[rank], self._ended[rank]
+        number = len(free)
+        if number == 2 * self._count:
+            return False
+        if number == len(ended):
+            return self._computed(rank, number)
+        wait = 0.0 if self._steady(rank, number) or not number else self._sent(rank, number - 1)
+        if wait is None:
+            return False
+        free.append(max(ended[-1], wait))
+        return True
+
+    def _computed(self, rank: int, number: int) -> bool:
+        received = self._received(rank, number)
+        together = number and (self._steady(rank, number) or number == self._ahead[rank])
+        sent = self._sent(rank, number - 1) if together else 0.0
+        if received is None or sent is None:
+            return False
+        stage, (kind, _, _) = self._stages[rank], self._passes[rank][number]
+        begun = max(received, sent, self._free[rank][-1] if number else 0.0)
+        self._ended[rank].append(begun + (stage.forward if kind == FORWARD else stage.whole_backward))
+        return True
+
+    def _steady(self, rank: int, number: int) -> bool:
+        """Whether a pass is one of those that forward and backward take turns in."""
+        return self._ahead[rank] <= number <= 2 * self._count - self._ahead[rank]
+
+    def _received(self, rank: int, number: int) -> float | None:
+        """When a pass has its input; ``None`` while that is not known."""
+        kind, _, micro_batch = self._passes[rank][number]
+        source = rank - 1 if kind == FORWARD else rank + 1
+        if not 0 <= source < self._size:
+            return 0.0
+        return self._transferred(source, self._places[source][kind][micro_batch], rank, number)
+
+    def _sent(self, rank: int, number: int) -> float | None:
+        """When what a pass gives has been sent; ``None`` while that is not known."""
+        kind, _, micro_batch = self._passes[rank][number]
+        target = rank + 1 if kind == FORWARD else rank - 1
+        if not 0 <= target < self._size:
+            return 0.0
+        return self._transferred(rank, number, target, self._places[target][kind][micro_batch])
+
+    def _transferred(self, source: int, sends: int, target: int, receives: int) -> float | None:
+        there, here = self._free[source], self._free[target]
+        if len(there) <= sends or len(here) < receives:
+            return None
+        posted = here[receives - 1] if receives else 0.0
+        return max(there[sends], posted) + self._stages[min(source, target)].send
+
+
+@lru_cache(256)
+def _numbered(size: int, rank: int, micro_batches: int) -> tuple[Sequence[Pass], tuple[Sequence[int], Sequence[int]]]:
+    """A rank's passes under 1f1b, and the numbers of its forward and of its backward passes."""
+    listed = passes("1f1b", size, rank, micro_batches)
+    forward, backward = (
+        [number for number, each in enumerate(listed) if each.kind == kind] for kind in (FORWARD, BACKWARD)
+    )
+    return listed, (forward, backward)
+
+
+@lru_cache(64)
+def _lists(schedule: str, size: int, micro_batches: int) -> Sequence[Sequence[Pass]]:
+    return [passes(schedule, size, rank, micro_batches) for rank in range(size)]
+
+
+def _of_several(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
+    """Schedules of two stages a rank, which receive ahead and send behind."""
+    size = len(stages)
+    last = 2 * size - 1
+    whole = schedule != "zero_bubble"
+    seconds = [
+        [(each.forward, each.whole_backward if whole else each.backward, each.weights) for each in own]
+        for own in stages
+    ]
+    sends = [stages[stage % size][stage // size].send for stage in range(2 * size)]
+    arrived: tuple[list[list[float | None]], ...] = tuple(
+        [[0.0 if stage == end else None] * micro_batches for stage in range(2 * size)] for end in (0, -1)
+    )
+    lists = _lists(schedule, size, micro_batches)
+    time, following = [0.0] * size, [0] * size
+    busy = [[0.0] * size for _ in range(2)]  # until when a rank's link onward, or back, is
+    waiting = list(range(size))
+    while waiting:
+        for rank in waiting:
+            now, own, listed = time[rank], seconds[rank], lists[rank]
+            number = following[rank]
+            while number < len(listed):
+                kind, chunk, micro_batch = listed[number]
+                if kind == WEIGHTS:
+                    now += own[chunk][WEIGHTS]
+                    number += 1
+                    continue
+                stage = chunk * size + rank
+                ready = arrived[kind][stage][micro_batch]
+                if ready is None:
+                    break
+                now = (ready if ready > now else now) + own[chunk][kind]
+                if kind == FORWARD and stage < last:
+                    begun = max(now, busy[kind][rank])
+                    arrived[kind][stage + 1][micro_batch] = busy[kind][rank] = begun + sends[stage]
+                elif kind == FORWARD:
+                    arrived[BACKWARD][stage][micro_batch] = now
+                elif stage:
+                    begun = max(now, busy[kind][rank])
+                    arrived[kind][stage - 1][micro_batch] = busy[kind][rank] = begun + sends[stage - 1]
+                number += 1
+            time[rank], following[rank] = now, number
+        waiting = [rank for rank in waiting if following[rank] < len(lists[rank])]
+    return [max(now, *(link[rank] for link in busy)) for rank, now in enumerate(time)]
+
+
+def at_least(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
+    """What no rank is done before: what comes before its first pass, its own passes, and what follows those of others.
+
+    Args:
+        stages: As ``play``.
+        schedule: As ``play``.
+        micro_batches: As ``play``.
+    """
+    waits, late = schedule == "1f1b", schedule == "zero_bubble"
+    before, ready = 0.0, []
+    for own in stages:
+        ready.append(before)
+        before += own[0].forward + own[0].send
+    ended, after = [0.0] * len(stages), 0.0
+    for rank in range(len(stages) - 1, -1, -1):
+        own = stages[rank]
+        transfers = (stages[rank - 1][0].send if rank else 0.0) + own[0].send if waits else 0.0
+        inputs = sum(each.forward + each.backward for each in own) + transfers
+        weights = sum(each.weights for each in own)
+        first = own[0]
+        back = after + first.send + (first.backward if late else first.whole_backward)
+        begins = ready[rank] - (stages[rank - 1][0].send if waits and rank else 0.0)  # with its first transfer
+        whole = begins + micro_batches * (inputs + weights)
+        after = max(begins + micro_batches * inputs if late else whole, back)
+        ended[rank] = max(whole, after + (first.weights if late else 0.0))
+    return ended
