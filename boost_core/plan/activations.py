@@ -28,8 +28,10 @@ fused one, this is up to one fp32 residual a block too much; and 2r for a block 
 latents by one of an svd into which none cross.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, wraps
+from typing import TypeVar, cast
 
 from boost_core.architecture.families import gate_matrices
 from boost_core.architecture.projections import projection_groups
@@ -38,6 +40,23 @@ from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 
 PRECISE = 4  # bytes of statistics, sums and masters
+
+_OF_OTHERS = {"pipeline_parallel_size", "data_parallel_size", "pipeline_schedule", "zero_stage"}  # not of a block
+
+_Method = TypeVar("_Method", bound=Callable[..., int])
+
+
+def _worked_out_once(method: _Method) -> _Method:
+    """Have a method remember its answers: a search asks for the same of thousands of layouts."""
+
+    @wraps(method)
+    def answer(self: "Activations", *arguments: Hashable) -> int:
+        question = method.__name__, arguments
+        if question not in self.answers:
+            self.answers[question] = method(self, *arguments)
+        return self.answers[question]
+
+    return cast(_Method, answer)
 
 
 @dataclass(frozen=True)
@@ -49,12 +68,14 @@ class Activations:
         parallelism: How it is split; legal with the model.
         element_bytes: Of the compute type.
         kernels: Whether Triton's kernels run, as on a GPU, or their references.
+        answers: What was worked out already.
     """
 
     model: ModelConfig
     parallelism: ParallelismConfig
     element_bytes: int
     kernels: bool
+    answers: dict[tuple[str, Hashable], int] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def sharding(self) -> Sharding:
@@ -85,6 +106,7 @@ class Activations:
         """What the embedding keeps of each token: of a split vocabulary the token's place in it, and whether it is."""
         return 0 if self.sharding.residual else 8 + self.element_bytes
 
+    @_worked_out_once
     def block(self, crossed: bool, given: bool) -> int:
         """What a block keeps of each token.
 
@@ -104,6 +126,7 @@ class Activations:
         # On one rank nothing is sent: each norm reads the residual's own sums of squares.
         return latents + (first_squares + self._sent_statistics() if self._size > 1 else 2 * PRECISE)
 
+    @_worked_out_once
     def block_backward(self, crossed: bool, given: bool) -> int:
         """What the backward pass through a block takes on top: what is computed again, and gradients of activations.
 
@@ -124,11 +147,13 @@ class Activations:
             again = min(again, self.element_bytes * max(attention, mlp) + PRECISE * self._heads)
         return gradients + again
 
+    @_worked_out_once
     def fp8_operand(self) -> int:
         """Bytes a token of a product's factor in 8 bits, at most: that of gate and up, of their gradients."""
         widest = max(2 * self._mlp, self.query + 2 * self.key_value, self._projections_together * self.latent)
         return widest + PRECISE * self._projections_together
 
+    @_worked_out_once
     def head(self) -> int:
         """What the final norm and the loss keep of each token, the last residual included."""
         hidden, element = self.model.hidden_size, self.element_bytes
@@ -140,6 +165,7 @@ class Activations:
             return norm + loss + hidden * PRECISE + (element if self._size == 1 and element == PRECISE else 0)
         return norm + loss + (0 if self.kernels else self._composite_norm(hidden) - self._let_go(hidden))
 
+    @_worked_out_once
     def head_norm_backward(self) -> int:
         """What the backward pass through the final norm takes of each token, all that ``head`` keeps included."""
         hidden = self.model.hidden_size
@@ -305,3 +331,23 @@ class Activations:
     @property
     def _heads(self) -> int:
         return self.model.num_attention_heads // self._split
+
+
+@dataclass(frozen=True)
+class BlockSplit:
+    """How a block is split, whatever stages and replicas there are; two that split it alike are equal."""
+
+    parts: tuple[Hashable, ...]
+    parallelism: ParallelismConfig = field(compare=False)
+
+    @classmethod
+    def of(cls, parallelism: ParallelismConfig) -> "BlockSplit":
+        """That of a job's."""
+        parts = tuple(value for name, value in vars(parallelism).items() if name not in _OF_OTHERS)
+        return cls(parts, parallelism)
+
+
+@lru_cache(1024)
+def activations(model: ModelConfig, split: BlockSplit, element_bytes: int, kernels: bool) -> Activations:
+    """``Activations``, which layouts share that split a block alike."""
+    return Activations(model, split.parallelism, element_bytes, kernels)

@@ -34,7 +34,7 @@ from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
 from boost_core.hardware import BYTES
-from boost_core.plan.activations import PRECISE, Activations
+from boost_core.plan.activations import PRECISE, Activations, BlockSplit, activations
 from boost_core.plan.context.between import sent_between_nodes
 from boost_core.plan.in_flight import InHand, in_hand
 from boost_core.plan.machine import attends_in_one, attends_on_device, captures_steps, machine_for
@@ -141,11 +141,16 @@ class _Rank:
     def __init__(self, job: JobSpec, rank: int, stages: Sequence[Stage]) -> None:
         self._job, self._rank, self._stages = job, rank, stages
         self._element = BYTES[job.training.precision]
-        self._each = Activations(job.model, job.parallelism, self._element, job.resources.gpus_per_worker > 0)
-        plain = job.parallelism.model_copy(update={"recompute": "none"})
-        self._plain = Activations(job.model, plain, self._element, self._each.kernels)
+        split = BlockSplit.of(job.parallelism)
+        self._each = activations(job.model, split, self._element, job.resources.gpus_per_worker > 0)
         self._tokens = rank_tokens(job)
         self._micro_batches = job.training.micro_batches(job.parallelism.data_parallel_size)
+
+    @cached_property
+    def _plain(self) -> Activations:
+        """Without recomputation."""
+        plain = self._job.parallelism.model_copy(update={"recompute": "none"})
+        return activations(self._job.model, BlockSplit.of(plain), self._element, self._each.kernels)
 
     def memory(self) -> RankMemory:
         groups = state_bytes(self._job, self._stages, self._element)
@@ -172,7 +177,8 @@ class _Rank:
     def _kept(self) -> int:
         """Activations as the last of the micro-batches in hand has gone through."""
         of_stages = [self._of_stage(stage) for stage in self._stages]
-        owed = [self._owed(stage) for stage in self._stages]
+        late = self._job.parallelism.pipeline_schedule == "zero_bubble"
+        owed = [self._owed(stage) if late else 0 for stage in self._stages]
         most = max(_bytes(moment, of_stages, owed) for moment in self._moments())
         return most + self._buffers() + self._batch() + self._rotary()
 

@@ -17,11 +17,11 @@ LORO's and Muon's factors are whole on each replica (``ParamKind.custom_update``
 checkpoint's copy is in the host's memory.
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 from boost_core.architecture.families import block_weights, embedding_weights, head_weights
 from boost_core.architecture.roles import ParamKind, WeightSpec
@@ -31,7 +31,7 @@ from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 from boost_core.config.training import OptimizerConfig
-from boost_core.plan.activations import PRECISE
+from boost_core.plan.activations import PRECISE, BlockSplit
 from boost_core.plan.stages import Stage
 
 _BLOCK = 64  # elements; ``optim.flat.BLOCK``
@@ -74,11 +74,20 @@ def state_bytes(spec: JobSpec, stages: Sequence[Stage], element_bytes: int) -> l
         stages: The rank's.
         element_bytes: Of the compute type.
     """
-    sizes: dict[ParamKind, Counter[int]] = defaultdict(Counter)
-    for kind, elements, count in _weights(spec, stages):
-        sizes[kind][elements] += count
-    kinds = sorted(sizes, key=lambda kind: kind.order)
-    return [_group(spec, kind, sizes[kind], element_bytes) for kind in kinds]
+    weights = _weights(spec.model, BlockSplit.of(spec.parallelism), spec.optimizer)
+    layers = [layer for stage in stages for layer in stage.layers]
+    crossed = sum(map(spec.model.crosses_into, layers)) if spec.model.lax else 0
+    last = any(stage.last for stage in stages)
+    embedding = any(stage.first for stage in stages) or (last and spec.model.tie_embeddings)
+    tied = embedding and spec.model.tie_embeddings and spec.parallelism.pipeline_parallel_size > 1
+    counts = len(layers) - crossed, crossed, embedding and not tied, tied, last
+    groups = []
+    for kind, parts in weights:
+        padded = sum(number * part.padded for number, part in zip(counts, parts, strict=True))
+        if padded:
+            given = sum(number * part.given for number, part in zip(counts, parts, strict=True))
+            groups.append(_group(spec, kind, _Elements(padded, given), element_bytes))
+    return groups
 
 
 def starting_peak(groups: Iterable[GroupBytes]) -> int:
@@ -95,20 +104,32 @@ def starting_peak(groups: Iterable[GroupBytes]) -> int:
 
 def largest_weight(spec: JobSpec, stages: Sequence[Stage]) -> int:
     """Elements of the largest weight of a rank's blocks."""
+    split = BlockSplit.of(spec.parallelism)
     return max(
-        elements
+        _largest_weight(spec.model, split, spec.optimizer, crossed)
         for crossed in {spec.model.crosses_into(stage.layers[0]) for stage in stages}
-        for _, elements in _block_weights(spec.model, spec.parallelism, spec.optimizer, crossed)
     )
 
 
-def _group(spec: JobSpec, kind: ParamKind, sizes: Mapping[int, int], element_bytes: int) -> GroupBytes:
-    """One group's bytes, by how many weights it has of each number of elements."""
+class _Elements(NamedTuple):
+    """Of some weights of one group on a rank.
+
+    Attributes:
+        padded: With what is left free before each begins at a multiple of ``_BLOCK``.
+        given: They alone.
+    """
+
+    padded: int
+    given: int
+
+
+def _group(spec: JobSpec, kind: ParamKind, elements: _Elements, element_bytes: int) -> GroupBytes:
+    """One group's bytes."""
     layout, zero_stage = Layout.of(spec.parallelism), spec.parallelism.zero_stage
     ranks = layout.same_weights
     shared = zero_stage > 0 and not kind.custom_update and ranks > 1
     parts = ranks if shared else 1
-    length = _rounded_up(sum(_rounded_up(size, _BLOCK) * count for size, count in sizes.items()), _BLOCK * parts)
+    length = _rounded_up(elements.padded, _BLOCK * parts)
     own, rounded = length // parts, element_bytes < PRECISE
     gradients = PRECISE * length
     if shared or (zero_stage == 2 and ranks > 1):
@@ -125,31 +146,46 @@ def _group(spec: JobSpec, kind: ParamKind, sizes: Mapping[int, int], element_byt
     if rounded and shared:
         optimizer += element_bytes * own
     # Everything in fp32 is the master itself, or the weights, unless both are something else.
-    given = sum(size * count for size, count in sizes.items())
     temporary = PRECISE * length if rounded and shared else 0
     ahead = max(0, under_way - PRECISE * length)
-    return GroupBytes(element_bytes * length, gradients, optimizer, temporary, PRECISE * given, under_way, ahead)
+    return GroupBytes(
+        element_bytes * length, gradients, optimizer, temporary, PRECISE * elements.given, under_way, ahead
+    )
 
 
-def _weights(spec: JobSpec, stages: Sequence[Stage]) -> Iterator[tuple[ParamKind, int, int]]:
-    """Kind and elements of the weights that a rank has, and how many there are of each."""
-    model, parallelism, optimizer = spec.model, spec.parallelism, spec.optimizer
-    for crossed, blocks in Counter(model.crosses_into(layer) for stage in stages for layer in stage.layers).items():
-        yield from ((*shard, blocks) for shard in _block_weights(model, parallelism, optimizer, crossed))
-    last = any(stage.last for stage in stages)
-    if any(stage.first for stage in stages) or (last and model.tie_embeddings):
-        tied = model.tie_embeddings and parallelism.pipeline_parallel_size > 1
-        yield from ((*shard, 1) for shard in _shards(embedding_weights(model), model, parallelism, optimizer, tied))
-    if last:
-        yield from ((*shard, 1) for shard in _shards(head_weights(model), model, parallelism, optimizer))
+@lru_cache(1024)  # the ranks of a pipeline ask for the same, and so do layouts that split weights alike
+def _weights(
+    model: ModelConfig, split: BlockSplit, optimizer: OptimizerConfig
+) -> Sequence[tuple[ParamKind, Sequence[_Elements]]]:
+    """Of each kind, in the order of groups, the elements of parts of a model.
+
+    These are a block into which no latents cross, one into which some do, the embedding, one that is tied to a head on
+    another rank, and the head.
+    """
+    parts = [
+        *(_block_weights(model, split, optimizer, crossed) for crossed in (False, True)),
+        *(list(_shards(embedding_weights(model), model, split.parallelism, optimizer, tied)) for tied in (False, True)),
+        list(_shards(head_weights(model), model, split.parallelism, optimizer)),
+    ]
+    kinds = sorted(dict.fromkeys(kind for part in parts for kind, _ in part), key=lambda kind: kind.order)
+    return [(kind, [_elements(size for of, size in part if of == kind) for part in parts]) for kind in kinds]
 
 
-@lru_cache(1024)  # the ranks of a pipeline ask for the same
+def _elements(sizes: Iterable[int]) -> _Elements:
+    sizes = list(sizes)
+    return _Elements(sum(_rounded_up(size, _BLOCK) for size in sizes), sum(sizes))
+
+
+@lru_cache(1024)
+def _largest_weight(model: ModelConfig, split: BlockSplit, optimizer: OptimizerConfig, crossed: bool) -> int:
+    return max(elements for _, elements in _block_weights(model, split, optimizer, crossed))
+
+
 def _block_weights(
-    model: ModelConfig, parallelism: ParallelismConfig, optimizer: OptimizerConfig, crossed: bool
+    model: ModelConfig, split: BlockSplit, optimizer: OptimizerConfig, crossed: bool
 ) -> Sequence[tuple[ParamKind, int]]:
     """Kind and elements of every weight of a block into which latents cross, or do not."""
-    return list(_shards(block_weights(model, crossed), model, parallelism, optimizer))
+    return list(_shards(block_weights(model, crossed), model, split.parallelism, optimizer))
 
 
 def _shards(

@@ -13,10 +13,11 @@ from boost_core.config import JobSpec, legality
 from boost_core.config.elasticity import MOST_LAYOUTS
 from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.plan import devices, memory, report, throughput, work
+from boost_core.plan.activations import activations
 from boost_core.plan.in_flight import _of_two_stages
 from boost_core.plan.report import plan
 from boost_core.plan.stages import _cut
-from boost_core.plan.state_memory import _block_weights
+from boost_core.plan.state_memory import _largest_weight, _weights
 from service.gang.status import NodeCapacity
 from service.scheduler import demand
 from service.scheduler.decisions import decide
@@ -29,8 +30,9 @@ CLUSTER = [
     for kind in ("A100-40G", "A100", "H200")
 ]
 CACHES = (
-    legality.legal_layouts, legality._divisors, _of_two_stages, _cut, _block_weights, memory._extremes, memory._alike,
-    memory._of_block, work._block_work, demand._remembered, demand._known, devices._recomputing,
+    legality.legal_layouts, legality._divisors, _of_two_stages, _cut, _weights, _largest_weight, memory._extremes,
+    memory._alike, memory._of_block, activations, work._block_work, demand._remembered, demand._known,
+    devices._recomputing,
 )  # fmt: skip
 WAITING = job("a", 1)
 STRESSING = [32, 30, 28, 26, 24, 22, 21, 20, 18, 17, 16, 15, 14, 13, 12, 11]  # divide the batch, and differ
