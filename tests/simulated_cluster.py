@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.measured import NOMINAL, Basis
 from service.gang.resources import worker_resources
 from service.gang.status import GangPhase, GangStatus, JobTag, NodeCapacity, Orders, PollRequest
 from service.jobs.model import JobRecord
@@ -196,7 +196,7 @@ class Cluster:
     def alive(self) -> set[tuple[str, int]]:
         return set(self.gangs)
 
-    def launch(self, tag: JobTag, one: JobSpec, orders: Orders, profile: MeasuredProfile | None = None) -> None:
+    def launch(self, tag: JobTag, one: JobSpec, orders: Orders, basis: Basis = NOMINAL) -> None:
         assert not [name for name, _ in self.gangs if name == tag.job_id], "a job has one gang at a time"
         self.gangs[tag.job_id, tag.attempt] = Gang(one, orders, self.random.choice(self.works))
 

@@ -12,6 +12,12 @@ from pydantic import Field, TypeAdapter
 
 from boost_core.config.base import Frozen
 
+Provenance = Literal["assumed", "fitted", "measured", "measured_fitted"]
+PROVENANCE = (
+    "Where predicted seconds are from. assumed: data sheets; measured: a profile of such a device; fitted and "
+    "measured_fitted: the same, corrected by what jobs took that ran there."
+)
+
 
 class StepReport(Frozen):
     """One optimizer step, as seen by rank 0."""
@@ -267,8 +273,11 @@ class ComparisonReport(Frozen):
     predicted_step_seconds_range: tuple[float, float] = Field(
         description="Between which eight of ten steps were expected."
     )
-    provenance: Literal["measured", "assumed"] = Field(
-        "assumed", description="Where the rates of the prediction are from: the job's profile, or data sheets."
+    provenance: Provenance = Field("assumed", description=PROVENANCE)
+    correction: float = Field(
+        1.0,
+        description="What the prediction was multiplied by, as earlier jobs took longer or less long than predicted. "
+        "Jobs to come are corrected by this job's seconds beside the prediction without it.",
     )
     step_seconds: float | None = Field(
         description="Median of the newest steps, 100 at most, of the whole batch; null until there are some."

@@ -15,7 +15,6 @@ layout the scheduler takes. Seconds are those by which it chooses among them.
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import inf
-from typing import Literal
 
 from pydantic import Field
 
@@ -25,9 +24,10 @@ from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.config.legality import layout_problems, numbers_of_replicas
 from boost_core.hardware import DEVICE_BYTES
+from boost_core.messages.reports import PROVENANCE, Provenance
 from boost_core.plan.devices import SPARE, at, device_bytes, remedies
 from boost_core.plan.machine import Machine
-from boost_core.plan.measured import MeasuredProfile, machine_of
+from boost_core.plan.measured import NOMINAL, Basis
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.resize import units
 from boost_core.plan.search import Choice, largest_part, longer
@@ -65,9 +65,7 @@ class ChosenLayouts(Config):
     layouts: tuple[ChosenLayout, ...] = Field(description="The fewest ranks first.")
     timed: int = Field(description="How many legal layouts were timed.")
     device_memory_bytes: int | None = Field(description="Of the requested GPU model; null on CPUs.")
-    provenance: Literal["measured", "assumed"] = Field(
-        "assumed", description="Where the rates are from that seconds are predicted by: a profile, or data sheets."
-    )
+    provenance: Provenance = Field("assumed", description=PROVENANCE)
 
     @property
     def sizes(self) -> tuple[Layout, ...]:
@@ -75,12 +73,12 @@ class ChosenLayouts(Config):
         return tuple(Layout.of(layout) for layout in self.layouts)
 
 
-def choose_layouts(spec: JobSpec, profile: MeasuredProfile | None = None) -> ChosenLayouts:
+def choose_layouts(spec: JobSpec, basis: Basis = NOMINAL) -> ChosenLayouts:
     """Choose layouts for a job with ``layouts: auto``.
 
     Args:
         spec: The job.
-        profile: What was measured of its GPUs; by default what data sheets promise.
+        basis: What its seconds are predicted by.
 
     Raises:
         NothingFits: There is none; says what lacks, and what to change.
@@ -90,7 +88,7 @@ def choose_layouts(spec: JobSpec, profile: MeasuredProfile | None = None) -> Cho
     gpus = spec.elasticity.gpus if spec.elasticity else None
     if gpus is None:
         raise ValueError("the job lists its layouts; only layouts=auto leaves them to be chosen")
-    device, machine = device_bytes(spec.resources), machine_of(spec, profile)
+    device, machine = device_bytes(spec.resources), basis.machine(spec)
     if device is None and spec.resources.gpus_per_worker:
         raise ValueError(
             "layouts=auto goes by the memory of the GPU; set resources.accelerator_type to one of "
@@ -108,7 +106,7 @@ def choose_layouts(spec: JobSpec, profile: MeasuredProfile | None = None) -> Cho
         layouts=tuple(reports),
         timed=len(timed),
         device_memory_bytes=device,
-        provenance="measured" if machine.profile.measured else "assumed",
+        provenance=machine.provenance,
     )
 
 
@@ -202,7 +200,7 @@ def _reported(
         recompute=choice.job.parallelism.recompute,
         memory_bytes=choice.needed,
         step_seconds=choice.seconds.total,
-        step_seconds_range=machine.profile.range_of(choice.seconds.total),
+        step_seconds_range=machine.range_of(choice.job, choice.seconds.total),
         why=tuple(_reasons(spec, choice, fitting, unfit, limit)),
     )
 

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from boost_core.config.job import JobSpec, ResourcesConfig
 from boost_core.config.legality import flash_takes
 from boost_core.hardware import ACCELERATOR_LABEL, LINKS, LOOPBACK, device_named
+from boost_core.messages.reports import Provenance
 from boost_core.plan.cluster import Cluster, Level
-from boost_core.plan.profile import Profile, of_cores
+from boost_core.plan.fitted import Correction, Fitted
+from boost_core.plan.profile import Profile, of_cores, range_of
 
+CPU = "CPU"  # as a kind of device
 _MANY = 65_536  # more than any gang's nodes
 _NODE_GPUS = 8  # of NVIDIA's HGX boards
 _UNKNOWN_GPU = "A100"
@@ -23,15 +26,48 @@ class Machine:
     Attributes:
         profile: Of each rank's device.
         cluster: Of all of them.
+        fitted: What jobs took beside what is predicted by these; ``None``: none has run.
     """
 
     profile: Profile
     cluster: Cluster
+    fitted: Fitted | None = None
+
+    @property
+    def provenance(self) -> Provenance:
+        """Where predictions for it are from."""
+        if self.profile.measured:
+            return "measured_fitted" if self.fitted else "measured"
+        return "fitted" if self.fitted else "assumed"
+
+    def correction(self, job: JobSpec) -> Correction:
+        """What a prediction is corrected by.
+
+        Args:
+            job: The job in its layout (``devices.at``).
+        """
+        if self.fitted is None:
+            return Correction(jobs=0, factor=1.0, spread=self.profile.spread)
+        return self.fitted.of(job)
+
+    def range_of(self, job: JobSpec, seconds: float) -> tuple[float, float]:
+        """Between which eight of ten steps of a job are expected. Arguments as ``correction``.
+
+        Args:
+            job: The job.
+            seconds: Predicted, with the correction.
+        """
+        return range_of(seconds, self.correction(job).spread)
 
 
 def kind_of_gpu(resources: ResourcesConfig) -> str | None:
     """The kind that a job asks for; ``None`` where any will do."""
     return resources.accelerator_type or resources.node_labels.get(ACCELERATOR_LABEL)
+
+
+def kind_of_device(resources: ResourcesConfig) -> str | None:
+    """The kind whose jobs correct a job's predictions: of its GPU, or ``CPU``; ``None`` where any GPU will do."""
+    return kind_of_gpu(resources) if resources.gpus_per_worker else CPU
 
 
 def machine_for(resources: ResourcesConfig, precision: str) -> Machine:

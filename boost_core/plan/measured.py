@@ -18,6 +18,7 @@ from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.config.parsing.moment import Moment
 from boost_core.hardware import DEVICE_BYTES, Link, device_named
 from boost_core.plan.cluster import Cluster
+from boost_core.plan.fitted import Fitted
 from boost_core.plan.machine import Machine, machine_for
 from boost_core.plan.profile import Profile
 
@@ -103,7 +104,7 @@ class MeasuredProfile(Config):
             f"{self.device}, measured {when}at {self.commit[:12]}",
             1.0 if device is None else device.fp8_speedup,
         )  # fmt: skip
-        return Machine(profile, self._cluster(otherwise.cluster))
+        return replace(otherwise, profile=profile, cluster=self._cluster(otherwise.cluster))
 
     def _cluster(self, otherwise: Cluster) -> Cluster:
         if self.link is None:
@@ -111,6 +112,24 @@ class MeasuredProfile(Config):
         inner, *outer = otherwise.levels
         link = Link(self.link.base_seconds, 0.0, self.link.bytes_per_second, f"measured among {self.link.ranks} ranks")
         return Cluster((replace(inner, link=link), *outer))
+
+
+class Basis(Config):
+    """What a job's seconds are predicted by."""
+
+    profile: MeasuredProfile | None = Field(None, description="What was measured of its devices; null: data sheets.")
+    fitted: Fitted | None = Field(None, description="What jobs took beside predictions by that; null: none has run.")
+
+    def machine(self, spec: JobSpec) -> Machine:
+        """What a job is planned for.
+
+        Raises:
+            ValueError: The profile is of another precision.
+        """
+        return replace(machine_of(spec, self.profile), fitted=self.fitted)
+
+
+NOMINAL = Basis()  # data sheets
 
 
 def machine_of(spec: JobSpec, profile: MeasuredProfile | None = None, cluster: Cluster | None = None) -> Machine:

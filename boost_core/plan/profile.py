@@ -74,10 +74,6 @@ class Profile:
             + work.starts * self.start_seconds
         )
 
-    def range_of(self, seconds: float) -> tuple[float, float]:
-        """Between which a step is in eight of ten cases, where so many are predicted."""
-        return seconds * exp(-_TENTH * self.spread), seconds * exp(_TENTH * self.spread)
-
     def exposed(self, exchange_seconds: float, work_seconds: float) -> float:
         """What an exchange adds to the work that goes on meanwhile."""
         return exchange_seconds - self.overlap * min(exchange_seconds, work_seconds)
@@ -85,6 +81,11 @@ class Profile:
     def update_seconds(self, weights: float, element_bytes: int) -> float:
         """The optimizer's pass over so many weights of this rank."""
         return weights * (_UPDATE_BYTES + element_bytes) / self.bandwidth
+
+
+def range_of(seconds: float, spread: float) -> tuple[float, float]:
+    """Between which a step is in eight of ten cases, where so many seconds are predicted."""
+    return seconds * exp(-_TENTH * spread), seconds * exp(_TENTH * spread)
 
 
 def of_cores(cores: float) -> Profile:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Literal, get_args
+from typing import get_args
 
 from pydantic import Field
 
@@ -13,13 +13,13 @@ from boost_core.config.layout import Layout
 from boost_core.config.model import FamilyName, ModelConfig
 from boost_core.config.presets import PRESETS
 from boost_core.hardware import BYTES, DEVICE_BYTES
+from boost_core.messages.reports import PROVENANCE, Provenance
 from boost_core.plan.devices import at, device_bytes, too_large
 from boost_core.plan.flops import model_flops_per_token
 from boost_core.plan.machine import Machine, kind_of_gpu
 from boost_core.plan.measured import machine_of
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.parameters import block_matrix_parameters, parameter_count
-from boost_core.plan.profile import Profile
 from boost_core.plan.resize import fastest
 from boost_core.plan.throughput import StepSeconds, step_parts
 
@@ -71,6 +71,9 @@ class PlannedShape(Config):
     fits_device: bool | None = Field(description="Whether memory.total fits; null if unknown.")
     step_seconds: float = Field(description="Predicted seconds per step, for ranking layouts.")
     step_seconds_range: tuple[float, float] = Field(description="Between which eight of ten steps are expected.")
+    observed_jobs: int = Field(
+        0, description="Jobs that have run in this shape, whose steps its seconds are corrected by; 0: by its kind's."
+    )
     step_parts: StepParts = Field(description="What step_seconds is made of.")
     tokens_per_second: float
     total_seconds: float = Field(description="Predicted seconds of all steps.")
@@ -91,9 +94,7 @@ class Plan(Config):
     fastest: int | None = Field(
         description="Index of the layout with the highest predicted throughput of those that fit; null if none fits."
     )
-    provenance: Literal["measured", "assumed"] = Field(
-        description="Where the rates are from that seconds are predicted by: a profile, or data sheets."
-    )
+    provenance: Provenance = Field(description=PROVENANCE)
     notes: tuple[str, ...] = Field(description="Notes for people.")
 
 
@@ -130,7 +131,7 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
     jobs = {layout: at(spec, layout) for layout in spec.layouts()}
     parts = {layout: step_parts(job, layout, machine) for layout, job in jobs.items()}
     layouts = list(parts)
-    planned = tuple(_planned(job, layout, parts[layout], machine.profile) for layout, job in jobs.items())
+    planned = tuple(_planned(job, layout, parts[layout], machine) for layout, job in jobs.items())
     fitting = [layout for layout, each in zip(layouts, planned, strict=True) if each.fits_device is not False]
     best = fastest(spec, fitting, lambda layout: parts[layout].total)
     return Plan(
@@ -140,7 +141,7 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
         tokens_per_step=_tokens_per_step(spec),
         shapes=planned,
         fastest=None if best is None else layouts.index(best),
-        provenance="measured" if machine.profile.measured else "assumed",
+        provenance=machine.provenance,
         notes=tuple(
             _notes(spec, machine, {layout: each.memory.total for layout, each in zip(layouts, planned, strict=True)})
         ),
@@ -162,7 +163,7 @@ def presets() -> PresetList:
     return PresetList(presets=tuple(sorted(map(_preset, PRESETS), key=lambda preset: preset.parameters["dense"])))
 
 
-def _planned(spec: JobSpec, layout: Layout, seconds: StepSeconds, profile: Profile) -> PlannedShape:
+def _planned(spec: JobSpec, layout: Layout, seconds: StepSeconds, machine: Machine) -> PlannedShape:
     memory, device = rank_memory(spec, layout), device_bytes(spec.resources)
     return PlannedShape(
         **layout.sizes,
@@ -172,7 +173,8 @@ def _planned(spec: JobSpec, layout: Layout, seconds: StepSeconds, profile: Profi
         device_memory_bytes=device,
         fits_device=None if device is None else memory.total <= device,
         step_seconds=seconds.total,
-        step_seconds_range=profile.range_of(seconds.total),
+        step_seconds_range=machine.range_of(spec, seconds.total),
+        observed_jobs=machine.correction(spec).jobs,
         step_parts=StepParts(**asdict(seconds)),
         tokens_per_second=_tokens_per_step(spec) / seconds.total,
         total_seconds=seconds.total * spec.training.samples(spec.training.steps) / spec.training.global_batch_size,
@@ -200,6 +202,11 @@ def _notes(spec: JobSpec, machine: Machine, needed: Mapping[Layout, int]) -> lis
         "seconds are predictions that are meant to rank layouts; how long a step really takes, its report says",
         f"they are for {machine.profile.description}{f'; GPUs: {levels}' if levels else ''}",
     ]
+    if fitted := machine.fitted:
+        notes.append(
+            f"{fitted.jobs} job(s) in {fitted.precision} on {fitted.kind} have run: of others the same is expected to "
+            f"take {fitted.factor:.2f} times as long as by these figures"
+        )
     if not spec.resources.gpus_per_worker:
         return notes
     device = device_bytes(spec.resources)

@@ -132,6 +132,7 @@ class _Search:
     ) -> None:
         self._spec, self._gpus, self._machine = spec, gpus, machine
         self._limit, self._top, self._order = limit, top, order
+        self._least = machine.fitted.least if machine.fitted else 1.0  # of what bounds are corrected by
         self._numbers = count()
         self._queue: list[tuple[float, int, Callable[[float], None]]] = []
         self._steps: dict[tuple[_Shape, str], Step] = {}
@@ -195,7 +196,7 @@ class _Search:
                     self._push_shape(shape, rest, seconds)
                     self._look_at(shape, number)
 
-                self._push(micro_batches * seconds, look)
+                self._push(self._least * micro_batches * seconds, look)
                 return
 
     def _look_at(self, shape: _Shape, replicas: int) -> None:
@@ -217,7 +218,7 @@ class _Search:
         def look(bound: float) -> None:
             self._try(shape, job, step, bound)
 
-        return self._push(step.at_least(), look)
+        return self._push(self._least * step.at_least(), look)
 
     def _try(self, shape: _Shape, job: JobSpec, step: Step, bound: float) -> None:
         """Play a mode if it fits; others of the combination take longer, so they matter only if it does not."""
@@ -369,4 +370,4 @@ def _scaled(machine: Machine, device_bytes: float, name: str, factor: float) -> 
             levels[index - 2] = replace(level, link=link)
         case _:
             return machine, device_bytes * factor
-    return Machine(profile, replace(machine.cluster, levels=tuple(levels))), device_bytes
+    return replace(machine, profile=profile, cluster=replace(machine.cluster, levels=tuple(levels))), device_bytes

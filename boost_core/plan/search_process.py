@@ -13,7 +13,8 @@ from pydantic import Field, ValidationError
 from boost_core.config.base import Config
 from boost_core.config.job import JobSpec
 from boost_core.plan.auto_layouts import ChosenLayouts, choose_layouts
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.fitted import Fitted
+from boost_core.plan.measured import NOMINAL, Basis
 from boost_core.plan.search_report import PlanSearch, SearchReport, search_report
 
 _NICENESS = 10
@@ -35,7 +36,7 @@ class SearchTask(Config):
 
     job: JobSpec
     asked: PlanSearch | None = None
-    profile: MeasuredProfile | None = Field(None, description="What layouts are chosen by; default: data sheets.")
+    basis: Basis = Field(NOMINAL, description="What seconds are predicted by; a search has a profile of its own.")
 
 
 class LayoutsAnswer(Config):
@@ -45,35 +46,36 @@ class LayoutsAnswer(Config):
     problem: str | None = Field(None, description="Why there are none.")
 
 
-def search_apart(job: JobSpec, asked: PlanSearch, timeout_seconds: float) -> SearchReport:
+def search_apart(job: JobSpec, asked: PlanSearch, timeout_seconds: float, fitted: Fitted | None = None) -> SearchReport:
     """Search in another process.
 
     Args:
         job: The job.
         asked: What for.
         timeout_seconds: After which it is ended.
+        fitted: What jobs took beside predictions by the profile that is asked for.
 
     Raises:
         TooLong: It took longer.
         SearchFailed: It has ended without a report, or with numbers that are none.
     """
     remedy = "search for fewer GPUs or without explain, or run `boost plan --gpus` yourself"
-    return _apart(SearchTask(job=job, asked=asked), timeout_seconds, SearchReport, remedy)
+    return _apart(SearchTask(job=job, asked=asked, basis=Basis(fitted=fitted)), timeout_seconds, SearchReport, remedy)
 
 
-def layouts_apart(job: JobSpec, timeout_seconds: float, profile: MeasuredProfile | None = None) -> ChosenLayouts:
+def layouts_apart(job: JobSpec, timeout_seconds: float, basis: Basis = NOMINAL) -> ChosenLayouts:
     """Choose the layouts of a job with ``layouts: auto`` in another process. Errors as ``search_apart``, too.
 
     Args:
         job: The job.
         timeout_seconds: After which it is ended.
-        profile: What was measured of its GPUs; by default what data sheets promise.
+        basis: What its seconds are predicted by.
 
     Raises:
         ValueError: There are none; says why, and what to change.
     """
     remedy = "narrow elasticity.gpus, or list elasticity.layouts"
-    answer = _apart(SearchTask(job=job, profile=profile), timeout_seconds, LayoutsAnswer, remedy)
+    answer = _apart(SearchTask(job=job, basis=basis), timeout_seconds, LayoutsAnswer, remedy)
     if answer.chosen is None:
         raise ValueError(answer.problem)
     return answer.chosen
@@ -100,13 +102,13 @@ def main() -> None:
     """Search what is asked for on standard input."""
     os.nice(_NICENESS)
     task = SearchTask.model_validate_json(sys.stdin.buffer.read())
-    found = _layouts(task) if task.asked is None else search_report(task.job, task.asked)
+    found = _layouts(task) if task.asked is None else search_report(task.job, task.asked, task.basis.fitted)
     sys.stdout.write(found.model_dump_json())
 
 
 def _layouts(task: SearchTask) -> LayoutsAnswer:
     try:
-        return LayoutsAnswer(chosen=choose_layouts(task.job, task.profile))
+        return LayoutsAnswer(chosen=choose_layouts(task.job, task.basis))
     except ValueError as error:
         return LayoutsAnswer(problem=str(error))
 

@@ -1,14 +1,16 @@
 """What a search found, as people and programs read it."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from boost_core.config.base import Config
 from boost_core.config.job import JobSpec
+from boost_core.messages.reports import PROVENANCE, Provenance
 from boost_core.plan.devices import device_bytes
+from boost_core.plan.fitted import Fitted
 from boost_core.plan.machine import Machine
 from boost_core.plan.measured import MeasuredProfile, machine_of
 from boost_core.plan.network import NetworkConfig
@@ -59,29 +61,30 @@ class SearchReport(Config):
     choices: tuple[PlannedChoice, ...] = Field(description="The fastest first; none if nothing fits.")
     combinations: int = Field(description="Of sizes, micro-batches and schedules that were timed.")
     device_memory_bytes: int | None = Field(description="Of the requested GPU model; null if that is not known.")
-    provenance: Literal["measured", "assumed"]
+    provenance: Provenance = Field(description=PROVENANCE)
     why: tuple[str, ...] = Field(description="Deciding term, the next best, and the nearest that does not fit.")
     would_change: tuple[str, ...] = Field(description="Inputs that, changed by 20 %, would change the choice.")
 
 
-def search_report(spec: JobSpec, asked: PlanSearch) -> SearchReport:
+def search_report(spec: JobSpec, asked: PlanSearch, fitted: Fitted | None = None) -> SearchReport:
     """Search and report.
 
     Args:
         spec: The job.
         asked: What for.
+        fitted: What jobs took beside predictions by the profile that it has.
 
     Raises:
         ValueError: The profile is of another precision.
     """
-    device, machine = device_bytes(spec.resources), asked.machine(spec)
+    device, machine = device_bytes(spec.resources), replace(asked.machine(spec), fitted=fitted)
     limit = inf if device is None else device
     found = search(spec, asked.gpus, machine, limit, asked.top)
     return SearchReport(
         choices=tuple(_planned(choice, machine) for choice in found.choices),
         combinations=found.timed,
         device_memory_bytes=device,
-        provenance="measured" if machine.profile.measured else "assumed",
+        provenance=machine.provenance,
         why=tuple(reasons(found, limit)),
         would_change=tuple(sensitivities(spec, asked.gpus, machine, limit)) if asked.explain else (),
     )
@@ -95,7 +98,7 @@ def _planned(choice: Choice, machine: Machine) -> PlannedChoice:
         world_size=choice.layout.world_size,
         memory_bytes=choice.needed,
         step_seconds=seconds,
-        step_seconds_range=machine.profile.range_of(seconds),
+        step_seconds_range=machine.range_of(choice.job, seconds),
         step_parts=StepParts(**asdict(choice.seconds)),
         tokens_per_second=training.global_batch_size * training.sequence_length / seconds,
     )

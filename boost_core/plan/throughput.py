@@ -26,7 +26,7 @@ reduces its gradients when it is done, whatever the others still do.
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from operator import mul
 
@@ -74,6 +74,10 @@ class StepSeconds:
     def total(self) -> float:
         """All of it."""
         return self.arithmetic + self.exchange + self.sends + self.idle + self.reduction + self.update
+
+    def times(self, factor: float) -> "StepSeconds":
+        """All of it so many times as long."""
+        return StepSeconds(*(factor * seconds for seconds in astuple(self)))
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,7 @@ class Step:
 
     def __init__(self, job: JobSpec, layout: Layout, machine: Machine, order: Sequence[str] = ORDER) -> None:
         self._profile, self._cluster, self._order = machine.profile, machine.cluster, order
+        self._fitted = machine.fitted
         self._place(job, layout)
         self._element = BYTES[job.training.precision]
         self._tokens = rank_tokens(job)
@@ -168,17 +173,17 @@ class Step:
         idle = computed - arithmetic - exchange
         return StepSeconds(
             arithmetic, exchange, max(ended) - computed, max(0.0, idle), self._done(ended) - max(ended), update
-        )
+        ).times(self._correction)
 
     def at_least(self) -> float:
-        """Seconds that ``replayed`` is never below, in far less time."""
+        """Seconds that ``replayed`` is never below but by its correction, in far less time."""
         ended = at_least(self._stage_seconds, self._job.parallelism.pipeline_schedule, self._micro_batches)
         return self._done(ended) + self._update
 
     def played(self) -> float:
         """All of ``replayed``, in half its time."""
         ended = play(self._stage_seconds, self._job.parallelism.pipeline_schedule, self._micro_batches)
-        return self._done(ended) + self._update
+        return self._correction * (self._done(ended) + self._update)
 
     def _done(self, ended: Sequence[float]) -> float:
         """When all ranks have reduced their gradients, each after its last pass."""
@@ -200,7 +205,12 @@ class Step:
             _IDLE_SHARE[self._job.parallelism.pipeline_schedule] * others,
             self._reduction(max(self._rank_weights), max(self._rank_blocks)),
             self._update,
-        )
+        ).times(self._correction)
+
+    @property
+    def _correction(self) -> float:
+        """What jobs that have run say the prediction is to be multiplied by."""
+        return self._fitted.of(self._job).factor if self._fitted else 1.0
 
     @property
     def _micro_batches(self) -> int:

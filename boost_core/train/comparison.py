@@ -9,7 +9,8 @@ import torch
 
 from boost_core.config import Layout
 from boost_core.messages.reports import ComparisonReport
-from boost_core.plan.measured import MeasuredProfile, machine_of
+from boost_core.plan.devices import at
+from boost_core.plan.measured import NOMINAL, Basis
 from boost_core.plan.memory import pipeline_rank_memory
 from boost_core.plan.throughput import step_seconds
 from boost_core.train.peak_memory import PeakMemory
@@ -26,11 +27,11 @@ class Comparison:
     Args:
         state: What is trained.
         peak: The memory that this rank has taken since it began to make the state.
-        profile: What was measured of such devices; by default what data sheets promise.
+        basis: What its seconds are predicted by.
     """
 
-    def __init__(self, state: TrainState, peak: PeakMemory, profile: MeasuredProfile | None = None) -> None:
-        self._state, self._peak, self._profile = state, peak, profile
+    def __init__(self, state: TrainState, peak: PeakMemory, basis: Basis = NOMINAL) -> None:
+        self._state, self._peak, self._basis = state, peak, basis
         self._steps = self._timed = 0
         self._told_next = _FIRST_TIMED
         self._seconds: deque[float] = deque(maxlen=_MOST_TIMED)
@@ -81,15 +82,16 @@ class Comparison:
     def _report(self) -> ComparisonReport:
         self._told_next = max(_FIRST_TIMED, 2 * self._timed)
         spec, layout = self._state.spec, Layout.of(self._state.spec.parallelism)
-        machine = machine_of(spec, self._profile)
-        predicted = step_seconds(spec, layout, machine)
+        job, machine = at(spec, layout), self._basis.machine(spec)
+        predicted = step_seconds(job, layout, machine)
         return ComparisonReport(
             **layout.sizes,
             step=self._state.step,
             planned_bytes=self._planned_bytes,
             peak_bytes=self._peak_bytes,
             predicted_step_seconds=predicted,
-            predicted_step_seconds_range=machine.profile.range_of(predicted),
-            provenance="measured" if machine.profile.measured else "assumed",
+            predicted_step_seconds_range=machine.range_of(job, predicted),
+            provenance=machine.provenance,
+            correction=machine.correction(job).factor,
             step_seconds=statistics.median(self._seconds) if self._seconds else None,
         )

@@ -30,7 +30,7 @@ from boost_core.messages.reports import (
 from boost_core.parallel.clock import StepParts
 from boost_core.parallel.shard import allocate_weights
 from boost_core.plan.flops import FlopRates
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.measured import NOMINAL, Basis
 from boost_core.plan.parameters import parameter_count
 from boost_core.train.checkpoint_manager import CheckpointManager
 from boost_core.train.comparison import Comparison
@@ -51,7 +51,7 @@ def train(
     spec: JobSpec,
     reporter: Reporter,
     membership: Membership | None = None,
-    profile: MeasuredProfile | None = None,
+    basis: Basis = NOMINAL,
 ) -> Outcome:
     """Run a job to its last step, on this rank. All ranks call it, with a process group initialised.
 
@@ -63,7 +63,7 @@ def train(
         spec: The job; ``checkpoint.url`` is set.
         reporter: Takes the reports.
         membership: This rank's place in an elastic gang; ``None`` without one.
-        profile: What steps' seconds are predicted by; by default what data sheets promise.
+        basis: What steps' seconds are predicted by.
 
     Raises:
         ValueError: The job does not fit the gang, its data or its checkpoint.
@@ -84,7 +84,7 @@ def train(
     peak = PeakMemory(device)
     with peak.watched():
         state = TrainState.initial(spec, device, allocate_weights, corpus.end_of_document)
-    run = _Run(state, corpus, membership, reporter_of_rank, Comparison(state, peak, profile))
+    run = _Run(state, corpus, membership, reporter_of_rank, Comparison(state, peak, basis))
     try:
         run.resume()
         return _stepped(run, state)

@@ -14,15 +14,15 @@ from boost_core.config.parsing.urls import StorageOptions, giving_up_soon
 from boost_core.config.sources.files import UnfitData, check_data, list_files, refuse_damaged, tokenizer_vocabulary
 from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.devices import nothing_fits
-from boost_core.plan.machine import kind_of_gpu
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.fitted import Fitted
+from boost_core.plan.measured import Basis
 from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidDataset, InvalidJob
 from service.jobs.datasets import DatasetNotFound
 from service.models.datasets import DatasetRequest, DatasetState
 from service.models.problems import FieldError
-from service.models.profiles import StoredProfile
+from service.models.profiles import StoredProfile, basis_of
 from service.security.redaction import redact
 from service.security.secrets import SecretReference, SecretUnusable, load
 from service.security.storage_policy import named_places, prefix_errors, refused_places
@@ -132,11 +132,18 @@ class Completed:
         spec: With its dataset's shards and the layouts chosen for it.
         chosen: Why it has these layouts; ``None`` if they are its user's.
         profile: What its seconds are predicted by; ``None``: data sheets.
+        fitted: What jobs took beside such predictions; ``None``: none has run.
     """
 
     spec: JobSpec
     chosen: ChosenLayouts | None
     profile: StoredProfile | None
+    fitted: Fitted | None
+
+    @property
+    def basis(self) -> Basis:
+        """Both of these."""
+        return basis_of(self.profile, self.fitted)
 
 
 async def completed(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None = None) -> Completed:
@@ -146,28 +153,25 @@ async def completed(spec: JobSpec, context: Context, tenant: str, original: JobS
         InvalidJob: Or no layouts can be chosen for it.
         RateLimited: Another search is under way.
     """
-    if spec.data.dataset is None and not spec.leaves_layouts and kind_of_gpu(spec.resources) is None:
-        return Completed(spec, None, None)  # most jobs of a laptop, for which a thread would cost as much as all else
     return await run_in_threadpool(_completed, spec, context, tenant, original)
 
 
 def _completed(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None) -> Completed:
     spec = with_dataset(spec, context, tenant, original)
     profile = context.profiles.for_job(spec)
-    spec, chosen = with_layouts(spec, context, tenant, profile.profile if profile else None)
-    return Completed(spec, chosen, profile)
+    fitted = context.observations.for_job(spec, profile.profile if profile else None, tenant)
+    spec, chosen = with_layouts(spec, context, tenant, basis_of(profile, fitted))
+    return Completed(spec, chosen, profile, fitted)
 
 
-def with_layouts(
-    spec: JobSpec, context: Context, tenant: str, profile: MeasuredProfile | None
-) -> tuple[JobSpec, ChosenLayouts | None]:
+def with_layouts(spec: JobSpec, context: Context, tenant: str, basis: Basis) -> tuple[JobSpec, ChosenLayouts | None]:
     """The job with the layouts that are chosen for it, if it leaves them to the service, and why; it may take seconds.
 
     Args:
         spec: The job; layouts that it says were chosen are chosen anew.
         context: The service's parts.
         tenant: Whose it is.
-        profile: What its seconds are predicted by; ``None``: data sheets.
+        basis: What its seconds are predicted by.
 
     Raises:
         InvalidJob: None is legal and fits, or choosing takes too long.
@@ -175,7 +179,7 @@ def with_layouts(
     """
     if not spec.leaves_layouts:
         return spec, None
-    chosen = context.searches.layouts(spec, tenant, profile)
+    chosen = context.searches.layouts(spec, tenant, basis)
     return spec.with_layouts(chosen.sizes), chosen
 
 

@@ -47,6 +47,7 @@ from service.api.searches import Searches
 from service.api.store_access import StoreAccess
 from service.api.streaming.following import Feeds
 from service.jobs.datasets import DatasetStore
+from service.jobs.observations import Observations
 from service.jobs.profiles import ProfileStore
 from service.jobs.store import JobStore
 from service.settings import Settings
@@ -108,6 +109,7 @@ def create_app(
         DatasetStore(store),
         QuotaStore(store),
         ProfileStore(store.engine),
+        Observations(store.engine),
         Feeds(store, known_keys, stopping),
         known_keys,
         AuditLog(store.engine),

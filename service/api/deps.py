@@ -19,6 +19,7 @@ from service.api.store_access import StoreAccess
 from service.api.streaming.following import Feeds
 from service.jobs.datasets import DatasetStore
 from service.jobs.model import JobRecord
+from service.jobs.observations import Observations
 from service.jobs.profiles import ProfileStore
 from service.jobs.queries import JobNotFound
 from service.jobs.store import JobStore
@@ -41,6 +42,7 @@ class Context:
         datasets: Datasets that jobs may name.
         quotas: Queues, tenants and their limits.
         profiles: What was measured of kinds of GPU.
+        observations: What jobs took beside their predictions.
         feeds: Gives open streams the events of jobs.
         keys: API keys.
         audit: Who has changed what.
@@ -58,6 +60,7 @@ class Context:
     datasets: DatasetStore
     quotas: QuotaStore
     profiles: ProfileStore
+    observations: Observations
     feeds: Feeds
     keys: KeyStore
     audit: AuditLog

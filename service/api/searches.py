@@ -17,7 +17,8 @@ from boost_core.config.data import DataConfig, SourceConfig
 from boost_core.config.faults import FaultToleranceConfig
 from boost_core.config.trackers import TrackersConfig
 from boost_core.plan.auto_layouts import ChosenLayouts
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.fitted import Fitted
+from boost_core.plan.measured import Basis
 from boost_core.plan.search_process import SearchFailed, TooLong, layouts_apart, search_apart
 from boost_core.plan.search_report import PlanSearch, SearchReport
 from service.api.errors import InvalidJob
@@ -102,43 +103,53 @@ class Searches:
         self._plans: Found[SearchReport] = Found(_REMEMBERED_PLANS)
         self._layouts: Found[ChosenLayouts] = Found(_REMEMBERED_LAYOUTS)
 
-    def plans(self, job: JobSpec, asked: PlanSearch, tenant: str) -> SearchReport:
+    def plans(self, job: JobSpec, asked: PlanSearch, tenant: str, fitted: Fitted | None = None) -> SearchReport:
         """The best ways to train a job; without a search if the same was asked for before.
+
+        Args:
+            job: The job.
+            asked: What for.
+            tenant: Whose it is.
+            fitted: What jobs took beside predictions by the profile that is asked for.
 
         Raises:
             InvalidJob: It takes too long, or it fails.
             RateLimited: The tenant's other search is under way, or too many of others are.
         """
-        key = _digest(_without_what_does_not_matter(job).model_copy(update={"elasticity": None}), asked)
+        key = _digest(
+            _without_what_does_not_matter(job).model_copy(update={"elasticity": None}),
+            asked,
+            *([fitted] if fitted else []),
+        )
         if known := self._plans.get(key):
             return known
         with self.for_plans.of(tenant):
             try:
-                found = search_apart(job, asked, _SECONDS)
+                found = search_apart(job, asked, _SECONDS, fitted)
             except (TooLong, SearchFailed) as error:
                 raise InvalidJob([FieldError(field="search", message=str(error))]) from error
         self._plans.add(key, found)
         return found
 
-    def layouts(self, spec: JobSpec, tenant: str, profile: MeasuredProfile | None) -> ChosenLayouts:
+    def layouts(self, spec: JobSpec, tenant: str, basis: Basis) -> ChosenLayouts:
         """The layouts of a job with ``layouts: auto``; without a search if the same was asked for before.
 
         Args:
             spec: The job.
             tenant: Whose it is.
-            profile: What was measured of its GPUs; ``None`` for what data sheets promise.
+            basis: What its seconds are predicted by.
 
         Raises:
             InvalidJob: None is legal and fits, or choosing takes too long, or fails.
             RateLimited: The tenant's other search is under way, or too many of others are.
         """
         asked = _without_what_does_not_matter(spec)
-        key = _digest(asked, *([profile] if profile else []))
+        key = _digest(asked, basis)
         if known := self._layouts.get(key):
             return known
         with self.for_layouts.of(tenant):
             try:
-                found = layouts_apart(asked, _SECONDS, profile)
+                found = layouts_apart(asked, _SECONDS, basis)
             except (ValueError, TooLong, SearchFailed) as error:
                 raise InvalidJob([FieldError(field="elasticity.gpus", message=str(error))]) from error
         self._layouts.add(key, found)

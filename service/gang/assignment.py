@@ -8,7 +8,7 @@ from enum import StrEnum
 from boost_core import __version__
 from boost_core.config import JobSpec
 from boost_core.messages.reports import Report
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.measured import NOMINAL, Basis
 from service.gang.control.watch import Heartbeat
 from service.gang.status import JobTag
 from service.logs import GangLogs
@@ -25,7 +25,7 @@ class GangContext:
         metrics_ports: Each rank serves its metrics on the first of these that is free; none: not at all.
         logs: How the processes write their logs.
         version: Of the service, which the workers' has to be.
-        profile: What the job's seconds are predicted by; ``None``: data sheets.
+        basis: What the job's seconds are predicted by.
     """
 
     tag: JobTag
@@ -33,7 +33,7 @@ class GangContext:
     metrics_ports: range
     logs: GangLogs
     version: str = __version__
-    profile: MeasuredProfile | None = None
+    basis: Basis = NOMINAL
 
 
 @dataclass(frozen=True)

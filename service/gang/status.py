@@ -9,7 +9,7 @@ from typing import Protocol
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.commands import WorkerCommand
 from boost_core.messages.reports import Cause, Report
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.measured import NOMINAL, Basis
 
 
 class GangPhase(StrEnum):
@@ -160,14 +160,14 @@ class Gangs(Protocol):
     def alive(self) -> set[GangKey]:
         """Every gang that has not been ended."""
 
-    def launch(self, tag: JobTag, spec: JobSpec, orders: Orders, profile: MeasuredProfile | None = None) -> None:
+    def launch(self, tag: JobTag, spec: JobSpec, orders: Orders, basis: Basis = NOMINAL) -> None:
         """Start a gang. ``spec.checkpoint.url`` is set. Launching the same attempt twice starts one gang.
 
         Args:
             tag: The job and the gang's number.
             spec: What the job's user has said.
             orders: The first orders.
-            profile: What the job's seconds are predicted by; by default what data sheets promise.
+            basis: What the job's seconds are predicted by.
         """
 
     def poll(self, requests: Sequence[PollRequest]) -> list[PollResult]:

@@ -22,10 +22,11 @@ from boost_core.messages.reports import (
     SpareReport,
     StepReport,
 )
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.fitted import Fitted
+from boost_core.plan.measured import Basis
 from service.jobs.goodput import Goodput
 from service.jobs.states import TERMINAL_STATES, JobState, Reason
-from service.models.profiles import StoredProfile
+from service.models.profiles import StoredProfile, basis_of
 
 NODES = "nodes"  # the snapshot of the cluster's nodes
 
@@ -86,6 +87,11 @@ class JobRecord(BaseModel):
         description="What was stored of its kind of GPU when it was submitted: its layouts are chosen by that, and its "
         "steps predicted; null: by data sheets.",
     )
+    fitted: Fitted | None = Field(
+        None,
+        description="What jobs that ran before it was submitted took beside predictions by that, by which its own are "
+        "corrected; null: none had run.",
+    )
     commands: list[WorkerCommand] = Field(
         [], description="Drills and profiles that have not been delivered to the gang yet."
     )
@@ -115,9 +121,9 @@ class JobRecord(BaseModel):
         return JobRecord.model_construct(self.model_fields_set | set(values), **{**fields, **values})
 
     @property
-    def measured(self) -> MeasuredProfile | None:
-        """What its seconds are predicted by; ``None``: by data sheets."""
-        return None if self.profile is None else self.profile.profile
+    def basis(self) -> Basis:
+        """What its seconds are predicted by."""
+        return basis_of(self.profile, self.fitted)
 
     @property
     def finished(self) -> bool:

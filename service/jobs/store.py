@@ -14,7 +14,8 @@ from boost_core.messages.commands import WorkerCommand
 from boost_core.messages.reports import FaultReport
 from boost_core.messages.scores import Scores
 from boost_core.plan.auto_layouts import ChosenLayouts
-from service.jobs import queries, requests, writes
+from boost_core.plan.fitted import Fitted
+from service.jobs import observations, queries, requests, writes
 from service.jobs.database import open_engine
 from service.jobs.goodput import Goodput
 from service.jobs.ids import new_job_id
@@ -85,6 +86,7 @@ class JobStore:
         trackers: Collection[str] = (),
         chosen: ChosenLayouts | None = None,
         profile: StoredProfile | None = None,
+        fitted: Fitted | None = None,
     ) -> JobRecord:
         """Store a new job, QUEUED; the same request again gives the same job.
 
@@ -99,6 +101,7 @@ class JobStore:
             trackers: Kinds of those that it goes to.
             chosen: Why the spec has the layouts that were chosen for it, which is an event.
             profile: What its seconds are predicted by.
+            fitted: What jobs took beside such predictions.
 
         Raises:
             IdempotencyKeyReused: The request's key came with another one before.
@@ -128,6 +131,7 @@ class JobStore:
             evaluation=None,
             checkpoint=None,
             profile=profile,
+            fitted=fitted,
             goodput=Goodput.begin(now),
             traceparent=traceparent,
             version=1,
@@ -143,7 +147,7 @@ class JobStore:
         self, record: JobRecord, request: Request | None, trackers: Collection[str], chosen: ChosenLayouts | None
     ) -> JobRecord:
         job = {name: getattr(record, name) for name in record.model_fields_set}
-        nested = ("spec", "goodput", *(["profile"] if record.profile else []))
+        nested = ("spec", "goodput", *(name for name in ("profile", "fitted") if job[name] is not None))
         job |= {name: job[name].model_dump(mode="json") for name in nested}
         events = [writes.state_values(record.id, 0, record.submitted_at, record.state, record.reason, record.message)]
         if chosen is not None:
@@ -380,7 +384,7 @@ class JobStore:
             if not fresh or attempt < record.attempt:
                 return None
             change = writes.reported(record, attempt, fresh)
-            return Write(change.values, [EventRow(**event) for event in change.events])
+            return Write(change.values, [EventRow(**event) for event in change.events], change.observed)
 
         return self._write_with(job_id, plan)
 
@@ -403,6 +407,7 @@ class JobStore:
             for columns, alike in by_columns:
                 self._update_many(connection, columns, list(alike))
             connection.execute(insert(EventRow), [event for change in changes for event in change.events])
+            observations.keep(connection, [each for change in changes for each in change.observed])
             notify(connection, versions)
         self.notifications.publish(versions)
         self._known.remember({change.record.id: change.record for change in changes})
@@ -534,6 +539,7 @@ class JobStore:
             if not self._update(session, record, write.values):
                 return None
             session.add_all(write.rows)
+            observations.keep(session.connection(), write.observed)
             written = queries.load(session, job_id)
             notify(session.connection(), {job_id: written.version})
             return written

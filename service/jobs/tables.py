@@ -80,6 +80,7 @@ class JobRow(Table):
     spare: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     comparison: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     profile: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    fitted: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     # Named when drills were the only commands. While an upgrade migrates, replicas of the release before still serve,
     # and a new name would break them.
     commands: Mapped[list[dict[str, Any]]] = mapped_column("drills", JSON, default=list)
@@ -176,6 +177,26 @@ class ProfileRow(Table):
     stored_at: Mapped[datetime] = mapped_column(UtcDateTime)
     stored_by: Mapped[str] = mapped_column(String(100))
     profile: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+class ObservationRow(Table):
+    """How many times as long as predicted the steps of a job took in one shape; see ``service.jobs.observations``."""
+
+    __tablename__ = "observations"
+    __table_args__ = (
+        Index("ix_observations_newest", "kind", "precision", "base", "time"),
+        Index("ix_observations_tenant", "tenant", "kind", "precision"),
+    )
+
+    job_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    shape: Mapped[str] = mapped_column(String(16), primary_key=True)
+    tenant: Mapped[str] = mapped_column(String(32))
+    kind: Mapped[str] = mapped_column(String(63))
+    precision: Mapped[str] = mapped_column(String(8))
+    base: Mapped[str] = mapped_column(String(16))
+    model: Mapped[str] = mapped_column(String(16))
+    ratio: Mapped[float]
+    time: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
 class SnapshotRow(Table):

@@ -11,11 +11,12 @@ from pydantic_core import to_json
 
 from boost_core.config.base import FieldProblem, raise_problems
 from boost_core.messages.commands import Drill, WorkerCommand
-from boost_core.messages.reports import FaultReport, Report, RestartReport
+from boost_core.messages.reports import ComparisonReport, FaultReport, Report, RestartReport
 from boost_core.messages.scores import Scores
 from boost_core.plan.auto_layouts import ChosenLayouts
 from service.jobs.ledger import book
 from service.jobs.model import JobRecord, RestartRecord
+from service.jobs.observations import observation
 from service.jobs.patch import JobPatch, apply
 from service.jobs.states import TERMINAL_STATES, WAITING_STATES, JobState, Reason, next_state
 from service.jobs.tables import EventRow, Table
@@ -67,10 +68,11 @@ class Outdated(ValueError):
 
 @dataclass(frozen=True)
 class Write:
-    """New values for columns of a job and the rows stored with them."""
+    """New values for columns of a job, and the rows and observations stored with them."""
 
     values: dict[str, Any]
     rows: Sequence[Table] = ()
+    observed: Sequence[dict[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,13 @@ class Reported:
         record: The job as it is then.
         values: New values for its columns.
         events: The columns of the events stored with it.
+        observed: What it took beside its prediction, by columns.
     """
 
     record: JobRecord
     values: dict[str, Any]
     events: Sequence[dict[str, Any]]
+    observed: Sequence[dict[str, Any]] = ()
 
 
 def state_values(
@@ -281,7 +285,10 @@ def reported(record: JobRecord, attempt: int, reports: Sequence[NumberedReport])
     if "restarts" in changes:
         values["restarts"] = [_plain(restart) for restart in changes["restarts"]]
     after = {**changes, "goodput": goodput, "version": record.version + 1}
-    return Reported(record.with_values(after), values, events)
+    compared = (
+        observation(record, report, time) for _, time, report in reports if isinstance(report, ComparisonReport)
+    )
+    return Reported(record.with_values(after), values, events, [each for each in compared if each])
 
 
 def found_wrong(record: JobRecord, fault: FaultReport) -> Write:

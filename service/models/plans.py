@@ -4,6 +4,7 @@ from pydantic import Field
 
 from boost_core.config import JobSpec
 from boost_core.plan.auto_layouts import ChosenLayouts
+from boost_core.plan.fitted import Fitted
 from boost_core.plan.report import Plan
 from boost_core.plan.search_report import PlanSearch, SearchReport
 from service.models.profiles import StoredProfile
@@ -29,4 +30,7 @@ class PlanAnswer(Plan):
     search: SearchReport | None = Field(None, description="What was found; null if nothing was searched.")
     profile: StoredProfile | None = Field(
         None, description="The stored profile that seconds are predicted by; null if there is none, or one was given."
+    )
+    fitted: Fitted | None = Field(
+        None, description="What jobs took beside such predictions, by which they are corrected; null if none has run."
     )

@@ -4,7 +4,8 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.fitted import Fitted
+from boost_core.plan.measured import Basis, MeasuredProfile
 
 
 class StoredProfile(BaseModel):
@@ -16,6 +17,11 @@ class StoredProfile(BaseModel):
     stored_at: datetime = Field(description="When it was stored.")
     stored_by: str = Field(description="Name of the key that it was stored with.")
     profile: MeasuredProfile = Field(description="As boost bench profile wrote it.")
+
+
+def basis_of(stored: StoredProfile | None, fitted: Fitted | None) -> Basis:
+    """What seconds are predicted by, of what is stored of a kind and of the jobs that ran on it."""
+    return Basis(profile=None if stored is None else stored.profile, fitted=fitted)
 
 
 class ProfileList(BaseModel):

@@ -8,6 +8,7 @@ from boost_core.config import JobSpec
 from boost_core.config.base import Config
 from boost_core.config.parsing.moment import Moment
 from boost_core.plan.auto_layouts import ChosenLayouts
+from boost_core.plan.fitted import Fitted
 from boost_core.plan.report import Plan
 from service.models.identity import Scope, TenantName
 from service.models.profiles import StoredProfile
@@ -36,6 +37,9 @@ class DryRun(BaseModel):
     )
     profile: StoredProfile | None = Field(
         None, description="The stored profile that seconds are predicted by; null if there is none."
+    )
+    fitted: Fitted | None = Field(
+        None, description="What jobs took beside such predictions, by which they are corrected; null if none has run."
     )
 
 

@@ -5,7 +5,7 @@ from math import inf
 
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.reports import Cause
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.measured import NOMINAL, Basis
 from service.gang.status import Orders
 from service.jobs.model import JobRecord
 from service.scheduler.demand import Demand, demand_of
@@ -74,17 +74,17 @@ class Gang:
         """Ranks that it will have when it has done as ordered."""
         return 0 if self.waiting or self.target is None else self.target.world_size
 
-    def demand(self, spec: JobSpec, profile: MeasuredProfile | None = None) -> Demand:
+    def demand(self, spec: JobSpec, basis: Basis = NOMINAL) -> Demand:
         """What it asks of nodes. Arguments as ``demand_of``."""
-        demand = demand_of(spec, profile)
+        demand = demand_of(spec, basis)
         return demand.holding(self.layout, self.target) if self.limit is None else demand.within(self.limit)
 
-    def orders(self, spec: JobSpec, profile: MeasuredProfile | None = None) -> Orders:
+    def orders(self, spec: JobSpec, basis: Basis = NOMINAL) -> Orders:
         """What to tell it. Arguments as ``demand_of``."""
         if self.target is None:
             return Orders(None, (), self.cause)
         replica, most = self.target.per_replica, self.target.world_size
-        demand = self.demand(spec, profile)
+        demand = self.demand(spec, basis)
         allowed = tuple(one for one in demand.layouts if one.per_replica == replica and one.world_size <= most)
         # A gang that is what it was to become changes only to come back to that.
         arrived = self.layout == self.target

@@ -40,7 +40,7 @@ def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, li
         limits: What tenants and queues may hold.
     """
     queue = sorted(jobs, key=lambda job: (-job.spec.priority, job.queued_at, job.id))
-    quotas = Quotas(limits, lambda job: demand_of(job.spec, job.measured))
+    quotas = Quotas(limits, lambda job: demand_of(job.spec, job.basis))
     gangs = [job for job in queue if job.has_gang]
     for job in gangs:
         quotas.take(job, job.present_layout.world_size)
@@ -49,12 +49,12 @@ def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, li
         present = job.present_layout
         more = [layout for layout in _choice(job) if layout.world_size > present.world_size]
         larger = _allowed(job, more, quotas, present.world_size)
-        held += _bundles(demand_of(job.spec, job.measured), larger or present)
+        held += _bundles(demand_of(job.spec, job.basis), larger or present)
     requests = []
     for job in queue:
         waits = job.state in WAITING_STATES and not (job.has_gang or job.pause_requested or job.cancel_requested)
         if waits and (wanted := _allowed(job, _choice(job), quotas)):
-            requests.append(ResourceRequest(job.id, _bundles(demand_of(job.spec, job.measured), wanted)))
+            requests.append(ResourceRequest(job.id, _bundles(demand_of(job.spec, job.basis), wanted)))
     return held, requests
 
 
@@ -63,7 +63,7 @@ def _choice(job: JobRecord) -> list[Layout]:
 
     The own layout of a job that leaves its layouts to the service is the fastest.
     """
-    demand, own = demand_of(job.spec, job.measured), Layout.of(job.spec.parallelism)
+    demand, own = demand_of(job.spec, job.basis), Layout.of(job.spec.parallelism)
     layouts = demand.layouts
     if job.spec.leaves_layouts:
         own = demand.fastest(layouts) or own

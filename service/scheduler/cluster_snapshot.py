@@ -53,9 +53,9 @@ class ClusterSnapshot:
         self.capacities = nodes
         self.gangs = {job.id: gangs.get(job.id) or Gang(None, job.present_layout) for job in jobs if job.has_gang}
         self._demands = {
-            job.id: gang.demand(job.spec, job.measured)
+            job.id: gang.demand(job.spec, job.basis)
             if (gang := self.gangs.get(job.id))
-            else demand_of(job.spec, job.measured)
+            else demand_of(job.spec, job.basis)
             for job in jobs
         }
         held = [(self.demand(job), self.gangs[job.id].held) for job in jobs if job.has_gang]
@@ -88,7 +88,7 @@ class ClusterSnapshot:
                     self.moved.add(job.id)
 
     def _best_alone(self, job: JobRecord) -> Demand:
-        demand = demand_of(job.spec, job.measured)
+        demand = demand_of(job.spec, job.basis)
         options = [demand.within(limit) for limit in demand.limits(self.capacities)]
         if len(options) == 1:
             return options[0]

@@ -16,7 +16,7 @@ from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan import resize
 from boost_core.plan.devices import device_bytes, needed_bytes
 from boost_core.plan.machine import Machine, kind_of_gpu
-from boost_core.plan.measured import MeasuredProfile, machine_of
+from boost_core.plan.measured import NOMINAL, Basis
 from boost_core.plan.throughput import step_seconds
 from service.gang.resources import gang_in_words, worker_resources
 from service.gang.status import NodeCapacity
@@ -41,7 +41,7 @@ class Demand:
         spec: A job's.
         limit: Bytes that a rank may need; by default what the kind of GPU that the job names has.
         needed: Bytes that a rank needs in each layout, where that is known already.
-        profile: What was measured of its GPUs; by default what data sheets promise.
+        basis: What its seconds are predicted by.
 
     Attributes:
         limit: The same; infinite where nothing limits it.
@@ -59,9 +59,9 @@ class Demand:
         spec: JobSpec,
         limit: float | None = None,
         needed: Mapping[Layout, int] = _NOTHING,
-        profile: MeasuredProfile | None = None,
+        basis: Basis = NOMINAL,
     ) -> None:
-        self._spec, self._profile = spec, profile
+        self._spec, self._basis = spec, basis
         self.limit = (device_bytes(spec.resources) or inf) if limit is None else limit
         self.each = worker_resources(spec)
         self.labels = frozenset(required_labels(spec).items())
@@ -84,7 +84,7 @@ class Demand:
         if not self._any_kind or limit == self.limit:
             return self
         if limit not in self._within:
-            self._within[limit] = Demand(self._spec, limit, self._needed, self._profile)
+            self._within[limit] = Demand(self._spec, limit, self._needed, self._basis)
         return self._within[limit]
 
     def holding(self, *layouts: Layout | None) -> "Demand":
@@ -128,7 +128,7 @@ class Demand:
 
     @cached_property
     def _machine(self) -> Machine:
-        return machine_of(self._spec, self._profile)
+        return self._basis.machine(self._spec)
 
     def seconds(self, layout: Layout) -> float:
         """The predicted time of a step."""
@@ -146,43 +146,44 @@ class _Key:
     """A spec of which only the parts count that a demand depends on; it has others that cannot be hashed."""
 
     parts: tuple[Hashable, ...]
-    profile: MeasuredProfile | None
+    basis: Basis
     spec: JobSpec = field(compare=False)
 
 
 @dataclass(frozen=True, eq=False)
 class _Same:
-    """A spec that equals itself alone, so that it is found without looking at its fields."""
+    """A spec that equals itself alone, so that it is found without looking at its fields, nor at those of its basis."""
 
     spec: JobSpec
+    basis: Basis
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.spec is other.spec
+        return isinstance(other, _Same) and self.spec is other.spec and self.basis == other.basis
 
     def __hash__(self) -> int:
         return id(self.spec)
 
 
-def demand_of(spec: JobSpec, profile: MeasuredProfile | None = None) -> Demand:
+def demand_of(spec: JobSpec, basis: Basis = NOMINAL) -> Demand:
     """The demand of a spec; the same object for specs that ask for the same.
 
     Args:
         spec: A job's.
-        profile: What was measured of its GPUs; by default what data sheets promise.
+        basis: What its seconds are predicted by.
     """
-    return _known(_Same(spec), profile)
+    return _known(_Same(spec, basis))
 
 
 @lru_cache(_REMEMBERED)
-def _known(same: _Same, profile: MeasuredProfile | None) -> Demand:
+def _known(same: _Same) -> Demand:
     spec = same.spec
     resources = spec.resources
     each = (resources.cpus_per_worker, resources.gpus_per_worker, resources.placement, resources.accelerator_type)
     labels, apart = frozenset(resources.node_labels.items()), spec.data.documents_apart
     parts = (spec.model, spec.parallelism, apart, spec.training, spec.optimizer, spec.elasticity, each, labels)
-    return _remembered(_Key(parts, profile, spec))
+    return _remembered(_Key(parts, same.basis, spec))
 
 
 @lru_cache(_REMEMBERED)
 def _remembered(key: _Key) -> Demand:
-    return Demand(key.spec, profile=key.profile)
+    return Demand(key.spec, basis=key.basis)

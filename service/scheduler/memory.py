@@ -68,7 +68,7 @@ class GangMemory:
     def orders(self, job: JobRecord) -> Orders:
         """What to tell a job's gang."""
         self._follow_user(job)
-        return self._entries[job.id].gang.orders(job.spec, job.measured)
+        return self._entries[job.id].gang.orders(job.spec, job.basis)
 
     def stored(self, job: JobRecord) -> int:
         """Sequence number of the newest report of a job's gang that the record has.
@@ -132,7 +132,7 @@ class GangMemory:
     def _begin(self, job: JobRecord, attempt: int, gang: Gang, stored: int) -> Orders:
         now = self._clock()
         self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now, stored)
-        return gang.orders(job.spec, job.measured)
+        return gang.orders(job.spec, job.basis)
 
     def _follow_user(self, job: JobRecord) -> None:
         """Pause as the job's user asks, and no longer than that."""
@@ -149,7 +149,7 @@ class GangMemory:
 
 
 def _layout_in_record(job: JobRecord) -> Layout:
-    demand, layout = demand_of(job.spec, job.measured), job.present_layout
+    demand, layout = demand_of(job.spec, job.basis), job.present_layout
     if layout in demand.layouts or job.state is JobState.RUNNING:
         return layout
     return demand.fastest(demand.layouts) or layout

@@ -183,7 +183,7 @@ class Reconciler:
             self._change(job, Reason.PAUSED_BY_USER, "paused before it had a gang")
         else:
             orders = self._memory.orders(job)
-            self._gangs.launch(_tag(job, job.attempt), _with_checkpoint_folder(job), orders, job.measured)
+            self._gangs.launch(_tag(job, job.attempt), _with_checkpoint_folder(job), orders, job.basis)
 
     def _record(self, answered: Sequence[tuple[JobRecord, GangStatus]]) -> None:
         """Store the reports of many gangs, and then what their phases change."""
@@ -273,7 +273,7 @@ class Reconciler:
         job, attempt = launch.job, launch.job.attempt + 1
         self._change(job, Reason.GANG_STARTING, launch.message, attempt)
         orders = self._memory.start(job, attempt, launch.layout, launch.limit)
-        self._gangs.launch(_tag(job, attempt), _with_checkpoint_folder(job), orders, job.measured)
+        self._gangs.launch(_tag(job, attempt), _with_checkpoint_folder(job), orders, job.basis)
 
     def _change(self, job: JobRecord, reason: Reason, message: str, attempt: int | None = None) -> JobRecord:
         after = self._store.change(job.id, reason, message, attempt=attempt)

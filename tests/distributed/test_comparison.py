@@ -6,7 +6,8 @@ import pytest
 
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.reports import ComparisonReport
-from boost_core.plan.measured import MeasuredProfile, machine_of
+from boost_core.plan.fitted import Fitted
+from boost_core.plan.measured import Basis, MeasuredProfile, machine_of
 from boost_core.plan.memory import pipeline_rank_memory, rank_memory
 from boost_core.plan.throughput import step_seconds
 from boost_core.train import train
@@ -21,21 +22,28 @@ MEASURED = MeasuredProfile(
 )  # fmt: skip
 
 
-def compared(spec: JobSpec, profile: MeasuredProfile | None) -> list[ComparisonReport]:
+def compared(spec: JobSpec, basis: Basis) -> list[ComparisonReport]:
     recorder = Recorder()
-    train(spec, recorder, profile=profile)
+    train(spec, recorder, basis=basis)
     return [report for report in recorder.reports if isinstance(report, ComparisonReport)]
 
 
-@pytest.mark.parametrize(("sizes", "profile"), [((2, 1), None), ((1, 2), MEASURED)], ids=["tp 2", "pp 2, measured"])
+FITTED = Fitted(jobs=2, factor=1.5, spread=0.3, kind="CPU", precision="fp32")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "basis"),
+    [((2, 1), Basis()), ((1, 2), Basis(profile=MEASURED, fitted=FITTED))],
+    ids=["tp 2", "pp 2, measured and corrected"],
+)
 def test_ranks_report_what_they_take_beside_the_plan(
-    ranks: Ranks, tmp_path: Path, sizes: tuple[int, int], profile: MeasuredProfile | None
+    ranks: Ranks, tmp_path: Path, sizes: tuple[int, int], basis: Basis
 ) -> None:
     parallelism = {"tensor_parallel_size": sizes[0], "pipeline_parallel_size": sizes[1]}
     changes = {"model": {"num_hidden_layers": 4}, "training": {"steps": 11}, "parallelism": parallelism}
     spec = tiny_job(write_corpus(tmp_path), tmp_path / "out", **changes)
     layout = Layout.of(spec.parallelism)
-    first, others = ranks.run(2, compared, spec, profile)
+    first, others = ranks.run(2, compared, spec, basis)
     assert others == []
     early, timed = first
     assert (early.step, timed.step) == (2, 10)
@@ -47,7 +55,9 @@ def test_ranks_report_what_they_take_beside_the_plan(
     assert early.step_seconds is None
     assert timed.step_seconds is not None
     assert timed.step_seconds > 0
-    assert timed.predicted_step_seconds == step_seconds(spec, layout, machine_of(spec, profile))
-    assert timed.provenance == ("measured" if profile else "assumed")
+    uncorrected = step_seconds(spec, layout, machine_of(spec, basis.profile))
+    assert timed.predicted_step_seconds == pytest.approx(timed.correction * uncorrected)
+    expected = (1.5, "measured_fitted") if basis.fitted else (1.0, "assumed")
+    assert (timed.correction, timed.provenance) == expected
     least, most_seconds = timed.predicted_step_seconds_range
     assert least < timed.predicted_step_seconds < most_seconds

@@ -11,7 +11,7 @@ from pathlib import Path
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.commands import WorkerCommand
 from boost_core.messages.reports import Cause, Report
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.measured import NOMINAL, Basis
 from service.gang.status import GangPhase, GangReport, GangStatus, JobTag, NodeCapacity, Orders, PollRequest
 from tests.service.records import (
     a_checkpoint,
@@ -101,7 +101,7 @@ class FileCluster:
         with closing(self._open()) as file:
             return [kind for (kind,) in file.execute("SELECT kind FROM drills WHERE job_id = ?", [job_id])]
 
-    def launch(self, tag: JobTag, spec: JobSpec, orders: Orders, profile: MeasuredProfile | None = None) -> None:
+    def launch(self, tag: JobTag, spec: JobSpec, orders: Orders, basis: Basis = NOMINAL) -> None:
         assert orders.target is not None
         layout = orders.target
         values = [tag.job_id, tag.attempt, spec.name, layout.tp, layout.pp, layout.dp]

@@ -21,6 +21,7 @@ from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.commands import Drill
 from boost_core.messages.reports import Cause, Report
+from boost_core.plan.measured import Basis
 from service.gang.ray import handles
 from service.gang.ray.gangs import NAMESPACE, RayGangs
 from service.gang.status import GangPhase, GangReport, GangStatus, JobTag, Orders, PollRequest, PollResult
@@ -61,7 +62,7 @@ class Gang:
         self.sequences = [0]
         self.status = GangStatus(GangPhase.STARTING, "", [])
         self.orders = Orders(Layout.of(spec.parallelism), tuple(spec.layouts()), Cause.LIMITS_CHANGED)
-        gangs.launch(a_tag(job_id), spec, self.orders, MEASURED)
+        gangs.launch(a_tag(job_id), spec, self.orders, Basis(profile=MEASURED))
 
     def until(self, done: Callable[["Gang"], object]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS

@@ -12,7 +12,7 @@ import pytest
 from boost_core.config import JobSpec
 from boost_core.hardware import ACCELERATOR_LABEL
 from boost_core.plan.auto_layouts import choose_layouts
-from boost_core.plan.measured import machine_of
+from boost_core.plan.measured import Basis, machine_of
 from boost_core.plan.report import Plan, plan
 from boost_core.plan.search_report import PlanSearch, search_report
 from service.client import ApiError, Client
@@ -188,7 +188,7 @@ def test_plans_go_by_the_profile_of_the_jobs_gpu(api: RunningApi, client: Client
 
     boost: Callable[..., Any] = boost_at(api.url)
     file = job_file(tmp_path, job.model_dump(mode="json"))
-    for options, said in ((), "a step of the fastest"), (("--gpus", "4"), "rates are measured"):
+    for options, said in ((), "a step of the fastest"), (("--gpus", "4"), "seconds are by a measured profile"):
         planned = boost("plan", file, "--service", *options)
         assert planned.exit_code == 0, planned.output
         assert said in planned.stdout
@@ -208,7 +208,7 @@ def test_a_job_keeps_the_profile_that_it_was_submitted_with(client: Client, prof
     assumed = client.submit(left)
     assert (assumed.profile, assumed.spec.layouts()) == (None, choose_layouts(spec).sizes)
     stored = profiles.put("H100", PROFILE, "ops")
-    chosen = choose_layouts(spec, PROFILE)
+    chosen = choose_layouts(spec, Basis(profile=PROFILE))
     assert chosen.sizes != choose_layouts(spec).sizes, "or nothing is tested here"
     tried = client.dry_run(left)
     assert (tried.profile, tried.chosen, tried.plan.provenance) == (stored, chosen, "measured")
@@ -222,5 +222,5 @@ def test_a_job_keeps_the_profile_that_it_was_submitted_with(client: Client, prof
     assert client.get(job.id).profile == stored
     larger = client.patch(job.id, {"gpus": {"max": 8}})
     wider = JobSpec.model_validate(left | {"elasticity": {"layouts": "auto", "gpus": {"max": 8}}})
-    assert larger.spec.layouts() == choose_layouts(wider, PROFILE).sizes
+    assert larger.spec.layouts() == choose_layouts(wider, Basis(profile=PROFILE)).sizes
     assert client.clone(job.id).profile is None

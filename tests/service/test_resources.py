@@ -9,6 +9,7 @@ import pytest
 
 from boost_core.config import JobSpec
 from boost_core.plan.auto_layouts import choose_layouts
+from boost_core.plan.measured import NOMINAL
 from boost_core.plan.search_report import PlanSearch, search_report
 from service.api.exceptions import RateLimited
 from service.api.merge import merged
@@ -397,11 +398,13 @@ def test_layouts_are_chosen_whatever_the_data_is() -> None:
         elasticity={"layouts": "auto", "gpus": {"max": 2}}, name="any", queue="other", priority=7,
     )  # fmt: skip
     searches = Searches()
-    chosen = searches.layouts(spec, "a", None)
+    chosen = searches.layouts(spec, "a", NOMINAL)
     assert chosen == choose_layouts(spec)
     with searches.for_layouts.of("a"):
         another = spec.training.model_copy(update={"seed": 7})
-        assert searches.layouts(spec.model_copy(update={"name": "another", "training": another}), "a", None) is chosen
+        assert (
+            searches.layouts(spec.model_copy(update={"name": "another", "training": another}), "a", NOMINAL) is chosen
+        )
 
 
 def test_a_plan_that_was_searched_before_is_not_searched_again() -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import event
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.commands import Drill, Profile, WorkerCommand
 from boost_core.messages.reports import Cause, LogLine, ShapeReport
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.measured import NOMINAL, Basis
 from service.gang.status import (
     Bundle,
     GangKey,
@@ -60,7 +60,7 @@ class FakeGangs:
         self.free: list[float] | None = None
         self.fail_before: dict[str, BaseException] = {}
         self.fail_after: dict[str, BaseException] = {}
-        self.profiles: list[MeasuredProfile | None] = []
+        self.bases: list[Basis] = []
 
     def connect(self) -> None:
         self.connections += 1
@@ -87,14 +87,14 @@ class FakeGangs:
     def alive(self) -> set[tuple[str, int]]:
         return set(self.gangs)
 
-    def launch(self, tag: JobTag, spec: JobSpec, orders: Orders, profile: MeasuredProfile | None = None) -> None:
+    def launch(self, tag: JobTag, spec: JobSpec, orders: Orders, basis: Basis = NOMINAL) -> None:
         self._maybe(self.fail_before, "launch")
         if (tag.job_id, tag.attempt) not in self.gangs:
             self.gangs[tag.job_id, tag.attempt] = GangStatus(GangPhase.STARTING, "placing", [])
             self.launched.append((tag.job_id, tag.attempt))
             self.tags.append(tag)
             self.specs.append(spec)
-            self.profiles.append(profile)
+            self.bases.append(basis)
             self.orders[tag.job_id] = orders
         self._maybe(self.fail_after, "launch")
 
@@ -228,7 +228,7 @@ def test_a_gang_is_told_what_its_job_is_planned_by(service: Service) -> None:
     )  # fmt: skip
     service.store.create(tiny_job("corpus", "elsewhere"), str(service.folder / "checkpoints"), profile=stored)
     service.tick()
-    assert service.gangs.profiles == [stored.profile]
+    assert service.gangs.bases == [Basis(profile=stored.profile)]
 
 
 def test_a_gang_that_ends_between_two_passes(service: Service) -> None:

@@ -39,7 +39,7 @@ def patch(
     with _illegal_fields(JobSpec):
         if changes.gpus and not job.finished:
             spec = changed_spec(changes, job.spec)
-            spec, chosen = with_layouts(spec, context, who.tenant, job.measured)
+            spec, chosen = with_layouts(spec, context, who.tenant, job.basis)
             expected = expected or job.etag  # what was chosen is for this spec
         record = context.store.patch(job.id, changes, expected, chosen)
     response.headers["ETag"] = record.etag

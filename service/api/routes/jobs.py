@@ -10,7 +10,6 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from boost_core.config import JobSpec
-from boost_core.plan.measured import machine_of
 from boost_core.plan.report import plan
 from service.accounts.principal import Principal
 from service.api.admission import completed, if_fit
@@ -62,10 +61,8 @@ async def submit(
 async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
     """Check and plan a job without submitting it; nothing is recorded."""
     job = await completed(spec, context, who.tenant)
-    profile = job.profile
-    machine = machine_of(job.spec, profile.profile if profile else None)
-    planned = await if_fit(job.spec, context, who.tenant, partial(plan, job.spec, machine))
-    return DryRun(spec=job.spec, plan=planned, chosen=job.chosen, profile=profile)
+    planned = await if_fit(job.spec, context, who.tenant, partial(plan, job.spec, job.basis.machine(job.spec)))
+    return DryRun(spec=job.spec, plan=planned, chosen=job.chosen, profile=job.profile, fitted=job.fitted)
 
 
 @router.get("", response_model=JobPage, responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
@@ -151,6 +148,7 @@ async def _create(
             trackers=kinds_of(job.spec, context.settings),
             chosen=job.chosen,
             profile=job.profile,
+            fitted=job.fitted,
         )
         record = await if_fit(job.spec, context, who.tenant, create)
     headers = {"Location": f"{router.prefix}/{record.id}", "ETag": record.etag}

@@ -8,7 +8,7 @@ from typing import Literal
 from fastapi import APIRouter
 
 from boost_core import __version__
-from boost_core.plan.measured import machine_of
+from boost_core.plan.measured import Basis
 from boost_core.plan.report import PresetList, plan, presets
 from service.api.auth import Reader
 from service.api.deps import ContextDep
@@ -30,23 +30,27 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
     """Plan a job: its legal layouts, and the memory, communication and time of each. Data is not read.
 
     With `search`, also the best layouts, micro-batches, schedules, ZeRO stages and recomputation for some GPUs. Seconds
-    are predicted by the search's profile, else by that of the job's kind of GPU, else by data sheets.
+    are predicted by the search's profile, else by that of the job's kind of GPU, else by data sheets; the last two are
+    corrected by what jobs took there, except where the search brings a network.
     """
     job, search = request.job, request.search
     given = search.profile if search else None
     stored = context.profiles.for_job(job) if given is None else None
     profile = stored.profile if stored else given
+    fitted = context.observations.for_job(job, profile, who.tenant) if given is None else None
+    basis = Basis(profile=profile, fitted=fitted)
     try:
-        machine = machine_of(job, profile)
+        machine = basis.machine(job)
     except ValueError as error:
         raise InvalidJob([FieldError(field="search.profile", message=str(error))]) from error
     found = None
     if search is not None:
-        found = context.searches.plans(job, search.model_copy(update={"profile": profile}), who.tenant)
-    chosen = context.searches.layouts(job, who.tenant, profile) if job.lacks_layouts else None
+        asked = search.model_copy(update={"profile": profile})
+        found = context.searches.plans(job, asked, who.tenant, fitted if search.cluster is None else None)
+    chosen = context.searches.layouts(job, who.tenant, basis) if job.lacks_layouts else None
     if chosen is not None:
         job = job.with_layouts(chosen.sizes)
-    return PlanAnswer(**dict(plan(job, machine)), chosen=chosen, search=found, profile=stored)
+    return PlanAnswer(**dict(plan(job, machine)), chosen=chosen, search=found, profile=stored, fitted=fitted)
 
 
 @router.get("/presets")

@@ -10,7 +10,7 @@ from rich.console import Console
 from boost_core.config import JobSpec
 from boost_core.config.parsing.yaml_text import read_yaml
 from boost_core.plan.auto_layouts import choose_layouts
-from boost_core.plan.measured import machine_of
+from boost_core.plan.measured import Basis, machine_of
 from boost_core.plan.report import Plan
 from boost_core.plan.report import plan as plan_of
 from boost_core.plan.search_report import PlanSearch, SearchReport, search_report
@@ -106,7 +106,7 @@ def plan(
     try:
         if gpus is None:
             if spec.leaves_layouts:
-                chosen = choose_layouts(spec, measured)
+                chosen = choose_layouts(spec, Basis(profile=measured))
                 spec = spec.with_layouts(chosen.sizes)
             found = plan_of(spec, machine_of(spec, measured, levels))
         else:

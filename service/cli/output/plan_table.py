@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import BYTES
 from boost_core.messages.report_text import duration
+from boost_core.messages.reports import Provenance
 from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.report import Plan, PlannedShape
 from boost_core.plan.search_report import PlannedChoice, SearchReport
@@ -12,6 +13,12 @@ from service.cli.output.printing import print_table, say
 from service.models.profiles import StoredProfile
 
 _COLUMNS = ("LAYOUT", "RANKS", "RECOMPUTE", "MEMORY A RANK", "FITS", "EXCHANGE", "STEP", "TOKENS/S", "DURATION", "")
+_PROVENANCE: dict[Provenance, str] = {
+    "assumed": "by data sheets",
+    "fitted": "by data sheets, corrected by what jobs took",
+    "measured": "by a measured profile",
+    "measured_fitted": "by a measured profile, corrected by what jobs took",
+}
 _MEMORY = ("weights", "gradients", "optimizer", "activations", "logits")
 
 
@@ -56,7 +63,8 @@ def print_search(found: SearchReport) -> None:
         say("nothing fits")
     for line in (*found.why, *found.would_change):
         say(f"- {line}")
-    say(f"{found.combinations:,} combinations of sizes, micro-batch and schedule; rates are {found.provenance}")
+    by = _PROVENANCE[found.provenance]
+    say(f"{found.combinations:,} combinations of sizes, micro-batch and schedule; seconds are {by}")
 
 
 def _step(planned: PlannedShape | PlannedChoice) -> str:

@@ -18,7 +18,7 @@ from ray.util import list_named_actors
 
 from boost_core.config import JobSpec
 from boost_core.messages.commands import WorkerCommand
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.measured import NOMINAL, Basis
 from service.gang.assignment import GangContext
 from service.gang.ray.handles import SupervisorHandles, name_of
 from service.gang.ray.node import JoinedNode, end_processes_of
@@ -185,14 +185,14 @@ class RayGangs:
         names = [name.rpartition("-") for name in list_named_actors()]
         return {(job_id, int(attempt)) for job_id, _, attempt in names}
 
-    def launch(self, tag: JobTag, spec: JobSpec, orders: Orders, profile: MeasuredProfile | None = None) -> None:
+    def launch(self, tag: JobTag, spec: JobSpec, orders: Orders, basis: Basis = NOMINAL) -> None:
         """Start a gang; launching the same attempt twice starts one."""
         # Ray shows arguments to whoever may look, so they say only where the ranks find the secret.
         if self._public_url:
             tag = replace(tag, url=f"{self._public_url}/jobs/{tag.job_id}")
         secret = SecretReference(self._secrets, tag.tenant, spec.credentials) if spec.credentials else None
         logs = GangLogs(self._log_format, tag.job_id, tag.attempt)
-        context = GangContext(tag, secret, self._metrics_ports, logs, profile=profile)
+        context = GangContext(tag, secret, self._metrics_ports, logs, basis=basis)
         gang = tag.job_id, tag.attempt
         remote: Any = ray.remote  # whose types lack concurrency groups
         supervisor = remote(concurrency_groups={UPDATES: WAITING_CALLS})(Supervisor).options(

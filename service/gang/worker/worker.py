@@ -160,7 +160,7 @@ class Worker:
                     "rank %d serves no metrics: no port from %d to %d is free; widen BOOST_RANK_METRICS_PORTS",
                     rank, ports[0], ports[-1],
                 )  # fmt: skip
-            outcome = train(spec, self._reporter, membership, self._context.profile)
+            outcome = train(spec, self._reporter, membership, self._context.basis)
             self._profiler.wait(TRACE_SECONDS)
             return RankEnd(End(outcome))
         except Exception as error:

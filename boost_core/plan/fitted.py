@@ -1,0 +1,150 @@
+"""How much longer jobs took than predicted, and what that says of jobs that come after them.
+
+A job that has run in a shape gives one ratio: the seconds of its steps over those that were predicted, without any
+correction, so that a correction never chases itself. Of n jobs
+
+    factor  = before^(3/(n + 3)) · median^(n/(n + 3))
+    spread² = (3 · spread before² + Σ (log ratio − log factor)²) / (n + 3)
+
+first for a kind of device and a precision, where what was believed before is 1 and the profile's spread; then for each
+shape that has run, where it is what holds for the kind. A job of several shapes has the median of them for its kind.
+"""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Annotated
+
+from pydantic import Field
+
+from boost_core.config.base import Config
+from boost_core.config.job import JobSpec
+
+MOST = 10.0  # a ratio above that, or below its inverse, is of something else than the device
+MOST_SHAPES = 32
+_BEFORE = 3  # jobs, as which what was believed before counts
+_DIGITS = 16
+
+Factor = Annotated[float, Field(ge=1 / MOST, le=MOST)]
+Spread = Annotated[float, Field(ge=0, le=10)]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One job that has run in one shape.
+
+    Attributes:
+        job: Its id.
+        model: Digest of its model.
+        shape: Digest of all that its seconds depend on.
+        ratio: Seconds of its steps over those predicted without a correction.
+    """
+
+    job: str
+    model: str
+    shape: str
+    ratio: float
+
+
+class Correction(Config):
+    """What predictions of some jobs are corrected by."""
+
+    jobs: int = Field(ge=0, description="Jobs that it is of.")
+    factor: Factor = Field(description="What seconds are multiplied by.")
+    spread: Spread = Field(description="Standard deviation of the logarithm of what is left.")
+
+    def refined(self, ratios: Sequence[float]) -> "Correction":
+        """The correction by some jobs, of which this is what was believed before."""
+        count = len(ratios)
+        logs = [math.log(ratio) for ratio in ratios]
+        middle = (_BEFORE * math.log(self.factor) + count * statistics.median(logs)) / (_BEFORE + count)
+        squares = _BEFORE * self.spread**2 + sum((log - middle) ** 2 for log in logs)
+        return Correction(jobs=count, factor=math.exp(middle), spread=math.sqrt(squares / (_BEFORE + count)))
+
+
+class ShapeCorrection(Correction):
+    """The same for one shape that has run."""
+
+    shape: str = Field(max_length=_DIGITS, description="Digest of the job in its layout.")
+
+
+class Fitted(Correction):
+    """What jobs on one kind of device, at one precision, took beside what was predicted."""
+
+    kind: str = Field(max_length=63, description="The kind of GPU by Ray's name, or CPU.")
+    precision: str = Field(max_length=8, description="The jobs' training.precision.")
+    shapes: tuple[ShapeCorrection, ...] = Field(
+        (), max_length=MOST_SHAPES, description="Of shapes of the same model that have run."
+    )
+
+    @classmethod
+    def to(cls, ran: Sequence[Ran], spread: float, kind: str, precision: str, model: str) -> "Fitted | None":
+        """The corrections that follow from jobs; ``None`` if none of them counts.
+
+        Args:
+            ran: What has run, the newest first.
+            spread: What is left of predictions by the profile, where nothing has run.
+            kind: What the jobs ran on.
+            precision: Theirs.
+            model: Digest of the one whose shapes are of interest.
+        """
+        ran = [each for each in ran if 1 / MOST <= each.ratio <= MOST]
+        if not ran:
+            return None
+        of_jobs = map(statistics.median, _grouped((each.job, each.ratio) for each in ran).values())
+        whole = Correction(jobs=0, factor=1.0, spread=spread).refined(list(of_jobs))
+        shapes = _grouped((each.shape, each.ratio) for each in ran if each.model == model)
+        return cls(
+            **dict(whole),
+            kind=kind,
+            precision=precision,
+            shapes=tuple(
+                ShapeCorrection(**dict(whole.refined(ratios)), shape=shape)
+                for shape, ratios in list(shapes.items())[:MOST_SHAPES]
+            ),
+        )
+
+    def of(self, job: JobSpec) -> Correction:
+        """What holds for a job in its layout: its shape's, or else its kind's; ``jobs`` have run in the shape."""
+        shape = shape_of(job) if self.shapes else None
+        found = (each for each in self.shapes if each.shape == shape)
+        return next(found, self.model_copy(update={"jobs": 0}))
+
+    @property
+    def least(self) -> float:
+        """The least factor of any shape."""
+        return min([self.factor, *(each.factor for each in self.shapes)])
+
+
+def shape_of(job: JobSpec) -> str:
+    """Digest of all that a job's seconds depend on, besides the device.
+
+    Args:
+        job: The job in its layout (``devices.at``).
+    """
+    training, resources = job.training, job.resources
+    parts = (
+        model_of(job), job.parallelism.model_dump_json(), training.global_batch_size, training.micro_batch_size,
+        training.sequence_length, training.precision, training.cuda_graphs, job.optimizer.kind,
+        job.data.documents_apart, 0 if resources.gpus_per_worker else float(resources.cpus_per_worker),
+    )  # fmt: skip
+    return _digest(repr(parts))
+
+
+def model_of(job: JobSpec) -> str:
+    """Digest of a job's model."""
+    return _digest(job.model.model_dump_json())
+
+
+def _grouped(pairs: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
+    groups = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    return groups
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:_DIGITS]

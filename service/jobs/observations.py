@@ -1,0 +1,119 @@
+"""The record of what jobs took beside their predictions, by which those of jobs to come are corrected.
+
+Each job has one ratio in each of its shapes, that of its newest comparison. Of a tenant those of the newest jobs on a
+kind of device at a precision are kept, and fewer of them count for other tenants, whom none can outweigh by the number
+of its jobs. A prediction by
+another profile, or by another version of the plan, is another base: what is known of one says nothing of the next.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from hashlib import sha256
+from typing import Any
+
+from sqlalchemy import Connection, Engine, delete, func, insert, select
+
+from boost_core import __version__
+from boost_core.config import JobSpec, Layout
+from boost_core.messages.reports import ComparisonReport
+from boost_core.plan.devices import at
+from boost_core.plan.fitted import MOST, Fitted, Ran, model_of, shape_of
+from boost_core.plan.machine import kind_of_device
+from boost_core.plan.measured import Basis, MeasuredProfile
+from service.jobs.model import JobRecord
+from service.jobs.tables import ObservationRow
+
+_KEPT = 32  # jobs of a tenant on a kind of device at a precision
+_FOR_OTHERS = 8  # of them, for other tenants' jobs
+_READ = 1024  # rows of all tenants, the newest
+_ROW = ObservationRow
+_DIGITS = 16
+
+
+def observation(record: JobRecord, report: ComparisonReport, time: datetime) -> dict[str, Any] | None:
+    """What a comparison says for jobs to come, by columns; ``None`` if that is nothing.
+
+    Args:
+        record: The job.
+        report: Its steps beside their prediction.
+        time: Of the report.
+    """
+    kind, seconds = kind_of_device(record.spec.resources), report.step_seconds
+    if kind is None or seconds is None or not report.predicted_step_seconds > 0:
+        return None
+    ratio = seconds / report.predicted_step_seconds * report.correction
+    if not 1 / MOST <= ratio <= MOST:
+        return None
+    job = at(record.spec, Layout.of(report))
+    return {
+        "job_id": record.id, "shape": shape_of(job), "tenant": record.tenant, "kind": kind,
+        "precision": job.training.precision, "base": _base(record.basis.profile), "model": model_of(job),
+        "ratio": ratio, "time": time,
+    }  # fmt: skip
+
+
+def keep(connection: Connection, observed: Sequence[Mapping[str, Any]]) -> None:
+    """Keep observations in place of older ones, and of each tenant no more than count."""
+    for each in observed:
+        same = (_ROW.job_id == each["job_id"]) & (_ROW.shape == each["shape"])
+        connection.execute(delete(_ROW).where(same))
+        connection.execute(insert(_ROW).values(each))
+        alike = (_ROW.tenant == each["tenant"]) & (_ROW.kind == each["kind"]) & (_ROW.precision == each["precision"])
+        jobs = select(_ROW.job_id).where(alike).group_by(_ROW.job_id).order_by(func.max(_ROW.time).desc())
+        older = connection.scalars(jobs.offset(_KEPT)).all()
+        if older:
+            connection.execute(delete(_ROW).where(alike, _ROW.job_id.in_(older)))
+
+
+class Observations:
+    """What jobs took, in the record's database.
+
+    Args:
+        engine: Of that database.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def for_job(self, spec: JobSpec, profile: MeasuredProfile | None, tenant: str) -> Fitted | None:
+        """What a job's predictions are corrected by.
+
+        Args:
+            spec: The job.
+            profile: What its seconds are predicted by; ``None``: data sheets.
+            tenant: Whose it is.
+
+        Returns:
+            ``None`` if it names no kind of GPU, or no job has run that says anything of it.
+        """
+        kind, precision = kind_of_device(spec.resources), spec.training.precision
+        if kind is None:
+            return None
+        alike = (_ROW.kind == kind) & (_ROW.precision == precision) & (_ROW.base == _base(profile))
+        query = select(_ROW.job_id, _ROW.model, _ROW.shape, _ROW.ratio, _ROW.tenant).where(alike)
+        with self._engine.connect() as connection:
+            rows = connection.execute(query.order_by(_ROW.time.desc()).limit(_READ)).all()
+        if not rows:
+            return None
+        spread = Basis(profile=profile).machine(spec).profile.spread
+        return Fitted.to(
+            _counting(((row.tenant, Ran(*row[:-1])) for row in rows), tenant), spread, kind, precision, model_of(spec)
+        )
+
+
+def _counting(rows: Iterable[tuple[str, Ran]], tenant: str) -> list[Ran]:
+    """What counts for a tenant, of rows of all, the newest first: its own, and the newest jobs of others."""
+    jobs: dict[str, set[str]] = defaultdict(set)
+    counting = []
+    for owner, ran in rows:
+        jobs[owner].add(ran.job)
+        if owner == tenant or len(jobs[owner]) <= _FOR_OTHERS:
+            counting.append(ran)
+    return counting
+
+
+def _base(profile: MeasuredProfile | None) -> str:
+    """What tells predictions from those that other figures or other formulas give."""
+    figures = "" if profile is None else profile.model_dump_json(exclude={"cases"})
+    return sha256(f"{__version__} {figures}".encode()).hexdigest()[:_DIGITS]
