@@ -28,6 +28,9 @@ Seconds = Annotated[float, Field(ge=0, le=1e3)]
 Line = Annotated[str, Field(max_length=200)]  # of text
 
 
+ProfilePrecision = Literal["fp32", "bf16"]
+
+
 class MeasuredLink(Config):
     """All-reduces among the ranks of one node, all at once: α + n/β."""
 
@@ -53,7 +56,7 @@ class MeasuredProfile(Config):
     torch_version: Line
     triton_version: Line
     measured_at: Moment | None = Field(None, description="When; null in profiles that do not say so.")
-    precision: Literal["fp32", "bf16"]
+    precision: ProfilePrecision
     cores: int = Field(ge=1, le=65_536, description="CPU cores that a rank had; of a GPU it does not matter.")
     cases: tuple[Line, ...] = Field(max_length=64, description="What was timed.")
     product_flops: Rate
@@ -82,7 +85,7 @@ class MeasuredProfile(Config):
 
     def serves(self, precision: str) -> bool:
         """Whether a job of some precision computes in that of the profile."""
-        return _computed_in(precision) == self.precision
+        return computed_in(precision) == self.precision
 
     def machine(self, otherwise: Machine, precision: str) -> Machine:
         """What a job runs on if it runs on such devices; what was not measured is as otherwise.
@@ -93,7 +96,7 @@ class MeasuredProfile(Config):
         if not self.serves(precision):
             raise ValueError(
                 f"the profile is of {self.precision}, and training.precision={precision}: "
-                f"measure one of {_computed_in(precision)}"
+                f"measure one of {computed_in(precision)}"
             )
         device = device_named(self.device)
         when = f"{self.measured_at:%Y-%m-%d} " if self.measured_at else ""
@@ -149,6 +152,6 @@ def machine_of(spec: JobSpec, profile: MeasuredProfile | None = None, cluster: C
     return machine if profile is None else profile.machine(machine, spec.training.precision)
 
 
-def _computed_in(precision: str) -> str:
+def computed_in(precision: str) -> str:
     """What profiles are taken at for a job's precision; how much faster products in 8 bits are, data sheets say."""
     return "bf16" if precision == "fp8" else precision

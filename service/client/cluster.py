@@ -57,16 +57,17 @@ class ClusterCalls:
         return get(path_of("profiles"), ProfileList)
 
     @operation
-    def stored_profile(self, kind: str) -> Call[StoredProfile]:
-        """What was measured of one kind of GPU."""
-        return get(path_of("profiles", kind), StoredProfile)
+    def stored_profile(self, kind: str, precision: str | None = None) -> Call[StoredProfile]:
+        """What was measured of one kind of GPU; by default in bf16, or else at another precision."""
+        return get(path_of("profiles", kind), StoredProfile, precision=precision)
 
     @operation
     def put_profile(self, kind: str, profile: MeasuredProfile | Mapping[str, Any]) -> Call[StoredProfile]:
-        """Store what was measured of a kind of GPU; for operators."""
+        """Store what was measured of a kind of GPU at the profile's precision; for operators."""
         return Call("PUT", path_of("profiles", kind), StoredProfile, body=plain(profile), repeatable=True)
 
     @operation
-    def delete_profile(self, kind: str) -> Call[None]:
-        """Delete what was measured of a kind of GPU; for operators."""
-        return Call("DELETE", path_of("profiles", kind), NoneType, repeatable=True)
+    def delete_profile(self, kind: str, precision: str | None = None) -> Call[None]:
+        """Delete what was measured of a kind of GPU, or only at one precision; for operators."""
+        params = {"precision": precision}
+        return Call("DELETE", path_of("profiles", kind), NoneType, params=params, repeatable=True)

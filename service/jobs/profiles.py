@@ -1,26 +1,28 @@
-"""The record of profiles: what was measured of each kind of GPU, for the predictions of jobs that ask for it."""
+"""The record of profiles: what was measured of each kind of GPU at each precision, for jobs that ask for it."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from sqlalchemy import Engine, insert, select, update
+from sqlalchemy import ColumnElement, Engine, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session
 
 from boost_core.config import JobSpec
 from boost_core.plan.machine import kind_of_gpu
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.measured import MeasuredProfile, computed_in
 from service.jobs.tables import ProfileRow
 from service.models.profiles import StoredProfile
 
 _COLUMNS = list(ProfileRow.__table__.c)
 
+_Wanted = tuple[str | None, str | None]  # kind and precision; ``None``: any
+
 
 class ProfileNotFound(LookupError):
-    """There is no profile of a kind of GPU."""
+    """There is no profile of a kind of GPU, or none at a precision."""
 
-    def __init__(self, kind: str) -> None:
-        super().__init__(f"there is no profile of {kind!r}; boost profiles ls lists those that there are")
+    def __init__(self, kind: str, precision: str | None = None) -> None:
+        at = "" if precision is None else f" in {precision}"
+        super().__init__(f"there is no profile of {kind!r}{at}; boost profiles ls lists those that there are")
 
 
 class ProfileStore:
@@ -40,28 +42,30 @@ class ProfileStore:
             ``None`` if the job names no kind of GPU, or there is none of this kind in which its precision is computed.
         """
         kind = kind_of_gpu(spec.resources) if spec.resources.gpus_per_worker else None
-        found = None if kind is None else self._find(kind)
-        return found if found is not None and found.profile.serves(spec.training.precision) else None
+        found = [] if kind is None else self._find((kind, computed_in(spec.training.precision)))
+        return next(iter(found), None)
 
-    def get(self, kind: str) -> StoredProfile:
+    def get(self, kind: str, precision: str | None = None) -> StoredProfile:
         """The profile of one kind.
+
+        Args:
+            kind: Ray's name of it.
+            precision: At which it was measured; by default ``bf16`` if there is such a one, or else another.
 
         Raises:
             ProfileNotFound: There is none.
         """
-        found = self._find(kind)
-        if found is None:
-            raise ProfileNotFound(kind)
-        return found
+        found = self._find((kind, precision))
+        if not found:
+            raise ProfileNotFound(kind, precision)
+        return found[0]
 
     def list(self) -> Sequence[StoredProfile]:
-        """All profiles by kind."""
-        with self._engine.connect() as connection:
-            rows = connection.execute(select(*_COLUMNS).order_by(ProfileRow.kind)).all()
-        return [StoredProfile.model_validate(dict(row._mapping)) for row in rows]
+        """All profiles by kind and precision."""
+        return self._find((None, None))
 
     def put(self, kind: str, profile: MeasuredProfile, stored_by: str) -> StoredProfile:
-        """Store a profile in place of the one that there may be."""
+        """Store a profile in place of the one of this kind and precision that there may be."""
         stored = StoredProfile(kind=kind, stored_at=datetime.now(UTC), stored_by=stored_by, profile=profile)
         try:
             self._write(stored)
@@ -69,26 +73,35 @@ class ProfileStore:
             self._write(stored)
         return stored
 
-    def delete(self, kind: str) -> None:
-        """Delete the profile of a kind; jobs that were planned with it keep their copy.
+    def delete(self, kind: str, precision: str | None = None) -> None:
+        """Delete the profiles of a kind; jobs that were planned with one keep their copy.
+
+        Args:
+            kind: Ray's name of it.
+            precision: Only the one that was measured at this.
 
         Raises:
             ProfileNotFound: There is none.
         """
-        with Session(self._engine) as session, session.begin():
-            row = session.get(ProfileRow, kind)
-            if row is None:
-                raise ProfileNotFound(kind)
-            session.delete(row)
+        with self._engine.begin() as connection:
+            if connection.execute(delete(ProfileRow).where(*_those((kind, precision)))).rowcount == 0:
+                raise ProfileNotFound(kind, precision)
 
-    def _find(self, kind: str) -> StoredProfile | None:
+    def _find(self, wanted: _Wanted) -> Sequence[StoredProfile]:
+        query = select(*_COLUMNS).where(*_those(wanted)).order_by(ProfileRow.kind, ProfileRow.precision)
         with self._engine.connect() as connection:
-            row = connection.execute(select(*_COLUMNS).where(ProfileRow.kind == kind)).one_or_none()
-        return None if row is None else StoredProfile.model_validate(dict(row._mapping))
+            rows = connection.execute(query).all()
+        return [StoredProfile.model_validate(dict(row._mapping)) for row in rows]
 
     def _write(self, stored: StoredProfile) -> None:
-        values = stored.model_dump() | {"profile": stored.profile.model_dump(mode="json")}
+        key = {"kind": stored.kind, "precision": stored.profile.precision}
+        values = stored.model_dump() | key | {"profile": stored.profile.model_dump(mode="json")}
         with self._engine.begin() as connection:
-            changed = connection.execute(update(ProfileRow).where(ProfileRow.kind == stored.kind).values(values))
+            changed = connection.execute(update(ProfileRow).filter_by(**key).values(values))
             if changed.rowcount == 0:
                 connection.execute(insert(ProfileRow).values(values))
+
+
+def _those(wanted: _Wanted) -> list[ColumnElement[bool]]:
+    pairs = zip((ProfileRow.kind, ProfileRow.precision), wanted, strict=True)
+    return [column == value for column, value in pairs if value is not None]

@@ -169,11 +169,12 @@ class DatasetRow(Table):
 
 
 class ProfileRow(Table):
-    """What was measured of a kind of GPU; the columns are the fields of ``service.models.profiles.StoredProfile``."""
+    """What was measured of a kind of GPU at a precision: ``service.models.profiles.StoredProfile``."""
 
     __tablename__ = "profiles"
 
     kind: Mapped[str] = mapped_column(String(63), primary_key=True)
+    precision: Mapped[str] = mapped_column(String(8), primary_key=True)
     stored_at: Mapped[datetime] = mapped_column(UtcDateTime)
     stored_by: Mapped[str] = mapped_column(String(100))
     profile: Mapped[dict[str, Any]] = mapped_column(JSON)

@@ -9,7 +9,7 @@ from boost_core.plan.measured import Basis, MeasuredProfile
 
 
 class StoredProfile(BaseModel):
-    """What was measured of a kind of GPU, and who has stored it."""
+    """What was measured of a kind of GPU at one precision, and who has stored it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -27,4 +27,4 @@ def basis_of(stored: StoredProfile | None, fitted: Fitted | None) -> Basis:
 class ProfileList(BaseModel):
     """All profiles."""
 
-    profiles: list[StoredProfile] = Field(description="Ordered by kind.")
+    profiles: list[StoredProfile] = Field(description="Ordered by kind and precision.")

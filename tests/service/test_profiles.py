@@ -2,12 +2,16 @@
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import text
 
 from boost_core.config import JobSpec
 from boost_core.hardware import ACCELERATOR_LABEL
@@ -16,6 +20,7 @@ from boost_core.plan.measured import Basis, machine_of
 from boost_core.plan.report import Plan, plan
 from boost_core.plan.search_report import PlanSearch, search_report
 from service.client import ApiError, Client
+from service.jobs.database import migrate, open_engine
 from service.jobs.profiles import ProfileNotFound, ProfileStore
 from service.jobs.store import JobStore
 from service.models.identity import Scope
@@ -25,6 +30,7 @@ from tests.service.conftest import RunningApi, With
 from tests.service.records import PROFILE, a_spec
 
 BODY = PROFILE.model_dump(mode="json")
+IN_FP32 = PROFILE.model_copy(update={"precision": "fp32", "product_flops": 5e12})
 A100 = PROFILE.model_copy(update={"device": "NVIDIA A100-SXM4-80GB", "precision": "fp32"})
 
 
@@ -62,6 +68,51 @@ def test_a_profile_is_kept_until_another_takes_its_place(profiles: ProfileStore)
     for missing in (partial(profiles.get, "H100"), partial(profiles.delete, "H100")):
         with pytest.raises(ProfileNotFound, match="there is no profile of 'H100'; boost profiles ls lists"):
             missing()
+
+
+def test_each_precision_has_its_own(profiles: ProfileStore) -> None:
+    in_fp32 = profiles.put("H100", IN_FP32, "ops")
+    assert profiles.get("H100") == in_fp32
+    in_bf16 = profiles.put("H100", PROFILE, "ops")
+    assert list(profiles.list()) == [in_bf16, in_fp32]
+    assert [profiles.get("H100", precision) for precision in (None, "bf16", "fp32")] == [in_bf16, in_bf16, in_fp32]
+    found = [profiles.for_job(on(precision, accelerator_type="H100")) for precision in ("bf16", "fp32")]
+    assert found == [in_bf16, in_fp32]
+    profiles.delete("H100", "fp32")
+    with pytest.raises(ProfileNotFound, match="there is no profile of 'H100' in fp32"):
+        profiles.get("H100", "fp32")
+    assert list(profiles.list()) == [in_bf16]
+    profiles.put("H100", IN_FP32, "ops")
+    profiles.delete("H100")
+    assert list(profiles.list()) == []
+
+
+def test_a_record_of_one_profile_for_each_kind_is_read(empty_database_url: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", "service.jobs:migrations")
+    engine = open_engine(empty_database_url)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0011")
+        for kind, profile in (("H100", PROFILE), ("A100", A100)):
+            row = {"kind": kind, "profile": profile.model_dump_json(), "stored_at": "2026-01-01 00:00:00+00:00"}
+            values = "VALUES (:kind, :stored_at, 'ops', :profile)"
+            connection.execute(text(f"INSERT INTO profiles (kind, stored_at, stored_by, profile) {values}"), row)
+    migrate(empty_database_url)
+    profiles = ProfileStore(engine)
+    assert [(each.kind, each.stored_by, each.profile) for each in profiles.list()] == [
+        ("A100", "ops", A100),
+        ("H100", "ops", PROFILE),
+    ]
+    assert profiles.get("A100", "fp32").stored_at == datetime(2026, 1, 1, tzinfo=UTC)
+    profiles.put("H100", IN_FP32, "ops")
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0011")
+        kept = connection.execute(text("SELECT kind, profile FROM profiles ORDER BY kind")).all()
+    assert [kind for kind, _ in kept] == ["A100", "H100"]
+    assert "bf16" in str(kept[1].profile)
+    engine.dispose()
 
 
 def test_of_several_first_ones_at_once_the_last_stays(profiles: ProfileStore) -> None:
@@ -144,7 +195,9 @@ def test_the_command_line(api: RunningApi, client: Client, tmp_path: Path) -> No
     file = tmp_path / "h100.json"
     file.write_text(PROFILE.model_dump_json(indent=2))
     stored = boost("profiles", "set", "H100", file)
-    assert stored.stdout == "jobs on H100 are planned by what was measured on NVIDIA H100 80GB HBM3\n", stored.output
+    assert stored.stdout == "jobs in bf16 on H100 are planned by what was measured on NVIDIA H100 80GB HBM3\n", (
+        stored.output
+    )
     assert client.stored_profile("H100").profile == PROFILE
     header, line = boost("profiles", "ls").stdout.splitlines()
     assert header.split() == ["KIND", "PRECISION", "MEASURED", "COMMIT", "STORED", "BY", "DEVICE"]
@@ -161,7 +214,18 @@ def test_the_command_line(api: RunningApi, client: Client, tmp_path: Path) -> No
     )
     file.write_text("{}")
     assert (boost("profiles", "set", "H100", file).exit_code, client.stored_profile("H100").profile) == (2, PROFILE)
-    assert boost("profiles", "rm", "H100").stdout == "deleted the profile of H100\n"
+    file.write_text(IN_FP32.model_dump_json())
+    assert boost("profiles", "set", "H100", file).exit_code == 0
+    assert [line.split()[:2] for line in boost("profiles", "ls").stdout.splitlines()[1:]] == [
+        ["H100", "bf16"],
+        ["H100", "fp32"],
+    ]
+    assert "products      5 TFLOP/s" in boost("profiles", "show", "H100", "--precision", "fp32").stdout
+    assert boost("profiles", "show", "H100", "--precision", "fp8").exit_code == 2
+    deleted = boost("profiles", "rm", "H100", "--precision", "fp32").stdout
+    assert deleted == "deleted the profile of H100 in fp32\n"
+    assert client.stored_profile("H100").profile == PROFILE
+    assert boost("profiles", "rm", "H100").stdout == "deleted all profiles of H100\n"
     with pytest.raises(ApiError, match="there is no profile of 'H100'"):
         client.stored_profile("H100")
     assert boost("profiles", "show", "H100").exit_code == 1

@@ -1,13 +1,13 @@
-"""Profiles of kinds of GPU: measured once, stored by operators, and used for every job's predictions."""
+"""Profiles of kinds of GPU: measured for each precision, stored by operators, used for every job's predictions."""
 
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 from fastapi.exceptions import RequestValidationError
 
 from boost_core.config.job import AcceleratorType
-from boost_core.plan.measured import MeasuredProfile
+from boost_core.plan.measured import MeasuredProfile, ProfilePrecision
 from service.api.auth import Admin, Reader
 from service.api.deps import ContextDep
 from service.api.errors import problem_responses
@@ -17,6 +17,7 @@ from service.models.profiles import ProfileList, StoredProfile
 router = APIRouter(prefix="/v1/profiles", tags=["profiles"], route_class=StrictRoute)
 
 KindPath = Annotated[AcceleratorType, Path(description="The kind of GPU by Ray's name, for example H100.")]
+PrecisionQuery = Annotated[ProfilePrecision | None, Query(description="Only the one measured at this precision.")]
 
 _NOT_FOUND = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
 
@@ -28,16 +29,16 @@ def list_profiles(_who: Reader, context: ContextDep) -> ProfileList:
 
 
 @router.get("/{kind}", responses=_NOT_FOUND)
-def show_profile(kind: KindPath, _who: Reader, context: ContextDep) -> StoredProfile:
-    """Show the profile of one kind of GPU."""
-    return context.profiles.get(kind)
+def show_profile(kind: KindPath, _who: Reader, context: ContextDep, precision: PrecisionQuery = None) -> StoredProfile:
+    """Show the profile of one kind of GPU, that in bf16 if there are two."""
+    return context.profiles.get(kind, precision)
 
 
 @router.put(
     "/{kind}", responses=problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 )
 def put_profile(kind: KindPath, profile: MeasuredProfile, who: Admin, context: ContextDep) -> StoredProfile:
-    """Store the profile of a kind of GPU, in place of the one that there may be."""
+    """Store the profile of a kind of GPU, in place of the one of the same precision that there may be."""
     try:
         profile.refuse_other_kind(kind)
     except ValueError as error:
@@ -47,6 +48,6 @@ def put_profile(kind: KindPath, profile: MeasuredProfile, who: Admin, context: C
 
 
 @router.delete("/{kind}", status_code=HTTPStatus.NO_CONTENT, responses=_NOT_FOUND)
-def delete_profile(kind: KindPath, _who: Admin, context: ContextDep) -> None:
-    """Delete the profile of a kind of GPU; its jobs are then planned by data sheets."""
-    context.profiles.delete(kind)
+def delete_profile(kind: KindPath, _who: Admin, context: ContextDep, precision: PrecisionQuery = None) -> None:
+    """Delete the profiles of a kind of GPU, or only that of a precision; its jobs are then planned by data sheets."""
+    context.profiles.delete(kind, precision)

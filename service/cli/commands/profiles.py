@@ -15,6 +15,8 @@ app = typer.Typer(no_args_is_help=True, help="List, store and delete what was me
 
 Kind = Annotated[str, typer.Argument(metavar="KIND", help="The kind of GPU by Ray's name, such as H100.")]
 
+Precision = Annotated[str | None, typer.Option(help="Only the one measured at this precision: bf16 or fp32.")]
+
 
 @app.command("ls")
 def list_profiles(as_json: AsJson = False, url: Url = None) -> None:
@@ -28,10 +30,10 @@ def list_profiles(as_json: AsJson = False, url: Url = None) -> None:
 
 
 @app.command()
-def show(kind: Kind, as_json: AsJson = False, url: Url = None) -> None:
-    """Show the profile of one kind of GPU; with --json as it is stored."""
+def show(kind: Kind, precision: Precision = None, as_json: AsJson = False, url: Url = None) -> None:
+    """Show the profile of one kind of GPU, that in bf16 if there are two; with --json as it is stored."""
     with open_client(url) as client:
-        stored = client.stored_profile(kind)
+        stored = client.stored_profile(kind, precision)
     if as_json:
         print_json(stored)
         return
@@ -45,19 +47,20 @@ def set_profile(
     file: Annotated[Path, typer.Argument(metavar="PROFILE.JSON", help="What `boost bench profile` wrote.")],
     url: Url = None,
 ) -> None:
-    """Store the profile of a kind of GPU, in place of the one that there may be; for operators."""
+    """Store the profile of a kind of GPU, in place of that of the same precision; for operators."""
     profile = read_profile(file)
     with open_client(url) as client:
         stored = client.put_profile(kind, profile)
-    say(f"jobs on {stored.kind} are planned by what was measured on {stored.profile.device}")
+    jobs = f"jobs in {stored.profile.precision} on {stored.kind}"
+    say(f"{jobs} are planned by what was measured on {stored.profile.device}")
 
 
 @app.command("rm")
-def remove(kind: Kind, url: Url = None) -> None:
-    """Delete the profile of a kind of GPU, whose jobs are then planned by data sheets; for operators."""
+def remove(kind: Kind, precision: Precision = None, url: Url = None) -> None:
+    """Delete the profiles of a kind of GPU, whose jobs are then planned by data sheets; for operators."""
     with open_client(url) as client:
-        client.delete_profile(kind)
-    say(f"deleted the profile of {kind}")
+        client.delete_profile(kind, precision)
+    say(f"deleted the profile of {kind} in {precision}" if precision else f"deleted all profiles of {kind}")
 
 
 def _row(stored: StoredProfile) -> tuple[str, ...]:
