@@ -123,6 +123,7 @@ def test_what_needs_more_than_a_machine_is_marked_in_the_source():
         assert (need_of(query) is Need.KUBERNETES) == ("kube" in query.expr), query
         assert (need_of(query) is Need.RAY) == ("ray_" in query.expr), query
         assert (need_of(query) is Need.PEAK) == ("flops_utilization" in query.expr), query
+        assert (need_of(query) is Need.CONTEXT) == ("context_imbalance" in query.expr), query
 
 
 def _cells(place: dict[str, int]) -> set[tuple[int, int]]:

@@ -15,7 +15,8 @@ from tests.prometheus import Series, promtool
 
 pytestmark = pytest.mark.full
 
-# What queries ask for that have no data here: there is no GPU, no known peak of a CPU, no alert, and no time.
+# What queries ask for that have no data here: there is no GPU, no known peak of a CPU, no sequence over ranks, no alert
+# and no time.
 MISSING = {
     Need.GPU: "boost_rank_gpu_",
     Need.DCGM: "DCGM_",
@@ -23,6 +24,7 @@ MISSING = {
     Need.KUBERNETES: "kube",
     Need.RAY: "ray_",
     Need.PEAK: "_flops_utilization_ratio",
+    Need.CONTEXT: "_context_imbalance_ratio",
     Need.ALERT: "ALERTS",
     Need.HALF_AN_HOUR: "job:boost_job_goodput:ratio1h",
 }

@@ -70,7 +70,8 @@ def _speed() -> Row:
         _utilization(),
         _flops(),
     ]
-    return Row("Speed", [*(panel.span(6) for panel in panels), *(panel.span(12) for panel in _beside_plan())])
+    rest = [*_beside_plan(), _context_imbalance()]
+    return Row("Speed", [*(panel.span(6) for panel in panels), *(panel.span(8) for panel in rest)])
 
 
 def _beside_plan() -> list[timeseries.Panel]:
@@ -89,6 +90,16 @@ def _beside_plan() -> list[timeseries.Panel]:
         _of_job("boost_job_planned_memory_bytes", "planned"),
     )
     return [seconds, memory]
+
+
+def _context_imbalance() -> timeseries.Panel:
+    panel = time_series(
+        "Imbalance of long context",
+        "Attention of the fullest context parallel rank of each micro-batch over the mean, by the newest step's plans.",
+        "none",
+        _of_job("boost_job_context_imbalance_ratio", "largest over mean"),
+    )
+    return panel.no_value(Need.CONTEXT)
 
 
 def _tokens() -> timeseries.Panel:

@@ -29,6 +29,7 @@ class Need(StrEnum):
     RAY = "Ray's own metrics are not in Prometheus"
     PEAK = "The peak of this device is not known"
     ALERT = "Nothing fires"
+    CONTEXT = "Each sequence is on one rank"
     HALF_AN_HOUR = "The job has not worked for half an hour yet"
 
 
