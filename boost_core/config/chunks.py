@@ -2,9 +2,9 @@
 
 from functools import lru_cache
 
-EFFICIENT = 512  # tokens, below which attention's kernels lose much of their rate
+EFFICIENT = 2048  # tokens, below which attention's kernels lose much of their rate
 MOST_CHUNKS = 64  # of a rank: planning takes the host long with more
-_CHUNKS, _FEWEST_CHUNKS = 16, 4  # of a rank: how many even its work out, and how many at least
+_CHUNKS, _FEWEST_CHUNKS = 8, 4  # of a rank: how many even its work out, and how many at least
 
 
 @lru_cache(1024)

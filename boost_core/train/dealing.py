@@ -14,15 +14,13 @@ from dataclasses import dataclass
 import torch
 
 from boost_core.config import JobSpec
-from boost_core.config.chunks import chunk_tokens
 from boost_core.nn.attention import Rotation
 from boost_core.nn.documents import begins
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.context.attention import ContextAttention
 from boost_core.parallel.context.latents import LatentRoute
 from boost_core.parallel.process_groups import ProcessGroups
-from boost_core.plan.context.between import sent_between_nodes
-from boost_core.plan.context.dealt import plan_of
+from boost_core.plan.context.dealt import Dealing
 from boost_core.plan.machine import machine_for
 from boost_core.train.batch import Batch
 
@@ -93,7 +91,9 @@ class Dealer:
         self.rotation, self._ranks, self._device = rotation, groups.context, device
         self.load = Load()
         self._newest: tuple[tuple[int, ...], OwnTokens] | None = None
-        nodes = _nodes_of_latents(spec, groups.context, device)
+        machine = machine_for(spec.resources, spec.training.precision)
+        self._dealing = Dealing.of(spec, machine)
+        nodes = _nodes_of_latents(spec, self._dealing, groups.context, device)
         self._route = LatentRoute(nodes, groups.tensor, self._at) if nodes else None
 
     def deal(self, batch: Batch) -> OwnTokens:
@@ -114,12 +114,11 @@ class Dealer:
         return tuple(tokens for tokens in begins(batch.starts, length).diff().tolist() if tokens)
 
     def _own(self, documents: tuple[int, ...]) -> OwnTokens:
-        length, ranks = self.rotation.sequence_length, self._ranks
-        plan = plan_of(documents, chunk_tokens(length, ranks.size), self.rotation.window, ranks.size)
-        attention = ContextAttention(plan, ranks, self._device, self._route)
+        plan = self._dealing.plan(documents)
+        attention = ContextAttention(plan, self._ranks, self._device, self._route)
         places = self._places(attention.chunks)
         load = Load(max(plan.loads), sum(plan.loads) / plan.ranks)
-        return OwnTokens(self.rotation.of_tokens(places % length, attention), places, load)
+        return OwnTokens(self.rotation.of_tokens(places % self.rotation.sequence_length, attention), places, load)
 
     def _at(self, chunks: Sequence[int]) -> Rotation:
         """The rotation of the tokens of some chunks."""
@@ -127,15 +126,16 @@ class Dealer:
 
     def _places(self, chunks: Sequence[int]) -> torch.Tensor:
         """Where their tokens are in the micro-batch."""
-        size = chunk_tokens(self.rotation.sequence_length, self._ranks.size)
+        size = self._dealing.chunk
         places = torch.cat([torch.arange(number * size, (number + 1) * size) for number in chunks])
         return places.to(self._device)
 
 
-def _nodes_of_latents(spec: JobSpec, ranks: Communicator, device: torch.device) -> Sequence[int] | None:
+def _nodes_of_latents(
+    spec: JobSpec, dealing: Dealing, ranks: Communicator, device: torch.device
+) -> Sequence[int] | None:
     """The node of each context parallel rank, between which latents go; ``None`` where they go nowhere."""
-    cluster = machine_for(spec.resources, spec.training.precision).cluster
-    if ranks.size == 1 or sent_between_nodes(spec, cluster) == "keys":
+    if ranks.size == 1 or dealing.exchange == "keys":
         return None
     if spec.parallelism.context.exchange == "latents":
         return range(ranks.size)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import product
 from textwrap import wrap
 
-from boost_core.plan.context.choice import plans
 from boost_core.plan.context.cost import AttentionLayer, Exchange, Rates
 from boost_core.plan.context.figures import ContextPlan, figures
 from boost_core.plan.context.placement import PLACEMENTS, place
@@ -28,6 +27,7 @@ WINDOWS = (  # of what, tokens, ranks, tokens of a chunk
     ("prolong", 2**17, 8, 1024), ("prolong", 2**19, 32, 1024),
 )  # fmt: skip
 DRAWS = 20
+STAGES, MOVED = (2, 3, 4), "moved"
 RANK_TOKENS = 2**15
 GROUP = LONGEST // RANK_TOKENS
 WORLDS = {16: 4, 64: 2, 256: 1}  # ranks, and how many draws
@@ -45,7 +45,7 @@ def balance() -> Iterator[list[str]]:
     for kind, tokens, ranks, size in WINDOWS:
         windows = [Window(documents_of(kind, tokens, draw), size) for draw in range(DRAWS)]
         row = [f"{kind} {tokens // 1024}K, {ranks}, {size}"]
-        for how in (*PLACEMENTS, "moved"):
+        for how in (*PLACEMENTS, MOVED):
             found = [_balance(window, ranks, how) for window in windows]
             uneven, moved, busy = zip(*found, strict=True)
             mean = statistics.mean
@@ -54,8 +54,8 @@ def balance() -> Iterator[list[str]]:
 
 
 def _balance(window: Window, ranks: int, how: str) -> tuple[float, float, float]:
-    placement = place(window, ranks, "contiguous" if how == "moved" else how)
-    tasks = moved_tasks(window, placement, ranks) if how == "moved" else own_tasks(window, placement)
+    placement = place(window, ranks, "contiguous" if how == MOVED else how)
+    tasks = moved_tasks(window, placement, ranks) if how == MOVED else own_tasks(window, placement)
     sent = key_transfers(tasks, placement)
     most = max(areas(window, tasks, ranks))
     of_a_ring = window.chunks * (ranks - 1)
@@ -79,7 +79,7 @@ class Simulated:
     """One draw: the windows, and all plans for all of their ranks together."""
 
     windows: Sequence[Window]
-    plans: Sequence[tuple[str, ContextPlan]]
+    plans: Sequence[ContextPlan]
 
     def taken(self, layer: AttentionLayer, rates: Rates) -> dict[str, Taken]:
         """Of each rule and of our plans."""
@@ -87,9 +87,19 @@ class Simulated:
         found = {"ideal": Taken(work.ideal, 1.0)} | {name: rule(work) for name, rule in METHODS.items()}
         exchanges: Sequence[Exchange] = ("keys", "latents") if layer.rank else ("keys",)
         for exchange in exchanges:
-            best = min((figures(plan, layer, rates, exchange) for _, plan in self.plans), key=lambda each: each.seconds)
+            best = min((figures(plan, layer, rates, exchange) for plan in self.plans), key=lambda each: each.seconds)
             found[f"ours, {exchange}"] = Taken(best.seconds, best.imbalance)
         return found
+
+
+def plans(documents: Sequence[int], ranks: int, chunk_tokens: Sequence[int]) -> Iterator[ContextPlan]:
+    """All that there are with chunks of these sizes: by each placement, and with tasks moved from a contiguous one."""
+    for size, how in product(chunk_tokens, (*PLACEMENTS, MOVED)):
+        window = Window(tuple(documents), size)
+        placement = place(window, ranks, "contiguous" if how == MOVED else how)
+        tasks = moved_tasks(window, placement, ranks) if how == MOVED else own_tasks(window, placement)
+        for count in STAGES:
+            yield ContextPlan(window, ranks, placement, tasks, count)
 
 
 def simulated(kind: str, ranks: int, draw: int) -> Simulated:

@@ -24,7 +24,7 @@ from boost_core.parallel.ledger import Entry
 from boost_core.plan.cluster import Cluster, Level
 from boost_core.plan.context.between import sent_between_nodes
 from boost_core.plan.context.cost import AttentionLayer, Rates
-from boost_core.plan.context.dealt import plan_of
+from boost_core.plan.context.dealt import Dealing
 from boost_core.plan.context.figures import figures
 from boost_core.plan.machine import Machine, machine_for
 from boost_core.plan.resize import units
@@ -199,7 +199,7 @@ def test_what_is_sent_is_as_planned_and_repeats_are_alike_to_the_bit(ranks: Rank
         for begin in range(0, BATCH, case.micro_batch):
             rows = Drawn(case.documents).tokens[begin : begin + case.micro_batch, :-1]
             lengths = tuple(length for row in rows for length in _lengths(row, case.documents > 0))
-            plan = plan_of(lengths, chunk_tokens(LENGTH, layout.cp), None, layout.cp)
+            plan = Dealing.of(case.spec(layout), two_nodes(case)).plan(lengths)
             rates, what = Rates(1.0, 1.0, 1.0), "keys" if exchange == "keys" else "latents"
             found = figures(plan, layer, rates, what, SENT[exchange])  # type: ignore[arg-type]
             near, far = near + found.node_bytes, far + found.fabric_bytes
@@ -233,13 +233,16 @@ def test_latents_go_between_nodes_and_keys_within(ranks: Ranks) -> None:
 
 def on_two_nodes(cases: list[Case], alone: bool) -> list[Found]:
     """As though the first half of the ranks were on one node, the others on another, and latents sent between such."""
-    planned = Cluster((Level("node", 4, LINKS["nvlink-a100"]), Level("fabric", 2, LINKS["fabric-200g"])))
-    machine = Machine(machine_for(cases[0].spec(ONE).resources, "fp32").profile, planned)
     with (
         patch("socket.gethostname", return_value=f"node-{dist.get_rank() * 2 // dist.get_world_size()}"),
-        patch("boost_core.train.dealing.machine_for", return_value=machine),
+        patch("boost_core.train.dealing.machine_for", return_value=two_nodes(cases[0])),
     ):
         return stepped(cases, alone)
+
+
+def two_nodes(case: Case) -> Machine:
+    planned = Cluster((Level("node", 4, LINKS["nvlink-a100"]), Level("fabric", 2, LINKS["fabric-200g"])))
+    return Machine(machine_for(case.spec(ONE).resources, "fp32").profile, planned)
 
 
 def let_go(case: Case) -> bool:
@@ -330,7 +333,7 @@ def after_steps(case: Case, layout: Layout) -> tuple[list[float], int]:
     return losses, sum(group.master.numel() for group in state.optimizer.groups)
 
 
-@pytest.mark.parametrize(("length", "ranks_", "chunk"), [(64, 2, 8), (16384, 2, 512), (524288, 8, 4096), (6, 3, 1)])
+@pytest.mark.parametrize(("length", "ranks_", "chunk"), [(64, 2, 8), (16384, 2, 2048), (524288, 8, 8192), (6, 3, 1)])
 def test_chunks_are_some_to_a_rank_and_long_where_they_can_be(length: int, ranks_: int, chunk: int) -> None:
     assert chunk_tokens(length, ranks_) == chunk
 

@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from boost_core.plan.context.choice import choices, choose
+from boost_core.config import JobSpec
+from boost_core.config.parallelism import ContextConfig
 from boost_core.plan.context.cost import AttentionLayer, Rates, efficiency
+from boost_core.plan.context.dealt import Dealing
 from boost_core.plan.context.figures import ContextPlan, figures
-from boost_core.plan.context.placement import PLACEMENTS, place
+from boost_core.plan.context.placement import place
 from boost_core.plan.context.tasks import moved_tasks, own_tasks
 from boost_core.plan.context.window import Window
+from boost_core.plan.machine import machine_for
 from tests.benchmarks.lengths import documents_of
 
 LAYER = AttentionLayer(hidden_size=4096, key_size=4096, heads=32, rank=1024, tensor_parallel_size=8)
@@ -104,27 +107,42 @@ def test_the_rate_of_pieces() -> None:
     assert 0.25 < efficiency(1024) < 0.9
 
 
-def test_the_choice_is_the_fastest_and_takes_latents_where_they_pay() -> None:
+def dealing(rates: Rates = RATES, layer: AttentionLayer = GROUPED) -> Dealing:
+    return Dealing(8, 2048, None, layer, replace(rates, by_piece=False))
+
+
+def test_what_is_even_is_taken_where_links_are_fast_and_what_sends_least_where_they_are_slow() -> None:
     documents = documents_of("wlbllm", 2**17, 3)
-    found = choose(documents, 8, LAYER, RATES)
-    others = list(choices(documents, 8, LAYER, RATES))
-    assert len(others) == 4 * (len(PLACEMENTS) + 1) * 3 * 2
-    assert found.figures.seconds == pytest.approx(min(each.figures.seconds for each in others), rel=1e-5)
-    assert found.exchange == "latents"
-    inside = choose(documents, 8, LAYER, RATES, node_ranks=8)
-    assert inside.exchange == "keys"
-    assert inside.figures.seconds < found.figures.seconds
+    fast, slow = dealing(replace(RATES, fabric_bytes=1e15)), dealing(replace(RATES, fabric_bytes=1e8))
+    even, least = fast.plan(documents), slow.plan(documents)
+    assert figures(even, GROUPED, RATES).imbalance <= 1.03
+    assert len(least.keys) < len(even.keys) / 3
+    for each, other in ((fast, least), (slow, even)):
+        taken, left = (figures(plan, GROUPED, each.rates).seconds for plan in (each.plan(documents), other))
+        assert taken < left
+    assert even.stages == least.stages == 4
 
 
-def test_of_ways_that_take_as_long_the_choice_is_what_sends_least() -> None:
-    """Heap and zigzag are both even for one document, and attention hides what either sends."""
-    found = choose((2**19,), 16, GROUPED, RATES, chunk_tokens=(4096,))
-    sent = {each.how: each.figures.fabric_bytes for each in choices((2**19,), 16, GROUPED, RATES, 1, (4096,))}
-    assert found.how == "zigzag"
-    assert found.figures.imbalance == 1
-    assert found.figures.fabric_bytes == sent["zigzag"] < sent["heap"]
+def test_kernels_that_take_pieces_together_have_their_full_rate_on_short_ones() -> None:
+    window = Window((4 * 512,), 512)
+    placement = place(window, 1, "contiguous")
+    alone = ContextPlan(window, 1, placement, own_tasks(window, placement), 1)
+    by_piece, together = (figures(alone, LAYER, replace(RATES, by_piece=each)).seconds for each in (True, False))
+    assert by_piece == pytest.approx(4 * together)
+    assert together == pytest.approx(3.5 * LAYER.flops(window.area) / RATES.flops)
 
 
-def test_a_window_that_no_chunk_deals_evenly() -> None:
-    with pytest.raises(ValueError, match="deals 1000 tokens evenly to 3 ranks; make the window a multiple"):
-        choose((1000,), 3, LAYER, RATES)
+def test_jobs_deal_by_their_machine_and_their_nodes() -> None:
+    spec = {
+        "name": "long", "model": {"preset": "7b", "sliding_window": 65536}, "resources": {"gpus_per_worker": 1},
+        "parallelism": {"tensor_parallel_size": 4, "context_parallel_size": 4},
+        "training": {"steps": 1, "sequence_length": 131072, "global_batch_size": 1, "micro_batch_size": 1,
+                     "precision": "bf16"},
+    }  # fmt: skip
+    job = JobSpec.model_validate(spec)
+    machine = machine_for(job.resources, "bf16")
+    found = Dealing.of(job, machine)
+    assert (found.ranks, found.chunk, found.sees, found.exchange, found.node_ranks) == (4, 4096, 65536, "latents", 2)
+    assert found.rates == Rates(machine.profile.attention_flops, 240e9, 20e9, by_piece=False)
+    everywhere = job.parallelism.model_copy(update={"context": ContextConfig(exchange="latents")})
+    assert Dealing.of(job.model_copy(update={"parallelism": everywhere}), machine).node_ranks == 1

@@ -9,10 +9,10 @@ rank that computes each, the transfers that follow from these, and an order of t
 * ``tasks`` says where each chunk's attention is computed;
 * ``transfers`` says what ranks send each other, in rounds and in stages of even traffic;
 * ``pieces`` is one rank's part of all this, as ``parallel/context`` carries it out;
-* ``cost`` and ``figures`` make bytes and seconds of it, and ``choice`` takes the fastest;
+* ``cost`` and ``figures`` make bytes and seconds of it;
 * ``dealt`` is how the trainer deals tokens, and ``between`` what its ranks send to other nodes.
 
-Placements, tasks and transfers are in integers and in a fixed order, so that ranks which are told how agree, each by
-itself. A choice is by seconds, so it would have to be made once and told: the trainer does not use ``choice`` yet.
+Placements, tasks and transfers are in integers and in a fixed order, and which placement a micro-batch gets is by sums
+in a fixed order, so that ranks agree, each by itself.
 ``tests/benchmarks/context.py`` compares all of it with other systems' rules.
 """

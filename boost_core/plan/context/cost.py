@@ -83,11 +83,13 @@ class Rates:
         flops: Of attention over long pieces, and of products.
         node_bytes: To ranks of its node, in one direction.
         fabric_bytes: To ranks of other nodes.
+        by_piece: Whether kernels take each chunk by itself, so that attention over short ones is slower.
     """
 
     flops: float
     node_bytes: float
     fabric_bytes: float
+    by_piece: bool = True
 
 
 def efficiency(piece_tokens: float) -> float:

@@ -1,22 +1,77 @@
-"""How the trainer deals the tokens of a micro-batch to the ranks of a context parallel group."""
+"""How the trainer deals the tokens of a micro-batch to the ranks of a context parallel group.
 
-from boost_core.plan.context.figures import ContextPlan
+Of three placements it takes the one with which attention is predicted to take least: ``near``, which is even;
+``loose``, which sends less; ``contiguous``, which sends least. Which of them that is depends on the documents, whose
+lengths no job knows ahead, so each micro-batch is decided by itself; ``docs/figures/context_rule.md`` has what a choice
+at the job's start would take. All ranks find the same: seconds are by nominal figures, and of sums, products and
+quotients in one order, which are alike on every machine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from boost_core.config.chunks import chunk_tokens
+from boost_core.config.job import JobSpec
+from boost_core.plan.context.between import attention_layer, sent_between_nodes
+from boost_core.plan.context.cost import AttentionLayer, Exchange, Rates
+from boost_core.plan.context.figures import ContextPlan, figures
 from boost_core.plan.context.placement import place
 from boost_core.plan.context.tasks import own_tasks
 from boost_core.plan.context.window import Window
+from boost_core.plan.machine import Machine
 
-_PLACEMENT, _STAGES = "near", 2
+STAGES = 4
+_PLACEMENTS = ("near", "loose", "contiguous")
 
 
-def plan_of(documents: tuple[int, ...], chunk: int, sees: int | None, ranks: int) -> ContextPlan:
-    """The plan of a micro-batch, the same on all ranks.
+@dataclass(frozen=True)
+class Dealing:
+    """How one job's micro-batches are dealt.
 
-    Args:
-        documents: Tokens of each, sequence after sequence.
+    Attributes:
+        ranks: Of the context parallel group.
         chunk: Tokens of a chunk.
         sees: How many tokens of its document each sees; ``None`` for all before it.
-        ranks: Of the group.
+        layer: A layer's attention.
+        rates: What ranks do in a second.
+        exchange: What goes between nodes.
+        node_ranks: How many context parallel ranks a node has; of those that send each other keys, too.
     """
-    window = Window(documents, chunk, sees)
-    placement = place(window, ranks, _PLACEMENT)
-    return ContextPlan(window, ranks, placement, own_tasks(window, placement), _STAGES)
+
+    ranks: int
+    chunk: int
+    sees: int | None
+    layer: AttentionLayer
+    rates: Rates
+    exchange: Exchange = "keys"
+    node_ranks: int = 1
+
+    @classmethod
+    def of(cls, job: JobSpec, machine: Machine) -> "Dealing":
+        """That of a job at its layout, by what its ranks run on."""
+        parallelism, levels, length = job.parallelism, machine.cluster.levels, job.training.sequence_length
+        ranks, window = parallelism.context_parallel_size, job.model.sliding_window
+        _, row = machine.cluster.rows([parallelism.tensor_parallel_size, ranks])
+        # Within a kernel's call short pieces lose little; and what makes no difference to who has them need not count.
+        rates = Rates(
+            machine.profile.attention_flops, levels[0].link.bytes_per_second, levels[-1].link.bytes_per_second,
+            by_piece=False,
+        )  # fmt: skip
+        return cls(
+            ranks, chunk_tokens(length, ranks), None if window is None or window >= length else window,
+            attention_layer(job), rates, sent_between_nodes(job, machine.cluster),
+            1 if parallelism.context.exchange == "latents" else row[0],
+        )  # fmt: skip
+
+    def plan(self, documents: Sequence[int]) -> ContextPlan:
+        """The plan of a micro-batch of these documents, sequence after sequence; the same on all ranks."""
+        window = Window(tuple(documents), self.chunk, self.sees)
+        plans = [self._placed(window, how) for how in _PLACEMENTS]
+        return min(plans, key=self._seconds)
+
+    def _placed(self, window: Window, how: str) -> ContextPlan:
+        placement = place(window, self.ranks, how)
+        return ContextPlan(window, self.ranks, placement, own_tasks(window, placement), STAGES)
+
+    def _seconds(self, plan: ContextPlan) -> float:
+        return figures(plan, self.layer, self.rates, self.exchange, self.node_ranks).seconds

@@ -140,6 +140,7 @@ class _Costs:
     ) -> None:
         self._layer, self._rates, self._exchange, self._node_ranks = layer, rates, exchange, node_ranks
         self._tokens = chunk_tokens
+        self._attention_flops = rates.flops * (efficiency(chunk_tokens) if rates.by_piece else 1.0)
 
     def crosses(self, transfer: Transfer) -> bool:
         """Whether it goes to another node."""
@@ -167,7 +168,7 @@ class _Costs:
 
     def attention(self, area: int) -> float:
         """Computing some pairs, forward."""
-        return self._layer.flops(area) / (self._rates.flops * efficiency(self._tokens))
+        return self._layer.flops(area) / self._attention_flops
 
 
 @dataclass

@@ -17,7 +17,7 @@ def place(window: Window, ranks: int, how: str) -> Placement:
     Args:
         window: What is dealt.
         ranks: To how many.
-        how: One of ``PLACEMENTS``; ``choice.choose`` takes the fastest of them.
+        how: One of ``PLACEMENTS``.
 
     Raises:
         ValueError: The placement is unknown, or the ranks do not divide the chunks.
