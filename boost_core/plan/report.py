@@ -14,6 +14,7 @@ from boost_core.config.model import FamilyName, ModelConfig
 from boost_core.config.presets import PRESETS
 from boost_core.hardware import BYTES, DEVICE_BYTES
 from boost_core.messages.reports import PROVENANCE, Provenance
+from boost_core.plan.context_report import PlannedContext, context_report
 from boost_core.plan.devices import at, device_bytes, too_large
 from boost_core.plan.flops import model_flops_per_token
 from boost_core.plan.machine import Machine, kind_of_gpu
@@ -78,6 +79,9 @@ class PlannedShape(Config):
     tokens_per_second: float
     total_seconds: float = Field(description="Predicted seconds of all steps.")
     communication: Communication
+    context: PlannedContext | None = Field(
+        None, description="Context parallelism, and what other sizes, chunks and exchanges would take; null without."
+    )
 
 
 class Plan(Config):
@@ -131,7 +135,10 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
     jobs = {layout: at(spec, layout) for layout in spec.layouts()}
     parts = {layout: step_parts(job, layout, machine) for layout, job in jobs.items()}
     layouts = list(parts)
-    planned = tuple(_planned(job, layout, parts[layout], machine) for layout, job in jobs.items())
+    planned = tuple(
+        _planned(job, layout, parts[layout], machine, context_report(spec, layout, machine))
+        for layout, job in jobs.items()
+    )
     fitting = [layout for layout, each in zip(layouts, planned, strict=True) if each.fits_device is not False]
     best = fastest(spec, fitting, lambda layout: parts[layout].total)
     return Plan(
@@ -163,7 +170,9 @@ def presets() -> PresetList:
     return PresetList(presets=tuple(sorted(map(_preset, PRESETS), key=lambda preset: preset.parameters["dense"])))
 
 
-def _planned(spec: JobSpec, layout: Layout, seconds: StepSeconds, machine: Machine) -> PlannedShape:
+def _planned(
+    spec: JobSpec, layout: Layout, seconds: StepSeconds, machine: Machine, context: PlannedContext | None
+) -> PlannedShape:
     memory, device = rank_memory(spec, layout), device_bytes(spec.resources)
     return PlannedShape(
         **layout.sizes,
@@ -179,6 +188,7 @@ def _planned(spec: JobSpec, layout: Layout, seconds: StepSeconds, machine: Machi
         tokens_per_second=_tokens_per_step(spec) / seconds.total,
         total_seconds=seconds.total * spec.training.samples(spec.training.steps) / spec.training.global_batch_size,
         communication=_communication(spec, layout),
+        context=context,
     )
 
 

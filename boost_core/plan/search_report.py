@@ -9,6 +9,7 @@ from pydantic import Field
 from boost_core.config.base import Config
 from boost_core.config.job import JobSpec
 from boost_core.messages.reports import PROVENANCE, Provenance
+from boost_core.plan.context_report import PlannedContext, context_report
 from boost_core.plan.devices import device_bytes
 from boost_core.plan.fitted import Fitted
 from boost_core.plan.machine import Machine
@@ -62,6 +63,9 @@ class SearchReport(Config):
     combinations: int = Field(description="Of sizes, micro-batches and schedules that were timed.")
     device_memory_bytes: int | None = Field(description="Of the requested GPU model; null if that is not known.")
     provenance: Provenance = Field(description=PROVENANCE)
+    context: PlannedContext | None = Field(
+        None, description="Context parallelism of the first choice, as in its plan; null without."
+    )
     why: tuple[str, ...] = Field(description="Deciding term, the next best, and the nearest that does not fit.")
     would_change: tuple[str, ...] = Field(description="Inputs that, changed by 20 %, would change the choice.")
 
@@ -80,10 +84,12 @@ def search_report(spec: JobSpec, asked: PlanSearch, fitted: Fitted | None = None
     device, machine = device_bytes(spec.resources), replace(asked.machine(spec), fitted=fitted)
     limit = inf if device is None else device
     found = search(spec, asked.gpus, machine, limit, asked.top)
+    first = found.choices[0] if found.choices else None
     return SearchReport(
         choices=tuple(_planned(choice, machine) for choice in found.choices),
         combinations=found.timed,
         device_memory_bytes=device,
+        context=None if first is None else context_report(first.job, first.layout, machine),
         provenance=machine.provenance,
         why=tuple(reasons(found, limit)),
         would_change=tuple(sensitivities(spec, asked.gpus, machine, limit)) if asked.explain else (),

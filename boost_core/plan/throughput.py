@@ -37,6 +37,7 @@ from boost_core.hardware import BYTES, Link
 from boost_core.plan.cluster import Row
 from boost_core.plan.collectives import group_seconds
 from boost_core.plan.context.between import attention_layer, sent_between_nodes
+from boost_core.plan.context.wire import wire
 from boost_core.plan.devices import at
 from boost_core.plan.machine import Machine, captures_steps, machine_for
 from boost_core.plan.parameters import block_parameters
@@ -291,38 +292,21 @@ class Step:
     def _keys(self) -> tuple[float, float]:
         """One block's keys and values to context parallel ranks, as far as attention does not hide it.
 
-        At most what a ring sends: all go to all, once forward; backward once more, and their gradients come back.
+        All go to all, once forward; backward once more, and their gradients come back. That is what one document needs.
         Latents in their place are projected as often, and backward give gradients of their own and of the weights.
         """
         if self._layout.cp == 1:
             return 0.0, 0.0
-        once, projected = self._keys_once()
+        sent = wire(self._job, self._cluster, self._context_row, sent_between_nodes(self._job, self._cluster))
+        made = Work(product_flops=sent.made_tokens * attention_layer(self._job).projection_flops)
+        projected = self._profile.seconds(made)
         again = self._job.parallelism.recompute == "full"  # else attention is kept
 
-        def seconds(sent: int, times: int, each: Work) -> float:
+        def seconds(ways: int, times: int, each: Work) -> float:
             attention = self._profile.seconds(Work(attention_flops=each.attention_flops))
-            return times * projected + self._profile.exposed(sent * once, attention)
+            return times * projected + self._profile.exposed(ways * sent.seconds, attention)
 
         return seconds(1, 1, self._block.forward), seconds(2 + again, 3 + again, self._block.backward)
-
-    def _keys_once(self) -> tuple[float, float]:
-        """Seconds of sending all keys to all ranks, or latents, and of making keys of these."""
-        job, row, profile = self._job, self._context_row, self._profile
-        layer, exchange = attention_layer(job), sent_between_nodes(job, self._cluster)
-        keys = self._tokens * layer.key_bytes
-        if not self._sharding.wide:
-            keys *= self._layout.tp
-        if exchange == "keys":
-            return self._over(row, "all_gather", keys), 0.0
-        near = 1 if job.parallelism.context.exchange == "latents" else row[0]  # ranks of a node, which send keys
-        inside, outside = (near, *[1] * (len(row) - 1)), (row[0] // near, *row[1:])
-        far = (self._layout.cp - near) * self._tokens
-        if not far:
-            return self._over(row, "all_gather", keys), 0.0
-        seconds = self._over(inside, "all_gather", keys)
-        seconds += self._over(outside, "all_gather", near * self._tokens * layer.latent_bytes)
-        seconds += self._over(self._tensor_row, "all_gather", far * layer.latent_bytes)
-        return seconds, profile.seconds(Work(product_flops=far * layer.projection_flops))
 
     def _all_reduces(self, payloads: Sequence[Payload]) -> float:
         payload_bytes = self._tokens * self._element * sum(payload.total for payload in payloads)

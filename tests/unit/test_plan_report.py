@@ -4,9 +4,13 @@ import pytest
 from pydantic import ValidationError
 
 from boost_core.config import JobSpec
+from boost_core.config.chunks import chunk_tokens
 from boost_core.config.layout import Layout
 from boost_core.hardware import DEVICE_BYTES
+from boost_core.plan.context.between import attention_layer
+from boost_core.plan.context.dealt import Dealing
 from boost_core.plan.flops import model_flops_per_token
+from boost_core.plan.machine import machine_for
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.report import Plan, plan, presets
 from boost_core.plan.resize import fastest
@@ -166,3 +170,61 @@ def test_presets_are_all_there_from_the_smallest_on() -> None:
     assert (tiny.hidden_size, tiny.intermediate_size, tiny.num_hidden_layers, tiny.num_attention_heads, tiny.rank) == (
         128, 344, 4, 4, 32,
     )  # fmt: skip
+
+
+LONG = {
+    "model": {"family": "cola"},
+    "parallelism": {"tensor_parallel_size": 4, "context_parallel_size": 16, "recompute": "full"},
+    "training": {"sequence_length": 524288, "micro_batch_size": 1},
+    "resources": {"gpus_per_worker": 1, "accelerator_type": "H100"},
+}  # fmt: skip
+
+
+def test_a_long_job_is_planned_with_what_other_sizes_chunks_and_exchanges_would_take() -> None:
+    spec = job(**{name: dict(section) for name, section in LONG.items()})
+    (shape,) = plan(spec).shapes
+    context = shape.context
+    assert context is not None
+    own, *others = context.sizes
+    assert (own.memory_bytes, own.step_seconds) == (shape.memory.total, shape.step_seconds)
+    assert [(other.context_parallel_size, other.world_size) for other in others] == [(8, 64), (32, 128)]
+    for other in others:
+        layout = Layout(4, 1, other.world_size // (4 * other.context_parallel_size), other.context_parallel_size)
+        assert other.memory_bytes == rank_memory(spec, layout).total
+        assert other.step_seconds == step_seconds(spec, layout)
+        assert other.fits_device == (other.memory_bytes <= 80e9)
+    assert (context.chunk_tokens, context.chunks) == (chunk_tokens(524288, 16), 8)
+    chunks = {each.chunk_tokens: each for each in context.chunk_sizes}
+    assert set(chunks) == {2048, 4096, 8192}
+    # Two nodes' worth of the attention of 32K tokens, of half of the sequence in the mean: 14 FLOPs a pair and element.
+    least = 14 * 1024 * 32768 * 524288 / 2 / (989e12 / 2)
+    assert all(1 <= each.imbalance < 1.05 and least < each.seconds < 1.2 * least for each in chunks.values())
+
+
+def test_a_long_job_sends_what_takes_least_and_as_much_as_its_plan_does() -> None:
+    spec = job(**{name: dict(section) for name, section in LONG.items()})
+    (shape,) = plan(spec).shapes
+    assert shape.context is not None
+    chosen, other = shape.context.exchanges
+    latents, keys = ({each.level: each.bytes for each in exchange.links} for exchange in (chosen, other))
+    assert (chosen.exchange, other.exchange) == ("latents", "keys")
+    assert chosen.seconds + chosen.projection_seconds < other.seconds
+    assert other.projection_seconds == 0
+    assert 4 * latents["fabric"] == keys["fabric"]  # r = d/4
+    assert latents["node"] == keys["node"] + 3 * latents["fabric"]  # three other tensor parallel ranks' shares
+    # The rank that is sent most by the trainer's plan of one document, by its nodes of two context parallel ranks.
+    dealing = Dealing.of(spec, machine_for(spec.resources, "bf16"))
+    received = [[0, 0] for _ in range(16)]
+    for sent in dealing.plan((524288,)).keys:
+        received[sent.receiver][sent.sender // 2 != sent.receiver // 2] += dealing.chunk
+    size = attention_layer(spec).key_bytes
+    assert [size * max(rank[level] for rank in received) for level in (0, 1)] == [keys["node"], keys["fabric"]]
+    assert chosen.seconds == pytest.approx(latents["node"] / 360e9 + latents["fabric"] / 20e9, rel=0.02)
+
+
+def test_what_has_no_choice_is_planned_without_one() -> None:
+    dense = job(**{name: dict(section) for name, section in (LONG | {"model": {"family": "dense"}}).items()})
+    context = plan(dense).shapes[0].context
+    assert context is not None
+    assert [each.exchange for each in context.exchanges] == ["keys"]
+    assert plan(job()).shapes[0].context is None

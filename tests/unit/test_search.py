@@ -232,6 +232,22 @@ def test_a_report_travels_as_json_and_memory_that_is_not_known_limits_nothing() 
     assert search(spec, 8, machine(spec), inf, 1).choices
 
 
+def test_a_long_choice_says_why_it_has_its_context_parallel_size() -> None:
+    training = {"steps": 10, "sequence_length": 131072, "global_batch_size": 16, "micro_batch_size": 1,
+                "precision": "bf16"}  # fmt: skip
+    spec = job("7b", training=training)
+    report = search_report(spec, PlanSearch(gpus=16, top=1))
+    (choice,), context = report.choices, report.context
+    assert context is not None
+    own, *others = context.sizes
+    assert own.context_parallel_size == choice.patch["parallelism"]["context_parallel_size"] > 1
+    assert (own.memory_bytes, own.step_seconds) == (choice.memory_bytes, choice.step_seconds)
+    for other in others:
+        better = other.step_seconds < own.step_seconds and other.world_size <= 16
+        assert not better or other.memory_bytes > 80e9 * (1 - SPARE)
+    assert search_report(job(), PlanSearch(gpus=8, top=1)).context is None
+
+
 def test_a_search_in_another_process_finds_the_same_and_ends_in_time() -> None:
     spec, asked = job(), PlanSearch(gpus=8, top=2, cluster=network(4, 300, 25))
     assert search_apart(spec, asked, 60) == search_report(spec, asked)

@@ -10,7 +10,8 @@ rank that computes each, the transfers that follow from these, and an order of t
 * ``transfers`` says what ranks send each other, in rounds and in stages of even traffic;
 * ``pieces`` is one rank's part of all this, as ``parallel/context`` carries it out;
 * ``cost`` and ``figures`` make bytes and seconds of it;
-* ``dealt`` is how the trainer deals tokens, and ``between`` what its ranks send to other nodes.
+* ``dealt`` is how the trainer deals tokens, and ``between`` what its ranks send to other nodes;
+* ``wire`` is what a rank is sent of one document, over which links.
 
 Placements, tasks and transfers are in integers and in a fixed order, and which placement a micro-batch gets is by sums
 in a fixed order, so that ranks agree, each by itself.

@@ -1,5 +1,6 @@
 """What context parallel ranks send each other: keys and values, or the latents that these are made of."""
 
+from boost_core.architecture.sharding import chosen_sharding
 from boost_core.config.job import JobSpec
 from boost_core.config.legality import cannot_send_latents
 from boost_core.hardware import BYTES
@@ -8,11 +9,12 @@ from boost_core.plan.context.cost import AttentionLayer, Exchange
 
 
 def attention_layer(job: JobSpec) -> AttentionLayer:
-    """A layer's attention on each rank."""
-    model = job.model
+    """A layer's attention on each rank, which has all heads where its tensor parallel strategy does not split them."""
+    model, parallelism = job.model, job.parallelism
+    ranks = parallelism.tensor_parallel_size if chosen_sharding(model, parallelism).wide else 1
     return AttentionLayer(
-        model.hidden_size, model.key_value_size, model.num_attention_heads, model.rank,
-        job.parallelism.tensor_parallel_size, BYTES[job.training.precision],
+        model.hidden_size, model.key_value_size, model.num_attention_heads, model.rank, ranks,
+        BYTES[job.training.precision],
     )  # fmt: skip
 
 

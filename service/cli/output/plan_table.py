@@ -7,6 +7,7 @@ from boost_core.hardware import BYTES
 from boost_core.messages.report_text import duration
 from boost_core.messages.reports import Provenance
 from boost_core.plan.auto_layouts import ChosenLayouts
+from boost_core.plan.context_report import PlannedContext
 from boost_core.plan.report import Plan, PlannedShape
 from boost_core.plan.search_report import PlannedChoice, SearchReport
 from service.cli.output.printing import print_table, say
@@ -31,6 +32,7 @@ def print_plan(plan: Plan, spec: JobSpec) -> None:
     say(f"the most that a rank needs: {', '.join(f'{part} {_size(getattr(largest, part))}' for part in _MEMORY)}")
     if plan.fastest is not None:
         say(f"a step of the fastest: {', '.join(_parts(plan.shapes[plan.fastest]))}")
+        _print_context(plan.shapes[plan.fastest].context)
     say("exchange: what a rank hands to tensor parallel all-reduces for a micro-batch, and in how many of them")
     for note in plan.notes:
         say(f"note: {note}")
@@ -63,8 +65,14 @@ def print_search(found: SearchReport) -> None:
         say("nothing fits")
     for line in (*found.why, *found.would_change):
         say(f"- {line}")
+    _print_context(found.context)
     by = _PROVENANCE[found.provenance]
     say(f"{found.combinations:,} combinations of sizes, micro-batch and schedule; seconds are {by}")
+
+
+def _print_context(context: PlannedContext | None) -> None:
+    for line in () if context is None else context.why:
+        say(f"long context: {line}")
 
 
 def _step(planned: PlannedShape | PlannedChoice) -> str:
