@@ -6,6 +6,7 @@ Shape suffixes: b sequences of s positions, and t = s + 1 tokens; T = b·s token
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from boost_core.data.sampler import Sequences
@@ -25,6 +26,19 @@ def most_documents(sequences: Sequences, end_of_document: int | None) -> int:
     if end_of_document is None:
         return 1
     return 1 + int((sequences[:, :-1] == end_of_document).sum(axis=1).max())
+
+
+def document_lengths(sequences: Sequences, end_of_document: int | None) -> tuple[int, ...]:
+    """Tokens of each document of ``[b, t]`` sequences on the host, one sequence after the other.
+
+    Sequences are documents where none ends one; the last token of each is left out, as nothing is predicted after it.
+    """
+    count, length = len(sequences), sequences.shape[1] - 1
+    if end_of_document is None:
+        return (length,) * count
+    ends = np.flatnonzero(sequences[:, :-1] == end_of_document) + 1
+    borders = np.union1d(ends, np.arange(0, (count + 1) * length, length))
+    return tuple(np.diff(borders).tolist())
 
 
 @dataclass(frozen=True)

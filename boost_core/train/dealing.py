@@ -3,6 +3,10 @@
 The norms, the projections, the MLP and the loss are of each token by itself, so a rank may have any tokens if their
 positions come with them; attention alone asks other ranks for keys.
 
+Plans are made of the sequences as the host has them, which waits for no device: that of a step's first micro-batch
+while the step before is still computed, of the others while the one before is. A thread would hold the host up for as
+long as it plans, since both are Python.
+
 Shape suffixes: T tokens of a micro-batch or a rank's own of them.
 """
 
@@ -14,15 +18,17 @@ from dataclasses import dataclass
 import torch
 
 from boost_core.config import JobSpec
+from boost_core.data.sampler import Sequences
 from boost_core.nn.attention import Rotation
-from boost_core.nn.documents import begins
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.context.attention import ContextAttention
 from boost_core.parallel.context.latents import LatentRoute
+from boost_core.parallel.context.pieces import integers
 from boost_core.parallel.process_groups import ProcessGroups
 from boost_core.plan.context.dealt import Dealing
+from boost_core.plan.context.figures import ContextPlan
 from boost_core.plan.machine import machine_for
-from boost_core.train.batch import Batch
+from boost_core.train.batch import Batch, document_lengths
 
 
 @dataclass(frozen=True)
@@ -81,40 +87,52 @@ class Dealer:
         rotation: The rotary embedding of whole sequences.
         groups: The context parallel group, and the tensor parallel one.
         device: Where the tokens are.
+        end_of_document: The token that ends a document; ``None`` where documents see each other.
 
     Attributes:
         rotation: As given.
         load: Of the newest step.
     """
 
-    def __init__(self, spec: JobSpec, rotation: Rotation, groups: ProcessGroups, device: torch.device) -> None:
+    def __init__(
+        self, spec: JobSpec, rotation: Rotation, groups: ProcessGroups, device: torch.device,
+        end_of_document: int | None,
+    ) -> None:  # fmt: skip
         self.rotation, self._ranks, self._device = rotation, groups.context, device
-        self.load = Load()
+        self.load, self._end = Load(), end_of_document
+        self._planned: tuple[tuple[int, ...], ContextPlan] | None = None
         self._newest: tuple[tuple[int, ...], OwnTokens] | None = None
         machine = machine_for(spec.resources, spec.training.precision)
         self._dealing = Dealing.of(spec, machine)
         nodes = _nodes_of_latents(spec, self._dealing, groups.context, device)
         self._route = LatentRoute(nodes, groups.tensor, self._at) if nodes else None
 
-    def deal(self, batch: Batch) -> OwnTokens:
-        """This rank's of a micro-batch; the layers and the backward pass share what it takes to attend to others'."""
+    def deal(self, batch: Batch, sequences: Sequences) -> OwnTokens:
+        """This rank's of a micro-batch; the layers and the backward pass share what it takes to attend to others'.
+
+        Args:
+            batch: The micro-batch.
+            sequences: The same on the host, ``[b, t]``.
+        """
         if self._ranks.size == 1:
             return OwnTokens(self.rotation.with_documents(batch.starts))
-        documents = self._documents(batch)
+        documents = document_lengths(sequences, self._end)
         if self._newest is None or self._newest[0] != documents:
             self._newest = None  # first, as the next ones need room, too
-            self._newest = documents, self._own(documents)
+            self._newest = documents, self._own(self._plan(documents))
         return self._newest[1]
 
-    def _documents(self, batch: Batch) -> tuple[int, ...]:
-        """Tokens of each document; sequences are such where documents are not apart."""
-        length = self.rotation.sequence_length
-        if batch.starts is None:
-            return (length,) * (len(batch.tokens) // length)
-        return tuple(tokens for tokens in begins(batch.starts, length).diff().tolist() if tokens)
+    def foresee(self, sequences: Sequences) -> None:
+        """Plan a micro-batch that is to come, on the host alone."""
+        if self._ranks.size > 1:
+            self._plan(document_lengths(sequences, self._end))
 
-    def _own(self, documents: tuple[int, ...]) -> OwnTokens:
-        plan = self._dealing.plan(documents)
+    def _plan(self, documents: tuple[int, ...]) -> ContextPlan:
+        if self._planned is None or self._planned[0] != documents:
+            self._planned = documents, self._dealing.plan(documents)
+        return self._planned[1]
+
+    def _own(self, plan: ContextPlan) -> OwnTokens:
         attention = ContextAttention(plan, self._ranks, self._device, self._route)
         places = self._places(attention.chunks)
         load = Load(max(plan.loads), sum(plan.loads) / plan.ranks)
@@ -127,8 +145,8 @@ class Dealer:
     def _places(self, chunks: Sequence[int]) -> torch.Tensor:
         """Where their tokens are in the micro-batch."""
         size = self._dealing.chunk
-        places = torch.cat([torch.arange(number * size, (number + 1) * size) for number in chunks])
-        return places.to(self._device)
+        first_n = integers(list(chunks), torch.int64, self._device) * size
+        return (first_n.unsqueeze(1) + torch.arange(size, device=self._device)).flatten()
 
 
 def _nodes_of_latents(

@@ -20,6 +20,7 @@ class StepInputs:
         device: Where they are read.
 
     Attributes:
+        sequences: Those that were written last, on the host; it has room for more.
         token_bt: Each sequence with the token that follows it.
         loss_limit: The loss above which the step has diverged, one float64 element.
         notices: What this rank tells all, one float64 element each, 0 or 1: to halt, to store before that, to put off
@@ -32,6 +33,7 @@ class StepInputs:
             for shape, dtype in (((sequences, length + 1), torch.int64), ((5,), torch.float64))
         ]
         self._written = [tensor.numpy() for tensor in self._on_host]
+        self.sequences: Sequences = self._written[0]
         # On CPU these are the same tensors.
         self._read = [tensor.to(device) for tensor in self._on_host]
         self.token_bt, words = self._read

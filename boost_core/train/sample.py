@@ -98,8 +98,8 @@ def continued(
     begins = [len(prompt) for prompt in prompts]
     for _ in range(new_tokens):
         with state.model.predicting():
-            batch = Batch.of(token_bt.numpy(force=True), state.end_of_document, state.mesh.device)
-            found_T = forward(state, batch)
+            sequences = token_bt.numpy(force=True)
+            found_T = forward(state, Batch.of(sequences, state.end_of_document, state.mesh.device), sequences)
         # Ranks without the head hear of the tokens from the one that has it.
         next_b = torch.zeros_like(last_b) if found_T is None else found_T.view(-1, length)[rows, last_b]
         pipeline.all_reduce_(next_b, "samples")

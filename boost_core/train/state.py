@@ -137,11 +137,11 @@ class TrainState:
         inputs = StepInputs(training.global_batch_size // groups.replicas.size, training.sequence_length, device)
         required = training.cuda_graphs == "on"
         graph = StepGraph(obstacle(spec, device), required, clock, ledger, all_agree, abandon)
+        end = end_of_document if spec.data.documents_apart else None
+        dealer = Dealer(spec, rotation, groups, device, end)
         return cls(
-            spec, mesh, ledger, clock, groups, model, axes, Dealer(spec, rotation, groups, device), optimizer,
-            gradients, pipeline,
-            end_of_document if spec.data.documents_apart else None, inputs, graph,
-        )  # fmt: skip
+            spec, mesh, ledger, clock, groups, model, axes, dealer, optimizer, gradients, pipeline, end, inputs, graph
+        )
 
     def draw(self) -> None:
         """Give the weights the values that training starts from, which depend on the job's seed alone.

@@ -71,10 +71,13 @@ def training_step(
     state.clock.begin()
     with record_function("data"):  # these are names for profiles
         sequences = _sequences(state, sampler, state.samples, size)
-        crowded = _crowded(state, sampler, state.samples + size)
+        following = _following(state, sampler, state.samples + size)
+        crowded = _crowded(state, following)
     state.clock.has_batch()
     state.inputs.write(sequences, loss_limit, (requests.halt, requests.store, requests.put_off, crowded))
     values, clip = _worked(state, size, most_documents(sequences, state.end_of_document))
+    if following is not None:
+        state.dealer.foresee(following[: state.spec.training.micro_batch_size])
     with record_function("optimizer"):
         return _update(state, values, clip, refuse, before_update)
 
@@ -85,13 +88,20 @@ def _sequences(state: TrainState, sampler: Sampler, samples: int, size: int) -> 
     return sampler.sequences(*replica_share(samples, size, replicas.rank, replicas.size))
 
 
-def _crowded(state: TrainState, sampler: Sampler, samples: int) -> bool:
-    """Whether this replica's part of the next batch has too many documents for a captured step."""
+def _following(state: TrainState, sampler: Sampler, samples: int) -> Sequences | None:
+    """This replica's part of the next batch, if anything of it is to be known ahead."""
     training, following = state.spec.training, state.step + 2
-    if state.end_of_document is None or state.graph.obstacle is not None or following > training.steps:
+    captured = state.end_of_document is not None and state.graph.obstacle is None
+    if following > training.steps or not (captured or state.process_groups.context.size > 1):
+        return None
+    return _sequences(state, sampler, samples, training.batch_size(following))
+
+
+def _crowded(state: TrainState, following: Sequences | None) -> bool:
+    """Whether this replica's part of the next batch has too many documents for a captured step."""
+    if following is None or state.end_of_document is None or state.graph.obstacle is not None:
         return False
-    sequences = _sequences(state, sampler, samples, training.batch_size(following))
-    return most_documents(sequences, state.end_of_document) > document_places(training.sequence_length)
+    return most_documents(following, state.end_of_document) > document_places(state.spec.training.sequence_length)
 
 
 def _worked(state: TrainState, size: int, documents: int) -> Results:
@@ -149,10 +159,12 @@ def _tokens_of_all(state: TrainState, batch: Batch, size: int) -> float | torch.
 def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tensor, count: int) -> torch.Tensor:
     """Forward and backward of so many micro-batches of this replica, one by one; its part of the mean loss."""
     loss, state.dealer.load = torch.zeros((), dtype=torch.float64, device=state.mesh.device), Load()
-    for micro_batch, weight_T in zip(batch.micro_batches(count), weight_N.chunk(count), strict=True):
+    size = state.spec.training.micro_batch_size
+    parts = zip(batch.micro_batches(count), weight_N.chunk(count), strict=True)
+    for number, (micro_batch, weight_T) in enumerate(parts):
         state.clock.enter(Part.FORWARD)
         with record_function("forward"):
-            own = state.dealer.deal(micro_batch)
+            own = state.dealer.deal(micro_batch, state.inputs.sequences[number * size : (number + 1) * size])
             state.dealer.load += own.load
             part: torch.Tensor = (_losses(state, micro_batch, own) * own.of(weight_T)).sum()
         state.clock.enter(Part.BACKWARD)
@@ -204,13 +216,19 @@ def losses(state: TrainState, sequences: Sequences) -> tuple[torch.Tensor | None
     The losses are ``None`` on pipeline ranks without the last stage.
     """
     batch = Batch.of(sequences, state.end_of_document, state.mesh.device)
-    return forward(state, batch), batch.counts
+    return forward(state, batch, sequences), batch.counts
 
 
-def forward(state: TrainState, batch: Batch) -> torch.Tensor | None:
-    """What the head gives of each token, ``[T]``, without a backward pass; ``None`` on ranks without the last stage."""
+def forward(state: TrainState, batch: Batch, sequences: Sequences) -> torch.Tensor | None:
+    """What the head gives of each token, ``[T]``, without a backward pass; ``None`` on ranks without the last stage.
+
+    Args:
+        state: The model.
+        batch: The tokens.
+        sequences: The same on the host, ``[b, s + 1]``.
+    """
     if state.pipeline is None:
-        own = state.dealer.deal(batch)
+        own = state.dealer.deal(batch, sequences)
         return own.among_all(_losses(state, batch, own), len(batch.tokens), state.process_groups.context)
     return state.pipeline.losses(batch.tokens, batch.targets, batch.starts)
 

@@ -3,7 +3,7 @@
 import gc
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,17 +19,20 @@ from boost_core.data.sampler import EvaluationSet, Sequences
 from boost_core.data.stream import TokenStream
 from boost_core.hardware import LINKS
 from boost_core.messages.reports import Report, StepReport
+from boost_core.nn.documents import begins
 from boost_core.optim.build import COMPUTE_TYPES
+from boost_core.parallel.clock import StepClock
 from boost_core.parallel.ledger import Entry
 from boost_core.plan.cluster import Cluster, Level
 from boost_core.plan.context.between import sent_between_nodes
 from boost_core.plan.context.cost import AttentionLayer, Rates
 from boost_core.plan.context.dealt import Dealing
-from boost_core.plan.context.figures import figures
+from boost_core.plan.context.figures import ContextPlan, figures
 from boost_core.plan.machine import Machine, machine_for
 from boost_core.plan.resize import units
 from boost_core.plan.work import block_work
-from boost_core.train.batch import Batch
+from boost_core.train.batch import Batch, document_lengths
+from boost_core.train.dealing import Dealer, OwnTokens
 from boost_core.train.evaluate import evaluate
 from boost_core.train.loop import train
 from boost_core.train.membership import Membership, Outcome, StepTimes
@@ -248,8 +251,9 @@ def two_nodes(case: Case) -> Machine:
 def let_go(case: Case) -> bool:
     """Whether nothing holds a state whose step has ended before its backward pass."""
     state = TrainState.initial(case.spec(case.layout), CPU, end_of_document=END)
-    batch = Batch.of(Drawn(case.documents).sequences(0, 1), END, CPU)
-    own = state.dealer.deal(batch)
+    sequences = Drawn(case.documents).sequences(0, 1)
+    batch = Batch.of(sequences, END, CPU)
+    own = state.dealer.deal(batch, sequences)
     loss_T = state.model(own.of(batch.tokens), own.of(batch.targets), own.rotation)
     left = weakref.ref(state.gradients), weakref.ref(state.process_groups)
     del state, own, loss_T
@@ -260,6 +264,41 @@ def let_go(case: Case) -> bool:
 def test_attention_that_is_kept_holds_nothing_when_a_step_breaks(ranks: Ranks) -> None:
     case = Case("cola", Layout(1, 1, 1, cp=2), 2, "latent", 1, exchange="latents")
     assert ranks.run(2, let_go, case) == [True] * 2
+
+
+def planned_ahead(case: Case) -> tuple[list[str], list[bool]]:
+    """When plans are made in three steps, and whether they are those of lengths that the device has."""
+    state, drawn, order, alike = TrainState.initial(case.spec(case.layout), CPU, end_of_document=END), Drawn(3), [], []
+    plan, values, deal = Dealing.plan, StepClock.values, Dealer.deal
+
+    def planned(dealing: Dealing, documents: Sequence[int]) -> ContextPlan:
+        order.append("plan")
+        return plan(dealing, documents)
+
+    def waited(clock: StepClock, tensor: torch.Tensor) -> list[float]:
+        order.append("wait")
+        return values(clock, tensor)
+
+    def dealt(dealer: Dealer, batch: Batch, sequences: Sequences) -> OwnTokens:
+        assert batch.starts is not None
+        lengths = begins(batch.starts, LENGTH).diff()
+        alike.append(document_lengths(sequences, END) == tuple(lengths[lengths > 0].tolist()))
+        return deal(dealer, replace(batch, starts=batch.starts.to("meta")), sequences)  # what nobody can read
+
+    with (
+        patch.object(Dealing, "plan", planned), patch.object(StepClock, "values", waited),
+        patch.object(Dealer, "deal", dealt),
+    ):  # fmt: skip
+        for _ in range(3):
+            training_step(state, drawn)  # type: ignore[arg-type]
+    return order, alike
+
+
+def test_plans_wait_for_no_device_and_a_steps_first_is_made_before_the_step_before_ends(ranks: Ranks) -> None:
+    case = Case("cola", Layout(1, 1, 1, cp=2), 3, "none", 2)
+    for order, alike in ranks.run(2, planned_ahead, case):
+        assert order == ["plan", "plan", "plan", "wait", "plan", "plan", "wait", "plan", "wait"]
+        assert alike == [True] * 6
 
 
 def test_kept_attention_is_not_planned_again() -> None:
