@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from functools import lru_cache
 
+from boost_core.config.attention_problems import attention_problems
 from boost_core.config.base import FieldProblem
 from boost_core.config.chunks import EFFICIENT, MOST_CHUNKS, chunk_tokens
 from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig
@@ -40,6 +41,7 @@ def layout_problems(
         *strategy_problems(model, parallelism),
         *_pipeline_problems(model, parallelism, training),
         *_context_problems(model, parallelism, training),
+        *attention_problems(model, parallelism, training),
         *_batch_problems(parallelism, training),
         *_optimizer_problems(model, parallelism, optimizer),
         *_precision_problems(model, parallelism, training),

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from boost_core.config.attention import SparseAttentionConfig
 from boost_core.config.base import Config, Count
 
 
@@ -59,6 +60,10 @@ class TrainingConfig(Config):
         description="Weight of the z-loss, the square of the logits' log-sum-exp (PaLM: 1e-4). It is in the gradients, "
         "and not in the losses that are reported.",
     )
+    attention: SparseAttentionConfig | None = Field(
+        None,
+        description="Sparse attention in training; validation and text are made with dense attention. Default: dense.",
+    )
     evaluate_every_steps: Count = Field(
         100, description="Evaluate on the validation text every this many steps, and at the end."
     )
@@ -97,6 +102,11 @@ class TrainingConfig(Config):
             if larger is not None and larger <= smaller:
                 raise ValueError(f"a batch of {larger} follows one of {smaller}; let batches grow up to the last")
         return value
+
+    @property
+    def attended_share(self) -> float:
+        """The share of a sequence's pairs of query and key that attention computes at most."""
+        return 1.0 if self.attention is None else self.attention.budget
 
     def micro_batches(self, replicas: int) -> int:
         """Micro-batches of a data parallel replica in a step, once the batch has grown."""

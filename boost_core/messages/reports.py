@@ -59,6 +59,14 @@ class StepReport(Frozen):
         description="Attention of the context parallel rank that has most in each micro-batch, over their mean, by the "
         "plans of rank 0's sequences; null where each rank has whole ones.",
     )
+    attention_recall: float | None = Field(
+        None,
+        description="Share of dense attention that sparse attention kept, in the mean over some queries of rank 0's "
+        "documents, heads and layers; null where attention is dense.",
+    )
+    attention_density: float | None = Field(
+        None, description="Share of their pairs of query and key that it computed; null as well."
+    )
     held_seconds: float = Field(
         0.0, description="How long checkpoints and copies blocked the loop since the previous step."
     )

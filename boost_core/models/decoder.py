@@ -77,7 +77,7 @@ class Decoder(nn.Module):
     ) -> tuple[Residual, Carried | None]:
         """The residual stream through blocks of these numbers, and what the last hands on."""
         for number in blocks:
-            residual, carried = self.recompute(self.blocks[number], residual, rotation, carried)
+            residual, carried = self.recompute(self.blocks[number], residual, rotation.for_layer(), carried)
         return residual, carried
 
     def losses(self, residual: Residual, target_T: torch.Tensor) -> torch.Tensor:

@@ -70,7 +70,7 @@ class KeptAttention:
 
 
 class Attend(Protocol):
-    """How tokens attend that are not all of their sequences'.
+    """How tokens attend in a way of their own: those that are not all of their sequences', or sparsely.
 
     Attributes:
         sends_latents: Whether it asks for what keys and values are made of.
@@ -78,6 +78,9 @@ class Attend(Protocol):
 
     @property
     def sends_latents(self) -> bool: ...  # noqa: D102
+
+    def for_layer(self) -> "Attend":
+        """The same for one layer, whose forward pass and recomputation call it."""
 
     def __call__(
         self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor,
@@ -149,7 +152,7 @@ class Rotation:
         window: How many positions each sees, itself included; ``None`` for all before it.
 
     Attributes:
-        attend: How tokens attend that are not all of their sequences'; ``None`` where they are.
+        attend: How tokens attend in a way of their own; ``None`` where all see all before them.
     """
 
     def __init__(
@@ -198,6 +201,16 @@ class Rotation:
         own._cosine_se, own._sine_se = self._cosine_se[position_T], self._sine_se[position_T]
         own._cast, own.attend = {}, attend
         return own
+
+    def attending(self, attend: Attend) -> "Rotation":
+        """The same for tokens that attend in a way of their own."""
+        own = copy(self)
+        own.attend = attend
+        return own
+
+    def for_layer(self) -> "Rotation":
+        """The same for one layer, in its forward pass and where that is computed again."""
+        return self if self.attend is None else self.attending(self.attend.for_layer())
 
     def splits(self, count: int) -> list["Rotation"]:
         """The same for each of equal splits of the sequences."""

@@ -96,6 +96,7 @@ def captures_steps(job: JobSpec) -> bool:
     """Whether a job's steps are captured as CUDA graphs, as far as can be planned; see ``train.step_graph``."""
     on_gpu, parallelism = job.resources.gpus_per_worker > 0, job.parallelism
     by_itself = parallelism.pipeline_parallel_size == parallelism.context_parallel_size == 1
+    by_itself = by_itself and job.training.attention is None
     return on_gpu and by_itself and job.training.cuda_graphs != "off" and attends_on_device(job)
 
 

@@ -20,6 +20,8 @@ import torch
 from boost_core.config import JobSpec
 from boost_core.data.sampler import Sequences
 from boost_core.nn.attention import Rotation
+from boost_core.nn.sparse.attention import SparseAttention
+from boost_core.nn.sparse.recall import Tally
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.context.attention import ContextAttention
 from boost_core.parallel.context.latents import LatentRoute
@@ -92,6 +94,7 @@ class Dealer:
     Attributes:
         rotation: As given.
         load: Of the newest step.
+        tally: What sparse attention has kept of the newest step's; of this rank's heads.
     """
 
     def __init__(
@@ -99,7 +102,8 @@ class Dealer:
         end_of_document: int | None,
     ) -> None:  # fmt: skip
         self.rotation, self._ranks, self._device = rotation, groups.context, device
-        self.load, self._end = Load(), end_of_document
+        self.load, self.tally, self._end = Load(), Tally(), end_of_document
+        self._sparse = spec.training.attention
         self._planned: tuple[tuple[int, ...], ContextPlan] | None = None
         self._newest: tuple[tuple[int, ...], OwnTokens] | None = None
         machine = machine_for(spec.resources, spec.training.precision)
@@ -107,16 +111,26 @@ class Dealer:
         nodes = _nodes_of_latents(spec, self._dealing, groups.context, device)
         self._route = LatentRoute(nodes, groups.tensor, self._at) if nodes else None
 
+    def begin_step(self) -> None:
+        """Count a step anew."""
+        self.load, self.tally = Load(), Tally()
+
     def deal(self, batch: Batch, sequences: Sequences) -> OwnTokens:
         """This rank's of a micro-batch; the layers and the backward pass share what it takes to attend to others'.
+
+        Without gradients attention is dense: the last tokens of a document choose what sparse attention sees, which
+        tells of what follows, and text that is being made has none yet.
 
         Args:
             batch: The micro-batch.
             sequences: The same on the host, ``[b, t]``.
         """
-        if self._ranks.size == 1:
+        if self._ranks.size == 1 and (self._sparse is None or not torch.is_grad_enabled()):
             return OwnTokens(self.rotation.with_documents(batch.starts))
         documents = document_lengths(sequences, self._end)
+        if self._sparse is not None:
+            attention = SparseAttention(self._sparse, documents, self._device, self.tally)
+            return OwnTokens(self.rotation.attending(attention))
         if self._newest is None or self._newest[0] != documents:
             self._newest = None  # first, as the next ones need room, too
             self._newest = documents, self._own(self._plan(documents))

@@ -287,6 +287,8 @@ class _Run(_Keeping):
                 backward_seconds=parts.backward,
                 optimizer_seconds=parts.optimizer,
                 context_imbalance=state.dealer.load.imbalance,
+                attention_recall=state.dealer.tally.recall,
+                attention_density=state.dealer.tally.density,
                 held_seconds=held_seconds,
             )
         )

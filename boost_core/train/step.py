@@ -14,7 +14,7 @@ from boost_core.optim.norm import clip_factor, global_norm
 from boost_core.optim.schedule import learning_rate
 from boost_core.parallel.ledger import Part
 from boost_core.train.batch import Batch, document_places, most_documents
-from boost_core.train.dealing import Load, OwnTokens
+from boost_core.train.dealing import OwnTokens
 from boost_core.train.state import TrainState
 from boost_core.train.step_graph import Results
 
@@ -158,7 +158,8 @@ def _tokens_of_all(state: TrainState, batch: Batch, size: int) -> float | torch.
 
 def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tensor, count: int) -> torch.Tensor:
     """Forward and backward of so many micro-batches of this replica, one by one; its part of the mean loss."""
-    loss, state.dealer.load = torch.zeros((), dtype=torch.float64, device=state.mesh.device), Load()
+    loss = torch.zeros((), dtype=torch.float64, device=state.mesh.device)
+    state.dealer.begin_step()
     size = state.spec.training.micro_batch_size
     parts = zip(batch.micro_batches(count), weight_N.chunk(count), strict=True)
     for number, (micro_batch, weight_T) in enumerate(parts):

@@ -159,6 +159,8 @@ def obstacle(spec: JobSpec, device: torch.device) -> str | None:
         return "the host takes part in a pipeline's schedule"
     if spec.parallelism.context_parallel_size > 1:
         return "the host plans who attends to what"
+    if spec.training.attention is not None:
+        return "what sparse attention computes is chosen on the host in each step"
     if device.type != "cuda":
         return "the job trains on CPU"
     if not attends_on_device(spec):

@@ -236,6 +236,16 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
         _of_step(lambda step: step.context_imbalance),
     ),
     Value(
+        "boost_job_attention_recall_ratio",
+        "Part of dense attention that the newest step's sparse attention kept, of some queries of rank 0's.",
+        _of_step(lambda step: step.attention_recall),
+    ),
+    Value(
+        "boost_job_attention_density_ratio",
+        "Part of their pairs of query and key that it computed.",
+        _of_step(lambda step: step.attention_density),
+    ),
+    Value(
         "boost_job_communication_bytes",
         "Payload of the newest step's collectives on one rank.",
         _of_step(lambda step: step.communication_bytes),

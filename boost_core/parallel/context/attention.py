@@ -63,6 +63,10 @@ class ContextAttention:
         """Whether a call has to say what keys and values are made of."""
         return self._route is not None
 
+    def for_layer(self) -> "ContextAttention":
+        """Itself: layers differ in nothing."""
+        return self
+
     def __call__(
         self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor,
         latents: KeyLatents | None = None, kept: KeptAttention | None = None,

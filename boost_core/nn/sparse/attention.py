@@ -1,0 +1,109 @@
+"""Attention of a micro-batch's documents, the long ones of which are attended to sparsely.
+
+What a document's queries see is chosen in the forward pass, and kept for where the backward pass computes that again:
+chosen twice it could come out differently, and the gradients would be those of another mask.
+
+Shape suffixes: T tokens, h heads, j heads of keys and values, e head size; m tokens of a document.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+
+import torch
+
+from boost_core.config.attention import SparseAttentionConfig
+from boost_core.nn.attention import KeptAttention, KeyLatents
+from boost_core.nn.documents import attention_within
+from boost_core.nn.sparse.index import Lines, find_lines
+from boost_core.nn.sparse.product import attention_under
+from boost_core.nn.sparse.recall import Tally
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A long document, or short ones that lie one after the other.
+
+    Attributes:
+        tokens: Their places.
+        begins: Where those that are attended to densely begin among them and the last one ends, on the device; ``None``
+            of a long one.
+        longest: None of them has more tokens.
+    """
+
+    tokens: slice
+    begins: torch.Tensor | None
+    longest: int
+
+
+class SparseAttention:
+    """Causal attention of each document to itself, sparse where it is long; see ``nn.attention.Attend``.
+
+    Args:
+        how: What the long ones' queries see, and how long these are.
+        documents: Tokens of each of the micro-batch's, one after the other.
+        device: Where they are.
+        tally: Counts what is kept, of all micro-batches of a step.
+    """
+
+    sends_latents = False
+
+    def __init__(
+        self, how: SparseAttentionConfig, documents: Sequence[int], device: torch.device, tally: Tally
+    ) -> None:
+        self._how, self._tally = how, tally
+        self._parts = _parts(documents, how.from_length, device)
+        self._found: list[list[Lines]] | None = None
+
+    def for_layer(self) -> "SparseAttention":
+        """The same for one layer, which keeps what its queries see."""
+        own = copy(self)
+        own._found = None
+        return own
+
+    def __call__(
+        self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor,
+        latents: KeyLatents | None = None, kept: KeptAttention | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """Attention, ``[T, h, e]``; the lines are those of the first call."""
+        del latents, kept  # it sends nothing, and computes attention again, which is little
+        if self._found is None:
+            with torch.no_grad():
+                self._found = [
+                    self._find(query_The[part.tokens], key_Tje[part.tokens])
+                    for part in self._parts
+                    if part.begins is None
+                ]
+        found, outs = iter(self._found), []
+        for part in self._parts:
+            query, key, value = query_The[part.tokens], key_Tje[part.tokens], value_Tje[part.tokens]
+            if part.begins is None:
+                outs.append(attention_under(query, key, value, next(found)))
+            else:
+                outs.append(attention_within(query, key, value, part.begins, part.longest, None))
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def _find(self, query_mhe: torch.Tensor, key_mje: torch.Tensor) -> list[Lines]:
+        lines = find_lines(query_mhe, key_mje, self._how)
+        self._tally.add(query_mhe, key_mje, lines)
+        return lines
+
+
+def _parts(documents: Sequence[int], from_length: int, device: torch.device) -> list[_Part]:
+    parts, short, end = list[_Part](), list[int](), 0
+
+    def add_short() -> None:
+        if short:
+            begins = torch.tensor([0, *short], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32)
+            parts.append(_Part(slice(end - sum(short), end), begins, max(short)))
+            short.clear()
+
+    for tokens in documents:
+        if tokens < from_length:
+            short.append(tokens)
+        else:
+            add_short()
+            parts.append(_Part(slice(end, end + tokens), None, tokens))
+        end += tokens
+    add_short()
+    return parts

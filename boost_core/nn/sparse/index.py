@@ -1,0 +1,150 @@
+"""Which keys the queries of a document see: verticals, keys that all see, and slashes, distances at which all see.
+
+Rotary embeddings make attention of this form, and gradients have the same. So the last queries tell of all: their
+attention to every key, summed by column, says what a vertical would keep, and by diagonal, what a slash would. Slashes
+are whole blocks: slash D is the blocks of keys that lie D blocks before their queries' own, so its sum is that of
+the last queries' attention in such blocks. Slash 0, the queries' own block, is causal; a few more, for what is near,
+and the first keys, to which attention sinks, are always there.
+
+Shape suffixes: m tokens of the document, n = ⌈m/64⌉ blocks; h heads, j heads of keys, e head size; p of the last
+queries; l = n + m lines, slashes and then verticals.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from boost_core.config.attention import BLOCK, LAST_QUERIES, SparseAttentionConfig
+
+_HIDDEN = float("-inf")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What a head's queries see of one document.
+
+    A query sees a key of its own past if the distance of their blocks is a slash, or if the key is a vertical.
+
+    Attributes:
+        tokens: Of the document.
+        slashes: Distances in blocks, rising from 0.
+        verticals: Places of keys, rising.
+    """
+
+    tokens: int
+    slashes: torch.Tensor
+    verticals: torch.Tensor
+
+    @property
+    def blocks(self) -> int:
+        """Of the document, the last of which may not be full."""
+        return -(-self.tokens // BLOCK)
+
+    def is_slash(self) -> torch.Tensor:
+        """Of each distance in blocks, ``[n]``."""
+        is_slash_n = self.slashes.new_zeros(self.blocks, dtype=torch.bool)
+        return is_slash_n.index_fill_(0, self.slashes, True)
+
+    def sees(self, rows: torch.Tensor) -> torch.Tensor:
+        """Whether queries at some places see each key, ``[rows, m]``."""
+        place_m = torch.arange(self.tokens, device=rows.device)
+        distance = rows.unsqueeze(1) // BLOCK - place_m // BLOCK
+        seen = self.is_slash()[distance.clamp(min=0)]
+        seen |= torch.zeros_like(place_m, dtype=torch.bool).index_fill_(0, self.verticals, True)
+        return seen & (place_m <= rows.unsqueeze(1))
+
+    def pairs(self) -> torch.Tensor:
+        """How many pairs of query and key see each other; one element."""
+        tokens, blocks = self.tokens, self.blocks
+        rest = blocks * BLOCK - tokens  # that the last block lacks
+        own = (tokens * (BLOCK + 1) - (BLOCK - rest) * rest) // 2
+        by_slashes = (BLOCK * (tokens - BLOCK * self.slashes[1:])).sum()
+        block = self.verticals // BLOCK
+        covered = torch.searchsorted(self.slashes, blocks - 1 - block, right=True)
+        rows = tokens - BLOCK * (block + covered)
+        rows += rest * self.is_slash()[blocks - 1 - block]  # of the last block, if it is among those
+        return own + by_slashes + rows.sum()
+
+
+def find_lines(query_mhe: torch.Tensor, key_mje: torch.Tensor, how: SparseAttentionConfig) -> list[Lines]:
+    """What each head's queries see of a document.
+
+    Args:
+        query_mhe: The queries, turned; h is a multiple of j.
+        key_mje: The keys, turned.
+        how: What is always seen, and how much more may be.
+    """
+    share = query_mhe.shape[1] // key_mje.shape[1]
+    last_phe = query_mhe[-LAST_QUERIES:]
+    return [
+        choose_lines(*attention_of_last(last_phe[:, head], key_mje[:, head // share]), len(key_mje), how)
+        for head in range(query_mhe.shape[1])
+    ]
+
+
+def attention_of_last(query_pe: torch.Tensor, key_me: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of a document's last queries, summed over those of one block each: ``[b, m]``, and these blocks."""
+    dtype, tokens = torch.promote_types(query_pe.dtype, torch.float32), len(key_me)
+    row_p = torch.arange(tokens - len(query_pe), tokens, device=key_me.device)
+    mass_pm = attention_of_rows(query_pe.to(dtype), key_me.to(dtype), row_p)
+    first, last = (tokens - len(query_pe)) // BLOCK, (tokens - 1) // BLOCK
+    block_b = torch.arange(first, last + 1, device=key_me.device)
+    mass_bm = torch.stack([mass_pm[row_p // BLOCK == block].sum(dim=0) for block in range(first, last + 1)])
+    return mass_bm, block_b
+
+
+def attention_of_rows(query_pe: torch.Tensor, key_me: torch.Tensor, row_p: torch.Tensor) -> torch.Tensor:
+    """Dense causal attention of queries at some places, ``[p, m]``."""
+    score_pm: torch.Tensor = (query_pe * query_pe.shape[-1] ** -0.5) @ key_me.T
+    place_m = torch.arange(len(key_me), device=key_me.device)
+    return score_pm.masked_fill_(place_m > row_p.unsqueeze(1), _HIDDEN).softmax(dim=-1)
+
+
+def choose_lines(mass_bm: torch.Tensor, block_b: torch.Tensor, tokens: int, how: SparseAttentionConfig) -> Lines:
+    """Those that keep most for the pairs that they add, until enough is kept or the budget is used up.
+
+    A line's worth is its sum for each key that it adds to a query; equals are taken by distance, and then by place.
+
+    Args:
+        mass_bm: Attention of the last queries of each block to each key.
+        block_b: These blocks.
+        tokens: Of the document, m.
+        how: The budget, and what is always seen.
+    """
+    device, blocks, near = mass_bm.device, -(-tokens // BLOCK), how.near_blocks
+    place_m = torch.arange(tokens, device=device)
+    distance_bm = block_b.unsqueeze(1) - place_m // BLOCK
+    always_bm = (distance_bm < near) | (place_m < how.sink)
+    enough = how.mass * mass_bm.sum(dtype=torch.float64)
+    wanted = enough - mass_bm[always_bm].sum(dtype=torch.float64)
+    rest_bm = mass_bm.masked_fill(always_bm, 0.0)
+
+    slash_n = rest_bm.new_zeros(blocks)
+    for of_block_m, distance_m in zip(rest_bm, distance_bm, strict=True):
+        by_block_n = torch.nn.functional.pad(of_block_m, (0, blocks * BLOCK - tokens)).view(blocks, BLOCK).sum(dim=1)
+        slash_n[: int(distance_m[0]) + 1] += by_block_n[: int(distance_m[0]) + 1].flip(0)
+    mass_l = torch.cat([slash_n, rest_bm.sum(dim=0)])
+    worth_l = torch.cat([slash_n / BLOCK, mass_l[blocks:]])
+    distance_n = torch.arange(blocks, device=device)
+    pairs_l = torch.cat([BLOCK * (tokens - BLOCK * distance_n), tokens - BLOCK * (place_m // BLOCK + near)])
+
+    order_l = worth_l.argsort(descending=True, stable=True)
+    order_l = order_l[worth_l[order_l] > 0]
+    room = how.pairs(tokens) - how.always_pairs(tokens)
+    taken = order_l[: _fitting(mass_l[order_l], pairs_l[order_l], wanted, room)]
+    # A slash that no longer fits leaves room for verticals.
+    rest = order_l[len(taken) :]
+    rest = rest[rest >= blocks]
+    wanted, room = wanted - mass_l[taken].sum(dtype=torch.float64), room - int(pairs_l[taken].sum())
+    taken = torch.cat([taken, rest[: _fitting(mass_l[rest], pairs_l[rest], wanted, room)]])
+
+    nearest, first = distance_n[:near], place_m[: how.sink]
+    slashes = torch.cat([nearest, taken[taken < blocks].sort().values])
+    verticals = torch.cat([first, taken[taken >= blocks].sort().values - blocks])
+    return Lines(tokens, slashes, verticals)
+
+
+def _fitting(mass_l: torch.Tensor, pairs_l: torch.Tensor, wanted: torch.Tensor, room: int) -> int:
+    """How many lines, one after the other, it takes to keep what is wanted, as far as there is room for them."""
+    before_l = mass_l.cumsum(0, dtype=torch.float64) - mass_l
+    return int(((pairs_l.cumsum(0) <= room) & (before_l < wanted)).sum())

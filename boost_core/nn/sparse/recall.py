@@ -1,0 +1,46 @@
+"""What sparse attention keeps of dense attention, and of its pairs."""
+
+from collections.abc import Sequence
+
+import torch
+
+from boost_core.nn.sparse.index import Lines, attention_of_rows
+
+SAMPLED_ROWS = 32  # of a document and head
+
+
+class Tally:
+    """Sums over the documents, heads and layers of a step.
+
+    Attributes:
+        rows: Queries that were sampled.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._all_pairs = 0
+        self._kept: torch.Tensor | float = 0.0
+        self._pairs: torch.Tensor | int = 0
+
+    def add(self, query_mhe: torch.Tensor, key_mje: torch.Tensor, lines: Sequence[Lines]) -> None:
+        """Count a document: its queries, its keys, and what each head sees of them."""
+        tokens, share = len(query_mhe), len(lines) // key_mje.shape[1]
+        dtype = torch.promote_types(query_mhe.dtype, torch.float32)
+        rows = (2 * torch.arange(SAMPLED_ROWS, device=query_mhe.device) + 1) * tokens // (2 * SAMPLED_ROWS)
+        for head, of_head in enumerate(lines):
+            query_pe, key_me = query_mhe[rows, head].to(dtype), key_mje[:, head // share].to(dtype)
+            dense_pm = attention_of_rows(query_pe, key_me, rows)
+            self._kept = self._kept + dense_pm.mul_(of_head.sees(rows)).sum()
+            self._pairs = self._pairs + of_head.pairs()
+        self.rows += SAMPLED_ROWS * len(lines)
+        self._all_pairs += tokens * (tokens + 1) // 2 * len(lines)
+
+    @property
+    def recall(self) -> float | None:
+        """The mean share of a sampled query's dense attention that is kept; ``None`` of none."""
+        return float(self._kept) / self.rows if self.rows else None
+
+    @property
+    def density(self) -> float | None:
+        """The share of causal pairs that is seen; ``None`` of none."""
+        return int(self._pairs) / self._all_pairs if self.rows else None
