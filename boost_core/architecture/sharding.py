@@ -21,7 +21,7 @@ from typing import NamedTuple
 from boost_core.architecture.projections import ProjectionGroup, projection_groups
 from boost_core.architecture.roles import Role, SplitAxes
 from boost_core.config.model import ModelConfig
-from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.parallelism import ParallelismConfig, RecomputeMode
 from boost_core.config.strategy import StrategyName, chosen_strategy
 
 
@@ -92,11 +92,25 @@ def block_exchanges(model: ModelConfig, parallelism: ParallelismConfig) -> Excha
     return Exchanges(*(list(chain.from_iterable(payloads)) for payloads in both))
 
 
-def micro_batch_payloads(model: ModelConfig, parallelism: ParallelismConfig) -> Sequence[Payload]:
-    """What one block sends for a micro-batch: forward, backward, and again where it is computed again as a whole."""
+def micro_batch_payloads(model: ModelConfig, parallelism: ParallelismConfig, mode: RecomputeMode) -> Sequence[Payload]:
+    """What one block all-reduces for a micro-batch: forward, backward, and again where all of it is computed again."""
     exchanges = block_exchanges(model, parallelism)
-    again = exchanges.forward if parallelism.recompute == "full" else ()
+    again = exchanges.forward if mode == "full" else ()
     return [*exchanges.forward, *exchanges.backward, *again]
+
+
+def kept_latents(model: ModelConfig, parallelism: ParallelismConfig, crossed: bool) -> Sequence[int]:
+    """Elements a token of each of the latents that a block is given between two exchanges, whole.
+
+    Args:
+        model: The model.
+        parallelism: How it is split, by btp.
+        crossed: Whether latents of the block before cross into it.
+    """
+    rank, grouped = model.rank or 0, parallelism.group_projections
+    groups = projection_groups(model)
+    own = [len(product) * rank for group in groups for product in group.products(grouped)]
+    return own + [len(piece) * rank for group in groups if crossed for piece in group.pieces(grouped)]
 
 
 def _btp(group: ProjectionGroup, rank: int, parallelism: ParallelismConfig) -> Exchanges:

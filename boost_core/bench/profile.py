@@ -20,7 +20,7 @@ from boost_core.bench.rank import RunShape, block_seconds
 from boost_core.bench.results import Environment
 from boost_core.bench.timing import kernel_seconds
 from boost_core.bench.variants import VARIANTS
-from boost_core.config import JobSpec
+from boost_core.config import JobSpec, RecomputeMode
 from boost_core.hardware import BYTES
 from boost_core.plan.measured import MeasuredProfile
 from boost_core.plan.parameters import block_parameters
@@ -127,13 +127,19 @@ def _attention_rate(job: JobSpec, dtype: torch.dtype, device: torch.device, repe
         out = scaled_dot_product_attention(query, key, value, is_causal=True)
         torch.autograd.grad(out, parts, out.detach())
 
-    passes = block_work(job)
+    passes = block_work(job, _mode(job))
     flops = passes.forward.attention_flops + passes.backward.attention_flops
     return flops / min(kernel_seconds(both, device, repeats))
+
+
+def _mode(job: JobSpec) -> RecomputeMode:
+    """What the one block keeps."""
+    ((mode, _),) = job.parallelism.modes(0, 1)
+    return mode
 
 
 def _planned(job: JobSpec, profile: Profile) -> float:
     """A block's part of a step by the plan, without its exchanges."""
     weights = block_parameters(job.model, crossed=False) / job.parallelism.tensor_parallel_size
     update = profile.update_seconds(weights, BYTES[job.training.precision])
-    return max(profile.seconds(block_work(job).all), profile.block_seconds) + update
+    return max(profile.seconds(block_work(job, _mode(job)).all), profile.block_seconds) + update

@@ -10,7 +10,7 @@ from boost_core.config.faults import FaultToleranceConfig
 from boost_core.config.job import JobSpec, ResourcesConfig, load_job
 from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
-from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.parallelism import ParallelismConfig, RecomputeMode
 from boost_core.config.training import LoroConfig, MuonConfig, OptimizerConfig, TrainingConfig
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "MuonConfig",
     "OptimizerConfig",
     "ParallelismConfig",
+    "RecomputeMode",
     "ResourcesConfig",
     "SourceConfig",
     "TrainingConfig",

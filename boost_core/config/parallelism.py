@@ -1,5 +1,6 @@
 """How a gang is split."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -11,6 +12,8 @@ TensorSize = Annotated[int, Field(ge=1, le=1024)]
 PipelineSize = Annotated[int, Field(ge=1, le=32)]  # what it costs to plan a pipeline grows with its ranks
 DataSize = Annotated[int, Field(ge=1, le=65_536)]
 ContextSize = Annotated[int, Field(ge=1, le=64)]  # each step's plan costs the host time that grows with its ranks
+RecomputeMode = Literal["none", "latent", "shared", "full"]  # of a block; from what keeps most to what keeps least
+ModeRuns = tuple[tuple[RecomputeMode, int], ...]  # so many blocks in a row
 
 
 class SymmetricMemoryConfig(Config):
@@ -84,12 +87,13 @@ class ParallelismConfig(Config):
     group_projections: bool = Field(
         True, description="Compute q, k, v (and gate, up) in one matrix product and one exchange instead of one each."
     )
-    recompute: Literal["none", "latent", "full", "auto"] = Field(
+    recompute: Literal["none", "latent", "shared", "full", "auto"] = Field(
         "none",
         description="Activation checkpointing. latent: recompute everything but the latents, the residual and, of "
-        "context parallel ranks, attention's output, without a collective; for btp. full: recompute every block from "
-        "its input, collectives included. auto: in each layout the first of them that fits the GPU, whose kind the job "
-        "has to name.",
+        "context parallel ranks, attention's output, without a collective; for btp. shared: as latent, but each tensor "
+        "parallel rank keeps its slice of the latents, and the backward pass gathers them a block ahead. full: "
+        "recompute every block from its input, collectives included. auto: in each layout the first of them that fits "
+        "the GPU, whose kind the job has to name.",
     )
     split_micro_batch: bool = Field(
         False,
@@ -107,6 +111,21 @@ class ParallelismConfig(Config):
     def stages(self) -> int:
         """Stages of the pipeline over all ranks."""
         return self.pipeline_parallel_size * (1 if self.pipeline_schedule == "1f1b" else 2)
+
+    def modes(self, stage: int, blocks: int) -> ModeRuns:  # noqa: ARG002
+        """What a pipeline stage's blocks keep for the backward pass, in order; ``auto`` is resolved before.
+
+        Args:
+            stage: The stage's number.
+            blocks: How many it has.
+        """
+        if self.recompute == "auto":
+            raise AssertionError("recompute=auto comes to something else in each layout")
+        return ((self.recompute, blocks),)
+
+    def modes_of_all(self, blocks: int) -> Mapping[RecomputeMode, int]:
+        """How many of all of a model's blocks keep what."""
+        return dict(self.modes(0, blocks))
 
     @property
     def world_size(self) -> int:

@@ -23,7 +23,7 @@ def strategy_problems(model: ModelConfig, parallelism: ParallelismConfig) -> lis
     if strategy != "btp" and parallelism.norm != "fused":
         message = f"norm={parallelism.norm} is for a residual sharded by btp; {strategy} keeps it whole: leave norm out"
         problems.append(FieldProblem(("parallelism", "norm"), parallelism.norm, message))
-    problems += _recompute_problems(strategy, parallelism) + _split_problems(strategy, parallelism)
+    problems += _recompute_problems(strategy, model, parallelism) + _split_problems(strategy, parallelism)
     size = parallelism.tensor_parallel_size
     return problems + [
         FieldProblem(
@@ -34,12 +34,21 @@ def strategy_problems(model: ModelConfig, parallelism: ParallelismConfig) -> lis
     ]
 
 
-def _recompute_problems(strategy: StrategyName, parallelism: ParallelismConfig) -> list[FieldProblem]:
-    if parallelism.recompute != "latent":
+def _recompute_problems(
+    strategy: StrategyName, model: ModelConfig, parallelism: ParallelismConfig
+) -> list[FieldProblem]:
+    mode, size, rank = parallelism.recompute, parallelism.tensor_parallel_size, model.rank or 0
+    if mode not in ("latent", "shared"):
         return []
-    reason = _not_local_between_exchanges(strategy, parallelism)
-    message = f"latent computes again what lies between two exchanges of latents; {reason}, or use none or full"
-    return [FieldProblem(("parallelism", "recompute"), "latent", message)] if reason else []
+    message = ""
+    if reason := _not_local_between_exchanges(strategy, parallelism):
+        message = f"{mode} computes again what lies between two exchanges of latents; {reason}, or use none or full"
+    elif mode == "shared" and rank % size:
+        message = (
+            f"shared: {size} tensor parallel ranks cannot keep as many of model.rank={rank} elements each; use latent, "
+            f"or round up to model.rank={-(-rank // size) * size}"
+        )
+    return [FieldProblem(("parallelism", "recompute"), mode, message)] if message else []
 
 
 def _split_problems(strategy: StrategyName, parallelism: ParallelismConfig) -> list[FieldProblem]:
@@ -47,7 +56,7 @@ def _split_problems(strategy: StrategyName, parallelism: ParallelismConfig) -> l
         return []
     reason = _not_local_between_exchanges(strategy, parallelism)
     if parallelism.recompute == "full":  # which auto leaves out
-        reason = "recompute=full runs a block without a stop: use none or latent"
+        reason = "recompute=full runs a block without a stop: use none, latent or shared"
     message = f"two halves take turns at the exchanges of latents; {reason}, or leave split_micro_batch out"
     return [FieldProblem(("parallelism", "split_micro_batch"), True, message)] if reason else []
 

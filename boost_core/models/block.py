@@ -3,14 +3,14 @@
 Shape suffixes: T tokens, n any tokens, d hidden, r latent, f MLP, e head size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from boost_core.architecture.projections import ProjectionGroup, projection_groups
-from boost_core.config import ModelConfig, ParallelismConfig
+from boost_core.config import ModelConfig, ParallelismConfig, RecomputeMode
 from boost_core.kernels.gated_product import gated_product
 from boost_core.kernels.residual_add import Residual
 from boost_core.kernels.rotary import rotary
@@ -25,8 +25,9 @@ from boost_core.nn.attention import (
 )
 from boost_core.nn.bottleneck import Bottleneck
 from boost_core.nn.dense import Dense
-from boost_core.nn.overlap import Segments, checkpoint_segment, no_recompute, run_together
-from boost_core.nn.strategy import Latents, Strategy
+from boost_core.nn.overlap import Segments, checkpoint_block, checkpoint_segment, no_recompute, run_together
+from boost_core.nn.strategy import Latents, SharedLatents, Strategy
+from boost_core.parallel.shared_latents import Lookahead
 
 Whole = list[Latents]  # what the exchanges of one group of projections take and give
 Crossed = list[torch.Tensor]  # latents of one group for the next block
@@ -40,12 +41,15 @@ class Block(nn.Module):
 
     Args:
         model: The model's shape.
-        parallelism: How projections are grouped, and what is computed again between two exchanges.
+        parallelism: How projections are grouped.
         strategy: Serves the model's family.
         crosses: Whether latents of the block before cross into this one.
+        mode: What it keeps for the backward pass.
     """
 
-    def __init__(self, model: ModelConfig, parallelism: ParallelismConfig, strategy: Any, crosses: bool) -> None:
+    def __init__(
+        self, model: ModelConfig, parallelism: ParallelismConfig, strategy: Any, crosses: bool, mode: RecomputeMode
+    ) -> None:
         super().__init__()
 
         def project(group: ProjectionGroup) -> Bottleneck | Dense:
@@ -54,34 +58,65 @@ class Block(nn.Module):
             return Bottleneck(model, group, strategy, parallelism.group_projections, crosses)
 
         self.query_key_value, self.output, self.gate_up, self.down = map(project, projection_groups(model))
-        self.recompute = checkpoint_segment if parallelism.recompute == "latent" else no_recompute
+        self.mode: RecomputeMode = mode
+        self._run = checkpoint_segment if mode in ("latent", "shared") else no_recompute
+        self._share: Callable[[Lookahead], SharedLatents | None] = strategy.share if mode == "shared" else _keep_whole
+        self._crosses = crosses
         self.strategy: Strategy = strategy
         self.qk_norm = model.qk_norm
         self.head_size, self.gated_by_silu, self.carries = model.head_size, model.gated_by_silu, model.lax is not None
 
     def forward(
-        self, residual: Residual, rotation: Rotation, carried: Carried | None
+        self, residual: Residual, rotation: Rotation, carried: Carried | None, lookahead: Lookahead | None = None
     ) -> tuple[Residual, Carried | None]:
-        """The residual stream through the block, and the latents that cross into the next block."""
-        return run_together([self.segments(residual, rotation, carried)])[0]
+        """The residual stream through the block, and the latents that cross into the next block.
+
+        Args:
+            residual: The stream.
+            rotation: Of its tokens.
+            carried: Latents of the block before; ``None`` where none cross.
+            lookahead: Of this pass through several blocks.
+        """
+        run = checkpoint_block if self.mode == "full" else no_recompute
+        through: tuple[Residual, Carried | None] = run(self._whole, residual, rotation, carried, lookahead)
+        return through
+
+    def _whole(self, *arguments: Any) -> tuple[Residual, Carried | None]:
+        return run_together([self.segments(*arguments)])[0]
 
     def segments(
-        self, residual: Residual, rotation: Rotation, carried: Carried | None
+        self, residual: Residual, rotation: Rotation, carried: Carried | None, lookahead: Lookahead | None = None
     ) -> Segments[tuple[Residual, Carried | None]]:
-        """``forward`` in segments. Each ``yield`` is an exchange in flight; each ``run`` is local work between two."""
-        run = self.recompute
+        """``forward`` in segments. Each ``yield`` is an exchange in flight; what is between two is local work."""
+        run, lookahead = self._run, lookahead or Lookahead()
         of_qkv, of_output, of_gate_up, of_down = carried or (None,) * 4
         partial = run(self.query_key_value.down_project, residual.inputs, residual.squares)
-        latents = yield self.query_key_value.start(partial)
+        shared = self._shared(lookahead)
+        latents = yield self.query_key_value.start(partial, shared)
         kept = KeptAttention() if run is checkpoint_segment and torch.is_grad_enabled() else None
-        partial, of_qkv = run(self._attend, latents, of_qkv, rotation, kept)
-        latents = yield self.output.start(partial)
-        partial, of_output, residual = run(self._add_attended, latents, of_output, residual.stream)
-        latents = yield self.gate_up.start(partial)
-        partial, of_gate_up = run(self._gate, latents, of_gate_up)
-        latents = yield self.down.start(partial)
-        residual, of_down = run(self._add_mlp, latents, of_down, residual.stream)
+        partial, of_qkv = self._between(shared, self._attend, latents, of_qkv, rotation, kept)
+        shared = self._shared(lookahead)
+        latents = yield self.output.start(partial, shared)
+        partial, of_output, residual = self._between(shared, self._add_attended, latents, of_output, residual.stream)
+        shared = self._shared(lookahead)
+        latents = yield self.gate_up.start(partial, shared)
+        partial, of_gate_up = self._between(shared, self._gate, latents, of_gate_up)
+        shared = self._shared(lookahead)
+        latents = yield self.down.start(partial, shared)
+        residual, of_down = self._between(shared, self._add_mlp, latents, of_down, residual.stream)
         return residual, (of_qkv, of_output, of_gate_up, of_down) if self.carries else None
+
+    def _shared(self, lookahead: Lookahead) -> SharedLatents | None:
+        return self._share(lookahead) if torch.is_grad_enabled() else None
+
+    def _between(
+        self, shared: SharedLatents | None, work: Callable[..., Any], latents: Whole, carried: Into, *arguments: Any
+    ) -> Any:
+        """What lies between two exchanges, from latents that are shared until it is computed again, or kept whole."""
+        if shared is None:
+            return self._run(work, latents, carried, *arguments)
+        shared.keep(latents, carried if self._crosses else None)
+        return self._run(_of_shared, work, shared, *arguments)
 
     def _attend(
         self, latents: Whole, carried: Into, rotation: Rotation, kept: KeptAttention | None
@@ -126,3 +161,12 @@ class Block(nn.Module):
     def _add_mlp(self, latents: Whole, carried: Into, stream_Td: torch.Tensor) -> tuple[Residual, Crossed]:
         (mlp_1Td,), crossed = self.down.up_project(latents, carried)
         return self.strategy.add(stream_Td, mlp_1Td.squeeze(0)), crossed
+
+
+def _keep_whole(_: Lookahead) -> None:
+    """Latents are not shared."""
+
+
+def _of_shared(work: Callable[..., Any], shared: SharedLatents, *arguments: Any) -> Any:
+    latents, carried = shared.give()
+    return work(latents, carried, *arguments)

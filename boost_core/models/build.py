@@ -10,7 +10,7 @@ from boost_core.parallel.btp import BottleneckTensorParallel
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.fullrank_tp import FullRankTensorParallel
 from boost_core.parallel.vanilla_tp import VanillaTensorParallel
-from boost_core.plan.stages import Stage
+from boost_core.plan.stages import Stage, block_modes
 
 _STRATEGIES = (BottleneckTensorParallel, VanillaTensorParallel, FullRankTensorParallel)
 
@@ -33,13 +33,12 @@ def build(
         z_loss: The weight of the z-loss in the loss's gradient.
         fp8: Whether the blocks' products are those of ``kernels.fp8_product``; for btp.
     """
-    layers: Sequence[int] = range(model.num_hidden_layers)
-    ends = (True, True)
-    if stages is not None:
-        layers = [layer for stage in stages for layer in stage.layers]
-        with_head = any(stage.last for stage in stages)
-        # A tied head has the embedding beside it wherever it is.
-        ends = (any(stage.first for stage in stages) or (with_head and model.tie_embeddings), with_head)
+    if stages is None:
+        stages = [Stage(0, range(model.num_hidden_layers), first=True, last=True)]
+    with_head = any(stage.last for stage in stages)
+    # A tied head has the embedding beside it wherever it is.
+    ends = (any(stage.first for stage in stages) or (with_head and model.tie_embeddings), with_head)
+    modes = {layer: mode for stage in stages for layer, mode in block_modes(parallelism, stage).items()}
     sharding = chosen_sharding(model, parallelism)
     (strategy,) = (each(communicator, parallelism.norm, fp8) for each in _STRATEGIES if each.SHARDING is sharding)
-    return Decoder(model, parallelism, strategy, layers, ends, z_loss), sharding.axes
+    return Decoder(model, parallelism, strategy, modes, ends, z_loss), sharding.axes

@@ -3,21 +3,22 @@
 Shape suffixes: T tokens, d hidden; b sequences of s positions.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import cast
 
 import torch
 from torch import nn
 
-from boost_core.config import ModelConfig, ParallelismConfig
+from boost_core.config import ModelConfig, ParallelismConfig, RecomputeMode
 from boost_core.kernels.residual_add import Residual
 from boost_core.models.block import Block, Carried
 from boost_core.nn.attention import Rotation
 from boost_core.nn.embedding import TokenEmbedding
 from boost_core.nn.head import HeadAndLoss
-from boost_core.nn.overlap import Segments, checkpoint_block, no_recompute, run_together
+from boost_core.nn.overlap import Segments, run_together
 from boost_core.nn.strategy import Strategy
+from boost_core.parallel.shared_latents import Lookahead
 
 
 class Decoder(nn.Module):
@@ -27,7 +28,7 @@ class Decoder(nn.Module):
         model: The model's shape.
         parallelism: What its blocks are computed by.
         strategy: How it is split over the tensor parallel ranks.
-        layers: Numbers of the blocks.
+        modes: What each of its blocks keeps for the backward pass, by their numbers.
         ends: Whether the embedding is there, and whether the head is.
         z_loss: The weight of the z-loss.
     """
@@ -37,17 +38,19 @@ class Decoder(nn.Module):
         model: ModelConfig,
         parallelism: ParallelismConfig,
         strategy: Strategy,
-        layers: Iterable[int],
+        modes: Mapping[int, RecomputeMode],
         ends: tuple[bool, bool],
         z_loss: float,
     ) -> None:
         super().__init__()
         self.strategy, self.splits = strategy, 2 if parallelism.split_micro_batch else 1
-        self.recompute = checkpoint_block if parallelism.recompute == "full" else no_recompute
         with_embedding, with_head = ends
         self.embedding = TokenEmbedding(model, strategy) if with_embedding else None
         self.blocks = nn.ModuleDict(
-            {str(layer): Block(model, parallelism, strategy, model.crosses_into(layer)) for layer in layers}
+            {
+                str(layer): Block(model, parallelism, strategy, model.crosses_into(layer), mode)
+                for layer, mode in modes.items()
+            }
         )
         self.head = HeadAndLoss(model, strategy, self.embedding, z_loss) if with_head else None
 
@@ -76,8 +79,9 @@ class Decoder(nn.Module):
         self, blocks: Iterable[str], residual: Residual, carried: Carried | None, rotation: Rotation
     ) -> tuple[Residual, Carried | None]:
         """The residual stream through blocks of these numbers, and what the last hands on."""
+        lookahead = Lookahead()
         for number in blocks:
-            residual, carried = self.recompute(self.blocks[number], residual, rotation.for_layer(), carried)
+            residual, carried = self.blocks[number](residual, rotation.for_layer(), carried, lookahead)
         return residual, carried
 
     def losses(self, residual: Residual, target_T: torch.Tensor) -> torch.Tensor:
@@ -100,9 +104,9 @@ class Decoder(nn.Module):
                 head.predicts = False
 
     def _in_segments(self, token_T: torch.Tensor, rotation: Rotation) -> Segments[Residual]:
-        residual, carried = self.embed(token_T), None
+        residual, carried, lookahead = self.embed(token_T), None, Lookahead()
         for block in self.blocks.values():
-            residual, carried = yield from cast(Block, block).segments(residual, rotation, carried)
+            residual, carried = yield from cast(Block, block).segments(residual, rotation, carried, lookahead)
         return residual
 
 

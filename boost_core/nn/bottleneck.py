@@ -13,7 +13,7 @@ from boost_core.config.model import ModelConfig
 from boost_core.kernels.latent_epilogue import latent_epilogue, made_of
 from boost_core.kernels.symmetric_sum.memory import Epilogue
 from boost_core.nn.crossing import Crossing
-from boost_core.nn.strategy import Latents, LowRankStrategy, NormWeights
+from boost_core.nn.strategy import Latents, LowRankStrategy, NormWeights, SharedLatents
 from boost_core.nn.weights import WeightedModule
 
 
@@ -57,10 +57,15 @@ class Bottleneck(WeightedModule):
         products = [down_dgr] if self.grouped else torch.split(down_dgr, 1, dim=1)
         return [self.strategy.partial_latents(x_Td, squares_T, product_dgr, norm) for product_dgr in products]
 
-    def start(self, partials: list[Latents]) -> Callable[[], list[Latents]]:
-        """Start the exchanges; the result waits for the whole latents."""
+    def start(self, partials: list[Latents], shared: SharedLatents | None = None) -> Callable[[], list[Latents]]:
+        """Start the exchanges; the result waits for the whole latents.
+
+        Args:
+            partials: What ``down_project`` gave.
+            shared: Keeps the latents for the backward pass, if no rank is to keep them whole.
+        """
         norm = self._norm()
-        started = [self.strategy.start(partial, norm, self._epilogue(partial)) for partial in partials]
+        started = [self.strategy.start(partial, norm, self._epilogue(partial), shared) for partial in partials]
         return lambda: [wait() for wait in started]
 
     def up_project(

@@ -10,7 +10,7 @@ import torch
 from boost_core.architecture.families import group_weights
 from boost_core.architecture.projections import ProjectionGroup
 from boost_core.config.model import ModelConfig
-from boost_core.nn.strategy import DenseStrategy, Latents, NormWeights
+from boost_core.nn.strategy import DenseStrategy, Latents, NormWeights, SharedLatents
 from boost_core.nn.weights import WeightedModule
 
 
@@ -31,7 +31,9 @@ class Dense(WeightedModule):
         """Nothing is done before an exchange."""
         return [(x_Td, squares_T)]
 
-    def start(self, partials: list[Latents]) -> Callable[[], list[Latents]]:
+    def start(
+        self, partials: list[Latents], shared: SharedLatents | None = None  # noqa: ARG002
+    ) -> Callable[[], list[Latents]]:  # fmt: skip
         """Nothing is exchanged between two matrices."""
         return lambda: partials
 

@@ -17,6 +17,37 @@ from boost_core.kernels.symmetric_sum.memory import Epilogue
 Latents = tuple[torch.Tensor, torch.Tensor | None]
 
 
+@dataclass
+class GatheredLatents:
+    """One exchange's latents as they were gathered, for its own backward pass.
+
+    Attributes:
+        latents: They themselves, and their statistics; ``None`` before, and after they were taken.
+    """
+
+    latents: Latents | None = None
+
+    def take(self) -> Latents:
+        """Give them once, so that their memory goes when it is used."""
+        if self.latents is None:
+            raise AssertionError("the backward pass comes to a segment before the exchange in front of it")
+        taken, self.latents = self.latents, None
+        return taken
+
+
+class SharedLatents(Protocol):
+    """What a segment of a block is given, of which no rank keeps the whole for its backward pass."""
+
+    def of_exchange(self) -> GatheredLatents:
+        """Where one more exchange in front of the segment finds its latents in backward."""
+
+    def keep(self, latents: list[Latents], carried: list[torch.Tensor] | None) -> None:
+        """Keep what the exchanges gave, in their order, and what crosses into the segment."""
+
+    def give(self) -> tuple[list[Latents], list[torch.Tensor] | None]:
+        """What was kept: first as it came, for the forward pass, and then as the ranks have it together, once."""
+
+
 @dataclass(frozen=True)
 class NormWeights:
     """An RMSNorm in front of a projection.
@@ -87,8 +118,9 @@ class LowRankStrategy(Strategy, Protocol):
         """
 
     def start(
-        self, partial: Latents, norm: NormWeights | None, epilogue: Epilogue | None = None
-    ) -> Callable[[], Latents]:
+        self, partial: Latents, norm: NormWeights | None, epilogue: Epilogue | None = None,
+        shared: SharedLatents | None = None,
+    ) -> Callable[[], Latents]:  # fmt: skip
         """Start the exchange that makes latents whole.
 
         Args:
@@ -96,6 +128,7 @@ class LowRankStrategy(Strategy, Protocol):
             norm: What ``partial_latents`` was given.
             epilogue: What will be computed of them. Where the exchange does that in the same pass, it is left for
                 ``latent_epilogue.made_of``.
+            shared: Keeps the latents for the backward pass, if no rank is to keep them whole.
 
         Returns:
             Waits for the whole latents.

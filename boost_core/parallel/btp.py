@@ -18,11 +18,12 @@ from boost_core.kernels.fp8_product import drop_quantised
 from boost_core.kernels.residual_add import Residual, residual_add, residual_start
 from boost_core.kernels.symmetric_sum.memory import Epilogue
 from boost_core.nn.norm import precise, scale_rows, with_statistic
-from boost_core.nn.strategy import Latents, NormWeights
+from boost_core.nn.strategy import Latents, NormWeights, SharedLatents
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.deferred_wgrad import DeferredWeightGradients
 from boost_core.parallel.exchange import Exchange
 from boost_core.parallel.mappings import all_gather_from_tp, all_to_all, copy_to_tp, reduce_from_tp
+from boost_core.parallel.shared_latents import Lookahead, SlicedLatents
 from boost_core.parallel.vocabulary import head_losses, likeliest_tokens
 
 
@@ -84,13 +85,19 @@ class BottleneckTensorParallel:
         return self._sync(x_Td, squares_T, down_dr, norm), None
 
     def start(
-        self, partial: Latents, norm: NormWeights | None, epilogue: Epilogue | None = None
-    ) -> Callable[[], Latents]:
+        self, partial: Latents, norm: NormWeights | None, epilogue: Epilogue | None = None,
+        shared: SharedLatents | None = None,
+    ) -> Callable[[], Latents]:  # fmt: skip
         """One all-reduce of all g latents; backward, one of their gradients."""
         if self._communicator.size == 1:
             return lambda: partial
         apart = self._norm == "online_paper"
-        return Exchange(self._communicator, self._deferred, norm, apart, None if apart else epilogue).start(partial)
+        epilogue = None if apart else epilogue
+        return Exchange(self._communicator, self._deferred, norm, apart, epilogue, shared).start(partial)
+
+    def share(self, lookahead: Lookahead) -> SlicedLatents | None:
+        """What keeps the latents of one segment in slices; ``None`` in a group of one, which has them whole."""
+        return SlicedLatents(self._communicator, lookahead) if self._communicator.size > 1 else None
 
     def up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> torch.Tensor:
         """One batched product; the output is this rank's shard, and nothing is sent."""

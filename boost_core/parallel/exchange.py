@@ -25,7 +25,7 @@ import torch
 
 from boost_core.kernels.latent_epilogue import leave_made, statistic_gradient
 from boost_core.kernels.symmetric_sum.memory import Epilogue
-from boost_core.nn.strategy import Latents, NormWeights
+from boost_core.nn.strategy import Latents, NormWeights, SharedLatents
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.deferred_wgrad import DeferredWeightGradients, with_room_behind
 from boost_core.parallel.ledger import Pending
@@ -40,6 +40,7 @@ class Exchange:
         norm: The norm whose statistic is exchanged with the latents, if there is one.
         statistic_apart: Whether the statistic has an all-reduce of its own instead of a column beside the latents.
         epilogue: What will be computed of the latents, if the exchange may do so in the same pass.
+        shared: Keeps the latents for the backward pass, where no rank keeps them whole.
     """
 
     def __init__(
@@ -49,9 +50,11 @@ class Exchange:
         norm: NormWeights | None,
         statistic_apart: bool,
         epilogue: Epilogue | None = None,
+        shared: SharedLatents | None = None,
     ) -> None:
         self.communicator, self.deferred = communicator, deferred
         self.norm, self.statistic_apart, self._epilogue = norm, statistic_apart, epilogue
+        self.gathered = None if shared is None else shared.of_exchange()
         self._in_flight: list[Pending] = []
         self._made_gTr: torch.Tensor | None = None
 
@@ -91,18 +94,19 @@ class _Start(torch.autograd.Function):
     def forward(ctx: Any, partial_Tr: torch.Tensor, squares_T: torch.Tensor | None, exchange: Exchange) -> Latents:
         ctx.exchange = exchange
         h_Tr, squares_T = _start_forward(partial_Tr.detach(), squares_T, exchange)
-        if squares_T is not None:
+        ctx.has_statistic = squares_T is not None
+        if squares_T is not None and exchange.gathered is None:
             ctx.save_for_backward(h_Tr, squares_T)
         return h_Tr, squares_T
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        dh_Tr, norm, saved = gradients[0], ctx.exchange.norm, ctx.saved_tensors
+        dh_Tr, norm, gathered = gradients[0], ctx.exchange.norm, ctx.exchange.gathered
         ctx.exchange.deferred.flush()
         ctx.exchange.wait_for_all()
-        if not saved:
+        if not ctx.has_statistic:
             return dh_Tr, None, None
-        h_Tr, squares_T = saved
+        h_Tr, squares_T = ctx.saved_tensors if gathered is None else gathered.take()
         return dh_Tr, statistic_gradient(dh_Tr, h_Tr, squares_T, norm.width, norm.epsilon), None
 
 

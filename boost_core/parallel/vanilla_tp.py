@@ -12,7 +12,7 @@ import torch
 
 from boost_core.architecture.sharding import VANILLA, Sharding
 from boost_core.kernels.symmetric_sum.memory import Epilogue
-from boost_core.nn.strategy import Latents, NormWeights
+from boost_core.nn.strategy import Latents, NormWeights, SharedLatents
 from boost_core.parallel.mappings import copy_to_tp, reduce_from_tp
 from boost_core.parallel.whole_residual import WholeResidual, rms_norm
 
@@ -38,6 +38,7 @@ class VanillaTensorParallel(WholeResidual):
         partial: Latents,
         norm: NormWeights | None,  # noqa: ARG002
         epilogue: Epilogue | None = None,  # noqa: ARG002
+        shared: SharedLatents | None = None,  # noqa: ARG002
     ) -> Callable[[], Latents]:
         """A sliver belongs to this rank alone."""
         return lambda: partial

@@ -21,8 +21,9 @@ LaX                 0, 7r or 21r by the gate             ``crossing``: what the 
 ==================  ===================================  =========================================================
 
 With ``recompute: latent`` a block keeps 7r + 2w, the statistics, and the sum of squares it began with, and of context
-parallel ranks q and h in fp32, attention's output and log-sum-exps; with ``full`` w
-and that sum; LaX's carried latents, 7r, beside either. On a CPU the kernels' references run, which keep more.
+parallel ranks q and h in fp32, attention's output and log-sum-exps; with ``shared`` 7r/p in place of 7r; with ``full``
+w and that sum; LaX's carried latents, 7r, beside them, under ``shared`` 7r/p and only where they cross. On a CPU the
+kernels' references run, which keep more.
 ``tests/numerics/test_memory_plan.py`` measures both storage by storage. In bf16 on a CPU, with a norm other than the
 fused one, this is up to one fp32 residual a block too much; and 2r for a block that is computed again and that is given
 latents by one of an svd into which none cross.
@@ -35,13 +36,14 @@ from typing import TypeVar, cast
 
 from boost_core.architecture.families import gate_matrices
 from boost_core.architecture.projections import projection_groups
-from boost_core.architecture.sharding import Sharding, chosen_sharding
+from boost_core.architecture.sharding import Sharding, chosen_sharding, kept_latents
 from boost_core.config.model import ModelConfig
-from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.parallelism import ParallelismConfig, RecomputeMode
 
 PRECISE = 4  # bytes of statistics, sums and masters
 
-_OF_OTHERS = {"pipeline_parallel_size", "data_parallel_size", "pipeline_schedule", "zero_stage"}  # not of a block
+# Not of how a block is split.
+_OF_OTHERS = {"pipeline_parallel_size", "data_parallel_size", "pipeline_schedule", "zero_stage", "recompute"}
 
 _Method = TypeVar("_Method", bound=Callable[..., int])
 
@@ -107,27 +109,39 @@ class Activations:
         return 0 if self.sharding.residual else 8 + self.element_bytes
 
     @_worked_out_once
-    def block(self, crossed: bool, given: bool) -> int:
+    def block(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
         """What a block keeps of each token.
 
         Args:
             crossed: Whether latents of the block before cross into it.
-            given: Whether it is given them, which a block that is computed again keeps in any case.
+            given: Whether it is given them, which a block that is computed again keeps in any case, unless they are
+                shared.
+            mode: What it keeps.
         """
-        if self.parallelism.recompute == "none":
+        if mode == "none":
             return self._whole_block(crossed)
         first_squares = PRECISE if self.sharding.residual else 0
-        if self.parallelism.recompute == "full":
+        if mode == "full":
             return self.residual * self.element_bytes + first_squares + given * self.carried
-        latents = (2 * self.residual + self._projections * self.latent) * self.element_bytes + given * self.carried
+        latents = 2 * self.residual * self.element_bytes + self._kept_latents(crossed, given, mode)
         # Context parallel ranks keep attention's output and log-sum-exps, so that no key comes again.
         if self.parallelism.context_parallel_size > 1:
             latents += self.query * self.element_bytes + self._heads * PRECISE
         # On one rank nothing is sent: each norm reads the residual's own sums of squares.
         return latents + (first_squares + self._sent_statistics() if self._size > 1 else 2 * PRECISE)
 
+    def _kept_latents(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
+        """Bytes a token of a block that is computed again between its exchanges."""
+        if mode == "shared" and self._size > 1:
+            return self.shared(crossed) * self.element_bytes
+        return self._projections * self.latent * self.element_bytes + given * self.carried
+
+    def shared(self, crossed: bool) -> int:
+        """Elements a token of this rank's slice of a block's latents, and of those that cross into it."""
+        return sum(kept_latents(self.model, self.parallelism, crossed)) // self._size
+
     @_worked_out_once
-    def block_backward(self, crossed: bool, given: bool) -> int:
+    def block_backward(self, crossed: bool, given: bool, mode: RecomputeMode) -> int:
         """What the backward pass through a block takes on top: what is computed again, and gradients of activations.
 
         About: the residual's gradient and those around it, and the MLP's three or attention's. Arguments as ``block``.
@@ -137,10 +151,18 @@ class Activations:
             # Of latents handed in and on; and a reference makes those of three at a time step by step.
             widths += (2 * self._projections + (0 if self.kernels else 12)) * self.latent
         gradients = widths * self.element_bytes if self.kernels else (widths + 2 * self.query) * PRECISE
-        if self.parallelism.recompute == "none":
+        if mode == "none":
             return gradients
-        again = self._whole_block(crossed) - self.block(crossed, given)
-        if self.parallelism.recompute == "latent" and self.kernels:
+        if mode == "shared" and self._size > 1:
+            # As far as they are gathered: of a block, and of one segment more, while slices are there still.
+            gradients += (
+                (2 if crossed else 1)
+                * (self._projections + self._projections_together)
+                * (self.latent * self.element_bytes)
+            )
+            mode = "latent"
+        again = self._whole_block(crossed) - self.block(crossed, given, mode)
+        if mode == "latent" and self.kernels:
             # Between two exchanges at a time.
             attention = (3 if self.model.qk_norm else 2) * (self.query + self.key_value) + 3 * self.latent
             mlp = 3 * self._mlp + 2 * self.latent

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from boost_core.architecture.sharding import chosen_sharding
 from boost_core.config.job import JobSpec
 from boost_core.config.model import ModelConfig
-from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.parallelism import ParallelismConfig, RecomputeMode
 from boost_core.hardware import peak_flops_per_second
 from boost_core.plan.parameters import block_matrix_parameters
 
 # Forward and backward are three parts of a block's arithmetic; what is recomputed comes on top.
-RECOMPUTED = {"none": 0.0, "latent": 0.5 / 3, "full": 1 / 3}
+RECOMPUTED: dict[RecomputeMode, float] = {"none": 0.0, "latent": 0.5 / 3, "shared": 0.5 / 3, "full": 1 / 3}
 
 
 def model_flops_per_token(model: ModelConfig, sequence_length: int) -> int:
@@ -25,10 +25,9 @@ def model_flops_per_token(model: ModelConfig, sequence_length: int) -> int:
 
 def hardware_flops_per_token(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> float:
     """What all tensor parallel ranks compute for a token: with what several of them do, and what is done again."""
-    block = computed_block_flops_per_token(model, parallelism, sequence_length) * (
-        1 + RECOMPUTED[parallelism.recompute]
-    )
-    return model.num_hidden_layers * block + head_flops_per_token(model)
+    block, modes = computed_block_flops_per_token(model, parallelism, sequence_length), parallelism.modes_of_all
+    blocks = sum(count * (1 + RECOMPUTED[mode]) for mode, count in modes(model.num_hidden_layers).items())
+    return blocks * block + head_flops_per_token(model)
 
 
 def block_flops_per_token(model: ModelConfig, sequence_length: int) -> int:

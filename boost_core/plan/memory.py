@@ -25,14 +25,16 @@ products and the allocator's gaps are not in it.
 ``tests/numerics/test_memory_plan.py`` compares with what torch's allocator gives out.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import ge
 
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
+from boost_core.config.parallelism import ModeRuns, RecomputeMode
 from boost_core.hardware import BYTES
 from boost_core.plan.activations import PRECISE, Activations, BlockSplit, activations
 from boost_core.plan.context.between import sent_between_nodes
@@ -146,12 +148,6 @@ class _Rank:
         self._tokens = rank_tokens(job)
         self._micro_batches = job.training.micro_batches(job.parallelism.data_parallel_size)
 
-    @cached_property
-    def _plain(self) -> Activations:
-        """Without recomputation."""
-        plain = self._job.parallelism.model_copy(update={"recompute": "none"})
-        return activations(self._job.model, BlockSplit.of(plain), self._element, self._each.kernels)
-
     def memory(self) -> RankMemory:
         groups = state_bytes(self._job, self._stages, self._element)
         weights, gradients, optimizer = (
@@ -171,7 +167,7 @@ class _Rank:
     def _evaluation(self) -> int:
         """What a forward pass takes at most: a block's activations, and the head's."""
         crossed = given = self._job.model.crosses_into(self._stages[-1].layers[-1])
-        block = self._tokens * (self._plain.block(crossed, given) + self._each.residual * self._element)
+        block = self._tokens * (self._each.block(crossed, given, "none") + self._each.residual * self._element)
         return block + self._by_itself(self._stages[0]) + self._tokens * self._each.head() + self._logits()
 
     def _kept(self) -> int:
@@ -190,7 +186,7 @@ class _Rank:
     def _of_stage(self, stage: Stage) -> int:
         """What a stage keeps of a micro-batch, the head left out."""
         each = self._each
-        a_token = self._of_blocks(each, stage)
+        a_token = self._of_blocks(stage, self._modes(stage))
         if stage.first:
             a_token += each.embedding()
         else:
@@ -214,20 +210,23 @@ class _Rank:
             return 0
         window, length = job.model.sliding_window, job.training.sequence_length
         seen = 0 if window is None or window >= length else 2 * window
-        again = 1 if job.parallelism.recompute != "none" else len(stage.layers)
-        return self._tokens * again * (self._each.query * self._element + seen * (self._element + 1))
+        at_once = max(1, sum(count for mode, count in self._modes(stage) if mode == "none"))
+        return self._tokens * at_once * (self._each.query * self._element + seen * (self._element + 1))
 
     def _owed(self, stage: Stage) -> int:
         """What weight gradients that wait need of a micro-batch: inputs and output gradients of all products.
 
         About what a block keeps without recomputation.
         """
-        return self._tokens * self._of_blocks(self._plain, stage)
+        return self._tokens * self._of_blocks(stage, (("none", len(stage.layers)),))
 
-    def _of_blocks(self, each: Activations, stage: Stage) -> int:
+    def _modes(self, stage: Stage) -> ModeRuns:
+        return self._job.parallelism.modes(stage.index, len(stage.layers))
+
+    def _of_blocks(self, stage: Stage, modes: ModeRuns) -> int:
         """What a stage's blocks keep of each token; many are alike."""
-        alike = _alike(self._job.model, stage.layers)
-        return sum(_of_block(each, crossed, given) * count for crossed, given, count in alike)
+        alike = _alike(self._job.model, stage.layers, modes)
+        return sum(_of_block(self._each, *block) * count for block, count in alike)
 
     def _buffers(self) -> int:
         """Of torch's pipeline stages, for what neighbours send."""
@@ -294,8 +293,7 @@ class _Rank:
 
     def _backward(self) -> int:
         """What a block's backward pass takes, with a weight's gradient; or the embedding's gradient."""
-        crossed = given = self._job.model.crosses_into(self._stages[-1].layers[0])
-        block = self._tokens * self._each.block_backward(crossed, given)
+        block = self._tokens * max(map(self._blocks_backward, self._stages))
         largest = largest_weight(self._job, self._stages)
         gradient = (2 * self._element + PRECISE) * largest
         if self._job.training.precision == "fp8" and self._each.kernels:  # factors in 8 bits, for one product at a time
@@ -304,6 +302,19 @@ class _Rank:
             (self._element + self._copied()) * self._table() if any(stage.first for stage in self._stages) else 0
         )
         return max(block + self._context() + gradient, embedding)
+
+    def _blocks_backward(self, stage: Stage) -> int:
+        """What it takes of each token in the fullest of a stage's blocks, less what those behind it keep no more."""
+        gone, most, end = 0, 0, stage.layers.stop
+        for mode, count in reversed(self._modes(stage)):
+            if not count:
+                continue
+            crossed = given = self._job.model.crosses_into(end - 1)
+            most = max(most, self._each.block_backward(crossed, given, mode) - gone)
+            if self._job.parallelism.pipeline_schedule != "zero_bubble":  # which keeps them till weights' gradients
+                gone += self._of_blocks(replace(stage, layers=range(end - count, end)), ((mode, count),))
+            end -= count
+        return most
 
     def _head(self) -> int:
         if not self._stages[-1].last:
@@ -346,18 +357,27 @@ class _Rank:
 
 
 @lru_cache(4096)  # the ranks of a pipeline ask for the same
-def _of_block(each: Activations, crossed: bool, given: bool) -> int:
-    return each.block(crossed, given)
+def _of_block(each: Activations, crossed: bool, given: bool, mode: RecomputeMode) -> int:
+    return each.block(crossed, given, mode)
 
 
 @lru_cache(4096)
-def _alike(model: ModelConfig, layers: range) -> Sequence[tuple[bool, bool, int]]:
-    """Whether latents cross into blocks of a stage, whether they are given some, and how many are so."""
-    crossed = sum(map(model.crosses_into, layers))
-    # The first of a stage is given none but those that cross into it.
-    given = len(layers) - crossed - (not model.crosses_into(layers[0])) if model.lax else 0
-    counts = (True, True, crossed), (False, True, given), (False, False, len(layers) - crossed - given)
-    return tuple(entry for entry in counts if entry[2])
+def _alike(
+    model: ModelConfig, layers: range, modes: ModeRuns
+) -> Sequence[tuple[tuple[bool, bool, RecomputeMode], int]]:
+    """Whether latents cross into blocks of a stage, whether they are given some, their mode, and how many are so."""
+    counts: Counter[tuple[bool, bool, RecomputeMode]] = Counter()
+    begin = layers.start
+    for mode, count in modes:
+        run = range(begin, begin + count)
+        crossed = sum(map(model.crosses_into, run))
+        # The first of a stage is given none but those that cross into it.
+        first = layers.start in run and not model.crosses_into(layers.start)
+        given = count - crossed - first if model.lax else 0
+        counts.update({(True, True, mode): crossed, (False, True, mode): given})
+        counts[False, False, mode] += count - crossed - given
+        begin += count
+    return tuple((block, count) for block, count in counts.items() if count)
 
 
 def _bytes(moment: InHand, kept: Sequence[int], owed: Sequence[int]) -> int:

@@ -6,7 +6,7 @@ from typing import get_args
 
 from pydantic import Field
 
-from boost_core.architecture.sharding import micro_batch_payloads
+from boost_core.architecture.sharding import kept_latents, micro_batch_payloads
 from boost_core.config.base import Config
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
@@ -22,6 +22,7 @@ from boost_core.plan.measured import machine_of
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.parameters import block_matrix_parameters, parameter_count
 from boost_core.plan.resize import fastest
+from boost_core.plan.stages import block_modes, cut
 from boost_core.plan.throughput import StepSeconds, step_parts
 
 _PRESET_VOCABULARY = 32_000  # the CoLA paper's, so that counts are comparable with it
@@ -39,10 +40,13 @@ class Memory(Config):
 
 
 class Communication(Config):
-    """Tensor parallel all-reduces of one micro-batch through all blocks, forward and backward."""
+    """What tensor parallel ranks exchange for one micro-batch through all blocks, forward and backward."""
 
     all_reduces: int
     elements_per_token: int = Field(description="Elements of their payloads per token on a rank.")
+    gathered_elements_per_token: int = Field(
+        0, description="Elements per token of the kept latents that a rank's all-gathers begin with: recompute=shared."
+    )
 
 
 class StepParts(Config):
@@ -195,10 +199,24 @@ def _planned(
 def _communication(spec: JobSpec, layout: Layout) -> Communication:
     parallelism = spec.parallelism
     if layout.tp == 1:
-        return Communication(all_reduces=0, elements_per_token=0)
-    payloads, blocks = micro_batch_payloads(spec.model, parallelism), spec.model.num_hidden_layers
-    elements = blocks * sum(payload.total for payload in payloads)
-    return Communication(all_reduces=blocks * len(payloads), elements_per_token=elements)
+        return Communication(all_reduces=0, elements_per_token=0, gathered_elements_per_token=0)
+    all_reduces = elements = 0
+    for mode, blocks in parallelism.modes_of_all(spec.model.num_hidden_layers).items():
+        payloads = micro_batch_payloads(spec.model, parallelism, mode)
+        all_reduces += blocks * len(payloads)
+        elements += blocks * sum(payload.total for payload in payloads)
+    return Communication(
+        all_reduces=all_reduces, elements_per_token=elements, gathered_elements_per_token=_gathered(spec)
+    )
+
+
+def _gathered(spec: JobSpec) -> int:
+    """Elements of a token that a rank hands over of all blocks' kept latents."""
+    model, parallelism = spec.model, spec.parallelism
+    stages = cut(model, parallelism, spec.training.sequence_length)
+    shared = [layer for stage in stages for layer, mode in block_modes(parallelism, stage).items() if mode == "shared"]
+    whole = sum(sum(kept_latents(model, parallelism, model.crosses_into(layer))) for layer in shared)
+    return whole // parallelism.tensor_parallel_size
 
 
 def _tokens_per_step(spec: JobSpec) -> int:

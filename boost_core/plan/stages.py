@@ -6,7 +6,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from boost_core.config.model import ModelConfig
-from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.parallelism import ParallelismConfig, RecomputeMode
 from boost_core.plan.flops import computed_block_flops_per_token, head_flops_per_token
 
 
@@ -25,6 +25,12 @@ class Stage:
     layers: range
     first: bool
     last: bool
+
+
+def block_modes(parallelism: ParallelismConfig, stage: Stage) -> dict[int, RecomputeMode]:
+    """What each of a stage's blocks keeps for the backward pass."""
+    runs = parallelism.modes(stage.index, len(stage.layers))
+    return dict(zip(stage.layers, (mode for mode, count in runs for _ in range(count)), strict=True))
 
 
 def cut(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> Sequence[Stage]:

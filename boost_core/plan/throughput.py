@@ -12,7 +12,8 @@ weight gradients fill it (arXiv 2104.04473, 2401.10241). t is the sum of
 * exchange: what ``architecture.sharding`` says that tensor parallel ranks send in each block, and the head's hidden
   vectors, over the levels that they are spread over (``cluster``, ``collectives``). Backward, weight gradients may be
   computed meanwhile; forward the other half of a micro-batch, if it is split; the profile says which share of that
-  costs no time. Between context parallel ranks keys and values, while each attends to those that it has;
+  costs no time. Under ``recompute: shared`` the backward pass of a block hides gathers of the one before it. Between
+  context parallel ranks keys and values, while each attends to those that it has;
 * sends: a stage's input, and the gradient of its output, at the level at which it and its neighbour are apart.
 
 The reduction is of gradients in fp32 over the ranks with the same weights, under ZeRO's second stage for each
@@ -24,15 +25,17 @@ reduces its gradients when it is done, whatever the others still do.
 ``tests/unit/test_published_times.py`` holds the seconds to those that the BOOST paper has measured.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from operator import mul
 
-from boost_core.architecture.sharding import Payload, Sharding, block_exchanges, chosen_sharding
+from boost_core.architecture.sharding import Payload, Sharding, block_exchanges, chosen_sharding, kept_latents
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
+from boost_core.config.parallelism import RecomputeMode
 from boost_core.hardware import BYTES, Link
 from boost_core.plan.cluster import Row
 from boost_core.plan.collectives import group_seconds
@@ -144,7 +147,9 @@ class Step:
         self._stages: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in cut(job.model, job.parallelism, job.training.sequence_length):
             self._stages[stage.index % layout.pp].append(stage)
-        self._block, self._head = block_work(job), head_work(job)
+        self._head = head_work(job)
+        self._rank_modes = [self._modes_of(stages) for stages in self._stages]
+        self._block = {mode: block_work(job, mode) for mode in set().union(*self._rank_modes)}
 
     def _place(self, job: JobSpec, layout: Layout) -> None:
         self._job, self._layout = job, layout
@@ -204,7 +209,7 @@ class Step:
             micro_batches * slowest.exchange,
             micro_batches * slowest.sends,
             _IDLE_SHARE[self._job.parallelism.pipeline_schedule] * others,
-            self._reduction(max(self._rank_weights), max(self._rank_blocks)),
+            self._reduction(max(self._rank_weights), max(self._rank_backwards)),
             self._update,
         ).times(self._correction)
 
@@ -224,8 +229,8 @@ class Step:
     @property
     def _reductions(self) -> list[float]:
         return [
-            self._reduction(weights, blocks)
-            for weights, blocks in zip(self._rank_weights, self._rank_blocks, strict=True)
+            self._reduction(weights, backward)
+            for weights, backward in zip(self._rank_weights, self._rank_backwards, strict=True)
         ]
 
     @cached_property
@@ -233,20 +238,23 @@ class Step:
         return [self._weights(stages) for stages in self._stages]
 
     @cached_property
-    def _rank_blocks(self) -> list[int]:
-        return [sum(len(stage.layers) for stage in stages) for stages in self._stages]
+    def _rank_backwards(self) -> list[float]:
+        """What the backward pass of each rank's blocks computes."""
+        seconds = {
+            mode: self._profile.seconds(each.backward + each.weight_gradients) for mode, each in self._block.items()
+        }
+        return [sum(count * seconds[mode] for mode, count in modes.items()) for modes in self._rank_modes]
 
     @cached_property
     def _ranks(self) -> list[_MicroBatch]:
-        arithmetic, head = self._block_seconds, self._profile.seconds(self._head.all)
-        exchange, head_exchange = sum(self._exchanges), sum(self._head_exchanges)
+        head, head_exchange = self._profile.seconds(self._head.all), sum(self._head_exchanges)
         ranks = []
-        for stages, blocks in zip(self._stages, self._rank_blocks, strict=True):
+        for stages, modes in zip(self._stages, self._rank_modes, strict=True):
             last = any(stage.last for stage in stages)
-            sends = sum(self._send(stage) for stage in stages)
-            ranks.append(
-                _MicroBatch(blocks * arithmetic + last * head, blocks * exchange + last * head_exchange, sends)
-            )
+            arithmetic = sum(count * self._block_seconds[mode] for mode, count in modes.items()) + last * head
+            exchange = sum(count * sum(self._exchanges[mode]) for mode, count in modes.items()) + last * head_exchange
+            exchange += sum(self._first_gather(stage) for stage in stages)
+            ranks.append(_MicroBatch(arithmetic, exchange, sum(self._send(stage) for stage in stages)))
         return ranks
 
     @cached_property
@@ -255,13 +263,14 @@ class Step:
         return [[self._passes_of(stage) for stage in stages] for stages in self._stages]
 
     def _passes_of(self, stage: Stage) -> StageSeconds:
-        blocks, seconds = len(stage.layers), self._profile.seconds
-        slower = self._block_seconds / seconds(self._block.all)  # as kernels are launched more slowly than they run
-        forward, backward, weights = (
-            blocks * slower * seconds(work)
-            for work in (self._block.forward, self._block.backward, self._block.weight_gradients)
-        )
-        forward, backward = forward + blocks * self._exchanges[0], backward + blocks * self._exchanges[1]
+        seconds = self._profile.seconds
+        forward, backward, weights = 0.0, self._first_gather(stage), 0.0
+        for mode, count in self._modes_of([stage]).items():
+            block, (exchange_forward, exchange_backward) = self._block[mode], self._exchanges[mode]
+            slower = self._block_seconds[mode] / seconds(block.all)  # as kernels are launched more slowly than they run
+            forward += count * (slower * seconds(block.forward) + exchange_forward)
+            backward += count * (slower * seconds(block.backward) + exchange_backward)
+            weights += count * slower * seconds(block.weight_gradients)
         if stage.last:
             forward += seconds(self._head.forward) + self._head_exchanges[0]
             backward += seconds(self._head.backward) + self._head_exchanges[1]
@@ -269,27 +278,59 @@ class Step:
         sent = 0.0 if stage.last else self._between(stage.index % self._layout.pp, stage.layers.stop)
         return StageSeconds(forward, backward, weights, sent)
 
-    @cached_property
-    def _block_seconds(self) -> float:
-        launching = 0.0 if captures_steps(self._job) else self._profile.block_seconds
-        return max(self._profile.seconds(self._block.all), launching)
+    def _modes_of(self, stages: Sequence[Stage]) -> Counter[RecomputeMode]:
+        """How many blocks of some stages keep what."""
+        counts: Counter[RecomputeMode] = Counter()
+        for stage in stages:
+            for mode, count in self._job.parallelism.modes(stage.index, len(stage.layers)):
+                counts[mode] += count
+        return counts
 
     @cached_property
-    def _exchanges(self) -> tuple[float, float]:
-        """One block's, forward and backward, as far as nothing hides them."""
-        parallelism, profile = self._job.parallelism, self._profile
+    def _block_seconds(self) -> dict[RecomputeMode, float]:
+        launching = 0.0 if captures_steps(self._job) else self._profile.block_seconds
+        return {mode: max(self._profile.seconds(each.all), launching) for mode, each in self._block.items()}
+
+    @cached_property
+    def _exchanges(self) -> dict[RecomputeMode, tuple[float, float]]:
+        """One block's in each mode, forward and backward, as far as nothing hides them."""
+        return {mode: self._exchanges_in(mode) for mode in self._block}
+
+    def _exchanges_in(self, mode: RecomputeMode) -> tuple[float, float]:
+        parallelism, profile, block = self._job.parallelism, self._profile, self._block[mode]
         exchanges = block_exchanges(self._job.model, parallelism)
         forward, backward = self._all_reduces(exchanges.forward), self._all_reduces(exchanges.backward)
-        if parallelism.recompute == "full":
+        if mode == "full":
             backward += forward
         if self._sharding.residual:
-            backward = profile.exposed(backward, profile.seconds(self._block.weight_gradients))
+            backward = profile.exposed(backward, profile.seconds(block.weight_gradients))
         if parallelism.split_micro_batch:
-            forward = profile.exposed(forward, profile.seconds(self._block.forward) / 2)
-        keys_forward, keys_backward = self._keys()
+            forward = profile.exposed(forward, profile.seconds(block.forward) / 2)
+        if mode == "shared":
+            backward += profile.exposed(self._gathers, self._behind_gathers)
+        keys_forward, keys_backward = self._keys(mode)
         return forward + keys_forward, backward + keys_backward
 
-    def _keys(self) -> tuple[float, float]:
+    @cached_property
+    def _gathers(self) -> float:
+        """Of the latents of which ranks have kept slices: a block's, and as many where some cross into it."""
+        latents = kept_latents(self._job.model, self._job.parallelism, crossed=self._job.model.lax is not None)
+        slices = self._tokens * self._element * sum(latents) / self._layout.tp
+        return self._over(self._tensor_row, "all_gather", slices, len(latents))
+
+    @property
+    def _behind_gathers(self) -> float:
+        """The backward pass of a block, which hides the gathers of the next."""
+        block = self._block["shared"]
+        return self._profile.seconds(block.backward + block.weight_gradients)
+
+    def _first_gather(self, stage: Stage) -> float:
+        """What hides the gathers of other blocks and not those of the one that the backward pass begins with."""
+        if not self._modes_of([stage])["shared"]:
+            return 0.0
+        return self._gathers - self._profile.exposed(self._gathers, self._behind_gathers)
+
+    def _keys(self, mode: RecomputeMode) -> tuple[float, float]:
         """One block's keys and values to context parallel ranks, as far as attention does not hide it.
 
         All go to all, once forward; backward once more, and their gradients come back. That is what one document needs.
@@ -300,13 +341,13 @@ class Step:
         sent = wire(self._job, self._cluster, self._context_row, sent_between_nodes(self._job, self._cluster))
         made = Work(product_flops=sent.made_tokens * attention_layer(self._job).projection_flops)
         projected = self._profile.seconds(made)
-        again = self._job.parallelism.recompute == "full"  # else attention is kept
+        again, block = mode == "full", self._block[mode]  # else attention is kept
 
         def seconds(ways: int, times: int, each: Work) -> float:
             attention = self._profile.seconds(Work(attention_flops=each.attention_flops))
             return times * projected + self._profile.exposed(ways * sent.seconds, attention)
 
-        return seconds(1, 1, self._block.forward), seconds(2 + again, 3 + again, self._block.backward)
+        return seconds(1, 1, block.forward), seconds(2 + again, 3 + again, block.backward)
 
     def _all_reduces(self, payloads: Sequence[Payload]) -> float:
         payload_bytes = self._tokens * self._element * sum(payload.total for payload in payloads)
@@ -342,13 +383,17 @@ class Step:
         levels = (self._cluster.level_between(self._pipeline_row, place) for place in range(self._layout.pp))
         return [self._cluster.levels[level].link for level in levels]
 
-    def _reduction(self, weights: float, blocks: int) -> float:
-        """The exchange of gradients between replicas, and of the weights that each of them has updated."""
+    def _reduction(self, weights: float, backward: float) -> float:
+        """The exchange of gradients between replicas, and of the weights that each of them has updated.
+
+        Args:
+            weights: How many a rank has.
+            backward: Seconds of the backward pass of its blocks, which hides a part.
+        """
         zero, ranks = self._job.parallelism.zero_stage, self._layout.same_weights
         rounds = self._micro_batches if zero == 2 else 1
         kind = "all_reduce" if zero == 0 else "reduce_scatter"
         one_round = self._over(self._same_row, kind, weights * _GRADIENT_BYTES)
-        backward = blocks * self._profile.seconds(self._block.backward + self._block.weight_gradients)
         reduced = rounds * self._profile.exposed(one_round, backward)
         if zero == 0:
             return reduced

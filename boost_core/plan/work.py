@@ -26,7 +26,7 @@ from boost_core.architecture.sharding import Sharding, chosen_sharding
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
-from boost_core.config.parallelism import ParallelismConfig
+from boost_core.config.parallelism import ParallelismConfig, RecomputeMode
 from boost_core.hardware import BYTES
 
 _PRECISE = BYTES["fp32"]
@@ -114,11 +114,12 @@ class Passes:
         return self.forward + self.backward + self.weight_gradients
 
 
-def block_work(job: JobSpec) -> Passes:
-    """That of one block on one rank of a job at its layout."""
+def block_work(job: JobSpec, mode: RecomputeMode) -> Passes:
+    """That of one block on one rank of a job at its layout, by what the block keeps for its backward pass."""
     parallelism = job.parallelism
     alone = parallelism.at(Layout(parallelism.tensor_parallel_size, 1, 1, parallelism.context_parallel_size))
-    return _block_work(job.model, alone, rank_tokens(job), pairs_of_token(job), job.training.precision)
+    alone = alone.model_copy(update={"recompute": mode})
+    return _block_work(job.model, alone, mode, rank_tokens(job), pairs_of_token(job), job.training.precision)
 
 
 def rank_tokens(job: JobSpec) -> int:
@@ -136,7 +137,7 @@ def pairs_of_token(job: JobSpec) -> float:
 
 @lru_cache(1024)
 def _block_work(
-    model: ModelConfig, parallelism: ParallelismConfig, tokens: int, pairs: float, precision: str
+    model: ModelConfig, parallelism: ParallelismConfig, mode: RecomputeMode, tokens: int, pairs: float, precision: str
 ) -> Passes:
     element, fp8 = BYTES[precision], precision == "fp8"
     sharding = chosen_sharding(model, parallelism)
@@ -152,7 +153,7 @@ def _block_work(
     forward = down + up + attention_forward + Work(moved_bytes=forward_passes * tokens * element)
     backward = down + up + attention_backward + Work(moved_bytes=backward_passes * tokens * element)
     of_latents = up if parallelism.context_parallel_size > 1 else up + attention_forward
-    again = {"none": Work(), "full": forward, "latent": of_latents}[parallelism.recompute]
+    again = {"none": Work(), "full": forward, "latent": of_latents, "shared": of_latents}[mode]
     gradients = sum((each.work(element) for each in products), Work(moved_bytes=2 * _PRECISE * weights))
     return Passes(forward, backward + again, gradients)
 

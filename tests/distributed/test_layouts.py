@@ -234,14 +234,25 @@ def test_cutting_into_stages_changes_no_bit(ranks: Ranks, corpus: Path, precisio
         assert all(torch.equal(whole[name], tensor) for name, tensor in expected[1].items())
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_recomputing_changes_no_bit(ranks: Ranks, corpus: Path, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("precision", "layout"),
+    [
+        ("fp32", {"tensor_parallel_size": 2}),
+        ("bf16", {"tensor_parallel_size": 2}),
+        ("bf16", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "pipeline_schedule": "zero_bubble"}),
+    ],
+    ids=str,
+)
+def test_recomputing_changes_no_bit(ranks: Ranks, corpus: Path, precision: str, layout: Layout) -> None:
     """So a gang may come to recompute more or less as it changes its layout."""
-    (expected, whole), latent, full = (
-        ranks.run(2, trained, job(corpus, "lax", 2, layout, precision=precision), COMPUTE_TYPES[precision])[0]
-        for layout in ({"tensor_parallel_size": 2, "recompute": way} for way in ("none", "latent", "full"))
+    jobs = [
+        job(corpus, "lax", 2, layout | {"recompute": way}, precision=precision)
+        for way in ("none", "latent", "shared", "full")
+    ]
+    (expected, whole), *other_ways = (
+        ranks.run(spec.parallelism.world_size, trained, spec, COMPUTE_TYPES[precision])[0] for spec in jobs
     )
-    for losses, others in (latent, full):
+    for losses, others in other_ways:
         assert losses == expected
         assert all(torch.equal(others[name], tensor) for name, tensor in whole.items())
 

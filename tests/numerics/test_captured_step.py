@@ -45,7 +45,11 @@ JOBS: dict[str, dict[str, Any]] = {
         "model": {"family": "svd"}, "optimizer": {"kind": "loro", "loro": {"exact_every_steps": 3}},
         "parallelism": {"recompute": "latent"},
     },
-    "split": {"parallelism": {"split_micro_batch": True, "norm": "online_paper", "group_projections": False}},
+    "split": {
+        "parallelism": {
+            "split_micro_batch": True, "norm": "online_paper", "group_projections": False, "recompute": "shared",
+        },
+    },
 }  # fmt: skip
 SOME = ["documents apart", "lax"]
 ALL = [pytest.param(changes, marks=() if name in SOME else pytest.mark.full, id=name) for name, changes in JOBS.items()]

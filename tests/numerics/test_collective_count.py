@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from boost_core.architecture.sharding import block_exchanges
+from boost_core.architecture.sharding import block_exchanges, kept_latents
 from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.parallel.ledger import Entry, Totals
+from boost_core.parallel.shared_latents import PURPOSE
 from tests.numerics.sharded import run_sharded
 from tests.ranks import Ranks
 
@@ -65,6 +66,8 @@ CHOICES = [
     ({}, {"norm": "sync"}),
     ({}, {"group_projections": False}),
     ({}, {"norm": "sync", "group_projections": False}),
+    ({}, {"recompute": "shared"}),
+    ({"family": "lax", "num_key_value_heads": 2}, {"recompute": "shared", "group_projections": False}),
 ]
 
 
@@ -86,6 +89,14 @@ def test_the_plan_predicts_the_ledger(ranks: Ranks, shape: dict, choice: dict, s
         assert sum(line.elements for line in lines) == sum(payload.total for payload in payloads) * tokens
         assert sum(line.bytes for line in lines) == 4 * sum(line.elements for line in lines)
         assert all(line.seconds > 0 for line in lines)
+    gathers = [line for entry, line in outcome.backward.items() if (entry.group, entry.purpose) == ("tp", PURPOSE)]
+    latents = [
+        width
+        for layer in range(config.num_hidden_layers if parallelism.recompute == "shared" else 0)
+        for width in kept_latents(config, parallelism, config.crosses_into(layer))
+    ]
+    assert sum(line.calls for line in gathers) == len(latents)
+    assert sum(line.bytes for line in gathers) == 4 * sum(latents) * sequences * LENGTH // 2
     of_their_own = sum(line.elements for entry, line in outcome.forward.items() if entry.purpose == "statistic")
     assert of_their_own == sum(payload.statistics for payload in planned.forward if not payload.elements) * tokens
 

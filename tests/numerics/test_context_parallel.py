@@ -98,10 +98,10 @@ CASES = pairwise(
         for family in FAMILIES
         for layout in LAYOUTS
         for documents in (0, 1, 6)
-        for recompute in ("none", "latent", "full")
+        for recompute in ("none", "latent", "shared", "full")
         for micro_batch in (1, 2)
         for exchange in ("keys", "latents")
-        if family not in ("dense", "vanilla") or (recompute != "latent" and exchange == "keys")
+        if family not in ("dense", "vanilla") or (recompute in ("none", "full") and exchange == "keys")
     ],
     lambda case: (case.family, case.layout, case.documents, case.recompute, case.micro_batch, case.exchange),
 )
@@ -303,7 +303,7 @@ def test_plans_wait_for_no_device_and_a_steps_first_is_made_before_the_step_befo
 
 def test_kept_attention_is_not_planned_again() -> None:
     kept, none = (
-        block_work(Case("cola", Layout(1, 1, 1, cp=2), 0, how, 1).spec(ONE).at(Layout(1, 1, 1, cp=2)))
+        block_work(Case("cola", Layout(1, 1, 1, cp=2), 0, how, 1).spec(ONE).at(Layout(1, 1, 1, cp=2)), how)
         for how in ("latent", "none")
     )
     assert kept.backward.attention_flops == none.backward.attention_flops > 0

@@ -165,8 +165,10 @@ KEPT = [
         (2, "triton", "fp32", COLA | {"num_key_value_heads": 2}, {"group_projections": False}),
         (2, "triton", "bf16", COLA, {"recompute": "latent"}),
         (1, "triton", "bf16", COLA, {"recompute": "latent"}),
+        (2, "triton", "bf16", COLA, {"recompute": "shared"}),
         (2, "triton", "bf16", COLA, {"recompute": "full"}),
         (2, "triton", "bf16", COLA, {"norm": "online_paper"}),
+        (2, "triton", "bf16", COLA, {"norm": "online_paper", "recompute": "shared"}),
         (2, "triton", "bf16", COLA, {"norm": "online_paper", "recompute": "latent"}),
         (2, "triton", "fp32", COLA, {"norm": "sync"}),
         (2, "triton", "bf16", {"family": "svd"}, {}),
@@ -174,6 +176,8 @@ KEPT = [
         (1, "triton", "fp8", FP8_MODEL, {"recompute": "latent"}),
         (2, "triton", "bf16", LAX, {}),
         (2, "triton", "bf16", {"family": "lax", "lax": {"gate": "tensor"}}, {"recompute": "latent"}),
+        (4, "triton", "bf16", LAX, {"recompute": "shared"}),
+        (2, "naive", "fp32", LAX, {"recompute": "shared", "group_projections": False, "split_micro_batch": True}),
         (1, "triton", "fp32", LAX, {"recompute": "full"}),
         (2, "triton", "bf16", {"family": "lax", "lax": {"gate": "dense"}}, {}),
         (1, "naive", "fp32", COLA, {}),
@@ -202,7 +206,8 @@ def test_activations_are_counted_to_the_byte(
     each = Activations(few.model, few.parallelism, ELEMENTS[precision], kernels == "triton")
     (stage,) = cut(few.model, few.parallelism, LENGTH)
     crossed = [few.model.crosses_into(layer) for layer in stage.layers]
-    planned = each.embedding() + sum(each.block(crosses, crosses) for crosses in crossed) + each.head()
+    mode = few.parallelism.recompute
+    planned = each.embedding() + sum(each.block(crosses, crosses, mode) for crosses in crossed) + each.head()
     assert (kept(many, kernels) - kept(few, kernels)) / (2 * LENGTH) == planned
 
 
@@ -213,6 +218,8 @@ PEAKS = [
         ("triton", "bf16", COLA, {"tensor_parallel_size": 2}, {}),
         ("triton", "fp8", FP8_MODEL, {"tensor_parallel_size": 2}, {}),
         ("triton", "bf16", COLA, {"tensor_parallel_size": 2, "recompute": "latent"}, {}),
+        ("triton", "bf16", COLA, {"tensor_parallel_size": 2, "recompute": "shared"}, {}),
+        ("naive", "fp32", LAX, {"tensor_parallel_size": 2, "recompute": "shared"}, {}),
         ("triton", "bf16", COLA, {"tensor_parallel_size": 2, "recompute": "full"}, {}),
         ("triton", "bf16", COLA, {"recompute": "latent"}, {}),
         ("triton", "fp32", LAX, {"recompute": "full"}, {}),
@@ -252,7 +259,9 @@ def slack(spec: JobSpec) -> int:
     stages = cut(spec.model, spec.parallelism, LENGTH)
     each = Activations(spec.model, spec.parallelism, element, spec.resources.gpus_per_worker > 0)
     crosses = spec.model.lax is not None
-    backward = spec.training.micro_batch_size * LENGTH * each.block_backward(crosses, crosses)
+    backward = (
+        spec.training.micro_batch_size * LENGTH * each.block_backward(crosses, crosses, spec.parallelism.recompute)
+    )
     table = spec.model.vocab_size * spec.model.hidden_size // spec.parallelism.tensor_parallel_size
     gradients = (2 * element + 4) * max(largest_weight(spec, stages), table)
     second_stage = sum(group.gradients for group in state_bytes(spec, stages, element))

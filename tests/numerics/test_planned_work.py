@@ -39,14 +39,16 @@ def counted(spec: JobSpec) -> int:
 def test_products_are_counted_to_the_flop(model: dict[str, Any], parallelism: dict[str, Any]) -> None:
     spec = job(model, parallelism)
     blocks, head = spec.model.num_hidden_layers, head_work(spec).all
-    assert counted(spec) == blocks * block_work(spec).all.product_flops + head.product_flops
+    assert counted(spec) == blocks * block_work(spec, spec.parallelism.recompute).all.product_flops + head.product_flops
 
 
 def test_lax_gates_are_counted_as_though_latents_crossed_into_the_first_block_too() -> None:
     spec = job({"family": "lax", "lax": {"gate": "dense"}}, {"tensor_parallel_size": 2})
     training, rank, blocks = spec.training, spec.model.bottleneck_rank, spec.model.num_hidden_layers
     gates = 3 * 2 * 7 * rank**2 * training.micro_batch_size * training.sequence_length
-    planned = blocks * block_work(spec).all.product_flops + head_work(spec).all.product_flops
+    planned = (
+        blocks * block_work(spec, spec.parallelism.recompute).all.product_flops + head_work(spec).all.product_flops
+    )
     assert counted(spec) + gates == planned
 
 
@@ -56,6 +58,10 @@ def test_attention_is_what_its_products_are() -> None:
     one_kernel = counted(spec)
     with sdpa_kernel(SDPBackend.MATH):
         products = counted(spec) - one_kernel
-    passes, blocks, length = block_work(spec), spec.model.num_hidden_layers, spec.training.sequence_length
+    passes, blocks, length = (
+        block_work(spec, spec.parallelism.recompute),
+        spec.model.num_hidden_layers,
+        spec.training.sequence_length,
+    )
     forward, backward = passes.forward.attention_flops, passes.backward.attention_flops
     assert blocks * (forward + backward * 8 / 10) * 2 * length / (length + 1) == pytest.approx(products)

@@ -1,5 +1,8 @@
 """What is kept for backward, counted tensor by tensor, and what it costs to keep less."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,8 +14,9 @@ from boost_core.kernels.residual_add import residual_start
 from boost_core.models.build import build
 from boost_core.nn.attention import Rotation
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.ledger import CommunicationLedger
+from boost_core.parallel.ledger import CommunicationLedger, Pending
 from boost_core.parallel.shard import make_weights
+from boost_core.parallel.shared_latents import PURPOSE
 from tests.numerics.sharded import run_sharded
 from tests.numerics.storages import Made
 from tests.numerics.test_collective_count import LENGTH, SEQUENCES, counted, model
@@ -29,7 +33,7 @@ def kept_by_a_block(config: ModelConfig, parallelism: ParallelismConfig, sequenc
     residual = residual_start(torch.randn(sequences * LENGTH, shard, requires_grad=True))
     network.blocks["1"](residual, rotation, None)  # what is made once, such as the rotation's angles, is made here
     with Made() as made:
-        out, _ = network.recompute(network.blocks["1"], residual, rotation, None)
+        out, _ = network.blocks["1"](residual, rotation, None)
     kept, given_on = (each.inputs.nbytes + each.squares.nbytes for each in (residual, out))
     return made.alive_bytes() + kept - given_on
 
@@ -49,6 +53,9 @@ def test_latent_keeps_the_latents_and_the_residual_and_nothing_else(ranks: Ranks
     # has this rank's sum of squares with it.
     latent = 7 * config.bottleneck_rank + 2 + 2 * config.hidden_size / size + 1
     assert kept_a_token(ranks, size, config, "latent") == latent
+    # Of the latents a slice; statistics are whole.
+    shared = (7 * config.bottleneck_rank + 2 * config.hidden_size) / size + 3
+    assert kept_a_token(ranks, size, config, "shared") == shared
     assert kept_a_token(ranks, size, config, "full") == config.hidden_size / size + 1
     assert kept_a_token(ranks, size, config, "none") > 2 * latent
 
@@ -67,6 +74,70 @@ def test_latent_adds_no_collective_and_full_repeats_them_all(ranks: Ranks, famil
     assert counted(latent.backward) == counted(none.backward)
     again = {("all_reduce", "latent"): counted(none.forward)["all_reduce", "latent"]}
     assert counted(full.backward) == counted(none.backward) | again
+
+
+@pytest.mark.parametrize("family", ["svd", "cola", "lax"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_latents_that_are_shared_change_no_bit_and_are_gathered_once(ranks: Ranks, size: int, family: str) -> None:
+    config = model(family=family, num_hidden_layers=3)
+    choices = [{"recompute": mode} for mode in ("latent", "shared")]
+    if size == 2:
+        choices = [choice | {"split_micro_batch": True, "group_projections": False} for choice in choices]
+    latent, shared = (
+        ranks.run(
+            size, run_sharded, config, ParallelismConfig.model_validate(choice), SEQUENCES, LENGTH, torch.bfloat16
+        )[-1]
+        for choice in choices
+    )
+    assert torch.equal(shared.loss, latent.loss)
+    assert all(torch.equal(shared.gradients[name], gradient) for name, gradient in latent.gradients.items())
+    assert counted(shared.forward) == counted(latent.forward)
+    into, exchanges = (2 if family == "lax" else 0), counted(latent.forward)["all_reduce", "latent"][0]
+    elements = (3 + into) * 7 * config.bottleneck_rank * SEQUENCES * LENGTH // size
+    gathers = {("all_gather", "kept latent"): (exchanges + exchanges * into // 3, elements)}
+    assert counted(shared.backward) == counted(latent.backward) | gathers
+
+
+class Ordered(Communicator):
+    """Notes when latents begin to be gathered, and when they are waited for."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        Ordered.notes: list[tuple[str, int]] = []
+
+    def start_all_gather(self, gathered: torch.Tensor, shard: torch.Tensor, purpose: str) -> Pending:
+        pending = super().start_all_gather(gathered, shard, purpose)
+        if purpose != PURPOSE:
+            return pending
+        number = sum(note == "start" for note, _ in self.notes)
+        self.notes.append(("start", number))
+        return _Noted(pending, number)
+
+
+@dataclass(frozen=True)
+class _Noted:
+    pending: Pending
+    number: int
+
+    def wait(self) -> None:
+        Ordered.notes.append(("wait", self.number))
+        self.pending.wait()
+
+
+def order_of_gathers(config: ModelConfig) -> list[tuple[str, int]]:
+    choice = ParallelismConfig(recompute="shared")
+    run_sharded(config, choice, SEQUENCES, LENGTH, torch.float32, communicator=Ordered)
+    return Ordered.notes
+
+
+def test_latents_are_gathered_a_block_before_they_are_needed(ranks: Ranks) -> None:
+    notes, blocks = ranks.run(2, order_of_gathers, model(num_hidden_layers=3))[0], 3
+    segments = range(4 * blocks)
+    expected = [("start", number) for number in segments[:4]]
+    for number in segments:
+        expected += [("start", number + 4)] if number + 4 in segments else []
+        expected.append(("wait", number))
+    assert notes == expected
 
 
 def flops_of_products(config: ModelConfig, recompute: str) -> int:

@@ -88,7 +88,7 @@ def test_the_communication_is_the_plans(rank: Figures) -> None:
                 "training": {"steps": 1},
             }
         )
-        payloads = micro_batch_payloads(spec.model, spec.parallelism)
+        payloads = micro_batch_payloads(spec.model, spec.parallelism, spec.parallelism.recompute)
         elements = sum(payload.total for payload in payloads)
         return 2 * collective_seconds(link, "all_reduce", 2, 4 * tokens * elements, len(payloads))
 

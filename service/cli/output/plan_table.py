@@ -119,7 +119,10 @@ def _exchange(planned: PlannedShape, spec: JobSpec) -> str:
     if not sent.all_reduces:
         return "none"
     tokens = training.micro_batch_size * training.sequence_length // planned.context_parallel_size
-    return f"{_size(sent.elements_per_token * tokens * BYTES[training.precision])} in {sent.all_reduces:,}"
+    element = BYTES[training.precision]
+    gathered = sent.gathered_elements_per_token * tokens * element
+    summed = f"{_size(sent.elements_per_token * tokens * element)} in {sent.all_reduces:,}"
+    return f"{summed}, {_size(gathered)} gathered" if gathered else summed
 
 
 def _size(count: float) -> str:
