@@ -304,6 +304,9 @@ def elasticity_problems(
     if elasticity.automatic and (size := parallelism.context_parallel_size) > 1:
         message = "layouts=auto chooses among layouts without context parallelism; leave it out, or list layouts"
         return [FieldProblem(("parallelism", "context_parallel_size"), size, message)]
+    if elasticity.automatic and isinstance(parallelism.recompute, tuple):
+        message = "layouts=auto has layouts of other stages; use recompute=auto, or one mode for all blocks"
+        return [FieldProblem(("parallelism", "recompute"), parallelism.recompute_text, message)]
     sizes = elasticity.data_parallel_size
     if sizes is None:
         return _problems_of_chosen(model, parallelism, training, optimizer, gpus_per_worker, elasticity)

@@ -1,9 +1,10 @@
 """How a gang is split."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, TypeAdapter, ValidatorFunctionWrapHandler, field_validator, model_serializer
 
 from boost_core.config.base import Config
 from boost_core.config.layout import Layout
@@ -13,6 +14,7 @@ PipelineSize = Annotated[int, Field(ge=1, le=32)]  # what it costs to plan a pip
 DataSize = Annotated[int, Field(ge=1, le=65_536)]
 ContextSize = Annotated[int, Field(ge=1, le=64)]  # each step's plan costs the host time that grows with its ranks
 RecomputeMode = Literal["none", "latent", "shared", "full"]  # of a block; from what keeps most to what keeps least
+BlockCount = Annotated[int, Field(ge=0, le=100_000)]
 ModeRuns = tuple[tuple[RecomputeMode, int], ...]  # so many blocks in a row
 
 
@@ -40,6 +42,41 @@ class SymmetricMemoryConfig(Config):
     def largest(self) -> int:
         """Bytes of the largest message that is exchanged through it."""
         return max(self.one_shot_bytes, self.two_shot_bytes)
+
+
+class StageModes(Config):
+    """How many of a pipeline stage's blocks keep what for their backward pass.
+
+    Those that compute most again come first in the stage, whatever the order here: what later blocks keep is free by
+    the time that these are computed again.
+    """
+
+    full: BlockCount = 0
+    shared: BlockCount = 0
+    latent: BlockCount = 0
+    none: BlockCount = 0
+
+    @property
+    def runs(self) -> ModeRuns:
+        """The modes of its blocks, in order."""
+        counts: ModeRuns = (("full", self.full), ("shared", self.shared), ("latent", self.latent), ("none", self.none))
+        return tuple(run for run in counts if run[1])
+
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        return self.full + self.shared + self.latent + self.none
+
+    @model_serializer
+    def _without_zeros(self) -> dict[str, int]:
+        return dict(self.runs)
+
+    def __str__(self) -> str:
+        return " + ".join(f"{mode} {count}" for mode, count in self.runs)
+
+
+_MODE: TypeAdapter[str] = TypeAdapter(Literal["none", "latent", "shared", "full", "auto"])
+_LISTED: TypeAdapter[tuple[StageModes, ...]] = TypeAdapter(Annotated[tuple[StageModes, ...], Field(max_length=64)])
 
 
 class ContextConfig(Config):
@@ -87,13 +124,14 @@ class ParallelismConfig(Config):
     group_projections: bool = Field(
         True, description="Compute q, k, v (and gate, up) in one matrix product and one exchange instead of one each."
     )
-    recompute: Literal["none", "latent", "shared", "full", "auto"] = Field(
+    recompute: Literal["none", "latent", "shared", "full", "auto"] | tuple[StageModes, ...] = Field(
         "none",
         description="Activation checkpointing. latent: recompute everything but the latents, the residual and, of "
         "context parallel ranks, attention's output, without a collective; for btp. shared: as latent, but each tensor "
         "parallel rank keeps its slice of the latents, and the backward pass gathers them a block ahead. full: "
         "recompute every block from its input, collectives included. auto: in each layout the first of them that fits "
-        "the GPU, whose kind the job has to name.",
+        "the GPU, whose kind the job has to name. A list has an entry for each pipeline stage, such as {full: 2, "
+        "latent: 6}: how many of its blocks do what, those that compute most again first.",
     )
     split_micro_batch: bool = Field(
         False,
@@ -107,25 +145,47 @@ class ParallelismConfig(Config):
         "NCCL has them all. Default: NCCL.",
     )
 
+    @field_validator("recompute", mode="wrap")
+    @classmethod
+    def _one_mode_or_a_list(cls, value: Any, _: ValidatorFunctionWrapHandler) -> Any:
+        """Name what is wrong as one of them: a union's error would speak of both."""
+        if isinstance(value, dict | StageModes):
+            raise ValueError(
+                "modes of blocks are a list with an entry for each pipeline stage, such as [{latent: 6, none: 4}]"
+            )
+        return _LISTED.validate_python(value) if isinstance(value, list | tuple) else _MODE.validate_python(value)
+
     @property
     def stages(self) -> int:
         """Stages of the pipeline over all ranks."""
         return self.pipeline_parallel_size * (1 if self.pipeline_schedule == "1f1b" else 2)
 
-    def modes(self, stage: int, blocks: int) -> ModeRuns:  # noqa: ARG002
+    @property
+    def recompute_text(self) -> str:
+        """What is computed again, for people: stage by stage where it is so given."""
+        return self.recompute if isinstance(self.recompute, str) else " | ".join(map(str, self.recompute))
+
+    def modes(self, stage: int, blocks: int) -> ModeRuns:
         """What a pipeline stage's blocks keep for the backward pass, in order; ``auto`` is resolved before.
 
         Args:
             stage: The stage's number.
-            blocks: How many it has.
+            blocks: How many it has, where all are alike.
         """
+        if isinstance(self.recompute, tuple):
+            return self.recompute[stage].runs
         if self.recompute == "auto":
             raise AssertionError("recompute=auto comes to something else in each layout")
         return ((self.recompute, blocks),)
 
     def modes_of_all(self, blocks: int) -> Mapping[RecomputeMode, int]:
         """How many of all of a model's blocks keep what."""
-        return dict(self.modes(0, blocks))
+        if not isinstance(self.recompute, tuple):
+            return dict(self.modes(0, blocks))
+        counts: Counter[RecomputeMode] = Counter()
+        for stage in self.recompute:
+            counts.update(dict(stage.runs))
+        return counts
 
     @property
     def world_size(self) -> int:

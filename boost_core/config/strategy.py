@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from boost_core.config.base import FieldProblem
+from boost_core.config.base import FieldProblem, counted
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig
 
@@ -37,25 +37,37 @@ def strategy_problems(model: ModelConfig, parallelism: ParallelismConfig) -> lis
 def _recompute_problems(
     strategy: StrategyName, model: ModelConfig, parallelism: ParallelismConfig
 ) -> list[FieldProblem]:
-    mode, size, rank = parallelism.recompute, parallelism.tensor_parallel_size, model.rank or 0
-    if mode not in ("latent", "shared"):
-        return []
-    message = ""
-    if reason := _not_local_between_exchanges(strategy, parallelism):
-        message = f"{mode} computes again what lies between two exchanges of latents; {reason}, or use none or full"
-    elif mode == "shared" and rank % size:
-        message = (
-            f"shared: {size} tensor parallel ranks cannot keep as many of model.rank={rank} elements each; use latent, "
-            f"or round up to model.rank={-(-rank // size) * size}"
-        )
-    return [FieldProblem(("parallelism", "recompute"), mode, message)] if message else []
+    field, recompute, rank = ("parallelism", "recompute"), parallelism.recompute, model.rank or 0
+    size, blocks = parallelism.tensor_parallel_size, model.num_hidden_layers
+    messages, modes = [], {recompute}
+    if isinstance(recompute, tuple):
+        modes = {mode for stage in recompute for mode, _ in stage.runs}
+        listed, named = len(recompute), sum(stage.blocks for stage in recompute)
+        if listed != parallelism.stages:
+            messages.append(
+                f"it lists {counted(listed, 'stage')}, and there are {parallelism.stages}; give an entry for each"
+            )
+        elif named != blocks:
+            messages.append(f"its counts add up to {named}, and model.num_hidden_layers is {blocks}; make them equal")
+    for mode in ("latent", "shared"):
+        if mode not in modes:
+            continue
+        if reason := _not_local_between_exchanges(strategy, parallelism):
+            message = f"{mode} computes again what lies between two exchanges of latents; {reason}"
+            messages.append(f"{message}, or use none or full")
+        elif mode == "shared" and rank % size:
+            messages.append(
+                f"shared: {size} tensor parallel ranks cannot keep as many of model.rank={rank} elements each; use "
+                f"latent, or round up to model.rank={-(-rank // size) * size}"
+            )
+    return [FieldProblem(field, parallelism.recompute_text, message) for message in messages]
 
 
 def _split_problems(strategy: StrategyName, parallelism: ParallelismConfig) -> list[FieldProblem]:
     if not parallelism.split_micro_batch:
         return []
     reason = _not_local_between_exchanges(strategy, parallelism)
-    if parallelism.recompute == "full":  # which auto leaves out
+    if "full" in parallelism.recompute_text:  # which auto leaves out
         reason = "recompute=full runs a block without a stop: use none, latent or shared"
     message = f"two halves take turns at the exchanges of latents; {reason}, or leave split_micro_batch out"
     return [FieldProblem(("parallelism", "split_micro_batch"), True, message)] if reason else []

@@ -197,7 +197,7 @@ def _reported(
         layout=str(layout),
         **layout.sizes,
         world_size=layout.world_size,
-        recompute=choice.job.parallelism.recompute,
+        recompute=choice.job.parallelism.recompute_text,
         memory_bytes=choice.needed,
         step_seconds=choice.seconds.total,
         step_seconds_range=machine.range_of(choice.job, choice.seconds.total),

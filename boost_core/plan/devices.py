@@ -17,6 +17,7 @@ from boost_core.config.strategy import strategy_problems
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan.machine import kind_of_gpu
 from boost_core.plan.memory import rank_memory
+from boost_core.plan.stages import miscounted
 
 SPARE = 0.04  # of a GPU's memory, where what is planned for a job is chosen for it
 
@@ -87,7 +88,14 @@ def _ways_to_recompute(job: JobSpec) -> Iterator[JobSpec]:
 
 
 def nothing_fits(spec: JobSpec) -> str | None:
-    """Why a job can run in none of its layouts on the GPUs that it asks for, and what to change; ``None`` if it can."""
+    """Why a job can run in none of its layouts on the GPUs that it asks for, and what to change; ``None`` if it can.
+
+    Also where it lists modes for other stages than a layout has.
+    """
+    jobs = map(spec.at, spec.layouts()) if isinstance(spec.parallelism.recompute, tuple) else ()
+    wrong = (miscounted(job.model, job.parallelism, job.training.sequence_length) for job in jobs)
+    if problem := next(filter(None, wrong), None):
+        return problem
     device = device_bytes(spec.resources)
     if device is None:
         return _auto_of_what(spec)

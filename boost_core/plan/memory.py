@@ -80,7 +80,8 @@ def rank_memory(spec: JobSpec, layout: Layout) -> RankMemory:
     """
     job = spec.at(layout)
     stages = cut(job.model, job.parallelism, job.training.sequence_length)
-    ranks = _extremes(job.model, stages, layout.pp)
+    by_stage = isinstance(job.parallelism.recompute, tuple)
+    ranks = range(layout.pp) if by_stage else _extremes(job.model, stages, layout.pp)
     memories = (_Rank(job, rank, stages[rank :: layout.pp]).memory() for rank in ranks)
     return max(memories, key=lambda memory: memory.total)
 

@@ -22,7 +22,7 @@ from boost_core.plan.measured import machine_of
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.parameters import block_matrix_parameters, parameter_count
 from boost_core.plan.resize import fastest
-from boost_core.plan.stages import block_modes, cut
+from boost_core.plan.stages import block_modes, cut, miscounted
 from boost_core.plan.throughput import StepSeconds, step_parts
 
 _PRESET_VOCABULARY = 32_000  # the CoLA paper's, so that counts are comparable with it
@@ -133,10 +133,13 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
         machine: What it will run on; by default what ``machine_of`` makes of the job alone.
 
     Raises:
-        ValueError: A layout does not go into the machine's network.
+        ValueError: A layout does not go into the machine's network, or has other stages than modes are listed for.
     """
     machine = machine or machine_of(spec)
     jobs = {layout: at(spec, layout) for layout in spec.layouts()}
+    for job in jobs.values():
+        if problem := miscounted(job.model, job.parallelism, job.training.sequence_length):
+            raise ValueError(problem)
     parts = {layout: step_parts(job, layout, machine) for layout, job in jobs.items()}
     layouts = list(parts)
     planned = tuple(
@@ -180,7 +183,7 @@ def _planned(
     memory, device = rank_memory(spec, layout), device_bytes(spec.resources)
     return PlannedShape(
         **layout.sizes,
-        recompute=spec.parallelism.recompute,
+        recompute=spec.parallelism.recompute_text,
         world_size=layout.world_size,
         memory=Memory(**asdict(memory)),
         device_memory_bytes=device,

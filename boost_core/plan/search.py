@@ -63,7 +63,7 @@ class Choice:
                 **self.layout.sizes,
                 "pipeline_schedule": parallelism.pipeline_schedule,
                 "zero_stage": parallelism.zero_stage,
-                "recompute": parallelism.recompute,
+                "recompute": parallelism.model_dump(mode="json")["recompute"],
             },
             "training": {"micro_batch_size": self.job.training.micro_batch_size},
             "elasticity": None,
@@ -74,7 +74,7 @@ class Choice:
         schedule = f", {parallelism.pipeline_schedule}" if parallelism.pipeline_parallel_size > 1 else ""
         return (
             f"{self.layout}, micro-batch {self.job.training.micro_batch_size}{schedule}, "
-            f"ZeRO {parallelism.zero_stage}, recompute {parallelism.recompute}"
+            f"ZeRO {parallelism.zero_stage}, recompute {parallelism.recompute_text}"
         )
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
+from boost_core.config.base import counted
+from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ParallelismConfig, RecomputeMode
 from boost_core.plan.flops import computed_block_flops_per_token, head_flops_per_token
@@ -31,6 +33,23 @@ def block_modes(parallelism: ParallelismConfig, stage: Stage) -> dict[int, Recom
     """What each of a stage's blocks keeps for the backward pass."""
     runs = parallelism.modes(stage.index, len(stage.layers))
     return dict(zip(stage.layers, (mode for mode, count in runs for _ in range(count)), strict=True))
+
+
+def miscounted(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> str | None:
+    """Which stage has not as many blocks as ``recompute`` lists for it, and what to change; ``None`` if all have."""
+    recompute = parallelism.recompute
+    if not isinstance(recompute, tuple):
+        return None
+    stages = cut(model, parallelism, sequence_length)
+    sizes = [len(stage.layers) for stage in stages]
+    wrong = next((stage.index for stage in stages if recompute[stage.index].blocks != sizes[stage.index]), None)
+    if wrong is None:
+        return None
+    return (
+        f"parallelism.recompute lists {counted(recompute[wrong].blocks, 'block')} for stage {wrong} of "
+        f"{Layout.of(parallelism).replica_text}, which has {sizes[wrong]}; make its entries add up to "
+        f"{', '.join(map(str, sizes))}"
+    )
 
 
 def cut(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> Sequence[Stage]:

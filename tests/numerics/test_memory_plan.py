@@ -26,7 +26,7 @@ from boost_core.kernels.dispatch import Implementation, always
 from boost_core.plan.activations import Activations
 from boost_core.plan.in_flight import in_hand
 from boost_core.plan.memory import rank_memory
-from boost_core.plan.stages import cut
+from boost_core.plan.stages import block_modes, cut
 from boost_core.plan.state_memory import largest_weight, starting_peak, state_bytes
 from boost_core.train.state import TrainState
 from boost_core.train.step import losses, training_step
@@ -178,6 +178,8 @@ KEPT = [
         (2, "triton", "bf16", {"family": "lax", "lax": {"gate": "tensor"}}, {"recompute": "latent"}),
         (4, "triton", "bf16", LAX, {"recompute": "shared"}),
         (2, "naive", "fp32", LAX, {"recompute": "shared", "group_projections": False, "split_micro_batch": True}),
+        (2, "triton", "bf16", LAX, {"recompute": [{"none": 1, "shared": 1, "full": 1}]}),
+        (2, "naive", "fp32", COLA, {"recompute": [{"latent": 2, "full": 1}]}),
         (1, "triton", "fp32", LAX, {"recompute": "full"}),
         (2, "triton", "bf16", {"family": "lax", "lax": {"gate": "dense"}}, {}),
         (1, "naive", "fp32", COLA, {}),
@@ -206,8 +208,9 @@ def test_activations_are_counted_to_the_byte(
     each = Activations(few.model, few.parallelism, ELEMENTS[precision], kernels == "triton")
     (stage,) = cut(few.model, few.parallelism, LENGTH)
     crossed = [few.model.crosses_into(layer) for layer in stage.layers]
-    mode = few.parallelism.recompute
-    planned = each.embedding() + sum(each.block(crosses, crosses, mode) for crosses in crossed) + each.head()
+    modes = block_modes(few.parallelism, stage).values()
+    blocks = (each.block(crosses, crosses, mode) for crosses, mode in zip(crossed, modes, strict=True))
+    planned = each.embedding() + sum(blocks) + each.head()
     assert (kept(many, kernels) - kept(few, kernels)) / (2 * LENGTH) == planned
 
 
@@ -220,6 +223,7 @@ PEAKS = [
         ("triton", "bf16", COLA, {"tensor_parallel_size": 2, "recompute": "latent"}, {}),
         ("triton", "bf16", COLA, {"tensor_parallel_size": 2, "recompute": "shared"}, {}),
         ("naive", "fp32", LAX, {"tensor_parallel_size": 2, "recompute": "shared"}, {}),
+        ("triton", "bf16", COLA, {"tensor_parallel_size": 2, "recompute": [{"full": 1, "shared": 1, "none": 1}]}, {}),
         ("triton", "bf16", COLA, {"tensor_parallel_size": 2, "recompute": "full"}, {}),
         ("triton", "bf16", COLA, {"recompute": "latent"}, {}),
         ("triton", "fp32", LAX, {"recompute": "full"}, {}),
@@ -259,9 +263,9 @@ def slack(spec: JobSpec) -> int:
     stages = cut(spec.model, spec.parallelism, LENGTH)
     each = Activations(spec.model, spec.parallelism, element, spec.resources.gpus_per_worker > 0)
     crosses = spec.model.lax is not None
-    backward = (
-        spec.training.micro_batch_size * LENGTH * each.block_backward(crosses, crosses, spec.parallelism.recompute)
-    )
+    modes = spec.parallelism.modes_of_all(spec.model.num_hidden_layers)
+    most = max(each.block_backward(crosses, crosses, mode) for mode in modes)
+    backward = spec.training.micro_batch_size * LENGTH * most
     table = spec.model.vocab_size * spec.model.hidden_size // spec.parallelism.tensor_parallel_size
     gradients = (2 * element + 4) * max(largest_weight(spec, stages), table)
     second_stage = sum(group.gradients for group in state_bytes(spec, stages, element))
