@@ -32,6 +32,8 @@ _FEWEST_TOKENS = 4096  # of a sequence on each of them
 _MOST_STAGES = 32  # ``ParallelismConfig.pipeline_parallel_size``
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
+_OTHER_ORDERS = (("tp", "cp", "dp", "pp"),)
+_WORTH_SAYING = 0.01  # of a step
 _RECOMPUTED = ("none", "latent", "full")  # each takes longer than the one before
 
 
@@ -342,6 +344,21 @@ def sensitivities(
         other = _first(search(spec, gpus, scaled, memory, 1))
         if other != first:
             yield f"with {name} {sign * change:+.0%}: {other or 'nothing would fit'}"
+
+
+def other_orders(spec: JobSpec, gpus: int, machine: Machine, device_bytes: float) -> Iterator[str]:
+    """What other orders of ranks over the network's levels would gain, though gangs have none of them.
+
+    Tensor parallel ranks stay innermost, and context parallel ones next to them.
+    """
+    first = search(spec, gpus, machine, device_bytes, 1).choices
+    for order in _OTHER_ORDERS:
+        for other in search(spec, gpus, machine, device_bytes, 1, order).choices:
+            if first and (gain := 1 - other.seconds.total / first[0].seconds.total) >= _WORTH_SAYING:
+                yield (
+                    f"with ranks in the order {', '.join(order)}, which gangs do not have: {other}, "
+                    f"{other.seconds.total:.3g} s, {gain:.1%} less"
+                )
 
 
 def _first(found: Found) -> str | None:

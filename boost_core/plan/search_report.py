@@ -16,7 +16,7 @@ from boost_core.plan.machine import Machine
 from boost_core.plan.measured import MeasuredProfile, machine_of
 from boost_core.plan.network import NetworkConfig
 from boost_core.plan.report import StepParts
-from boost_core.plan.search import Choice, reasons, search, sensitivities
+from boost_core.plan.search import Choice, other_orders, reasons, search, sensitivities
 
 
 class PlanSearch(Config):
@@ -31,7 +31,8 @@ class PlanSearch(Config):
     )
     top: int = Field(5, ge=1, le=100, description="How many ways to give.")
     explain: bool = Field(
-        False, description="Find out which inputs would change the choice: a search for each input and direction."
+        False,
+        description="Find out which inputs, and which orders of ranks, would change the choice: a search for each.",
     )
 
     def machine(self, spec: JobSpec) -> Machine:
@@ -68,6 +69,9 @@ class SearchReport(Config):
     )
     why: tuple[str, ...] = Field(description="Deciding term, the next best, and the nearest that does not fit.")
     would_change: tuple[str, ...] = Field(description="Inputs that, changed by 20 %, would change the choice.")
+    other_orders: tuple[str, ...] = Field(
+        (), description="What other orders of ranks over the network would gain; gangs have none of them."
+    )
 
 
 def search_report(spec: JobSpec, asked: PlanSearch, fitted: Fitted | None = None) -> SearchReport:
@@ -93,6 +97,7 @@ def search_report(spec: JobSpec, asked: PlanSearch, fitted: Fitted | None = None
         provenance=machine.provenance,
         why=tuple(reasons(found, limit)),
         would_change=tuple(sensitivities(spec, asked.gpus, machine, limit)) if asked.explain else (),
+        other_orders=tuple(other_orders(spec, asked.gpus, machine, limit)) if asked.explain else (),
     )
 
 

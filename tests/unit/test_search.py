@@ -22,11 +22,12 @@ from boost_core.plan.machine import Machine
 from boost_core.plan.measured import machine_of
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.network import NetworkConfig
-from boost_core.plan.search import SPARE, Choice, reasons, search, sensitivities
+from boost_core.plan.search import SPARE, Choice, other_orders, reasons, search, sensitivities
 from boost_core.plan.search_process import SearchFailed, TooLong, search_apart
 from boost_core.plan.search_report import PlanSearch, search_report
 from boost_core.plan.throughput import Step, replayed_parts, step_seconds
 from service.cli.main import app
+from tests.planning_truth import drawn, fastest
 
 
 def job(preset: str = "3b", batch: int = 32, **changes: Any) -> JobSpec:
@@ -94,6 +95,16 @@ def test_nothing_that_fits_is_faster_than_what_is_found(
         assert bool(found.choices) == bool(fitting)
         if fitting:
             assert found.choices[0].seconds.total == pytest.approx(min(fitting))
+
+
+@pytest.mark.parametrize("seed", [1, 3, 4, 6, 11, 16, 19])
+def test_random_instances_are_planned_as_brute_force_has_them(seed: int) -> None:
+    small = drawn(seed, layers=6, gpus=8)
+    choices = search(small.job, small.gpus, small.machine, small.device_bytes, 1).choices
+    best = fastest(small, all_cuts=False)
+    assert bool(choices) == (best < inf)
+    if choices:
+        assert choices[0].seconds.total == pytest.approx(best)
 
 
 def test_batches_that_grow_split_over_the_replicas_that_are_found() -> None:
@@ -195,6 +206,18 @@ def test_what_would_change_the_choice_would() -> None:
     less = search(spec, 4, on, 64e9, 1).choices[0]
     assert f"with the memory's size -20%: {less}" in told
     assert all(line.startswith("with ") for line in told)
+
+
+def test_other_orders_of_ranks_are_told_where_they_would_gain() -> None:
+    spec = job("30b", 4096)
+    slow = [("box", 8, 25), ("rack", 4, 12.5), ("core", 256, 3)]
+    levels = [{"name": name, "fan_out": size, "gigabytes_per_second": rate} for name, size, rate in slow]
+    on = machine_of(spec, cluster=NetworkConfig.model_validate({"levels": levels}).cluster())
+    (line,) = other_orders(spec, 256, on, 80e9)
+    ours, other = search(spec, 256, on, 80e9, 1).choices[0], search(spec, 256, on, 80e9, 1, ("tp", "cp", "dp", "pp"))
+    assert line.startswith(f"with ranks in the order tp, cp, dp, pp, which gangs do not have: {other.choices[0]}")
+    assert other.choices[0].seconds.total < ours.seconds.total
+    assert not list(other_orders(spec, 8, machine(spec), 80e9))
 
 
 @pytest.mark.parametrize(("preset", "device"), [("30b", 80e9), ("40b", 40e9)])

@@ -63,7 +63,7 @@ def print_search(found: SearchReport) -> None:
     print_table(("CHOICE", "RANKS", "MEMORY A RANK", "STEP", "TOKENS/S"), rows)
     if not found.choices:
         say("nothing fits")
-    for line in (*found.why, *found.would_change):
+    for line in (*found.why, *found.would_change, *found.other_orders):
         say(f"- {line}")
     _print_context(found.context)
     by = _PROVENANCE[found.provenance]
