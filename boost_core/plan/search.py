@@ -225,7 +225,7 @@ class _Search:
     def _try(self, shape: _Shape, job: JobSpec, step: Step, bound: float) -> None:
         """Play a mode if it fits; others of the combination take longer, so they matter only if it does not."""
         parallelism = job.parallelism
-        replicas, recompute = parallelism.data_parallel_size, parallelism.recompute
+        replicas, recompute = parallelism.data_parallel_size, parallelism.recompute_text
         memory = rank_memory(job, Layout.of(parallelism))
         if memory.total <= self._limit:
             total = step.played()
