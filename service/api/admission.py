@@ -33,31 +33,71 @@ _MOST_NAMED = 3
 T = TypeVar("T")
 
 
-async def if_fit(spec: JobSpec, context: Context, tenant: str, then: Callable[[], T]) -> T:
-    """What a function returns that is called if a job could run: by its paths, its memory, its queue and its data.
+@dataclass(frozen=True)
+class Completed:
+    """A job as it is recorded.
+
+    Attributes:
+        spec: With its dataset's shards and the layouts chosen for it.
+        chosen: Why it has these layouts; ``None`` if they are its user's.
+        profile: What its seconds are predicted by; ``None``: data sheets.
+        fitted: What jobs took beside such predictions; ``None``: none has run.
+    """
+
+    spec: JobSpec
+    chosen: ChosenLayouts | None
+    profile: StoredProfile | None
+    fitted: Fitted | None
+
+    @property
+    def basis(self) -> Basis:
+        """Both of these."""
+        return basis_of(self.profile, self.fitted)
+
+
+async def admitted(
+    spec: JobSpec,
+    context: Context,
+    tenant: str,
+    then: Callable[[Completed], T],
+    original: JobSpec | None = None,
+) -> T:
+    """What a function returns that is called with a completed job if it could run: by its paths, memory, queue, data.
+
+    It may take seconds to complete a job.
 
     Args:
         spec: The job.
         context: The service's parts.
         tenant: Whose it is.
-        then: The function; it may wait, but not for stores.
+        then: The function, which gives something; it may wait, but not for stores.
+        original: The job that it is a clone of, whose shards it keeps, whatever its dataset's name means by now.
 
     Raises:
         InvalidJob: The job could not run; names the fields at fault.
+        RateLimited: It leaves its layouts to the service, and another search is under way.
         StoreUnavailable: Its data is where nothing answers.
     """
-    check = partial(_refuse_unfit, spec, context, tenant)
+
+    def completed_or_done() -> tuple[Completed, T | None]:
+        job = _completed(spec, context, tenant, original)
+        if _looks_at_stores(job.spec):
+            return job, None
+        _refuse_unfit(job.spec, context, tenant)  # looks at no store, and at no file but the service's own
+        return job, then(job)
+
+    job, done = await run_in_threadpool(completed_or_done)  # one thread for all: it costs as much as the rest
+    if done is not None:
+        return done
+    await context.stores.run(tenant, _data_of(job.spec), partial(_refuse_unfit, job.spec, context, tenant))
+    return await run_in_threadpool(then, job)
+
+
+def _looks_at_stores(spec: JobSpec) -> bool:
+    """Whether checking a job reads what may be slow: stores, files of users, secrets."""
     trackers = [each for each in (spec.trackers.mlflow, spec.trackers.wandb) if each is not None]
     names_secret = any(name is not None for name in (spec.credentials, *(each.credentials for each in trackers)))
-    if names_secret or any(named_places(spec)):
-        await context.stores.run(tenant, _data_of(spec), check)
-        return await run_in_threadpool(then)
-
-    def check_and_go_on() -> T:
-        check()  # looks at no store, and at no file but the service's own
-        return then()
-
-    return await run_in_threadpool(check_and_go_on)
+    return names_secret or any(named_places(spec))
 
 
 async def if_dataset_fits(request: DatasetRequest, context: Context, tenant: str) -> None:
@@ -122,38 +162,6 @@ def with_dataset(spec: JobSpec, context: Context, tenant: str, original: JobSpec
         message = f"names other shards than the dataset {name!r} has; leave it out"
         raise InvalidJob([FieldError(field="data.source", message=message)])
     return spec.model_copy(update={"data": spec.data.model_copy(update={"source": source})})
-
-
-@dataclass(frozen=True)
-class Completed:
-    """A job as it is recorded.
-
-    Attributes:
-        spec: With its dataset's shards and the layouts chosen for it.
-        chosen: Why it has these layouts; ``None`` if they are its user's.
-        profile: What its seconds are predicted by; ``None``: data sheets.
-        fitted: What jobs took beside such predictions; ``None``: none has run.
-    """
-
-    spec: JobSpec
-    chosen: ChosenLayouts | None
-    profile: StoredProfile | None
-    fitted: Fitted | None
-
-    @property
-    def basis(self) -> Basis:
-        """Both of these."""
-        return basis_of(self.profile, self.fitted)
-
-
-async def completed(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None = None) -> Completed:
-    """The job with all that the service adds to it; it may take seconds. Arguments and errors as ``with_dataset``.
-
-    Raises:
-        InvalidJob: Or no layouts can be chosen for it.
-        RateLimited: Another search is under way.
-    """
-    return await run_in_threadpool(_completed, spec, context, tenant, original)
 
 
 def _completed(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None) -> Completed:

@@ -1,6 +1,5 @@
 """Jobs: submit, try, list, look at, clone."""
 
-from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from boost_core.config import JobSpec
 from boost_core.plan.report import plan
 from service.accounts.principal import Principal
-from service.api.admission import completed, if_fit
+from service.api.admission import Completed, admitted
 from service.api.auth import Reader, Submitter
 from service.api.deps import Context, ContextDep, JobDep, TraceparentDep, refuse_others
 from service.api.errors import InvalidJob, problem_responses
@@ -60,9 +59,12 @@ async def submit(
 @router.post("/dry-run", responses=_BODY_REFUSED)
 async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
     """Check and plan a job without submitting it; nothing is recorded."""
-    job = await completed(spec, context, who.tenant)
-    planned = await if_fit(job.spec, context, who.tenant, partial(plan, job.spec, job.basis.machine(job.spec)))
-    return DryRun(spec=job.spec, plan=planned, chosen=job.chosen, profile=job.profile, fitted=job.fitted)
+
+    def tried(job: Completed) -> DryRun:
+        planned = plan(job.spec, job.basis.machine(job.spec))
+        return DryRun(spec=job.spec, plan=planned, chosen=job.chosen, profile=job.profile, fitted=job.fitted)
+
+    return await admitted(spec, context, who.tenant, tried)
 
 
 @router.get("", response_model=JobPage, responses=problem_responses(HTTPStatus.UNPROCESSABLE_ENTITY))
@@ -135,21 +137,21 @@ async def _create(
 ) -> Response:
     record = await run_in_threadpool(context.store.known, request) if request else None
     if record is None:
-        job = await completed(spec, context, who.tenant, original.spec if original else None)
-        owner, root = Owner(who.tenant, who.name), context.settings.checkpoint_root
-        create = partial(
-            context.store.create,
-            job.spec,
-            root,
-            owner,
-            cloned_from=original.id if original else None,
-            request=request,
-            traceparent=traceparent,
-            trackers=kinds_of(job.spec, context.settings),
-            chosen=job.chosen,
-            profile=job.profile,
-            fitted=job.fitted,
-        )
-        record = await if_fit(job.spec, context, who.tenant, create)
+
+        def create(job: Completed) -> JobRecord:
+            return context.store.create(
+                job.spec,
+                context.settings.checkpoint_root,
+                Owner(who.tenant, who.name),
+                cloned_from=original.id if original else None,
+                request=request,
+                traceparent=traceparent,
+                trackers=kinds_of(job.spec, context.settings),
+                chosen=job.chosen,
+                profile=job.profile,
+                fitted=job.fitted,
+            )
+
+        record = await admitted(spec, context, who.tenant, create, original.spec if original else None)
     headers = {"Location": f"{router.prefix}/{record.id}", "ETag": record.etag}
     return Response(record.as_json, HTTPStatus.CREATED, headers, _JSON)
