@@ -166,7 +166,8 @@ def with_dataset(spec: JobSpec, context: Context, tenant: str, original: JobSpec
 
 def _completed(spec: JobSpec, context: Context, tenant: str, original: JobSpec | None) -> Completed:
     spec = with_dataset(spec, context, tenant, original)
-    profile = context.profiles.for_job(spec)
+    stored = context.profiles.for_job(spec)
+    profile = stored.for_record if stored else None
     fitted = context.observations.for_job(spec, profile.profile if profile else None, tenant)
     spec, chosen = with_layouts(spec, context, tenant, basis_of(profile, fitted))
     return Completed(spec, chosen, profile, fitted)

@@ -13,6 +13,7 @@ from service.jobs.patch import JobPatch
 from service.jobs.states import JobState
 from service.models.evaluations import EvaluationList
 from service.models.metrics import MetricsHistory
+from service.models.plans import PlanAnswer
 from service.models.requests import CloneRequest, DryRun
 from service.models.trackers import TrackerList
 
@@ -65,6 +66,11 @@ class JobCalls:
     def get(self, job_id: str) -> Call[JobRecord]:
         """One job."""
         return get(path_of("jobs", job_id), JobRecord)
+
+    @operation
+    def job_plan(self, job_id: str) -> Call[PlanAnswer]:
+        """What a job takes in each of its layouts, by the figures that it was submitted with."""
+        return get(path_of("jobs", job_id, "plan"), PlanAnswer)
 
     @operation
     def patch(

@@ -15,8 +15,20 @@ class StoredProfile(BaseModel):
 
     kind: str = Field(description="The kind of GPU by Ray's name, as in resources.accelerator_type.")
     stored_at: datetime = Field(description="When it was stored.")
-    stored_by: str = Field(description="Name of the key that it was stored with.")
-    profile: MeasuredProfile = Field(description="As boost bench profile wrote it.")
+    stored_by: str | None = Field(
+        None, description="Name of the key that it was stored with; null in what others than operators read."
+    )
+    profile: MeasuredProfile = Field(description="As boost bench profile wrote it; without its cases in jobs.")
+
+    @property
+    def anonymous(self) -> "StoredProfile":
+        """The same without the name of an operator's key."""
+        return self.model_copy(update={"stored_by": None})
+
+    @property
+    def for_record(self) -> "StoredProfile":
+        """What of it a job keeps: no name, and nothing that its predictions do not depend on."""
+        return self.anonymous.model_copy(update={"profile": self.profile.model_copy(update={"cases": ()})})
 
 
 def basis_of(stored: StoredProfile | None, fitted: Fitted | None) -> Basis:

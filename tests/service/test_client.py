@@ -288,7 +288,7 @@ def test_both_clients_have_the_same_methods() -> None:
     assert described == {
         name for name, member in inspect.getmembers(AsyncClient) if isinstance(member, operation | stream)
     }
-    assert len(described) == 48
+    assert len(described) == 49
     assert all(getattr(Client, name).__doc__ for name in described)
     client = Client("http://127.0.0.1:1")
     assert list(inspect.signature(client.pin).parameters) == ["job_id", "step"]

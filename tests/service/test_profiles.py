@@ -142,7 +142,9 @@ def test_operators_store_what_everybody_reads(client_with: With) -> None:
     assert stored.status_code == 200, stored.text
     assert stored.json().items() >= {"kind": "H100", "stored_by": "ops", "profile": BODY}.items()
     assert operator.put("/v1/profiles/H100", json=BODY).status_code == 200
-    assert reader.get("/v1/profiles/H100").json()["profile"] == BODY
+    seen = reader.get("/v1/profiles/H100").json()
+    assert (seen["profile"], seen["stored_by"]) == (BODY, None), "an operator's key is no reader's business"
+    assert operator.get("/v1/profiles").json()["profiles"][0]["stored_by"] == "ops"
     assert [each["kind"] for each in reader.get("/v1/profiles").json()["profiles"]] == ["H100"]
     for refused in (reader.put("/v1/profiles/H100", json=BODY), reader.delete("/v1/profiles/H100")):
         assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
@@ -275,15 +277,21 @@ def test_a_job_keeps_the_profile_that_it_was_submitted_with(client: Client, prof
     chosen = choose_layouts(spec, Basis(profile=PROFILE))
     assert chosen.sizes != choose_layouts(spec).sizes, "or nothing is tested here"
     tried = client.dry_run(left)
-    assert (tried.profile, tried.chosen, tried.plan.provenance) == (stored, chosen, "measured")
+    kept = stored.for_record
+    assert (kept.stored_by, kept.profile) == (None, PROFILE.model_copy(update={"cases": ()}))
+    assert (tried.profile, tried.chosen, tried.plan.provenance) == (kept, chosen, "measured")
     assert client.plan(left).chosen == chosen
     job = client.submit(left)
-    assert (job.profile, job.spec.layouts()) == (stored, chosen.sizes)
+    assert (job.profile, job.spec.layouts()) == (kept, chosen.sizes)
     (told,) = client.events(job.id, follow=False, kinds=["layouts"])
     assert told.data["provenance"] == "measured"
 
     profiles.delete("H100")
-    assert client.get(job.id).profile == stored
+    assert client.get(job.id).profile == kept
+    planned = client.job_plan(job.id)
+    assert (planned.profile, planned.provenance, client.plan(job.spec).provenance) == (kept, "measured", "assumed")
+    expected = plan(job.spec, machine_of(job.spec, PROFILE))
+    assert planned.model_dump(include=Plan.model_fields.keys()) == expected.model_dump()
     larger = client.patch(job.id, {"gpus": {"max": 8}})
     wider = JobSpec.model_validate(left | {"elasticity": {"layouts": "auto", "gpus": {"max": 8}}})
     assert larger.spec.layouts() == choose_layouts(wider, Basis(profile=PROFILE)).sizes

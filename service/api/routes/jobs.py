@@ -24,6 +24,7 @@ from service.jobs.requests import Request
 from service.jobs.states import JobState
 from service.jobs.writes import WrongState
 from service.models.identity import Scope, TenantName
+from service.models.plans import PlanAnswer
 from service.models.queues import QueueName
 from service.models.requests import CloneRequest, DryRun
 from service.trackers.opening import kinds_of
@@ -88,6 +89,13 @@ def list_jobs(query: Annotated[JobQuery, Query()], who: Reader, context: Context
 async def show(job: JobDep) -> Response:
     """Show one job."""
     return Response(job.as_json, headers={"ETag": job.etag}, media_type=_JSON)
+
+
+@router.get("/{job_id}/plan", responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY))
+def show_plan(job: JobDep) -> PlanAnswer:
+    """Plan a job by the figures that it was submitted with, whatever is stored by now."""
+    planned = plan(job.spec, job.basis.machine(job.spec))
+    return PlanAnswer(**dict(planned), profile=job.profile, fitted=job.fitted)
 
 
 @router.post(

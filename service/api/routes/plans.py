@@ -15,6 +15,7 @@ from service.api.deps import ContextDep
 from service.api.errors import InvalidJob, problem_responses
 from service.api.job_examples import job_examples
 from service.api.requests import StrictRoute
+from service.api.routes.profiles import shown
 from service.models.examples import JobExampleList
 from service.models.plans import PlanAnswer, PlanRequest
 from service.models.problems import FieldError
@@ -50,7 +51,8 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
     chosen = context.searches.layouts(job, who.tenant, basis) if job.lacks_layouts else None
     if chosen is not None:
         job = job.with_layouts(chosen.sizes)
-    return PlanAnswer(**dict(plan(job, machine)), chosen=chosen, search=found, profile=stored, fitted=fitted)
+    profiled = shown(stored, who) if stored else None
+    return PlanAnswer(**dict(plan(job, machine)), chosen=chosen, search=found, profile=profiled, fitted=fitted)
 
 
 @router.get("/presets")

@@ -8,10 +8,12 @@ from fastapi.exceptions import RequestValidationError
 
 from boost_core.config.job import AcceleratorType
 from boost_core.plan.measured import MeasuredProfile, ProfilePrecision
+from service.accounts.principal import Principal
 from service.api.auth import Admin, Reader
 from service.api.deps import ContextDep
 from service.api.errors import problem_responses
 from service.api.requests import StrictRoute
+from service.models.identity import Scope
 from service.models.profiles import ProfileList, StoredProfile
 
 router = APIRouter(prefix="/v1/profiles", tags=["profiles"], route_class=StrictRoute)
@@ -22,16 +24,21 @@ PrecisionQuery = Annotated[ProfilePrecision | None, Query(description="Only the 
 _NOT_FOUND = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
+def shown(stored: StoredProfile, who: Principal) -> StoredProfile:
+    """A profile as somebody may see it: names of operators' keys are for operators."""
+    return stored if who.may(Scope.ADMIN) else stored.anonymous
+
+
 @router.get("")
-def list_profiles(_who: Reader, context: ContextDep) -> ProfileList:
+def list_profiles(who: Reader, context: ContextDep) -> ProfileList:
     """List the profiles of all kinds of GPU."""
-    return ProfileList(profiles=list(context.profiles.list()))
+    return ProfileList(profiles=[shown(stored, who) for stored in context.profiles.list()])
 
 
 @router.get("/{kind}", responses=_NOT_FOUND)
-def show_profile(kind: KindPath, _who: Reader, context: ContextDep, precision: PrecisionQuery = None) -> StoredProfile:
+def show_profile(kind: KindPath, who: Reader, context: ContextDep, precision: PrecisionQuery = None) -> StoredProfile:
     """Show the profile of one kind of GPU, that in bf16 if there are two."""
-    return context.profiles.get(kind, precision)
+    return shown(context.profiles.get(kind, precision), who)
 
 
 @router.put(

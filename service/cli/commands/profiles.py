@@ -72,7 +72,7 @@ def _row(stored: StoredProfile) -> tuple[str, ...]:
         _measured(stored),
         profile.commit[:12],
         kept,
-        stored.stored_by,
+        stored.stored_by or "-",
         profile.device,
     )
 
@@ -83,7 +83,7 @@ def _facts(stored: StoredProfile) -> dict[str, str]:
         "kind": stored.kind,
         "device": profile.device,
         "measured": f"{_measured(stored)}, commit {profile.commit}, torch {profile.torch_version}",
-        "stored": f"{stored.stored_at:%Y-%m-%d %H:%M} UTC by {stored.stored_by}",
+        "stored": f"{stored.stored_at:%Y-%m-%d %H:%M} UTC{f' by {stored.stored_by}' if stored.stored_by else ''}",
         "precision": profile.precision,
         "products": f"{profile.product_flops / 1e12:.4g} TFLOP/s",
         "attention": f"{profile.attention_flops / 1e12:.4g} TFLOP/s",

@@ -50,7 +50,7 @@ def print_stored(profile: StoredProfile | None) -> None:
     if profile is not None:
         say(
             f"by the service's profile of {profile.kind}: {profile.profile.device}, "
-            f"stored {profile.stored_at:%Y-%m-%d %H:%M} UTC by {profile.stored_by}"
+            f"stored {profile.stored_at:%Y-%m-%d %H:%M} UTC{f' by {profile.stored_by}' if profile.stored_by else ''}"
         )
 
 

@@ -6,7 +6,7 @@ import { bytes, duration, layout, percent, short, whole } from "./format.js";
 
 const MEMORY = ["weights", "gradients", "optimizer", "activations", "logits"];
 
-/** The card. `read` asks for the plan of a spec; `update` marks the layout that the job has now. */
+/** The card. `read` asks for the plan of a job; `update` marks the layout that the job has now. */
 export function planCard() {
   const place = h("div");
   const element = card("Plan", { id: "plan" }, place);
@@ -15,7 +15,7 @@ export function planCard() {
 
   async function read(job) {
     try {
-      planned = await call("POST", "/v1/plans", { body: job.spec });
+      planned = await call("GET", `/v1/jobs/${job.id}/plan`);
       show(job);
     } catch (problem) {
       if (problem.passing || problem.status === 401) throw problem;
