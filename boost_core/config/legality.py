@@ -129,8 +129,6 @@ def _context_problems(
             f"training.sequence_length={length} would be cut into {chunks:,} chunks for each of {size} ranks, and "
             f"{MOST_CHUNKS} is the limit; use a multiple of {unit} such as {-(-length // unit) * unit}"
         )
-    if parallelism.pipeline_parallel_size > 1:
-        messages.append("a pipeline's stages take whole sequences; use more tensor or context parallel ranks instead")
     if parallelism.split_micro_batch:
         messages.append("the halves of split_micro_batch are whole sequences; leave it out")
     if training.cuda_graphs == "on":

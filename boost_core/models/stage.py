@@ -4,7 +4,7 @@ Between stages go the residual stream, of which each tensor parallel rank sends 
 that cross into the next block. Shape suffixes: T tokens, d hidden.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,14 +26,18 @@ class StageModule(nn.Module):
         decoder: This rank's part of the model, which stays the owner of the weights.
         model: The model's shape.
         stage: Which of its blocks and ends.
-        rotation: The rotary embedding for the length of a sequence.
         grouped: Whether projections of one input share an exchange.
+
+    Attributes:
+        stage: As given.
+        rotations: The positions of each micro-batch's tokens, and how they attend; for as long as they pass through.
     """
 
-    def __init__(self, decoder: Decoder, model: ModelConfig, stage: Stage, rotation: Rotation, grouped: bool) -> None:
+    def __init__(self, decoder: Decoder, model: ModelConfig, stage: Stage, grouped: bool) -> None:
         super().__init__()
         self._decoder = (decoder,)  # in a tuple, so that the weights keep their one name
-        self.stage, self._rotation, self._width = stage, rotation, decoder.strategy.width(model.hidden_size)
+        self.stage, self._width = stage, decoder.strategy.width(model.hidden_size)
+        self.rotations: Sequence[Rotation] = ()
         self._blocks = [str(layer) for layer in stage.layers]
         self._takes = model.crosses_into(stage.layers.start)
         self._gives = not stage.last and model.crosses_into(stage.layers.stop)
@@ -41,19 +45,17 @@ class StageModule(nn.Module):
         self._rank = model.rank or 0
         self._carried = [[len(piece) for piece in group.pieces(grouped)] for group in projection_groups(model)]
 
-    def forward(
-        self, *inputs: torch.Tensor, target_T: torch.Tensor | None = None, start_bn: torch.Tensor | None = None
-    ) -> Any:
+    def forward(self, *inputs: torch.Tensor, number_1: torch.Tensor, target_T: torch.Tensor | None = None) -> Any:
         """Tokens ``[T]`` in the first stage, else what the one before gave; losses ``[T]`` in the last.
 
-        ``start_bn`` as in ``Rotation.with_documents``.
+        ``number_1`` is the micro-batch's number, on the host.
         """
         (decoder,) = self._decoder
         if self.stage.first:
             residual, carried = decoder.embed(inputs[0]), None
         else:
             residual, carried = decoder.strategy.enter(inputs[0]), self._unpacked(inputs[1:])
-        residual, carried = decoder.through(self._blocks, residual, carried, self._rotation.with_documents(start_bn))
+        residual, carried = decoder.through(self._blocks, residual, carried, self.rotations[int(number_1)])
         if not self.stage.last:
             given = carried if self._gives and carried is not None else ()
             crossing = [each.flatten().view(each.shape) for part in given for each in part]

@@ -1,6 +1,7 @@
 """Pipeline parallelism: torch's schedules over stages that count what they send."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
 import torch
@@ -13,6 +14,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 
+from boost_core.nn.attention import Rotation
 from boost_core.parallel.clock import StepClock
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.ledger import CommunicationLedger, Entry, Part
@@ -26,9 +28,15 @@ _SCHEDULES = {
 
 
 class Module(Protocol):
-    """A module that is a stage."""
+    """A module that is a stage.
+
+    Attributes:
+        stage: Which.
+        rotations: The positions of each micro-batch's tokens, and how they attend.
+    """
 
     stage: Stage
+    rotations: Sequence[Rotation]
 
     def input_shapes(self, tokens: int) -> list[tuple[int, ...]]:
         """Shapes of what it takes, for ``tokens`` tokens."""
@@ -36,10 +44,8 @@ class Module(Protocol):
     def output_shapes(self, tokens: int) -> list[tuple[int, ...]]:
         """Shapes of what it gives."""
 
-    def __call__(
-        self, *inputs: torch.Tensor, target_T: torch.Tensor | None = None, start_bn: torch.Tensor | None = None
-    ) -> Any:
-        """Tokens or what the stage before gave, to what the next takes, or to losses."""
+    def __call__(self, *inputs: torch.Tensor, number_1: torch.Tensor, target_T: torch.Tensor | None = None) -> Any:
+        """Tokens of micro-batch ``number_1`` or what the stage before gave, to what the next takes, or to losses."""
 
 
 class Pipeline:
@@ -50,7 +56,7 @@ class Pipeline:
         count: Stages over all ranks.
         schedule: ``1f1b``, ``interleaved_1f1b`` or ``zero_bubble``.
         micro_batches: Micro-batches of a step.
-        tokens: Tokens of a micro-batch.
+        tokens: This rank's of a micro-batch.
         ranks: The pipeline parallel group.
         group: The same as torch has it.
         ledger: Where to count what is sent.
@@ -67,6 +73,7 @@ class Pipeline:
         dtype: torch.dtype, device: torch.device,
     ) -> None:  # fmt: skip
         self._parts, self._ranks, self._dtype, self._device = parts, ranks, dtype, device
+        self._numbers = torch.arange(micro_batches)  # on the host, which reads them
         stages = [
             _CountedStage(part, count, tokens, group, ledger, clock, weight_gradients, dtype, device) for part in parts
         ]
@@ -76,44 +83,56 @@ class Pipeline:
         )
 
     def train(
-        self, token_N: torch.Tensor, target_N: torch.Tensor, weight_N: torch.Tensor, start_bn: torch.Tensor | None
+        self, token_N: torch.Tensor, target_N: torch.Tensor, weight_N: torch.Tensor, rotations: Sequence[Rotation]
     ) -> torch.Tensor:
         """Forward and backward of all micro-batches of a step, one after the other in ``[N]``.
 
         Args:
-            token_N: Tokens.
+            token_N: This rank's tokens.
             target_N: What follows each.
             weight_N: What each loss counts.
-            start_bn: Where documents begin in each sequence, if they are not to see each other.
+            rotations: The positions of each micro-batch's tokens, and how they attend.
 
         Returns:
             The weighted sum of losses, one float64 element; 0 on ranks that do not have the last stage.
         """
         inputs = (token_N,) if self._parts[0].stage.first else ()
-        every = {} if start_bn is None else {"start_bn": start_bn}
         losses: list[torch.Tensor] = []
-        if self._parts[-1].stage.last:
-            every["target_T"] = target_N
-            self._schedule.step(*inputs, target=weight_N, losses=losses, return_outputs=False, **every)
-        else:
-            self._schedule.step(*inputs, return_outputs=False, **every)
+        with self._at(rotations):
+            if self._parts[-1].stage.last:
+                self._schedule.step(
+                    *inputs, target=weight_N, losses=losses, return_outputs=False, number_1=self._numbers,
+                    target_T=target_N,
+                )  # fmt: skip
+            else:
+                self._schedule.step(*inputs, return_outputs=False, number_1=self._numbers)
         return sum(
             (loss.detach().double() for loss in losses), torch.zeros((), dtype=torch.float64, device=self._device)
         )
 
-    def losses(
-        self, token_T: torch.Tensor, target_T: torch.Tensor, start_bn: torch.Tensor | None
-    ) -> torch.Tensor | None:
+    def losses(self, token_T: torch.Tensor, target_T: torch.Tensor, rotation: Rotation) -> torch.Tensor | None:
         """Losses of tokens without a backward pass; ``None`` on ranks that do not have the last stage."""
         result = None
-        for part in self._parts:
-            inputs = [token_T] if part.stage.first else self._received(part, len(token_T))
-            result = part(*inputs, target_T=target_T, start_bn=start_bn)
-            if not part.stage.last:
-                after = (self._ranks.rank + 1) % self._ranks.size
-                for sent in [self._ranks.send(each.contiguous(), after, "residual") for each in result]:
-                    sent.wait()
+        with self._at([rotation]):
+            for part in self._parts:
+                inputs = [token_T] if part.stage.first else self._received(part, len(token_T))
+                result = part(*inputs, number_1=self._numbers[:1], target_T=target_T)
+                if not part.stage.last:
+                    after = (self._ranks.rank + 1) % self._ranks.size
+                    for sent in [self._ranks.send(each.contiguous(), after, "residual") for each in result]:
+                        sent.wait()
         return result if self._parts[-1].stage.last else None
+
+    @contextmanager
+    def _at(self, rotations: Sequence[Rotation]) -> Iterator[None]:
+        """Have the stages turn micro-batches so; they let go of it afterwards, as it holds memory."""
+        for part in self._parts:
+            part.rotations = rotations
+        try:
+            yield
+        finally:
+            for part in self._parts:
+                part.rotations = ()
 
     def _received(self, part: Module, tokens: int) -> list[torch.Tensor]:
         before = (self._ranks.rank - 1) % self._ranks.size

@@ -250,6 +250,8 @@ class _Rank:
         # Context parallel ranks turn their tokens by angles of their own, and the keys that they make of latents.
         ranks = self._job.parallelism.context_parallel_size
         own = 0 if ranks == 1 else self._tokens * (ranks if self._sends_latents else 1)
+        if self._job.parallelism.pipeline_parallel_size > 1 and self._job.data.documents_apart:
+            own *= self._micro_batches  # which then are dealt each in its way, and all at once
         return 24 * (training.sequence_length + own) * model.head_size // 2
 
     def _context(self) -> int:

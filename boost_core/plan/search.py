@@ -175,7 +175,7 @@ class _Search:
             for context in _contexts(training.sequence_length, gpus // tensor):
                 alone = _Shape(tensor, context, 1, micro_batch, _SCHEDULES[0])
                 whole = self._step(alone, "none").of_a_micro_batch()
-                most = min(_MOST_STAGES, layers, gpus // tensor) if context == 1 else 1
+                most = min(_MOST_STAGES, layers, gpus // (tensor * context))
                 for pipeline in range(1, most + 1):
                     replicas = _replicas(batch // micro_batch, gpus // (tensor * pipeline * context))
                     for schedule in _SCHEDULES if pipeline > 1 else _SCHEDULES[:1]:

@@ -3,9 +3,9 @@
 The norms, the projections, the MLP and the loss are of each token by itself, so a rank may have any tokens if their
 positions come with them; attention alone asks other ranks for keys.
 
-Plans are made of the sequences as the host has them, which waits for no device: that of a step's first micro-batch
-while the step before is still computed, of the others while the one before is. A thread would hold the host up for as
-long as it plans, since both are Python.
+Plans are made of the sequences as the host has them, which waits for no device: that of a step's first micro-batch,
+or those of all where a pipeline has several under way, while the step before is still computed, others while the
+micro-batch before is. A thread would hold the host up for as long as it plans, since both are Python.
 
 Shape suffixes: T tokens of a micro-batch or a rank's own of them.
 """
@@ -104,7 +104,7 @@ class Dealer:
         self.rotation, self._ranks, self._device = rotation, groups.context, device
         self.load, self.tally, self._end = Load(), Tally(), end_of_document
         self._sparse = spec.training.attention
-        self._planned: tuple[tuple[int, ...], ContextPlan] | None = None
+        self._planned: dict[tuple[int, ...], ContextPlan] = {}  # of micro-batches to come, by their documents
         self._newest: tuple[tuple[int, ...], OwnTokens] | None = None
         machine = machine_for(spec.resources, spec.training.precision)
         self._dealing = Dealing.of(spec, machine)
@@ -136,15 +136,14 @@ class Dealer:
             self._newest = documents, self._own(self._plan(documents))
         return self._newest[1]
 
-    def foresee(self, sequences: Sequences) -> None:
-        """Plan a micro-batch that is to come, on the host alone."""
+    def foresee(self, micro_batches: Sequence[Sequences]) -> None:
+        """Plan those that come next, on the host alone."""
         if self._ranks.size > 1:
-            self._plan(document_lengths(sequences, self._end))
+            ahead = {document_lengths(sequences, self._end) for sequences in micro_batches}
+            self._planned = {documents: self._plan(documents) for documents in ahead}
 
     def _plan(self, documents: tuple[int, ...]) -> ContextPlan:
-        if self._planned is None or self._planned[0] != documents:
-            self._planned = documents, self._dealing.plan(documents)
-        return self._planned[1]
+        return self._planned.get(documents) or self._dealing.plan(documents)
 
     def _own(self, plan: ContextPlan) -> OwnTokens:
         attention = ContextAttention(plan, self._ranks, self._device, self._route)

@@ -35,6 +35,7 @@ from boost_core.parallel.shard import WeightMaker, initialize_, make_weights, sp
 from boost_core.parallel.symmetric_memory import connect
 from boost_core.plan.snapshots import MemoryState
 from boost_core.plan.stages import cut
+from boost_core.plan.work import rank_tokens
 from boost_core.train.dealing import Dealer
 from boost_core.train.inputs import StepInputs
 from boost_core.train.step_graph import StepGraph, obstacle
@@ -121,7 +122,7 @@ class TrainState:
         pipeline = None
         if groups.pipeline.size > 1:
             grouped = spec.parallelism.group_projections
-            parts = [StageModule(model, spec.model, stage, rotation, grouped) for stage in stages]
+            parts = [StageModule(model, spec.model, stage, grouped) for stage in stages]
             pipeline = _pipeline(spec, parts, model, groups.pipeline, mesh, ledger, clock)
         by_micro_batch = spec.parallelism.zero_stage == 2
         gradients = Gradients(dict(model.named_parameters()), optimizer.groups, groups.data, by_micro_batch)
@@ -242,7 +243,7 @@ def _pipeline(
     return Pipeline(
         parts, parallelism.stages, parallelism.pipeline_schedule,
         training.micro_batches(parallelism.data_parallel_size),
-        training.micro_batch_size * training.sequence_length, ranks, mesh.group("pp"), ledger,
+        rank_tokens(spec), ranks, mesh.group("pp"), ledger,
         clock, put_off, COMPUTE_TYPES[training.precision], mesh.device,
     )  # fmt: skip
 

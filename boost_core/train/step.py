@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch.profiler import record_function
@@ -17,6 +18,9 @@ from boost_core.train.batch import Batch, document_places, most_documents
 from boost_core.train.dealing import OwnTokens
 from boost_core.train.state import TrainState
 from boost_core.train.step_graph import Results
+
+if TYPE_CHECKING:
+    from boost_core.parallel.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,10 @@ def training_step(
     state.inputs.write(sequences, loss_limit, (requests.halt, requests.store, requests.put_off, crowded))
     values, clip = _worked(state, size, most_documents(sequences, state.end_of_document))
     if following is not None:
-        state.dealer.foresee(following[: state.spec.training.micro_batch_size])
+        # A pipeline deals all micro-batches before the first goes through.
+        size = state.spec.training.micro_batch_size
+        ahead = len(following) if state.pipeline is not None else size
+        state.dealer.foresee([following[begin : begin + size] for begin in range(0, ahead, size)])
     with record_function("optimizer"):
         return _update(state, values, clip, refuse, before_update)
 
@@ -143,7 +150,7 @@ def _reduced(state: TrainState, size: int, documents: int) -> Results:
     if state.pipeline is None:
         loss = _through_micro_batches(state, batch, weight_N, micro_batches)
     else:
-        loss = state.pipeline.train(batch.tokens, batch.targets, weight_N, batch.starts)
+        loss = _through_stages(state, state.pipeline, batch, weight_N, micro_batches)
     state.clock.enter(Part.OPTIMIZER)
     with record_function("optimizer"):
         return _reduce(state, loss)
@@ -160,19 +167,39 @@ def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tens
     """Forward and backward of so many micro-batches of this replica, one by one; its part of the mean loss."""
     loss = torch.zeros((), dtype=torch.float64, device=state.mesh.device)
     state.dealer.begin_step()
-    size = state.spec.training.micro_batch_size
     parts = zip(batch.micro_batches(count), weight_N.chunk(count), strict=True)
     for number, (micro_batch, weight_T) in enumerate(parts):
         state.clock.enter(Part.FORWARD)
         with record_function("forward"):
-            own = state.dealer.deal(micro_batch, state.inputs.sequences[number * size : (number + 1) * size])
-            state.dealer.load += own.load
+            own = _dealt(state, micro_batch, number)
             part: torch.Tensor = (_losses(state, micro_batch, own) * own.of(weight_T)).sum()
         state.clock.enter(Part.BACKWARD)
         with record_function("backward"):
             part.backward()  # type: ignore[no-untyped-call]
         loss += part.detach().double()
     return loss
+
+
+def _through_stages(
+    state: TrainState, pipeline: "Pipeline", batch: Batch, weight_N: torch.Tensor, count: int
+) -> torch.Tensor:
+    """The same through the stages of a pipeline, which have several of them under way at a time."""
+    state.dealer.begin_step()
+    micro_batches = list(batch.micro_batches(count))
+    owns = [_dealt(state, micro_batch, number) for number, micro_batch in enumerate(micro_batches)]
+    mine = list(zip(owns, micro_batches, weight_N.chunk(count), strict=True))
+    token_N = torch.cat([own.of(each.tokens) for own, each, _ in mine])
+    target_N = torch.cat([own.of(each.targets) for own, each, _ in mine])
+    own_weight_N = torch.cat([own.of(weight_T) for own, _, weight_T in mine])
+    return pipeline.train(token_N, target_N, own_weight_N, [own.rotation for own in owns])
+
+
+def _dealt(state: TrainState, micro_batch: Batch, number: int) -> OwnTokens:
+    """This rank's tokens of a step's micro-batch."""
+    size = state.spec.training.micro_batch_size
+    own = state.dealer.deal(micro_batch, state.inputs.sequences[number * size : (number + 1) * size])
+    state.dealer.load += own.load
+    return own
 
 
 def _reduce(state: TrainState, loss: torch.Tensor) -> Results:
@@ -228,10 +255,12 @@ def forward(state: TrainState, batch: Batch, sequences: Sequences) -> torch.Tens
         batch: The tokens.
         sequences: The same on the host, ``[b, s + 1]``.
     """
+    own = state.dealer.deal(batch, sequences)
     if state.pipeline is None:
-        own = state.dealer.deal(batch, sequences)
-        return own.among_all(_losses(state, batch, own), len(batch.tokens), state.process_groups.context)
-    return state.pipeline.losses(batch.tokens, batch.targets, batch.starts)
+        found_T: torch.Tensor | None = _losses(state, batch, own)
+    else:
+        found_T = state.pipeline.losses(own.of(batch.tokens), own.of(batch.targets), own.rotation)
+    return None if found_T is None else own.among_all(found_T, len(batch.tokens), state.process_groups.context)
 
 
 def _losses(state: TrainState, batch: Batch, own: OwnTokens) -> torch.Tensor:

@@ -67,14 +67,22 @@ class Case:
     zero_stage: int = 0
     optimizer: str = "adamw"
     exchange: str = "keys"
+    schedule: str = "1f1b"
+
+    @property
+    def blocks(self) -> int:
+        """One for each stage, or two."""
+        return 2 if self.schedule == "1f1b" else 4
 
     def spec(self, layout: Layout) -> JobSpec:
         shape = {
-            "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": self.blocks,
             "num_attention_heads": 4, "rank": 8,
         }  # fmt: skip
         how: dict[str, Any] = {"zero_stage": self.zero_stage, "recompute": self.recompute}
         how["context"] = {"exchange": self.exchange}
+        if layout.pp > 1:
+            how["pipeline_schedule"] = self.schedule
         if self.family == "vanilla":
             how["strategy"] = "vanilla"
         return JobSpec.model_validate(
@@ -180,6 +188,41 @@ def expect_same(case: Case, its: Found, found: Sequence[Found]) -> None:
         assert (whole - true_gradient).norm() <= 1e-10 * true_gradient.norm(), (case, name)
         for number, part in enumerate(parts):
             assert torch.equal(part, parts[number % case.layout.tp]), (case, name)
+
+
+PIPELINES = [
+    Case(family, Layout(1, 2, 1, cp=2), documents, recompute, micro_batch, exchange=exchange, schedule=schedule)
+    for family, documents, recompute, micro_batch, exchange, schedule in (
+        ("cola", 6, "latent", 1, "latents", "1f1b"),
+        ("lax", 0, "none", 2, "keys", "1f1b"),
+        ("lax", 3, "latent", 1, "latents", "interleaved_1f1b"),
+        ("cola", 0, "full", 2, "keys", "interleaved_1f1b"),
+        ("svd", 6, "none", 1, "keys", "interleaved_1f1b"),
+        ("lax", 3, "none", 1, "keys", "zero_bubble"),
+        ("lax", 3, "none", 1, "latents", "zero_bubble"),
+    )
+]
+
+
+def test_a_step_through_a_pipelines_stages_is_that_of_one_rank(ranks: Ranks) -> None:
+    """Each of which has the same part of the tokens; as above."""
+    (expected,) = ranks.run(1, stepped, PIPELINES, True)
+    for case, its, *found in zip(PIPELINES, expected, *ranks.run(4, stepped, PIPELINES, False), strict=True):
+        expect_same_of_stages(case, its, found)
+
+
+def expect_same_of_stages(case: Case, its: Found, found: Sequence[Found]) -> None:
+    """Each weight's gradient is that of one rank, on all that have its stage."""
+    for one in found:
+        for mine, true in ((one.loss, its.loss), (one.norm, its.norm), (one.validation, its.validation)):
+            assert mine == pytest.approx(true, rel=1e-10), case
+        assert one.continued == its.continued
+    for name, true_gradient in its.gradients.items():
+        parts = [each.gradients[name] for each in found if name in each.gradients]
+        assert len(parts) >= case.layout.cp, (case, name)
+        for part in parts:
+            assert (part - true_gradient).norm() <= 1e-10 * true_gradient.norm(), (case, name)
+            assert torch.equal(part, parts[0]), (case, name)
 
 
 # What is sent, and the ranks of a node: of one layout each.
@@ -420,7 +463,6 @@ def test_a_job_goes_on_with_other_context_parallel_ranks(ranks: Ranks, tmp_path:
     [
         ({"training": {"sequence_length": 33}}, "2 ranks cannot have as many of training.sequence_length=33 tokens"),
         ({"training": {"sequence_length": 8006}}, "cut into 4,003 chunks for each of 2 ranks, .* such as 8192"),
-        ({"parallelism": {"pipeline_parallel_size": 2}}, "a pipeline's stages take whole sequences"),
         ({"parallelism": {"split_micro_batch": True}}, "the halves of split_micro_batch are whole sequences"),
         ({"training": {"cuda_graphs": "on"}, "resources": {"gpus_per_worker": 1}}, "cannot be captured"),
         ({"resources": {"gpus_per_worker": 1}}, "does not take fp32 with heads of 8; use bf16"),
@@ -430,7 +472,6 @@ def test_a_job_goes_on_with_other_context_parallel_ranks(ranks: Ranks, tmp_path:
         ),
         ({"elasticity": {"layouts": "auto", "gpus": {"max": 4}}}, "layouts without context parallelism"),
         ({"elasticity": {"data_parallel_size": {"max": 2}, "layouts": [[1, 1, 3]]}}, "cp 3 is legal with no number"),
-        ({"elasticity": {"data_parallel_size": {"max": 2}, "layouts": [[1, 1, 1], [1, 2]]}}, "take whole sequences"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(changes: dict[str, Any], says: str) -> None:

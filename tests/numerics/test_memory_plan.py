@@ -356,6 +356,10 @@ GANGS = [
             {"family": "dense"}, {"context_parallel_size": 4},
             {"training": {"micro_batch_size": 1, "sequence_length": 2048}},
         ),
+        (
+            {"family": "cola", "num_hidden_layers": 4}, {"pipeline_parallel_size": 2, "context_parallel_size": 2},
+            {"training": {"micro_batch_size": 1, "sequence_length": 1024}},
+        ),
     )
 ]  # fmt: skip
 

@@ -25,7 +25,7 @@ from boost_core.plan.network import NetworkConfig
 from boost_core.plan.search import SPARE, Choice, other_orders, reasons, search, sensitivities
 from boost_core.plan.search_process import SearchFailed, TooLong, search_apart
 from boost_core.plan.search_report import PlanSearch, search_report
-from boost_core.plan.throughput import Step, replayed_parts, step_seconds
+from boost_core.plan.throughput import Step, replayed_parts, step_parts, step_seconds
 from service.cli.main import app
 from tests.planning_truth import drawn, fastest
 
@@ -125,6 +125,16 @@ def test_long_sequences_are_dealt_to_several_ranks() -> None:
     })  # fmt: skip
     assert list(again.layouts()) == [best.layout]
     assert rank_memory(again, replace(best.layout, cp=1)).total > 80e9
+    found = search(long, 64, machine(long), 80e9, 200).choices
+    assert any(choice.layout.cp > 1 and choice.layout.pp > 1 for choice in found)
+    few, many = (Layout(4, 2, 8 // cp, cp) for cp in (2, 8))  # a quarter of the tokens, of four times the micro-batches
+    jobs = {
+        each: long.model_copy(update={"parallelism": long.parallelism.model_copy(update=each.sizes)})
+        for each in (few, many)
+    }
+    assert rank_memory(jobs[many], many).activations < rank_memory(jobs[few], few).activations / 3
+    sends = [step_parts(each, layout, machine(long)).sends for layout, each in jobs.items()]
+    assert sends[1] == pytest.approx(sends[0], rel=0.01)
     short = job("7b", batch=8)
     assert {choice.layout.cp for choice in search(short, 64, machine(short), 80e9, 20).choices} == {1}
 
