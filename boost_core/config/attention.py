@@ -8,6 +8,8 @@ from boost_core.config.base import Config
 
 BLOCK = 64  # tokens of a block of sparse attention
 LAST_QUERIES = 64  # of a document, which choose what all its queries see
+RUN_SCORES = 1 << 20  # of a run of its queries, unless one block of these has more
+SAMPLED_QUERIES = 32  # of a document, by which recall is measured
 
 
 class SparseAttentionConfig(Config):

@@ -242,6 +242,7 @@ class Fault(StrEnum):
     PROFILE = "profile"
     CUDA_GRAPHS = "cuda_graphs"
     TRACKER = "tracker"
+    RECALL = "recall"
 
 
 class FaultReport(Frozen):

@@ -13,40 +13,49 @@ from boost_core.plan.parameters import block_matrix_parameters
 RECOMPUTED: dict[RecomputeMode, float] = {"none": 0.0, "latent": 0.5 / 3, "shared": 0.5 / 3, "full": 1 / 3}
 
 
-def model_flops_per_token(model: ModelConfig, sequence_length: int) -> int:
+def model_flops_per_token(model: ModelConfig, sequence_length: int, attended: float = 1.0) -> int:
     """FLOPs of one token's forward and backward pass, without recomputation.
 
     Two for each matrix parameter forward and four backward, and the attention scores counted in full
     (12·L·d·s, or 12·L·d·w with a sliding window w < s), as in the PaLM paper's appendix B (arXiv 2204.02311). The
-    embedding look-up is free.
+    embedding look-up is free. Of scores only a share may be ``attended``; see ``TrainingConfig.attended_share``.
     """
-    return model.num_hidden_layers * block_flops_per_token(model, sequence_length) + head_flops_per_token(model)
+    block = block_flops_per_token(model, sequence_length, attended)
+    return model.num_hidden_layers * block + head_flops_per_token(model)
 
 
-def hardware_flops_per_token(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> float:
+def hardware_flops_per_token(
+    model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int, attended: float = 1.0
+) -> float:
     """What all tensor parallel ranks compute for a token: with what several of them do, and what is done again."""
-    block, modes = computed_block_flops_per_token(model, parallelism, sequence_length), parallelism.modes_of_all
+    block, modes = (
+        computed_block_flops_per_token(model, parallelism, sequence_length, attended),
+        parallelism.modes_of_all,
+    )
     blocks = sum(count * (1 + RECOMPUTED[mode]) for mode, count in modes(model.num_hidden_layers).items())
     return blocks * block + head_flops_per_token(model)
 
 
-def block_flops_per_token(model: ModelConfig, sequence_length: int) -> int:
+def block_flops_per_token(model: ModelConfig, sequence_length: int, attended: float = 1.0) -> int:
     """Those of one block."""
-    return 6 * block_matrix_parameters(model) + _attention_flops_per_token(model, sequence_length)
+    return 6 * block_matrix_parameters(model) + _attention_flops_per_token(model, sequence_length, attended)
 
 
-def computed_block_flops_per_token(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> int:
+def computed_block_flops_per_token(
+    model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int, attended: float = 1.0
+) -> int:
     """Those of one block on all tensor parallel ranks together.
 
     The matrices are divided among the ranks, and so are the heads, except under vanilla: there queries, keys and values
     are whole on every rank, and each computes the attention of all heads.
     """
     ranks = 1 if chosen_sharding(model, parallelism).wide else parallelism.tensor_parallel_size
-    return 6 * block_matrix_parameters(model) + ranks * _attention_flops_per_token(model, sequence_length)
+    return 6 * block_matrix_parameters(model) + ranks * _attention_flops_per_token(model, sequence_length, attended)
 
 
-def _attention_flops_per_token(model: ModelConfig, sequence_length: int) -> int:
-    return 12 * model.hidden_size * min(sequence_length, model.sliding_window or sequence_length)
+def _attention_flops_per_token(model: ModelConfig, sequence_length: int, attended: float) -> int:
+    scores = 12 * model.hidden_size * min(sequence_length, model.sliding_window or sequence_length)
+    return round(attended * scores)
 
 
 def head_flops_per_token(model: ModelConfig) -> int:
@@ -71,11 +80,11 @@ class FlopRates:
     @classmethod
     def of(cls, spec: JobSpec, device_name: str) -> "FlopRates":
         """Those of a job in its layout, on devices of this name."""
-        length, parallelism = spec.training.sequence_length, spec.parallelism
+        length, parallelism, attended = spec.training.sequence_length, spec.parallelism, spec.training.attended_share
         peak = peak_flops_per_second(device_name, spec.training.precision)
         return cls(
-            model_flops_per_token(spec.model, length),
-            hardware_flops_per_token(spec.model, parallelism, length),
+            model_flops_per_token(spec.model, length, attended),
+            hardware_flops_per_token(spec.model, parallelism, length, attended),
             None if peak is None else parallelism.world_size * peak,
         )
 

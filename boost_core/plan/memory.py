@@ -14,6 +14,7 @@ rotary     24 bytes for each position and pair of a head's elements: angles in f
 context    what ``_context`` says of a context parallel rank, which has its part of a micro-batch's tokens
 documents  where they are apart, or a window slides, and attention takes each by itself, as on a CPU: in each block its
            output once more, and the masks of windows, of the compute type and in bytes
+sparse     what ``sparse_memory`` says: the indexes of all blocks, and what one document's head takes at a time
 graph      what a captured step takes is its own between steps, too: LORO's or Muon's update and evaluation come on top
 =========  ==========================================================================================================
 
@@ -40,6 +41,7 @@ from boost_core.plan.activations import PRECISE, Activations, BlockSplit, activa
 from boost_core.plan.context.between import sent_between_nodes
 from boost_core.plan.in_flight import InHand, in_hand
 from boost_core.plan.machine import attends_in_one, attends_on_device, captures_steps, machine_for
+from boost_core.plan.sparse_memory import head_bytes, index_bytes
 from boost_core.plan.stages import Stage, cut
 from boost_core.plan.state_memory import largest_weight, starting_peak, state_bytes
 from boost_core.plan.work import rank_tokens
@@ -194,7 +196,8 @@ class _Rank:
             a_token -= each.residual * self._element  # its input is in a buffer
         if not stage.last and self._job.parallelism.pipeline_schedule == "1f1b":  # else it is among what was sent
             a_token += each.residual * self._element + self._crossing(stage.layers.stop)
-        return a_token * self._tokens + self._by_itself(stage)
+        indexes = len(stage.layers) * index_bytes(self._job, self._heads)
+        return a_token * self._tokens + self._by_itself(stage) + indexes
 
     def _crossing(self, layer: int) -> int:
         """Bytes a token that LaX sends to the stage that begins with a block."""
@@ -203,7 +206,8 @@ class _Rank:
     def _by_itself(self, stage: Stage) -> int:
         """What attention to one document at a time, or to one window, keeps besides what attention in one does."""
         job = self._job
-        if (
+        some_sparsely = job.training.attention is not None and job.data.documents_apart
+        if not some_sparsely and (
             attends_in_one(job)
             or job.parallelism.context_parallel_size > 1
             or (self._each.kernels and attends_on_device(job))
@@ -304,7 +308,13 @@ class _Rank:
         embedding = (
             (self._element + self._copied()) * self._table() if any(stage.first for stage in self._stages) else 0
         )
-        return max(block + self._context() + gradient, embedding)
+        block += self._context() + head_bytes(self._job)
+        return max(block + gradient, embedding)
+
+    @property
+    def _heads(self) -> int:
+        """Heads of queries of this rank."""
+        return self._each.query // self._job.model.head_size
 
     def _blocks_backward(self, stage: Stage) -> int:
         """What it takes of each token in the fullest of a stage's blocks, less what those behind it keep no more."""

@@ -151,7 +151,7 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
     return Plan(
         parameters=parameter_count(spec.model),
         trainable_bytes_per_parameter=_bytes_per_parameter(spec),
-        flops_per_token=model_flops_per_token(spec.model, spec.training.sequence_length),
+        flops_per_token=model_flops_per_token(spec.model, spec.training.sequence_length, spec.training.attended_share),
         tokens_per_step=_tokens_per_step(spec),
         shapes=planned,
         fastest=None if best is None else layouts.index(best),

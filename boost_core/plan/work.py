@@ -7,7 +7,8 @@ blocks are taken for such as latents cross into; and a block that is computed ag
 ==========  ==========================================================================================================
 attention   4 FLOPs for each pair of positions and element of the queries, and 10 backward, as its kernels compute the
             scores again (arXiv 2205.14135). Pairs of a token are half its sequence, or what a window shows of it;
-            documents that are apart are taken to be as long as a sequence, as how long they are is not known
+            documents that are apart are taken to be as long as a sequence, as how long they are is not known. Sparse
+            attention uses its budget up, and scores some queries with all keys besides, for 2 FLOPs each
 passes      elements read and written outside of products, about: residual 6w and 6w backward; a norm that is a pass of
             its own 4w and 8w, and those of heads 4(q + k) and 8(q + k); rotary embedding 2(q + k) both ways; the MLP's
             product 3m and 5m; latents that are scaled or activated 2 and 3 of each, thrice that where latents of the
@@ -23,6 +24,7 @@ from boost_core.architecture.families import block_weights
 from boost_core.architecture.projections import projection_groups
 from boost_core.architecture.roles import MATRICES, Role, WeightSpec
 from boost_core.architecture.sharding import Sharding, chosen_sharding
+from boost_core.config.attention import LAST_QUERIES, SAMPLED_QUERIES
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
@@ -119,7 +121,8 @@ def block_work(job: JobSpec, mode: RecomputeMode) -> Passes:
     parallelism = job.parallelism
     alone = parallelism.at(Layout(parallelism.tensor_parallel_size, 1, 1, parallelism.context_parallel_size))
     alone = alone.model_copy(update={"recompute": mode})
-    return _block_work(job.model, alone, mode, rank_tokens(job), pairs_of_token(job), job.training.precision)
+    scored = 0 if job.training.attention is None else LAST_QUERIES + SAMPLED_QUERIES
+    return _block_work(job.model, alone, mode, rank_tokens(job), pairs_of_token(job), job.training.precision, scored)
 
 
 def rank_tokens(job: JobSpec) -> int:
@@ -132,12 +135,18 @@ def pairs_of_token(job: JobSpec) -> float:
     """Positions that attention goes through for each token, in the mean."""
     length = job.training.sequence_length
     window = min(length, job.model.sliding_window or length)
-    return window - window * (window - 1) / (2 * length)
+    return (window - window * (window - 1) / (2 * length)) * job.training.attended_share
 
 
 @lru_cache(1024)
 def _block_work(
-    model: ModelConfig, parallelism: ParallelismConfig, mode: RecomputeMode, tokens: int, pairs: float, precision: str
+    model: ModelConfig,
+    parallelism: ParallelismConfig,
+    mode: RecomputeMode,
+    tokens: int,
+    pairs: float,
+    precision: str,
+    scored: int,
 ) -> Passes:
     element, fp8 = BYTES[precision], precision == "fp8"
     sharding = chosen_sharding(model, parallelism)
@@ -155,7 +164,7 @@ def _block_work(
     of_latents = up if parallelism.context_parallel_size > 1 else up + attention_forward
     again = {"none": Work(), "full": forward, "latent": of_latents, "shared": of_latents}[mode]
     gradients = sum((each.work(element) for each in products), Work(moved_bytes=2 * _PRECISE * weights))
-    return Passes(forward, backward + again, gradients)
+    return Passes(forward + Work(attention_flops=2 * width * tokens * scored), backward + again, gradients)
 
 
 def block_products(model: ModelConfig, parallelism: ParallelismConfig, tokens: int) -> list[Product]:

@@ -39,6 +39,7 @@ from boost_core.train.evaluate import evaluate
 from boost_core.train.garbage import collected_between_steps
 from boost_core.train.membership import Membership, Outcome, StepTimes
 from boost_core.train.peak_memory import PeakMemory
+from boost_core.train.recall import RecallWatch
 from boost_core.train.resume import load_newest
 from boost_core.train.sample import Prompts
 from boost_core.train.state import TrainState
@@ -212,6 +213,7 @@ class _Run(_Keeping):
         self._named = {name: EvaluationSet.of([(each, 1.0)], length, most) for name, each in corpus.validation.items()}
         self._prompts = Prompts(state.spec)
         self._divergence = DivergenceDetector(state.spec.fault_tolerance)
+        self._recall = RecallWatch(training.attention)
         self._ended: float | None = None  # the step before
         self._flops = FlopRates.of(state.spec, _device_name(state.mesh.device))
 
@@ -261,6 +263,7 @@ class _Run(_Keeping):
         if self._reporter is None:
             return
         state, training = self._state, self._state.spec.training
+        recall = state.dealer.tally.recall
         sent, seconds = state.ledger.sum(), parts.seconds
         size = training.batch_size(state.step)
         left = training.samples(training.steps) - training.samples(state.step)
@@ -287,11 +290,13 @@ class _Run(_Keeping):
                 backward_seconds=parts.backward,
                 optimizer_seconds=parts.optimizer,
                 context_imbalance=state.dealer.load.imbalance,
-                attention_recall=state.dealer.tally.recall,
+                attention_recall=recall,
                 attention_density=state.dealer.tally.density,
                 held_seconds=held_seconds,
             )
         )
+        if (lost := self._recall.update(recall)) is not None:
+            self._report(FaultReport(what=Fault.RECALL, step=state.step, message=lost))
 
     def _diverged(self, result: StepResult) -> None:
         """Do what the job says of a step that has diverged; its update has been left out already."""

@@ -9,6 +9,7 @@ Shape suffixes: T tokens, h heads, j heads of keys and values, e head size; m to
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 
 import torch
 
@@ -25,13 +26,13 @@ class _Part:
     """A long document, or short ones that lie one after the other.
 
     Attributes:
-        tokens: Their places.
-        begins: Where those that are attended to densely begin among them and the last one ends, on the device; ``None``
-            of a long one.
+        tokens: Of them all.
+        begins: Where those that are attended to densely begin and the last one ends, on the device; ``None`` of a long
+            one.
         longest: None of them has more tokens.
     """
 
-    tokens: slice
+    tokens: int
     begins: torch.Tensor | None
     longest: int
 
@@ -67,16 +68,19 @@ class SparseAttention:
     ) -> torch.Tensor:  # fmt: skip
         """Attention, ``[T, h, e]``; the lines are those of the first call."""
         del latents, kept  # it sends nothing, and computes attention again, which is little
+        pieces = [(query_The, key_Tje, value_Tje)]
+        if len(self._parts) > 1:  # whose gradients are put together once
+            sizes = [part.tokens for part in self._parts]
+            pieces = list(zip(*(torch.split(x, sizes) for x in (query_The, key_Tje, value_Tje)), strict=True))
         if self._found is None:
             with torch.no_grad():
                 self._found = [
-                    self._find(query_The[part.tokens], key_Tje[part.tokens])
-                    for part in self._parts
+                    self._find(query, key)
+                    for part, (query, key, _) in zip(self._parts, pieces, strict=True)
                     if part.begins is None
                 ]
         found, outs = iter(self._found), []
-        for part in self._parts:
-            query, key, value = query_The[part.tokens], key_Tje[part.tokens], value_Tje[part.tokens]
+        for part, (query, key, value) in zip(self._parts, pieces, strict=True):
             if part.begins is None:
                 outs.append(attention_under(query, key, value, next(found)))
             else:
@@ -90,20 +94,12 @@ class SparseAttention:
 
 
 def _parts(documents: Sequence[int], from_length: int, device: torch.device) -> list[_Part]:
-    parts, short, end = list[_Part](), list[int](), 0
-
-    def add_short() -> None:
-        if short:
-            begins = torch.tensor([0, *short], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32)
-            parts.append(_Part(slice(end - sum(short), end), begins, max(short)))
-            short.clear()
-
-    for tokens in documents:
-        if tokens < from_length:
-            short.append(tokens)
+    parts = list[_Part]()
+    for is_long, run in groupby(documents, lambda tokens: tokens >= from_length):
+        if is_long:
+            parts += (_Part(tokens, None, tokens) for tokens in run)
         else:
-            add_short()
-            parts.append(_Part(slice(end, end + tokens), None, tokens))
-        end += tokens
-    add_short()
+            short = list(run)
+            begins = torch.tensor([0, *accumulate(short)], dtype=torch.int32, device=device)
+            parts.append(_Part(sum(short), begins, max(short)))
     return parts

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from boost_core.config.attention import BLOCK
+from boost_core.config.attention import BLOCK, RUN_SCORES
 from boost_core.nn.sparse.index import Lines
 
-RUN_SCORES = 1 << 20  # of a run, unless one block of queries has more
 _RUNS = 8  # at least, of a document of that many blocks: runs of few blocks waste less on slashes that begin later
 _HIDDEN = float("-inf")
 

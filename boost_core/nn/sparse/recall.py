@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from boost_core.config.attention import SAMPLED_QUERIES
 from boost_core.nn.sparse.index import Lines, attention_of_rows
-
-SAMPLED_ROWS = 32  # of a document and head
 
 
 class Tally:
@@ -26,13 +25,13 @@ class Tally:
         """Count a document: its queries, its keys, and what each head sees of them."""
         tokens, share = len(query_mhe), len(lines) // key_mje.shape[1]
         dtype = torch.promote_types(query_mhe.dtype, torch.float32)
-        rows = (2 * torch.arange(SAMPLED_ROWS, device=query_mhe.device) + 1) * tokens // (2 * SAMPLED_ROWS)
+        rows = (2 * torch.arange(SAMPLED_QUERIES, device=query_mhe.device) + 1) * tokens // (2 * SAMPLED_QUERIES)
         for head, of_head in enumerate(lines):
             query_pe, key_me = query_mhe[rows, head].to(dtype), key_mje[:, head // share].to(dtype)
             dense_pm = attention_of_rows(query_pe, key_me, rows)
             self._kept = self._kept + dense_pm.mul_(of_head.sees(rows)).sum()
             self._pairs = self._pairs + of_head.pairs()
-        self.rows += SAMPLED_ROWS * len(lines)
+        self.rows += SAMPLED_QUERIES * len(lines)
         self._all_pairs += tokens * (tokens + 1) // 2 * len(lines)
 
     @property

@@ -1,0 +1,56 @@
+"""What sparse attention takes of a rank's memory besides what dense attention does, at most, in bytes.
+
+An index of m tokens: of p the budget, no more than √p·m + 2·64 verticals and √p·m/64 + 1 slashes have room, as the
+last of a document, which add fewest pairs, add the more the more there are; and what is always seen. Each is a number
+in 64 bits. They are kept for each block from its forward pass to its backward pass.
+
+One head of one document at a time: keys, values, queries, the output's gradient and three gradients in fp32; and of a
+run of queries its scores, what is made of them, and the keys and values that it gathers. Where lines are chosen: scores
+of the last queries, of the sampled ones, and which of these are kept; and for each key what it takes to sort it.
+"""
+
+from math import isqrt
+
+from boost_core.config.attention import BLOCK, LAST_QUERIES, RUN_SCORES, SAMPLED_QUERIES, SparseAttentionConfig
+from boost_core.config.job import JobSpec
+from boost_core.hardware import BYTES
+
+_PLACE, _PRECISE = 8, BYTES["fp32"]
+_SORTED = 100  # for a key: what it is worth, adds and keeps, sums of these, and its place in order
+_SAMPLED = 32  # for a key and sampled query: attention, the distance of their blocks, and whether it is kept
+
+
+def index_bytes(job: JobSpec, heads: int) -> int:
+    """The index of a block for a micro-batch, of so many heads."""
+    attention, training = job.training.attention, job.training
+    if attention is None:
+        return 0
+    shortest = attention.from_length if job.data.documents_apart else training.sequence_length
+    tokens = training.micro_batch_size * training.sequence_length
+    return tokens // shortest * heads * _PLACE * sum(_most_lines(attention, 0)) + heads * _PLACE * sum(
+        _budgeted(attention, tokens)
+    )
+
+
+def head_bytes(job: JobSpec) -> int:
+    """What one head of the longest document takes at a time."""
+    attention, length, size = job.training.attention, job.training.sequence_length, job.model.head_size
+    if attention is None:
+        return 0
+    slashes, verticals = _most_lines(attention, length)
+    keys = BLOCK * min(slashes, -(-length // BLOCK)) + min(verticals, length)
+    run = min(max(RUN_SCORES, BLOCK * keys), keys * max(BLOCK, length // 8))
+    product = _PRECISE * (7 * (length + BLOCK) * size + 4 * verticals * size + 5 * run + 4 * run * size // BLOCK)
+    chosen = length * (3 * _PRECISE * LAST_QUERIES + _SORTED) + length * size * 2 * _PRECISE
+    return max(product, chosen, length * SAMPLED_QUERIES * _SAMPLED)
+
+
+def _most_lines(attention: SparseAttentionConfig, tokens: int) -> tuple[int, int]:
+    """Slashes and verticals of a document."""
+    slashes, verticals = _budgeted(attention, tokens)
+    return slashes + attention.near_blocks + 1, verticals + attention.sink + 2 * BLOCK
+
+
+def _budgeted(attention: SparseAttentionConfig, tokens: int) -> tuple[int, int]:
+    verticals = isqrt(int(attention.budget * (tokens + 1) ** 2)) + 1
+    return verticals // BLOCK + 1, verticals
