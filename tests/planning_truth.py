@@ -11,7 +11,7 @@ from boost_core.config.legality import layout_problems
 from boost_core.plan.devices import SPARE
 from boost_core.plan.machine import Machine
 from boost_core.plan.measured import machine_of
-from boost_core.plan.memory import _Rank
+from boost_core.plan.memory import PipelineRank
 from boost_core.plan.network import NetworkConfig
 from boost_core.plan.stages import Stage, cut
 from boost_core.plan.throughput import Step
@@ -115,4 +115,4 @@ def _cuts(job: JobSpec) -> Iterator[Sequence[Stage]]:
 
 def _needed(job: JobSpec, stages: Sequence[Stage]) -> int:
     size = job.parallelism.pipeline_parallel_size
-    return max(_Rank(job, rank, stages[rank::size]).memory().total for rank in range(size))
+    return max(PipelineRank(job, rank, stages[rank::size]).memory().total for rank in range(size))

@@ -129,9 +129,9 @@ class ParallelismConfig(Config):
         description="Activation checkpointing. latent: recompute everything but the latents, the residual and, of "
         "context parallel ranks, attention's output, without a collective; for btp. shared: as latent, but each tensor "
         "parallel rank keeps its slice of the latents, and the backward pass gathers them a block ahead. full: "
-        "recompute every block from its input, collectives included. auto: in each layout the first of them that fits "
-        "the GPU, whose kind the job has to name. A list has an entry for each pipeline stage, such as {full: 2, "
-        "latent: 6}: how many of its blocks do what, those that compute most again first.",
+        "recompute every block from its input, collectives included. auto: in each layout the least costly mix of "
+        "them that fits the GPU, whose kind the job has to name. A list has an entry for each pipeline stage, such as "
+        "{full: 2, latent: 6}: how many of its blocks do what, those that compute most again first.",
     )
     split_micro_batch: bool = Field(
         False,

@@ -52,7 +52,9 @@ class ChosenLayout(Config):
     data_parallel_size: int
     context_parallel_size: int = 1
     world_size: int
-    recompute: str = Field(description="What parallelism.recompute comes to.")
+    recompute: str = Field(
+        description="What parallelism.recompute comes to: a mode, or how many blocks of each stage have which."
+    )
     memory_bytes: int = Field(description="Of the rank that needs most.")
     step_seconds: float = Field(description="Predicted.")
     step_seconds_range: tuple[float, float] = Field(description="Between which eight of ten steps are expected.")

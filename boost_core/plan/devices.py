@@ -5,15 +5,14 @@ gaps are not in it. They are left the difference between the gigabytes of data s
 report, which is some 6 % more.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
 
 from boost_core.config.job import JobSpec, ResourcesConfig
 from boost_core.config.layout import Layout
-from boost_core.config.parallelism import ParallelismConfig
-from boost_core.config.strategy import strategy_problems
+from boost_core.config.parallelism import ParallelismConfig, RecomputeMode
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan.machine import kind_of_gpu
 from boost_core.plan.memory import rank_memory
@@ -38,8 +37,8 @@ def needed_bytes(spec: JobSpec, layout: Layout) -> int:
 def at(spec: JobSpec, layout: Layout) -> JobSpec:
     """The job as a gang of one layout trains it.
 
-    In place of ``recompute: auto`` comes the first of ``none``, ``latent`` and ``full`` with which every rank fits its
-    GPU, or else the last that is legal. Losses are the same to the bit in all of them.
+    In place of ``recompute: auto`` comes the least costly mix of modes with which every rank fits its GPU (``mixes``),
+    or else the last mode that is legal. Losses are the same to the bit in all of them.
     """
     if spec.parallelism.recompute != "auto":
         return spec.at(layout)
@@ -66,25 +65,23 @@ class _Asked:
 @lru_cache(4096)  # a plan, the door and the scheduler ask the same
 def _recomputing(asked: _Asked) -> tuple[ParallelismConfig, int]:
     """What comes in place of ``auto``, and the bytes that a rank needs then."""
-    least, *others = _ways_to_recompute(asked.job)
-    needed = rank_memory(least, asked.layout).total
+    # Imported here because the seconds of mixes are those of a step, and those of a job's step depend on what it mixes.
+    from boost_core.plan.mixes import least_costly, legal_modes
+
+    first, *others = (_with_mode(asked.job, mode) for mode in legal_modes(asked.job))
+    needed = rank_memory(first, asked.layout).total
     if needed <= asked.limit or not others:
-        return least.parallelism, needed
-    *between, last = others
-    most = rank_memory(last, asked.layout).total
-    for way in between if most <= asked.limit else ():  # else none of them does
-        needed = rank_memory(way, asked.layout).total
-        if needed <= asked.limit:
-            return way.parallelism, needed
-    return last.parallelism, most
+        return first.parallelism, needed
+    last = others[-1]
+    needed = rank_memory(last, asked.layout).total
+    if needed > asked.limit:  # so no mix fits
+        return last.parallelism, needed
+    mixed = least_costly(asked.job, asked.layout, asked.limit)
+    return mixed.parallelism, rank_memory(mixed, asked.layout).total
 
 
-def _ways_to_recompute(job: JobSpec) -> Iterator[JobSpec]:
-    """The job in each that is legal, those first that cost less."""
-    for recompute in ("none", "latent", "full"):
-        parallelism = job.parallelism.model_copy(update={"recompute": recompute})
-        if not strategy_problems(job.model, parallelism):
-            yield job.model_copy(update={"parallelism": parallelism})
+def _with_mode(job: JobSpec, mode: RecomputeMode) -> JobSpec:
+    return job.model_copy(update={"parallelism": job.parallelism.model_copy(update={"recompute": mode})})
 
 
 def nothing_fits(spec: JobSpec) -> str | None:

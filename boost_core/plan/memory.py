@@ -28,6 +28,7 @@ products and the allocator's gaps are not in it.
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import ge
@@ -43,7 +44,7 @@ from boost_core.plan.in_flight import InHand, in_hand
 from boost_core.plan.machine import attends_in_one, attends_on_device, captures_steps, machine_for
 from boost_core.plan.sparse_memory import head_bytes, index_bytes
 from boost_core.plan.stages import Stage, cut
-from boost_core.plan.state_memory import largest_weight, starting_peak, state_bytes
+from boost_core.plan.state_memory import GroupBytes, largest_weight, starting_peak, state_bytes
 from boost_core.plan.work import rank_tokens
 
 _CHUNK_ELEMENTS = 1 << 26  # ``parallel.vocabulary.CHUNK_ELEMENTS``
@@ -81,11 +82,9 @@ def rank_memory(spec: JobSpec, layout: Layout) -> RankMemory:
         layout: One of ``spec.layouts()``.
     """
     job = spec.at(layout)
-    stages = cut(job.model, job.parallelism, job.training.sequence_length)
     by_stage = isinstance(job.parallelism.recompute, tuple)
-    ranks = range(layout.pp) if by_stage else _extremes(job.model, stages, layout.pp)
-    memories = (_Rank(job, rank, stages[rank :: layout.pp]).memory() for rank in ranks)
-    return max(memories, key=lambda memory: memory.total)
+    ranks = range(layout.pp) if by_stage else _extremes(job.model, _stages(job), layout.pp)
+    return max((rank.memory() for rank in pipeline_ranks(job, layout, ranks)), key=lambda memory: memory.total)
 
 
 def pipeline_rank_memory(spec: JobSpec, layout: Layout, rank: int) -> RankMemory:
@@ -96,9 +95,18 @@ def pipeline_rank_memory(spec: JobSpec, layout: Layout, rank: int) -> RankMemory
         layout: One of ``spec.layouts()``.
         rank: The place, from 0.
     """
-    job = spec.at(layout)
-    stages = cut(job.model, job.parallelism, job.training.sequence_length)
-    return _Rank(job, rank, stages[rank :: layout.pp]).memory()
+    (place,) = pipeline_ranks(spec.at(layout), layout, [rank])
+    return place.memory()
+
+
+def pipeline_ranks(job: JobSpec, layout: Layout, ranks: Sequence[int]) -> "list[PipelineRank]":
+    """Some places in the pipeline of a job at its layout."""
+    stages = _stages(job)
+    return [PipelineRank(job, rank, stages[rank :: layout.pp]) for rank in ranks]
+
+
+def _stages(job: JobSpec) -> Sequence[Stage]:
+    return cut(job.model, job.parallelism, job.training.sequence_length)
 
 
 @lru_cache(1024)  # a scheduler asks the same for each number of replicas
@@ -134,7 +142,7 @@ def _load(model: ModelConfig, stage: Stage) -> tuple[int, ...]:
     return len(stage.layers), crossed, *ends, stage.first, -stage.first, stage.last, -stage.last
 
 
-class _Rank:
+class PipelineRank:
     """One pipeline rank.
 
     Args:
@@ -145,14 +153,28 @@ class _Rank:
 
     def __init__(self, job: JobSpec, rank: int, stages: Sequence[Stage]) -> None:
         self._job, self._rank, self._stages = job, rank, stages
+        self._runs = tuple(job.parallelism.modes(stage.index, len(stage.layers)) for stage in stages)
         self._element = BYTES[job.training.precision]
         split = BlockSplit.of(job.parallelism)
         self._each = activations(job.model, split, self._element, job.resources.gpus_per_worker > 0)
         self._tokens = rank_tokens(job)
         self._micro_batches = job.training.micro_batches(job.parallelism.data_parallel_size)
 
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Blocks of each of its stages, of which the first has more micro-batches in hand."""
+        return [len(stage.layers) for stage in self._stages]
+
+    def keeping(self, modes: Sequence[ModeRuns]) -> "PipelineRank":
+        """The same rank whose stages' blocks keep this; what does not depend on it is worked out once for all."""
+        _ = self._state, self._moments, self._owed_by_stages
+        other = copy(self)
+        other._runs = tuple(modes)
+        return other
+
     def memory(self) -> RankMemory:
-        groups = state_bytes(self._job, self._stages, self._element)
+        """What it holds at most."""
+        groups = self._state
         weights, gradients, optimizer = (
             sum(sizes)
             for sizes in zip(*((each.weights, each.gradients, each.optimizer) for each in groups), strict=True)
@@ -167,6 +189,10 @@ class _Rank:
         total = max(step, starting_peak(groups) + self._rotary(), update)
         return RankMemory(weights, gradients + under_way, optimizer, kept + backward, head, total)
 
+    @cached_property
+    def _state(self) -> Sequence[GroupBytes]:
+        return state_bytes(self._job, self._stages, self._element)
+
     def _evaluation(self) -> int:
         """What a forward pass takes at most: a block's activations, and the head's."""
         crossed = given = self._job.model.crosses_into(self._stages[-1].layers[-1])
@@ -176,11 +202,15 @@ class _Rank:
     def _kept(self) -> int:
         """Activations as the last of the micro-batches in hand has gone through."""
         of_stages = [self._of_stage(stage) for stage in self._stages]
-        late = self._job.parallelism.pipeline_schedule == "zero_bubble"
-        owed = [self._owed(stage) if late else 0 for stage in self._stages]
-        most = max(_bytes(moment, of_stages, owed) for moment in self._moments())
+        most = max(_bytes(moment, of_stages, self._owed_by_stages) for moment in self._moments)
         return most + self._buffers() + self._batch() + self._rotary()
 
+    @cached_property
+    def _owed_by_stages(self) -> list[int]:
+        late = self._job.parallelism.pipeline_schedule == "zero_bubble"
+        return [self._owed(stage) if late else 0 for stage in self._stages]
+
+    @cached_property
     def _moments(self) -> frozenset[InHand]:
         if self._job.parallelism.pipeline_parallel_size == 1:
             return frozenset({((1, 0), (0, 0))})
@@ -226,7 +256,7 @@ class _Rank:
         return self._tokens * self._of_blocks(stage, (("none", len(stage.layers)),))
 
     def _modes(self, stage: Stage) -> ModeRuns:
-        return self._job.parallelism.modes(stage.index, len(stage.layers))
+        return self._runs[self._stages.index(stage)]
 
     def _of_blocks(self, stage: Stage, modes: ModeRuns) -> int:
         """What a stage's blocks keep of each token; many are alike."""
@@ -319,14 +349,15 @@ class _Rank:
     def _blocks_backward(self, stage: Stage) -> int:
         """What it takes of each token in the fullest of a stage's blocks, less what those behind it keep no more."""
         gone, most, end = 0, 0, stage.layers.stop
+        # Which zero_bubble keeps till weights' gradients are taken.
+        lets_go = self._job.parallelism.pipeline_schedule != "zero_bubble"
         for mode, count in reversed(self._modes(stage)):
-            if not count:
-                continue
             crossed = given = self._job.model.crosses_into(end - 1)
-            most = max(most, self._each.block_backward(crossed, given, mode) - gone)
-            if self._job.parallelism.pipeline_schedule != "zero_bubble":  # which keeps them till weights' gradients
-                gone += self._of_blocks(replace(stage, layers=range(end - count, end)), ((mode, count),))
-            end -= count
+            most = max(most, _block_backward(self._each, crossed, given, mode) - gone)
+            begin = end - count
+            if lets_go and begin > stage.layers.start:
+                gone += self._of_blocks(replace(stage, layers=range(begin, end)), ((mode, count),))
+            end = begin
         return most
 
     def _head(self) -> int:
@@ -375,6 +406,11 @@ def _of_block(each: Activations, crossed: bool, given: bool, mode: RecomputeMode
 
 
 @lru_cache(4096)
+def _block_backward(each: Activations, crossed: bool, given: bool, mode: RecomputeMode) -> int:
+    return each.block_backward(crossed, given, mode)
+
+
+@lru_cache(4096)
 def _alike(
     model: ModelConfig, layers: range, modes: ModeRuns
 ) -> Sequence[tuple[tuple[bool, bool, RecomputeMode], int]]:
@@ -390,7 +426,7 @@ def _alike(
         counts.update({(True, True, mode): crossed, (False, True, mode): given})
         counts[False, False, mode] += count - crossed - given
         begin += count
-    return tuple((block, count) for block, count in counts.items() if count)
+    return tuple(entry for entry in counts.items() if entry[1])
 
 
 def _bytes(moment: InHand, kept: Sequence[int], owed: Sequence[int]) -> int:

@@ -68,7 +68,9 @@ class PlannedShape(Config):
     data_parallel_size: int
     context_parallel_size: int = 1
     world_size: int
-    recompute: str = Field(description="What parallelism.recompute comes to.")
+    recompute: str = Field(
+        description="What parallelism.recompute comes to: a mode, or how many blocks of each stage have which."
+    )
     memory: Memory
     device_memory_bytes: int | None = Field(
         description="Memory of the requested GPU model; null for CPUs and unknown models."

@@ -1,10 +1,12 @@
 """The best ways to train a job on some GPUs: layouts, micro-batches, schedules, ZeRO's stage and recomputation.
 
 Every legal combination of sizes, micro-batch and schedule counts, with any number of replicas that splits the batch;
-and each in six modes, of recomputation and ZeRO's stage. They are gone through by what they cannot be faster than, the
-most promising first: what a replica computes, divided evenly over its stages; then ``throughput.Step.at_least``. Of
-those that fit, the pipeline is played (``replay``), and that is what they are ranked by. The search ends where nothing
-that is left can be faster than what was found. So no choice is missed, and few are played.
+and each without recomputation, or, where that does not fit, with the least costly mixes of memory modes that do
+(``mixes``), one with ZeRO's first stage and one with its second. They are gone through by what they cannot be faster
+than, the most promising first: what a replica computes, divided evenly over its stages; then
+``throughput.Step.at_least``. Of those that fit, the pipeline is played (``replay``), and that is what they are ranked
+by. The search ends where nothing that is left can be faster than what was found. So no choice is missed, and few are
+played.
 
 Tensor parallel groups stay on a node. What is found fits by ``memory.rank_memory``, with 4 % of the device to spare for
 what that leaves out. The model, the batch, the precision and the strategy are the user's.
@@ -25,6 +27,7 @@ from boost_core.hardware import BYTES
 from boost_core.plan.devices import SPARE
 from boost_core.plan.machine import Machine
 from boost_core.plan.memory import RankMemory, rank_memory
+from boost_core.plan.mixes import least_costly, legal_modes
 from boost_core.plan.throughput import ORDER, Step, StepSeconds
 
 _MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``
@@ -34,7 +37,6 @@ _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
 _OTHER_ORDERS = (("tp", "cp", "dp", "pp"),)
 _WORTH_SAYING = 0.01  # of a step
-_RECOMPUTED = ("none", "latent", "full")  # each takes longer than the one before
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,9 @@ class _Search:
         self._least = machine.fitted.least if machine.fitted else 1.0  # of what bounds are corrected by
         self._numbers = count()
         self._queue: list[tuple[float, int, Callable[[float], None]]] = []
-        self._steps: dict[tuple[_Shape, str], Step] = {}
-        self._too_large: set[tuple[_Shape, str]] = set()  # with any fewer replicas, too
+        self._steps: dict[_Shape, Step] = {}
+        self._too_large: set[_Shape] = set()  # without recomputation, with any fewer replicas, too
+        self._hopeless: set[_Shape] = set()  # the same with any recomputation
         self._fastest: dict[tuple[_Shape, int], tuple[float, JobSpec, Step, int]] = {}
         self._unfit: list[tuple[int, float, JobSpec, Step]] = []
         self._timed = 0
@@ -174,7 +177,7 @@ class _Search:
                 continue
             for context in _contexts(training.sequence_length, gpus // tensor):
                 alone = _Shape(tensor, context, 1, micro_batch, _SCHEDULES[0])
-                whole = self._step(alone, "none").of_a_micro_batch()
+                whole = self._step(alone).of_a_micro_batch()
                 most = min(_MOST_STAGES, layers, gpus // (tensor * context))
                 for pipeline in range(1, most + 1):
                     replicas = _replicas(batch // micro_batch, gpus // (tensor * pipeline * context))
@@ -202,65 +205,82 @@ class _Search:
                 return
 
     def _look_at(self, shape: _Shape, replicas: int) -> None:
-        job = self._job(shape, replicas, "none", 1)
-        if not _problems(job):
-            self._timed += 1
-            self._push_mode(shape, replicas, "none", 1)
-
-    def _push_mode(self, shape: _Shape, replicas: int, recompute: str, zero_stage: int) -> None:
-        if (shape, recompute) in self._too_large:
-            return self._push_others(shape, replicas, recompute, zero_stage)
-        job = self._job(shape, replicas, recompute, zero_stage)
+        """Have a combination looked at without recomputation, or, where that is known not to fit, with some."""
+        job = self._job(shape, replicas)
+        if shape in self._hopeless or _problems(job):
+            return
+        self._timed += 1
         layout = Layout.of(job.parallelism)
         if self._order == ORDER:
-            step = self._step(shape, recompute).sharing(job, layout)
+            step = self._step(shape).sharing(job, layout)
         else:
             step = Step(job, layout, self._machine, self._order)
 
         def look(bound: float) -> None:
-            self._try(shape, job, step, bound)
+            if shape in self._too_large or not self._try(shape, job, step, bound):
+                self._push_mixes(shape, job, bound)
 
-        return self._push(self._least * step.at_least(), look)
+        self._push(self._least * step.at_least(), look)
 
-    def _try(self, shape: _Shape, job: JobSpec, step: Step, bound: float) -> None:
-        """Play a mode if it fits; others of the combination take longer, so they matter only if it does not."""
-        parallelism = job.parallelism
-        replicas, recompute = parallelism.data_parallel_size, parallelism.recompute_text
-        memory = rank_memory(job, Layout.of(parallelism))
+    def _try(self, shape: _Shape, job: JobSpec, step: Step, bound: float) -> bool:
+        """Play a job if it fits."""
+        layout = Layout.of(job.parallelism)
+        memory = rank_memory(job, layout)
         if memory.total <= self._limit:
             total = step.played()
-            if total < self._fastest.get((shape, replicas), (inf,))[0]:
-                self._fastest[shape, replicas] = total, job, step, memory.total
-            return
+            if total < self._fastest.get((shape, layout.dp), (inf,))[0]:
+                self._fastest[shape, layout.dp] = total, job, step, memory.total
+            return True
         self._unfit.append((memory.total, bound, job, step))
-        if _with_any_replicas(memory, job) > self._limit:
-            self._too_large.add((shape, recompute))
-        self._push_others(shape, replicas, recompute, parallelism.zero_stage)
+        if job.parallelism.recompute == "none" and _with_any_replicas(memory, job) > self._limit:
+            self._too_large.add(shape)
+        return False
 
-    def _push_others(self, shape: _Shape, replicas: int, recompute: str, zero_stage: int) -> None:
-        """The modes that take longer than one that does not fit, and that no other has had looked at yet."""
-        if zero_stage == 2:
+    def _push_mixes(self, shape: _Shape, job: JobSpec, bound: float) -> None:
+        """Have the least costly mixes looked at of a job that does not fit without recomputation."""
+        layout = Layout.of(job.parallelism)
+        if not self._may_fit(shape, job, bound):
             return
-        if (shape, recompute) not in self._too_large and replicas * shape.context > 1:
-            self._push_mode(shape, replicas, recompute, 2)
-        for other in _RECOMPUTED[_RECOMPUTED.index(recompute) + 1 :]:
-            if not _problems(self._job(shape, replicas, other, 1)):
-                self._push_mode(shape, replicas, other, 1)
-                return
+        for zero_stage in (1, 2) if layout.same_weights > 1 else (1,):
+            sharing = _in(job, zero_stage=zero_stage)
+            mixed = least_costly(sharing, layout, self._limit, self._machine)
+            step = Step(mixed, layout, self._machine, self._order)
 
-    def _step(self, shape: _Shape, recompute: str) -> Step:
-        """That of one replica; which passes it has does not depend on how many there are."""
-        if (shape, recompute) not in self._steps:
-            job = self._job(shape, 1, recompute, 1)
-            self._steps[shape, recompute] = Step(job, Layout.of(job.parallelism), self._machine)
-        return self._steps[shape, recompute]
+            def look(bound: float, mixed: JobSpec = mixed, step: Step = step) -> None:
+                self._try(shape, mixed, step, bound)
 
-    def _job(self, shape: _Shape, replicas: int, recompute: str, zero_stage: int) -> JobSpec:
+            self._push(max(bound, self._least * step.at_least()), look)
+
+    def _may_fit(self, shape: _Shape, job: JobSpec, bound: float) -> bool:
+        """Whether a job fits with all blocks keeping as little as they can; else no mix does, which takes longer to see."""
+        layout = Layout.of(job.parallelism)
+        leanest = [_in(job, zero_stage=2, recompute=mode) for mode in legal_modes(job)[-2:]]
+        memories = [rank_memory(each, layout) for each in leanest]
+        memory, lean = min(zip(memories, leanest, strict=True), key=lambda found: found[0].total)
+        if memory.total <= self._limit:
+            return True
+        self._unfit.append((memory.total, bound, lean, Step(lean, layout, self._machine, self._order)))
+        if _with_any_replicas(memory, lean) > self._limit:
+            self._hopeless.add(shape)
+        return False
+
+    def _step(self, shape: _Shape) -> Step:
+        """That of one replica without recomputation; which passes it has does not depend on how many there are."""
+        if shape not in self._steps:
+            job = self._job(shape, 1)
+            self._steps[shape] = Step(job, Layout.of(job.parallelism), self._machine)
+        return self._steps[shape]
+
+    def _job(self, shape: _Shape, replicas: int) -> JobSpec:
         layout = Layout(shape.tensor, shape.pipeline, replicas, shape.context)
         return _with(
-            self._spec, shape.micro_batch, **layout.sizes, pipeline_schedule=shape.schedule, recompute=recompute,
-            zero_stage=zero_stage,
+            self._spec, shape.micro_batch, **layout.sizes, pipeline_schedule=shape.schedule, recompute="none",
+            zero_stage=1,
         )  # fmt: skip
+
+
+def _in(job: JobSpec, **parallelism: object) -> JobSpec:
+    return job.model_copy(update={"parallelism": job.parallelism.model_copy(update=parallelism)})
 
 
 def _choice(job: JobSpec, step: Step, needed: int) -> Choice:

@@ -286,6 +286,10 @@ class Step:
                 counts[mode] += count
         return counts
 
+    def of_a_block(self, mode: RecomputeMode) -> float:
+        """Seconds of one micro-batch in one block."""
+        return self._block_seconds[mode] + sum(self._exchanges[mode])
+
     @cached_property
     def _block_seconds(self) -> dict[RecomputeMode, float]:
         launching = 0.0 if captures_steps(self._job) else self._profile.block_seconds
@@ -318,17 +322,18 @@ class Step:
         slices = self._tokens * self._element * sum(latents) / self._layout.tp
         return self._over(self._tensor_row, "all_gather", slices, len(latents))
 
+    def first_gather(self) -> float:
+        """What hides the gathers of other blocks and not those of the one that the backward pass begins with."""
+        return self._gathers - self._profile.exposed(self._gathers, self._behind_gathers)
+
+    def _first_gather(self, stage: Stage) -> float:
+        return self.first_gather() if self._modes_of([stage])["shared"] else 0.0
+
     @property
     def _behind_gathers(self) -> float:
         """The backward pass of a block, which hides the gathers of the next."""
         block = self._block["shared"]
         return self._profile.seconds(block.backward + block.weight_gradients)
-
-    def _first_gather(self, stage: Stage) -> float:
-        """What hides the gathers of other blocks and not those of the one that the backward pass begins with."""
-        if not self._modes_of([stage])["shared"]:
-            return 0.0
-        return self._gathers - self._profile.exposed(self._gathers, self._behind_gathers)
 
     def _keys(self, mode: RecomputeMode) -> tuple[float, float]:
         """One block's keys and values to context parallel ranks, as far as attention does not hide it.

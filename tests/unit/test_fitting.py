@@ -88,27 +88,29 @@ def as_it_must(**changes: Any) -> JobSpec:
 
 
 @pytest.mark.parametrize(
-    ("kind", "layout", "recompute"),
+    ("kind", "layout", "used"),
     [
-        ("A100", Layout(8, 1, 1), "latent"), ("A100", Layout(2, 1, 1), "full"), ("A100", Layout(1, 1, 1), "full"),
-        ("A100", Layout(8, 1, 8), "none"), ("H200", Layout(8, 1, 1), "none"), ("H200", Layout(2, 1, 4), "latent"),
+        ("A100", Layout(8, 1, 1), {"none", "latent"}), ("A100", Layout(2, 1, 1), {"full"}),
+        ("A100", Layout(1, 1, 1), {"full"}), ("A100", Layout(8, 1, 8), {"none"}), ("H200", Layout(8, 1, 1), {"none"}),
+        ("H200", Layout(2, 1, 4), {"none", "latent", "shared"}),
     ],
 )  # fmt: skip
-def test_each_layout_recomputes_what_it_has_to(kind: str, layout: Layout, recompute: str) -> None:
+def test_each_layout_recomputes_what_it_has_to(kind: str, layout: Layout, used: set[str]) -> None:
     spec = as_it_must(kind=kind)
-    assert at(spec, layout).parallelism.recompute == recompute
-    ways = [spec.parallelism.model_copy(update={"recompute": way}) for way in ("none", "latent", "full")]
-    needed = {way.recompute: rank_memory(spec.model_copy(update={"parallelism": way}), layout).total for way in ways}
-    fitting = [way for way, total in needed.items() if total <= DEVICE_BYTES[kind] * (1 - SPARE)]
-    assert recompute == (fitting or ["full"])[0]
-    assert needed_bytes(spec, layout) == needed[recompute]
+    found = at(spec, layout)
+    assert set(found.parallelism.modes_of_all(spec.model.num_hidden_layers)) == used
+    needed = rank_memory(found, layout).total
+    assert needed_bytes(spec, layout) == needed
+    assert used == {"full"} or needed <= DEVICE_BYTES[kind] * (1 - SPARE)
 
 
 def test_what_a_layout_recomputes_is_legal() -> None:
     wide = as_it_must(parallelism={"recompute": "auto", "norm": "sync", "tensor_parallel_size": 8})
-    assert at(wide, Layout(8, 1, 1)).parallelism.recompute == "full"
+    assert set(at(wide, Layout(8, 1, 1)).parallelism.modes_of_all(36)) == {"none", "full"}
     halves = as_it_must(parallelism={"recompute": "auto", "split_micro_batch": True})
     assert at(halves, Layout(1, 1, 1)).parallelism.recompute == "latent"
+    apart = as_it_must(model={"preset": "30b", "vocab_size": 32_000, "rank": 2047})
+    assert not {"shared"} & set(at(apart, Layout(2, 1, 4)).parallelism.modes_of_all(36))
 
 
 def test_without_a_gpu_nothing_is_recomputed_and_of_one_the_kind_must_be_known() -> None:

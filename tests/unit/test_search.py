@@ -250,7 +250,7 @@ def test_a_thousand_gpus_are_searched_in_a_bounded_number_of_steps(
     found = search(spec, 1024, machine(spec), device)
     assert len(found.choices) == 5
     assert found.timed < 500
-    assert calls["__init__"] < 600
+    assert calls["__init__"] < 1200  # mixes of modes take one of each mode
     assert calls["memory"] < 300
     assert calls["played"] < 30
 

@@ -31,8 +31,8 @@ CLUSTER = [
 ]
 CACHES = (
     legality.legal_layouts, legality._divisors, _of_two_stages, _cut, _weights, _largest_weight, memory._extremes,
-    memory._alike, memory._of_block, activations, work._block_work, demand._remembered, demand._known,
-    devices._recomputing,
+    memory._alike, memory._of_block, memory._block_backward, activations, work._block_work, demand._remembered,
+    demand._known, devices._recomputing,
 )  # fmt: skip
 WAITING = job("a", 1)
 STRESSING = [32, 30, 28, 26, 24, 22, 21, 20, 18, 17, 16, 15, 14, 13, 12, 11]  # divide the batch, and differ
