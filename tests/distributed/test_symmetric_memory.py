@@ -100,7 +100,7 @@ CELLS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (GROUPED, {}),
     (GROUPED, {"split_micro_batch": True, "recompute": "latent"}),
     ({"family": "svd"}, {"recompute": "full", "group_projections": False}),
-    ({"family": "cola"}, {"norm": "online_paper"}),
+    ({"family": "cola"}, {"norm": "online_paper", "recompute": "shared"}),
     ({"family": "cola"}, {"norm": "sync"}),
     ({"family": "lax", "lax": {"base": "cola", "gate": "identity"}}, {}),
     (GROUPED, {"strategy": "vanilla"}),

@@ -309,13 +309,24 @@ def pipelined(spec: JobSpec) -> int:
     return live.peak
 
 
+MIXES = {
+    "1f1b": [{"full": 1, "latent": 2}, {"latent": 1, "none": 2}],
+    "interleaved_1f1b": [{"full": 1}, {"latent": 1, "none": 1}, {"full": 1, "none": 1}, {"none": 1}],
+}
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zero_bubble"])
-@pytest.mark.parametrize("model", [pytest.param(COLA, marks=pytest.mark.full), {"family": "lax"}], ids=str)
+@pytest.mark.parametrize(
+    ("model", "mixed"), [pytest.param(COLA, False, marks=pytest.mark.full), ({"family": "lax"}, False), (COLA, True)],
+    ids=str,
+)  # fmt: skip
 def test_a_pipeline_takes_no_more_than_planned_and_hardly_less(
-    ranks: Ranks, model: dict[str, Any], schedule: str
+    ranks: Ranks, model: dict[str, Any], mixed: bool, schedule: str
 ) -> None:
+    recompute = MIXES.get(schedule, "latent") if mixed else "none"
     spec = job(
-        model | {"num_hidden_layers": 6}, {"pipeline_parallel_size": 2, "pipeline_schedule": schedule},
+        model | {"num_hidden_layers": 6},
+        {"pipeline_parallel_size": 2, "pipeline_schedule": schedule, "recompute": recompute},
         training={"micro_batch_size": 2, "global_batch_size": 12},
     )  # fmt: skip
     peak, planned = max(ranks.run(2, pipelined, spec)), rank_memory(spec, Layout.of(spec.parallelism)).total

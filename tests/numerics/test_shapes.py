@@ -50,7 +50,7 @@ def choices(draw: st.DrawFn) -> dict[str, Any]:
         "strategy": draw(st.sampled_from([None, "vanilla", "btp"])),
         "norm": draw(st.sampled_from(["fused", "online_paper", "sync"])),
         "group_projections": draw(st.booleans()),
-        "recompute": draw(st.sampled_from(["none", "latent", "full"])),
+        "recompute": draw(st.sampled_from(["none", "latent", "shared", "full"])),
         "split_micro_batch": draw(st.booleans()),
     }
 
