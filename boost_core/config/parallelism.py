@@ -75,8 +75,10 @@ class StageModes(Config):
         return " + ".join(f"{mode} {count}" for mode, count in self.runs)
 
 
+Listed = Annotated[tuple[StageModes, ...], Field(max_length=64)]  # as many as there may be stages
+
 _MODE: TypeAdapter[str] = TypeAdapter(Literal["none", "latent", "shared", "full", "auto"])
-_LISTED: TypeAdapter[tuple[StageModes, ...]] = TypeAdapter(Annotated[tuple[StageModes, ...], Field(max_length=64)])
+_LISTED: TypeAdapter[tuple[StageModes, ...]] = TypeAdapter(Listed)
 
 
 class ContextConfig(Config):
@@ -124,7 +126,7 @@ class ParallelismConfig(Config):
     group_projections: bool = Field(
         True, description="Compute q, k, v (and gate, up) in one matrix product and one exchange instead of one each."
     )
-    recompute: Literal["none", "latent", "shared", "full", "auto"] | tuple[StageModes, ...] = Field(
+    recompute: Literal["none", "latent", "shared", "full", "auto"] | Listed = Field(
         "none",
         description="Activation checkpointing. latent: recompute everything but the latents, the residual and, of "
         "context parallel ranks, attention's output, without a collective; for btp. shared: as latent, but each tensor "
