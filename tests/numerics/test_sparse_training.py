@@ -12,13 +12,17 @@ import torch
 from boost_core.config import JobSpec
 from boost_core.data.sampler import EvaluationSet, Sequences
 from boost_core.data.stream import TokenStream
+from boost_core.messages.reports import Fault, FaultReport, Report, StepReport
 from boost_core.nn.sparse import attention as sparse
 from boost_core.nn.sparse.index import find_lines
 from boost_core.optim.build import COMPUTE_TYPES
+from boost_core.train import recall
 from boost_core.train.evaluate import evaluate
+from boost_core.train.loop import train
 from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
-from tests.jobs import tiny_job
+from boost_core.train.step_graph import obstacle
+from tests.jobs import tiny_job, write_corpus
 from tests.ranks import Ranks
 
 CPU, LENGTH, VOCABULARY, END, BATCH = torch.device("cpu"), 512, 320, 0, 2
@@ -157,6 +161,39 @@ class Counting:
 def test_a_few_steps_learn_what_dense_ones_do(ranks: Ranks) -> None:
     sparse_loss, dense_loss = (ranks.run(1, learned, attention)[0] for attention in (SPARSE, None))
     assert sparse_loss == pytest.approx(dense_loss, rel=5e-3)
+
+
+def reported(corpus: Path, checkpoints: Path) -> list[Report]:
+    """What a job of three steps reports that wants to lose nothing."""
+    training = {
+        "steps": 3, "sequence_length": 256, "global_batch_size": 1, "micro_batch_size": 1, "evaluate_sequences": 1,
+        "attention": SPARSE | {"recall": 1.0},
+    }  # fmt: skip
+    spec = tiny_job(corpus, checkpoints, training=training, parallelism={"tensor_parallel_size": 1})
+    found = list[Report]()
+
+    class Reports:
+        def report(self, report: Report) -> None:
+            found.append(report)
+
+    with patch.object(recall, "RECENT_STEPS", 2):
+        train(spec, Reports())
+    return found
+
+
+def test_a_job_reports_what_it_keeps_and_that_this_is_less_than_wanted(ranks: Ranks, tmp_path: Path) -> None:
+    (found,) = ranks.run(1, reported, write_corpus(tmp_path / "corpus"), tmp_path / "checkpoints")
+    steps = [report for report in found if isinstance(report, StepReport)]
+    faults = [report for report in found if isinstance(report, FaultReport)]
+    assert all(step.attention_density and step.attention_density <= 0.45 for step in steps)
+    assert all(step.attention_recall and step.attention_density < step.attention_recall < 1 for step in steps)
+    assert [(fault.what, fault.step) for fault in faults] == [(Fault.RECALL, 2)]
+
+
+def test_its_steps_are_not_captured() -> None:
+    assert obstacle(Case("cola", False).spec(None), torch.device("cuda")) is None
+    cause = obstacle(Case("cola", False).spec(SPARSE), torch.device("cuda"))
+    assert cause and "chosen on the host" in cause
 
 
 @pytest.mark.parametrize(
