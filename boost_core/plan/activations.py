@@ -280,9 +280,12 @@ class Activations:
         return latents + PRECISE * 2 * self._projections + self.element_bytes * ones
 
     def _turned(self) -> int:
-        """Queries and keys turned out of place, where what they were made from is kept by the values beside them."""
+        """Queries and keys turned out of place, where what they were made from is kept by the values beside them.
+
+        Context parallel ranks copy values.
+        """
         alike = self.query == self.key_value
-        if not self._grouped:
+        if not self._grouped or self.parallelism.context_parallel_size > 1:
             return 0
         return 2 * self.query if alike else self.key_value
 

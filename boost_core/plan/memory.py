@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import ge
 
+from boost_core.config.chunks import chunk_tokens
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
@@ -40,6 +41,7 @@ from boost_core.config.parallelism import ModeRuns, RecomputeMode
 from boost_core.hardware import BYTES
 from boost_core.plan.activations import PRECISE, Activations, BlockSplit, activations
 from boost_core.plan.context.between import sent_between_nodes
+from boost_core.plan.context.dealt import STAGES
 from boost_core.plan.in_flight import InHand, in_hand
 from boost_core.plan.machine import attends_in_one, attends_on_device, captures_steps, machine_for
 from boost_core.plan.sparse_memory import head_bytes, index_bytes
@@ -291,19 +293,26 @@ class PipelineRank:
     def _context(self) -> int:
         """What attention's backward pass takes besides where other ranks' keys come in stages.
 
-        Gradients of queries and of own keys in fp32. Keys that are at hand, come next and are sent, and gradients of
-        those at hand and of those before, which go back: there are as many as a ring would bring, and documents that
-        are apart need less. On a GPU a call of flash attention has keys of its own, and their gradients. Where latents
-        may come: these, with the gradients of a stage's, and of the weights that keys are made by.
+        Gradients of queries and of own keys in fp32. Of a stage's keys six: as they came and in order; the next stage's
+        as they come, and what is sent for it; gradients that go back and come back; and two of gradients in fp32. There
+        are as many as one document needs, and documents that are apart need less. On a GPU a call of flash attention
+        has keys of its own, and their gradients. Where latents may come: these, with the gradients of a stage's, and of
+        the weights that keys are made by.
         """
         ranks = self._job.parallelism.context_parallel_size
         if ranks == 1:
             return 0
-        keys, element = 2 * self._each.key_value, self._element
+        keys, element, stage = 2 * self._each.key_value, self._element, self._stage_tokens
         own = self._tokens * (PRECISE + element) * (self._each.query + keys)
-        others = self._tokens * (ranks - 1)
-        in_calls = max(self._tokens, others // 2) * 2 * keys * element if self._each.kernels else 0
-        return own + others * keys * (2 * element + (PRECISE + element) * 3 // 4) + in_calls + self._key_latents()
+        in_calls = max(self._tokens, stage) * 2 * keys * element if self._each.kernels else 0
+        return own + stage * keys * (6 * element + 2 * PRECISE) + in_calls + self._key_latents()
+
+    @cached_property
+    def _stage_tokens(self) -> int:
+        """Tokens whose keys come in a stage, at most."""
+        ranks = self._job.parallelism.context_parallel_size
+        chunk = chunk_tokens(self._job.training.sequence_length, ranks)
+        return -(-self._tokens * (ranks - 1) // (chunk * STAGES)) * chunk
 
     @cached_property
     def _sends_latents(self) -> bool:
@@ -319,11 +328,10 @@ class PipelineRank:
         if not self._sends_latents:
             return 0
         rank, tensor = job.model.bottleneck_rank, job.parallelism.tensor_parallel_size
-        came, keys = self._tokens * (job.parallelism.context_parallel_size - 1), 2 * self._each.key_value
-        shares = 3 * came * 2 * rank // tensor  # that come, come next and go back
-        # Of a stage, which is half of them: latents as they were gathered, in order, and their gradients twice; keys
-        # before they are turned, in fp32 on a CPU, and gradients.
-        stage = max(self._tokens, came // 2)
+        stage, keys = self._stage_tokens, 2 * self._each.key_value
+        shares = 6 * stage * 2 * rank // tensor  # that come and come next, are sent, and go back and come back
+        # Of a stage: latents as they were gathered, in order, and their gradients twice; keys before they are turned,
+        # in fp32 on a CPU, and gradients.
         whole = 4 * 2 * rank + (3 if self._each.kernels else 5) * keys
         own = self._tokens * 2 * rank * (1 + PRECISE // self._element)
         return self._element * (shares + stage * whole + own) + 2 * PRECISE * 2 * rank * self._each.key_value

@@ -190,6 +190,30 @@ def expect_same(case: Case, its: Found, found: Sequence[Found]) -> None:
             assert torch.equal(part, parts[number % case.layout.tp]), (case, name)
 
 
+def rounded(cases: list[Case], alone: bool) -> list[Found]:
+    """In bf16."""
+    specs = [case.spec(ONE if alone else case.layout) for case in cases]
+    in_bf16 = [
+        spec.model_copy(update={"training": spec.training.model_copy(update={"precision": "bf16"})}) for spec in specs
+    ]
+    return [_step(case, spec) for case, spec in zip(cases, in_bf16, strict=True)]
+
+
+def test_in_bf16_ranks_that_share_sequences_are_hardly_further_off_than_one(ranks: Ranks) -> None:
+    """At most 1.5 times as far from fp64, which is the project's rule."""
+    layout = Layout(1, 1, 1, cp=4)
+    cases = [Case("cola", layout, 2, "none", 1, exchange=each) for each in ("keys", "latents")]
+    (exact,), (alone,) = ranks.run(1, stepped, cases, True), ranks.run(1, rounded, cases, True)
+    shared, *_ = ranks.run(layout.world_size, rounded, cases, False)
+    for case, true, one, several in zip(cases, exact, alone, shared, strict=True):
+        errors = [
+            torch.cat([(each.gradients[name].double() - true.gradients[name]).flatten() for name in true.gradients])
+            for each in (one, several)
+        ]
+        off, further = (float(error.norm()) for error in errors)
+        assert 0 < further <= 1.5 * off, (case, further / off)
+
+
 PIPELINES = [
     Case(family, Layout(1, 2, 1, cp=2), documents, recompute, micro_batch, exchange=exchange, schedule=schedule)
     for family, documents, recompute, micro_batch, exchange, schedule in (

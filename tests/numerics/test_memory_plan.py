@@ -28,6 +28,7 @@ from boost_core.plan.in_flight import in_hand
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.stages import block_modes, cut
 from boost_core.plan.state_memory import largest_weight, starting_peak, state_bytes
+from boost_core.train.batch import Batch
 from boost_core.train.state import TrainState
 from boost_core.train.step import losses, training_step
 from tests.numerics.allocator import allocated
@@ -212,6 +213,29 @@ def test_activations_are_counted_to_the_byte(
     blocks = (each.block(crosses, crosses, mode) for crosses, mode in zip(crossed, modes, strict=True))
     planned = each.embedding() + sum(blocks) + each.head()
     assert (kept(many, kernels) - kept(few, kernels)) / (2 * LENGTH) == planned
+
+
+def kept_of_own(spec: JobSpec) -> int:
+    """As ``kept``, of a rank's own tokens."""
+    with one_rank(spec, "naive"):
+        state = TrainState.initial(spec, CPU, draw_weights)
+        sequences = np.zeros((spec.training.micro_batch_size, LENGTH + 1), np.int64)
+        batch = Batch.of(sequences, None, CPU)
+        own = state.dealer.deal(batch, sequences)
+        own.rotation.angles(torch.float32)
+        tokens, targets = own.of(batch.tokens), own.of(batch.targets)
+        loss_T, left, _ = allocated(lambda: state.model(tokens, targets, own.rotation))
+        return left - bytes_of(loss_T)
+
+
+@pytest.mark.parametrize("recompute", ["none", "latent", "full"])
+@pytest.mark.parametrize("exchange", ["keys", "latents"])
+def test_a_context_parallel_rank_keeps_its_part_of_one_ranks_activations(exchange: str, recompute: str) -> None:
+    choice = {"context_parallel_size": 2, "recompute": recompute, "context": {"exchange": exchange}}
+    few, many = (job(COLA, choice, training={"micro_batch_size": size}) for size in (2, 4))
+    each = Activations(few.model, few.parallelism, 4, kernels=False)
+    planned = each.embedding() + few.model.num_hidden_layers * each.block(False, False) + each.head()
+    assert (kept_of_own(many) - kept_of_own(few)) / LENGTH == pytest.approx(planned, rel=0.05)
 
 
 APART = {"data": {"documents_apart": True}}
