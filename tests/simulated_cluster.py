@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL
+from boost_core.plan.machine import required_labels
 from boost_core.plan.measured import NOMINAL, Basis
 from service.gang.resources import worker_resources
 from service.gang.status import GangPhase, GangStatus, JobTag, NodeCapacity, Orders, PollRequest
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState, Reason, next_state
-from service.scheduler.demand import required_labels
 
 RECOVERY_SECONDS = 3
 DRAIN_SECONDS = 6
@@ -138,7 +138,7 @@ class Cluster:
         """Take room for a replica, wherever there is some; the node of each of its groups."""
         strict = gang.spec.resources.placement == "STRICT_PACK"
         parts = 1 if strict else gang.replica_layout.pp
-        each, wanted = self._of_group(gang, parts), required_labels(gang.spec).items()
+        each, wanted = self._of_group(gang, parts), required_labels(gang.spec.resources).items()
         taken: list[str] = []
         for _ in range(parts):
             open_nodes = [

@@ -1,6 +1,6 @@
 """What a job's workers run on, as far as the job says: a device's profile and a network."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from boost_core.config.job import JobSpec, ResourcesConfig
 from boost_core.config.legality import flash_takes
@@ -70,6 +70,12 @@ def kind_of_device(resources: ResourcesConfig) -> str | None:
     return kind_of_gpu(resources) if resources.gpus_per_worker else CPU
 
 
+def required_labels(resources: ResourcesConfig) -> dict[str, str]:
+    """The labels that a node must have for a job."""
+    kind = resources.accelerator_type
+    return dict(resources.node_labels) | ({ACCELERATOR_LABEL: kind} if kind else {})
+
+
 def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     """The machine that a job's workers run on.
 
@@ -90,6 +96,12 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     nodes = Level("fabric", _MANY, LINKS["fabric-200g"])
     board = Level("node", _NODE_GPUS, LINKS[_NODE_LINKS[kind]])
     return Machine(Profile.nominal(device, precision), Cluster((board, nodes)))
+
+
+def with_nodes_of(cluster: Cluster, gpus: int) -> Cluster:
+    """The same network with so many GPUs a node."""
+    node, *outer = cluster.levels
+    return Cluster((replace(node, fan_out=gpus), *outer))
 
 
 def captures_steps(job: JobSpec) -> bool:

@@ -252,7 +252,7 @@ class _Search:
             self._push(max(bound, self._least * step.at_least()), look)
 
     def _may_fit(self, shape: _Shape, job: JobSpec, bound: float) -> bool:
-        """Whether a job fits with all blocks keeping as little as they can; else no mix does, which is dearer to see."""
+        """Whether a job fits with all blocks keeping as little as they can; else no mix does, which is slow to see."""
         layout = Layout.of(job.parallelism)
         leanest = [_in(job, zero_stage=2, recompute=mode) for mode in legal_modes(job)[-2:]]
         memories = [rank_memory(each, layout) for each in leanest]

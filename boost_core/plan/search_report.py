@@ -12,7 +12,7 @@ from boost_core.messages.reports import PROVENANCE, Provenance
 from boost_core.plan.context_report import PlannedContext, context_report
 from boost_core.plan.devices import device_bytes
 from boost_core.plan.fitted import Fitted
-from boost_core.plan.machine import Machine
+from boost_core.plan.machine import Machine, with_nodes_of
 from boost_core.plan.measured import MeasuredProfile, machine_of
 from boost_core.plan.network import NetworkConfig
 from boost_core.plan.report import StepParts
@@ -23,7 +23,14 @@ class PlanSearch(Config):
     """What the best ways to train a job are searched for."""
 
     gpus: int = Field(ge=1, le=65_536, description="How many there are at most.")
-    cluster: NetworkConfig | None = Field(None, description="Their network; default: nodes of 8 GPUs.")
+    cluster: NetworkConfig | None = Field(None, description="Their network; default: nodes of node_gpus.")
+    node_gpus: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="GPUs of a node, where cluster is left out; default: as many as the nodes have that the service "
+        "sees and that suit the job, else 8.",
+    )
     profile: MeasuredProfile | None = Field(
         None,
         description="What `boost bench profile` measured of such GPUs; default: what the service stores of their kind, "
@@ -41,7 +48,12 @@ class PlanSearch(Config):
         Raises:
             ValueError: The profile is of another precision.
         """
-        return machine_of(spec, self.profile, None if self.cluster is None else self.cluster.cluster())
+        if self.cluster is not None:
+            return machine_of(spec, self.profile, self.cluster.cluster())
+        machine = machine_of(spec, self.profile)
+        if self.node_gpus is None or not spec.resources.gpus_per_worker:
+            return machine
+        return replace(machine, cluster=with_nodes_of(machine.cluster, self.node_gpus))
 
 
 class PlannedChoice(Config):

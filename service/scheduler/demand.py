@@ -15,7 +15,7 @@ from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL, DEVICE_BYTES
 from boost_core.plan import resize
 from boost_core.plan.devices import device_bytes, needed_bytes
-from boost_core.plan.machine import Machine, kind_of_gpu
+from boost_core.plan.machine import Machine, kind_of_gpu, required_labels
 from boost_core.plan.measured import NOMINAL, Basis
 from boost_core.plan.throughput import step_seconds
 from service.gang.resources import gang_in_words, worker_resources
@@ -26,12 +26,6 @@ _REMEMBERED = 4096  # specs; a few kilobytes each
 
 Amounts = Mapping[str, float]  # by Ray's names of resources
 Kind = tuple[Hashable, ...]  # what decides how many ranks a node can take
-
-
-def required_labels(spec: JobSpec) -> dict[str, str]:
-    """The labels that a node must have for a job."""
-    kind = spec.resources.accelerator_type
-    return dict(spec.resources.node_labels) | ({ACCELERATOR_LABEL: kind} if kind else {})
 
 
 class Demand:
@@ -64,7 +58,7 @@ class Demand:
         self._spec, self._basis = spec, basis
         self.limit = (device_bytes(spec.resources) or inf) if limit is None else limit
         self.each = worker_resources(spec)
-        self.labels = frozenset(required_labels(spec).items())
+        self.labels = frozenset(required_labels(spec.resources).items())
         self._any_kind = spec.resources.gpus_per_worker > 0 and kind_of_gpu(spec.resources) is None
         allowed = spec.layouts()
         if not needed and (self._any_kind or self.limit < inf):

@@ -323,6 +323,26 @@ def test_log_lines_by_rank_level_and_time(http: httpx.Client, store: JobStore) -
     assert messages(since="2100-01-01T00:00:00Z") == messages(rank="7") == []
 
 
+def test_plans_are_searched_for_nodes_of_the_size_that_there_is(http: httpx.Client, store: JobStore) -> None:
+    gpus = {"a": (2.0, "H200"), "b": (2.0, "H200"), "c": (2.0, "H200"), "d": (4.0, "H200"), "e": (64.0, "H100")}
+    nodes = [
+        {"node_id": name, "total": {"GPU": size}, "free": {}, "labels": {"ray.io/accelerator-type": kind},
+         "draining": False}
+        for name, (size, kind) in gpus.items()
+    ]  # fmt: skip
+    job = GOOD | {"resources": {"gpus_per_worker": 1, "accelerator_type": "H200"}}
+
+    def largest(**search: int) -> int:
+        answer = http.post("/plans", json=job | {"search": {"gpus": 4, "top": 100} | search}, timeout=60).json()
+        sizes = (each["patch"]["parallelism"]["tensor_parallel_size"] for each in answer["search"]["choices"])
+        return max(sizes)
+
+    assert largest() == 4
+    store.keep_snapshot(NODES, nodes)
+    assert largest() == 2
+    assert largest(node_gpus=4) == 4
+
+
 def test_the_best_plan_for_some_gpus_is_searched(http: httpx.Client) -> None:
     gpu = {"resources": {"gpus_per_worker": 1, "accelerator_type": "A100"}, "parallelism": {"recompute": "auto"}}
     levels = [{"name": "node", "fan_out": 4, "gigabytes_per_second": 300}]
