@@ -1,0 +1,217 @@
+"""Plans beside other planners' and beside brute force: ``python -m tests.benchmarks.planning``.
+
+Writes docs/figures/planning.md. All plans are judged by the played pipeline (``boost_core/plan/replay.py``), on the
+network as it is; nothing of it ran. What is asked is in ``planning.yaml``. It takes some minutes of one core.
+"""
+
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+import yaml
+
+from boost_core.config import JobSpec, Layout
+from boost_core.hardware import DEVICE_BYTES
+from boost_core.plan import search as searching
+from boost_core.plan.measured import machine_of
+from boost_core.plan.memory import rank_memory
+from boost_core.plan.network import NetworkConfig
+from boost_core.plan.search import Choice, largest_part, longer, search
+from boost_core.plan.throughput import ORDER, replayed_parts
+from tests.benchmarks.figures import FIGURES, provenance, table
+from tests.benchmarks.planners import PLANNERS, Question
+from tests.planning_truth import drawn, fastest
+
+ASKED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "planning.yaml").read_text())
+_LOOPS = 100_000  # additions of the loop that times are beside
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One question, and what came of it.
+
+    Attributes:
+        cluster: Its network.
+        model: Family and size.
+        gpus: How many.
+        ours: Our plan.
+        others: Those of the other planners, by name; none of one that found nothing.
+        searched: How many times as long as the reference loop our search took.
+    """
+
+    cluster: str
+    model: str
+    gpus: int
+    ours: Choice
+    others: dict[str, Choice]
+    searched: float
+
+    def ratio(self, planner: str) -> float | None:
+        """How many times as long as ours another plan takes."""
+        other = self.others.get(planner)
+        return None if other is None else other.seconds.total / self.ours.seconds.total
+
+    def row(self) -> list[str]:
+        """For the table of all of them."""
+        ratios = [self.ratio(name) for name in PLANNERS]
+        slowest = max(self.others.values(), key=lambda other: other.seconds.total)
+        return [
+            f"{self.model}, {self.gpus}", str(self.ours), f"{self.ours.seconds.total:.3g} s",
+            largest_part(self.ours.seconds), *("–" if each is None else f"{each:.2f}" for each in ratios),
+            longer(slowest, self.ours).partition(": ")[2] or "–",
+        ]  # fmt: skip
+
+
+def reference_seconds() -> float:
+    """Of a loop of additions, as this machine is now."""
+    begun, total = time.process_time(), 0
+    for number in range(_LOOPS):
+        total += number
+    return time.process_time() - begun
+
+
+def job(model: str, family: str) -> JobSpec:
+    """One of those that are planned."""
+    training = {
+        "steps": 10, "sequence_length": ASKED["sequence_length"], "global_batch_size": ASKED["sequences"],
+        "micro_batch_size": 1, "precision": "bf16",
+    }  # fmt: skip
+    return JobSpec.model_validate(
+        {
+            "name": "planned", "model": {"preset": model, "family": family, "vocab_size": 32_000},
+            "training": training, "resources": {"gpus_per_worker": 1, "accelerator_type": ASKED["accelerator"]},
+        }
+    )  # fmt: skip
+
+
+def judged() -> Iterator[Judged]:
+    """All questions and their answers."""
+    device = DEVICE_BYTES[ASKED["accelerator"]]
+    for (name, levels), family, model, gpus in product(
+        ASKED["clusters"].items(), ASKED["families"], ASKED["models"], ASKED["gpus"]
+    ):
+        spec = job(model, family)
+        machine = machine_of(spec, cluster=NetworkConfig.model_validate({"levels": levels}).cluster())
+        begun = time.process_time()
+        ours = search(spec, gpus, machine, device, 1).choices[0]
+        searched = (time.process_time() - begun) / reference_seconds()
+        question = Question(spec, gpus, machine, device, **ASKED["mcmc"])
+        others = {}
+        for planner, plans in PLANNERS.items():
+            if planned := plans(question):
+                layout = Layout.of(planned.parallelism)
+                needed = rank_memory(planned, layout).total
+                others[planner] = Choice(planned, replayed_parts(planned, layout, machine), needed)
+        yield Judged(name, f"{family} {model}", gpus, ours, others, searched)
+
+
+def beside_brute_force(seeds: Iterable[int]) -> list[tuple[float, float]]:
+    """Of small instances, our plan's seconds over those of the fastest: cut as the trainer cuts, and at all."""
+    found = []
+    for seed in seeds:
+        instance = drawn(seed)
+        choices = search(instance.job, instance.gpus, instance.machine, instance.device_bytes, 1).choices
+        if choices:
+            ours = choices[0].seconds.total
+            found.append((ours / fastest(instance, ours, all_cuts=False), ours / fastest(instance, ours)))
+    return found
+
+
+def memory_times() -> float:
+    """How many times as long as the reference loop a shape's memory takes, in the mean over those of 1,024 GPUs."""
+    spec = job("13b", "cola")
+    machine = machine_of(spec)
+    seen = searching._Search(spec, 1024, machine, 0.0, 1, ORDER)
+    jobs = [
+        each
+        for shape, replicas, _ in seen._shapes()
+        for recompute in ("none", "latent", "full")
+        if not searching._problems(each := seen._job(shape, replicas[0], recompute, 1))
+    ]
+    begun = time.process_time()
+    for each in jobs:
+        rank_memory(each, Layout.of(each.parallelism))
+    return (time.process_time() - begun) / len(jobs) / reference_seconds()
+
+
+def means(found: Sequence[Judged]) -> Iterator[list[str]]:
+    """Of each cluster and planner: mean, least and largest ratio, and how many plans are faster than ours."""
+    for cluster in ASKED["clusters"]:
+        row = [cluster]
+        for planner in PLANNERS:
+            ratios = [ratio for each in found if each.cluster == cluster and (ratio := each.ratio(planner))]
+            faster = sum(ratio < 1 - 1e-9 for ratio in ratios)
+            missing = sum(each.cluster == cluster and planner not in each.others for each in found)
+            text = f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f})"
+            notes = [f", {faster} faster"] * bool(faster) + [f", {missing} without a plan"] * bool(missing)
+            row.append(text + "".join(notes))
+        yield row
+
+
+def truth(found: Sequence[tuple[float, float]]) -> list[str]:
+    """What brute force says, in words."""
+    lines = []
+    for name, ratios in zip(("cut as the trainer cuts", "with every cut"), zip(*found, strict=True), strict=True):
+        near = sum(ratio <= 1.01 for ratio in ratios) / len(ratios)
+        lines.append(f"- {name}: {near:.1%} within 1 % of the fastest, the worst {max(ratios) - 1:.1%} off")
+    return lines
+
+
+def page(found: Sequence[Judged], small: Sequence[tuple[float, float]], memory: float) -> str:
+    """The figure.
+
+    Args:
+        found: Of ``judged``.
+        small: Of ``beside_brute_force``.
+        memory: Of ``memory_times``.
+    """
+    searched = [each.searched for each in found if each.gpus == max(ASKED["gpus"])]
+    lines = [
+        "# Plans beside other planners'", "",
+        "Simulated; nothing of it ran on a GPU. `python -m tests.benchmarks.planning` writes this page from "
+        "`tests/benchmarks/planning.yaml`.", "",
+        "## Steps beside ours", "",
+        "Seconds of a step over those of our plan, played pass by pass on the network as it is: geometric mean over "
+        f"{len(found) // len(ASKED['clusters'])} questions (least – largest). {ASKED['sequences']:,} sequences of "
+        f"{ASKED['sequence_length']:,} tokens a step, {ASKED['accelerator']}, nominal rates. manual: tensor parallel "
+        "ranks fill a node, then as few pipeline ranks as fit. flat network: our search with one bandwidth, the "
+        "geometric mean of the levels', or that of a node. memory last: our search without a limit, then twice the "
+        "tensor and then the pipeline parallel ranks until it fits; the same with micro-batches of one sequence. MCMC: "
+        f"{ASKED['mcmc']['chains']} chains of {ASKED['mcmc']['steps']:,} steps by the formula. NEST: its step formula, "
+        "1f1b, stages on the first free devices. All of them have the same costs, the same memory and the trainer's "
+        "cut.", "",
+        *table(["cluster", *PLANNERS], list(means(found))), "",
+        "## Beside brute force", "",
+        f"{len(small)} of {ASKED['small_instances']} random instances that fit, of at most 8 blocks and 16 GPUs over "
+        "two or three levels; all sizes, micro-batches, schedules and modes:", "", *truth(small), "",
+        "A gang cuts a model by the work of its blocks and head; a cut of one's own can leave the first stages, which "
+        "keep more micro-batches, fewer blocks.", "",
+        "## How long it takes", "",
+        f"Beside a loop of {_LOOPS:,} additions on the same core: a search at {max(ASKED['gpus']):,} GPUs "
+        f"{statistics.median(searched):.0f} times as long in the median, {max(searched):.0f} at most; a shape's memory "
+        f"{memory:.3f} times. The loop took {1000 * reference_seconds():.1f} ms.", "",
+        "## All plans", "",
+        "The deciding term is what most of our step is; the last column is what the slowest plan spends more on.",
+    ]  # fmt: skip
+    for cluster in ASKED["clusters"]:
+        rows = [each.row() for each in found if each.cluster == cluster]
+        head = ["model, GPUs", "our plan", "step", "deciding term", *PLANNERS, "the slowest has"]
+        lines += ["", f"### {cluster}", "", *table(head, rows)]
+    wrapped = [each for line in lines for each in ([line] if line.startswith("|") else wrap(line, 120) or [""])]
+    return "\n".join([*wrapped, "", provenance(), ""])
+
+
+def main() -> None:
+    """Plan, judge and write the figure."""
+    (FIGURES / "planning.md").write_text(
+        page(list(judged()), beside_brute_force(range(ASKED["small_instances"])), memory_times())
+    )
+
+
+if __name__ == "__main__":
+    main()
