@@ -220,11 +220,11 @@ def test_what_would_change_the_choice_would() -> None:
 
 def test_other_orders_of_ranks_are_told_where_they_would_gain() -> None:
     spec = job("30b", 4096)
-    slow = [("box", 8, 25), ("rack", 4, 12.5), ("core", 256, 3)]
+    slow = [("box", 8, 25), ("rack", 4, 12.5), ("core", 1024, 3)]
     levels = [{"name": name, "fan_out": size, "gigabytes_per_second": rate} for name, size, rate in slow]
     on = machine_of(spec, cluster=NetworkConfig.model_validate({"levels": levels}).cluster())
-    (line,) = other_orders(spec, 256, on, 80e9)
-    ours, other = search(spec, 256, on, 80e9, 1).choices[0], search(spec, 256, on, 80e9, 1, ("tp", "cp", "dp", "pp"))
+    (line,) = other_orders(spec, 1024, on, 80e9)
+    ours, other = search(spec, 1024, on, 80e9, 1).choices[0], search(spec, 1024, on, 80e9, 1, ("tp", "cp", "dp", "pp"))
     assert line.startswith(f"with ranks in the order tp, cp, dp, pp, which gangs do not have: {other.choices[0]}")
     assert other.choices[0].seconds.total < ours.seconds.total
     assert not list(other_orders(spec, 8, machine(spec), 80e9))
