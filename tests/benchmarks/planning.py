@@ -131,7 +131,7 @@ def memory_times() -> float:
         each
         for shape, replicas, _ in seen._shapes()
         for recompute in ("none", "latent", "full")
-        if not searching._problems(each := seen._job(shape, replicas[0], recompute, 1))
+        if not searching._problems(each := searching._in(seen._job(shape, replicas[0]), recompute=recompute))
     ]
     begun = time.process_time()
     for each in jobs:

@@ -75,7 +75,7 @@ def test_interrupted_and_uninterrupted_runs_have_equal_losses(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("job", "message"),
     [
-        ("name: x\n", "model: Field required"),
+        ("name: x\n", "model: is missing; add it"),
         ("- a list\n", "must hold a mapping"),
         ("name: [\n", "is not YAML"),
     ],

@@ -7,6 +7,7 @@ import pytest
 
 from boost_core.config import JobSpec
 from boost_core.config.attention import LAST_QUERIES, SAMPLED_QUERIES, SparseAttentionConfig
+from boost_core.config.parallelism import RecomputeMode
 from boost_core.plan.flops import FlopRates, hardware_flops_per_token, model_flops_per_token
 from boost_core.plan.report import plan
 from boost_core.plan.sparse_memory import index_bytes
@@ -25,8 +26,8 @@ def job(attention: dict[str, Any] | None, recompute: str = "none") -> JobSpec:
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_the_budgets_pairs_are_counted_and_the_queries_that_choose(recompute: str) -> None:
-    dense, sparse = (block_work(job(attention, recompute)) for attention in (None, SPARSE))
+def test_the_budgets_pairs_are_counted_and_the_queries_that_choose(recompute: RecomputeMode) -> None:
+    dense, sparse = (block_work(job(attention, recompute), recompute) for attention in (None, SPARSE))
     choosing = 2 * 32 * LENGTH * (LAST_QUERIES + SAMPLED_QUERIES)
     assert sparse.all.attention_flops - choosing == pytest.approx(0.05 * dense.all.attention_flops)
     assert sparse.forward.attention_flops - choosing == pytest.approx(0.05 * dense.forward.attention_flops)
