@@ -129,7 +129,8 @@ def shape_of(job: JobSpec) -> str:
     parts = (
         model_of(job), job.parallelism.model_dump_json(), training.global_batch_size, training.micro_batch_size,
         training.sequence_length, training.precision, training.cuda_graphs, job.optimizer.kind,
-        job.data.documents_apart, 0 if resources.gpus_per_worker else float(resources.cpus_per_worker),
+        job.data.documents_apart, training.attention and training.attention.model_dump_json(),
+        0 if resources.gpus_per_worker else float(resources.cpus_per_worker),
     )  # fmt: skip
     return _digest(repr(parts))
 

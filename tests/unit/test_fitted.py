@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from boost_core.config import JobSpec, Layout
+from boost_core.config.attention import SparseAttentionConfig
 from boost_core.plan.devices import at
 from boost_core.plan.fitted import Correction, Fitted, Ran, ShapeCorrection, model_of, shape_of
 from boost_core.plan.machine import kind_of_device, machine_for
@@ -99,15 +100,18 @@ def test_a_shape_is_all_that_its_seconds_depend_on() -> None:
 
     own = shape_of(at(JOB, Layout(1, 1, 1)))
     assert shape_of(at(changed(name="other", training={"seed": 5, "steps": 7}), Layout(1, 1, 1))) == own
+    attention = SparseAttentionConfig(kind="vertical_slash", budget=0.1)
+    sparse = JOB.model_copy(update={"training": JOB.training.model_copy(update={"attention": attention})})
     others = {
         shape_of(at(changed(model={"num_hidden_layers": 3}), Layout(1, 1, 1))),
         shape_of(at(changed(training={"micro_batch_size": 1}), Layout(1, 1, 1))),
         shape_of(at(changed(parallelism={"recompute": "full"}), Layout(1, 1, 1))),
+        shape_of(at(sparse, Layout(1, 1, 1))),
         shape_of(at(changed(resources={"cpus_per_worker": 3}), Layout(1, 1, 1))),
         shape_of(at(JOB, Layout(1, 1, 2))),
         shape_of(at(JOB, Layout(2, 1, 1))),
     }
-    assert len(others - {own}) == 6
+    assert len(others - {own}) == 7
     assert kind_of_device(JOB.resources) == "CPU"
 
 
