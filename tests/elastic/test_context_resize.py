@@ -20,7 +20,7 @@ def test_context_parallel_ranks_go_with_a_node_and_come_back_with_another(tmp_pa
         write_corpus(tmp_path / "corpus", lines=400),
         parallelism={"tensor_parallel_size": 1, "context_parallel_size": 2},
         # Long enough that the scheduler prefers two ranks.
-        training=ELASTIC_TRAINING | {"sequence_length": 1024, "global_batch_size": 2, "micro_batch_size": 1},
+        training=ELASTIC_TRAINING | {"sequence_length": 1536, "global_batch_size": 2, "micro_batch_size": 1},
         elasticity={"data_parallel_size": {"max": 1}, "layouts": [[1, 1], [1, 1, 1]]},
         checkpoint={"url": None, "every_steps": 5, "keep_last": 2},
     )
