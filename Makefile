@@ -49,12 +49,11 @@ prometheus:
 
 # What a change may break in a way that matters, in minutes; the tests that are marked full are for test-all.
 test: setup postgresql prometheus chromium
-	$(BIN)/python -m pytest -n 3 -m 'not full' --durations 10 --durations-min 10
+	$(BIN)/python -m pytest -n 2 -m 'not full' --durations 10 --durations-min 10
 
-# Three processes on two cores, because clusters and services wait most of their time: one takes clusters of several
-# nodes, one services, one test after the other, and the third all else.
+# Two processes: one takes what starts a cluster, one such test after the other, and the other all else.
 test-all: setup postgresql prometheus chromium
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 2
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -20,16 +20,11 @@ settings.load_profile("untimed")
 
 
 class ClusterApart(LoadScopeScheduling):
-    """Of three processes that share the tests, one takes clusters of several nodes, one services, one all else.
-
-    So no two tests of a kind run side by side of which each has the machine's cores full of ranks.
-    """
+    """Of two processes that share the tests, one takes what starts a cluster, the other all else, file by file."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        if not starts_cluster(module_name(ROOT / path)):
-            return path  # file by file: whoever is done with clusters or services takes some of these
-        return "clusters" if path.startswith("tests/elastic/") else "services"
+        return "cluster" if starts_cluster(module_name(ROOT / path)) else path
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ClusterApart:
@@ -37,7 +32,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Cluster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where processes share the tests, begin with what takes longest."""
+    """Where two processes share the tests, begin with what takes longest."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: not starts_cluster(module_name(item.path)))
 

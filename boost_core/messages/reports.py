@@ -289,7 +289,8 @@ class ComparisonReport(Frozen):
         "Jobs to come are corrected by this job's seconds beside the prediction without it.",
     )
     step_seconds: float | None = Field(
-        description="Median of the newest steps, 100 at most, of the whole batch; null until there are some."
+        description="Median of the newest steps, 100 at most, of the whole batch, without waiting for data; null until "
+        "there are some."
     )
 
     @property

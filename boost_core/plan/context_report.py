@@ -86,7 +86,7 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
         return None
     job = at(spec, layout)
     dealing = Dealing.of(job, machine)
-    sizes = tuple(_size(spec, each, machine) for each in (layout, *_beside(spec, layout)))
+    sizes = tuple(_size(spec, each, machine) for each in (layout, *_beside(spec, layout, machine)))
     chunk_sizes = tuple(_chunks(job, dealing))
     exchanges = tuple(_exchanges(job, layout, machine))
     return PlannedContext(
@@ -105,12 +105,14 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
     )
 
 
-def _beside(spec: JobSpec, layout: Layout) -> Iterator[Layout]:
+def _beside(spec: JobSpec, layout: Layout, machine: Machine) -> Iterator[Layout]:
     """Half and twice the size, with twice and half the replicas if that can be."""
     for size, replicas in ((layout.cp // 2, layout.dp * 2), (layout.cp * 2, max(layout.dp // 2, 1))):
         other = replace(layout, cp=size, dp=replicas)
         parallelism = spec.parallelism.at(other)
-        if not layout_problems(spec.model, parallelism, spec.training, spec.optimizer, spec.resources.gpus_per_worker):
+        on_gpu = spec.resources.gpus_per_worker
+        legal = not layout_problems(spec.model, parallelism, spec.training, spec.optimizer, on_gpu)
+        if legal and other.world_size <= machine.cluster.size:
             yield other
 
 
@@ -127,8 +129,11 @@ def _size(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedSize:
 
 def _chunks(job: JobSpec, dealing: Dealing) -> Iterator[PlannedChunk]:
     length = job.training.sequence_length
-    for size in (dealing.chunk, dealing.chunk // 2, dealing.chunk * 2):
-        if size and length % (size * dealing.ranks) == 0 and length // size <= _MOST_CHUNKS:
+    if length // dealing.chunk > _MOST_CHUNKS:
+        return
+    half = () if dealing.chunk % 2 else (dealing.chunk // 2,)
+    for size in (dealing.chunk, *half, dealing.chunk * 2):
+        if length % (size * dealing.ranks) == 0 and length // size <= _MOST_CHUNKS:
             found = _of_one_document(replace(dealing, chunk=size), length)
             yield PlannedChunk(chunk_tokens=size, seconds=found.seconds, imbalance=found.imbalance)
 
@@ -143,10 +148,12 @@ def _exchanges(job: JobSpec, layout: Layout, machine: Machine) -> Iterator[Plann
     cluster, layer = machine.cluster, attention_layer(job)
     _, row = cluster.rows([layout.tp, layout.cp])
     able = not cannot_send_latents(job.model, job.parallelism, job.training)
-    chosen: Exchange = sent_between_nodes(job, cluster)
+    asked = job.parallelism.context.exchange
+    apart = any(size > 1 for size in row[1:])  # else there are no other nodes to send to
+    chosen: Exchange = sent_between_nodes(job, cluster) if apart or asked != "auto" else "keys"
     kinds: list[Exchange] = [chosen, *(other for other in _KINDS if other != chosen and (able or other == "keys"))]
     for exchange in kinds:
-        sent = wire(job, cluster, row, exchange)
+        sent = wire(job if exchange == chosen else _asking_for(job, exchange), cluster, row, exchange)
         made = Work(product_flops=sent.made_tokens * layer.projection_flops)
         yield PlannedExchange(
             exchange=exchange,
@@ -161,6 +168,11 @@ def _exchanges(job: JobSpec, layout: Layout, machine: Machine) -> Iterator[Plann
 
 
 _KINDS: tuple[Exchange, ...] = ("keys", "latents")
+
+
+def _asking_for(job: JobSpec, exchange: Exchange) -> JobSpec:
+    context = job.parallelism.context.model_copy(update={"exchange": exchange})
+    return job.model_copy(update={"parallelism": job.parallelism.model_copy(update={"context": context})})
 
 
 def _why_size(job: JobSpec, sizes: tuple[PlannedSize, ...]) -> str:
@@ -183,7 +195,7 @@ def _why_chunk(dealing: Dealing, sizes: tuple[PlannedChunk, ...]) -> str:
     if not sizes:
         return text
     own, *others = (
-        f"{_seconds(each.seconds)}, {each.imbalance:.2f} times the mean on the fullest rank" for each in sizes
+        f"{_seconds(each.seconds)}, {each.imbalance:.2f} times the mean on the most loaded rank" for each in sizes
     )
     other_sizes = (
         f"with chunks of {size.chunk_tokens:,} {taken}" for size, taken in zip(sizes[1:], others, strict=True)
@@ -192,9 +204,9 @@ def _why_chunk(dealing: Dealing, sizes: tuple[PlannedChunk, ...]) -> str:
 
 
 def _why_exchange(job: JobSpec, dealing: Dealing, exchanges: tuple[PlannedExchange, ...]) -> str:
-    where = "everywhere" if dealing.node_ranks == 1 or dealing.exchange == "keys" else "between nodes"
-    asked = ", as the job asks for" if job.parallelism.context.exchange != "auto" else ""
     own, *others = exchanges
+    where = "everywhere" if dealing.node_ranks == 1 or own.exchange == "keys" else "between nodes"
+    asked = ", as the job asks for" if job.parallelism.context.exchange != "auto" else ""
     would = (f"{other.exchange} would take {_takes(other)}" for other in others)
     return "; ".join([f"{own.exchange} go {where}{asked}: a layer's take {_takes(own)}, forward", *would])
 

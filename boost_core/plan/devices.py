@@ -12,7 +12,7 @@ from math import inf
 
 from boost_core.config.job import JobSpec, ResourcesConfig
 from boost_core.config.layout import Layout
-from boost_core.config.parallelism import ParallelismConfig, RecomputeMode
+from boost_core.config.parallelism import ParallelismConfig
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.plan.machine import kind_of_gpu
 from boost_core.plan.memory import rank_memory
@@ -38,7 +38,7 @@ def at(spec: JobSpec, layout: Layout) -> JobSpec:
     """The job as a gang of one layout trains it.
 
     In place of ``recompute: auto`` comes the least costly mix of modes with which every rank fits its GPU (``mixes``),
-    or else the last mode that is legal. Losses are the same to the bit in all of them.
+    or else the mode with which the fullest holds least. Losses are the same to the bit in all of them.
     """
     if spec.parallelism.recompute != "auto":
         return spec.at(layout)
@@ -47,7 +47,7 @@ def at(spec: JobSpec, layout: Layout) -> JobSpec:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A job at a layout. Only the parts count that its memory depends on: it has others that cannot be hashed."""
+    """A job at a layout. Only the parts count that its memory and seconds depend on: others cannot be hashed."""
 
     parts: tuple[Hashable, ...]
     job: JobSpec = field(compare=False)
@@ -58,7 +58,8 @@ class _Asked:
     def of(cls, spec: JobSpec, layout: Layout) -> "_Asked":
         job, device = spec.at(layout), device_bytes(spec.resources) or inf
         on_gpu, apart = job.resources.gpus_per_worker, job.data.documents_apart
-        parts = job.model, job.parallelism, job.training, job.optimizer, apart, on_gpu, device
+        kind = kind_of_gpu(job.resources)
+        parts = job.model, job.parallelism, job.training, job.optimizer, apart, on_gpu, device, kind
         return cls(parts, job, layout, device * (1 - SPARE))
 
 
@@ -68,20 +69,12 @@ def _recomputing(asked: _Asked) -> tuple[ParallelismConfig, int]:
     # Imported here because the seconds of mixes are those of a step, and those of a job's step depend on what it mixes.
     from boost_core.plan.mixes import least_costly, legal_modes
 
-    first, *others = (_with_mode(asked.job, mode) for mode in legal_modes(asked.job))
-    needed = rank_memory(first, asked.layout).total
-    if needed <= asked.limit or not others:
-        return first.parallelism, needed
-    last = others[-1]
-    needed = rank_memory(last, asked.layout).total
-    if needed > asked.limit:  # so no mix fits
-        return last.parallelism, needed
+    whole = asked.job.parallelism.model_copy(update={"recompute": legal_modes(asked.job)[0]})
+    needed = rank_memory(asked.job.model_copy(update={"parallelism": whole}), asked.layout).total
+    if needed <= asked.limit:
+        return whole, needed
     mixed = least_costly(asked.job, asked.layout, asked.limit)
     return mixed.parallelism, rank_memory(mixed, asked.layout).total
-
-
-def _with_mode(job: JobSpec, mode: RecomputeMode) -> JobSpec:
-    return job.model_copy(update={"parallelism": job.parallelism.model_copy(update={"recompute": mode})})
 
 
 def nothing_fits(spec: JobSpec) -> str | None:

@@ -7,7 +7,7 @@ stages, of which the first has more in hand. ``tests/unit/test_mixes.py`` holds 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import permutations
+from itertools import combinations
 from typing import get_args
 
 from boost_core.config.job import JobSpec
@@ -15,8 +15,10 @@ from boost_core.config.layout import Layout
 from boost_core.config.parallelism import ParallelismConfig, RecomputeMode, StageModes
 from boost_core.config.strategy import strategy_problems
 from boost_core.plan.machine import Machine, machine_for
-from boost_core.plan.memory import PipelineRank, pipeline_ranks
+from boost_core.plan.memory import PipelineRank, RankMemory, pipeline_ranks, rank_memory
 from boost_core.plan.throughput import Step
+
+MIXED_LESS = 0.03  # at most that a mix holds less than any mode alone, whose backward pass may take more
 
 _MODES: tuple[RecomputeMode, ...] = get_args(RecomputeMode)
 
@@ -29,12 +31,12 @@ def legal_modes(job: JobSpec) -> list[RecomputeMode]:
     return [
         mode
         for mode in _MODES
-        if not (alone and mode == "shared") and not strategy_problems(job.model, _with(job, mode).parallelism)
+        if not (alone and mode == "shared") and not strategy_problems(job.model, with_modes(job, mode).parallelism)
     ]
 
 
 def least_costly(job: JobSpec, layout: Layout, limit: float, machine: Machine | None = None) -> JobSpec:
-    """The job with the least costly mix with which no rank holds more than a limit; with its last mode if none is so.
+    """The job with the least costly mix with which no rank holds more than a limit; as ``leanest`` if none is so.
 
     Args:
         job: The job at its layout; what it recomputes does not matter.
@@ -43,27 +45,40 @@ def least_costly(job: JobSpec, layout: Layout, limit: float, machine: Machine | 
         machine: What it runs on; by default what ``machine_for`` says.
     """
     modes = legal_modes(job)
+    lean, memory = leanest(job, layout)
+    if memory.total > limit * (1 + MIXED_LESS):
+        return lean
     costs = _Costs(job, layout, modes, machine or machine_for(job.resources, job.training.precision))
-    ranks = pipeline_ranks(_with(job, modes[0]), layout, range(layout.pp))
+    ranks = pipeline_ranks(with_modes(job, modes[0]), layout, range(layout.pp))
     mixes = [_Mix(rank, costs, limit).least_costly() for rank in ranks]
     stages: list[StageModes] = []
     for index in range(job.parallelism.stages):
         mix = mixes[index % layout.pp]
         if mix is None:
-            return _with(job, modes[-1])
+            return lean
         stages.append(mix[index // layout.pp])
     used = {mode for stage in stages for mode, _ in stage.runs}
-    return _with(job, used.pop() if len(used) == 1 else tuple(stages))
+    return with_modes(job, used.pop() if len(used) == 1 else tuple(stages))
+
+
+def leanest(job: JobSpec, layout: Layout) -> tuple[JobSpec, RankMemory]:
+    """The job with all blocks in the mode with which the fullest rank holds least, and what that is."""
+    jobs = [with_modes(job, mode) for mode in legal_modes(job)]
+    return min(((each, rank_memory(each, layout)) for each in jobs), key=lambda found: found[1].total)
 
 
 class _Costs:
     """Seconds that a micro-batch takes in a block of each mode."""
 
     def __init__(self, job: JobSpec, layout: Layout, modes: Sequence[RecomputeMode], machine: Machine) -> None:
-        steps = {mode: Step(_with(job, mode), layout, machine) for mode in modes}
+        steps = {mode: Step(with_modes(job, mode), layout, machine) for mode in modes}
         self.modes = sorted(modes, key=lambda mode: (steps[mode].of_a_block(mode), modes.index(mode)))
         self._of_block = {mode: step.of_a_block(mode) for mode, step in steps.items()}
         self._first_gather = steps["shared"].first_gather() if "shared" in modes else 0.0
+
+    def of_block(self, mode: RecomputeMode) -> float:
+        """Of one block."""
+        return self._of_block[mode]
 
     def of(self, stages: Sequence[StageModes]) -> float:
         """Of a rank's stages."""
@@ -86,26 +101,42 @@ class _Mix:
     def _candidates(self) -> Iterator[Counts]:
         """Of each two modes and perhaps a block of a third, that which has as few of the costlier one as fit."""
         modes = self._costs.modes
-        if self._fits({modes[0]: self._blocks}):
+        fitting = [mode for mode in modes if self._fits({mode: self._blocks})]
+        if modes[0] in fitting:
             yield {modes[0]: self._blocks}
             return
-        for cheaper, dearer in permutations(modes, 2):
-            if modes.index(cheaper) > modes.index(dearer):
-                continue
-            for third in (None, *(mode for mode in modes if mode not in (cheaper, dearer))):
-                if (counts := self._fewest(cheaper, dearer, third)) is not None:
-                    yield counts
+        for cheaper, dearer in combinations(modes, 2):
+            if cheaper in fitting:
+                continue  # alone it costs less than with the other
+            pair = self._fewest(cheaper, dearer, None, self._blocks)
+            if pair is not None:
+                yield pair
+            for third in modes:
+                if third in (cheaper, dearer):
+                    continue
+                if pair is None:
+                    mixed = self._fewest(cheaper, dearer, third, self._blocks - 1)
+                elif self._costs.of_block(third) < self._costs.of_block(dearer):  # in place of a block of the dearer
+                    counts = {cheaper: pair[cheaper], dearer: pair[dearer] - 1, third: 1}
+                    mixed = counts if pair[dearer] and self._fits(counts) else None
+                else:
+                    mixed = self._fewest(cheaper, dearer, third, pair[dearer] - 1)
+                if mixed is not None:
+                    yield mixed
 
-    def _fewest(self, cheaper: RecomputeMode, dearer: RecomputeMode, third: RecomputeMode | None) -> Counts | None:
+    def _fewest(
+        self, cheaper: RecomputeMode, dearer: RecomputeMode, third: RecomputeMode | None, most: int
+    ) -> Counts | None:
+        """As few of the dearer one as fit, and no more than ``most``."""
         rest = self._blocks - (third is not None)
         more: Counts = {} if third is None else {third: 1}
 
         def mix(count: int) -> Counts:
             return {**more, dearer: count, cheaper: rest - count}
 
-        if rest < 0 or not self._fits(mix(rest)):
+        if most < 0 or not self._fits(mix(most)):
             return None
-        too_few, enough = -1, rest
+        too_few, enough = -1, most
         while enough - too_few > 1:
             count = (too_few + enough) // 2
             if self._fits(mix(count)):
@@ -130,6 +161,7 @@ class _Mix:
         return stages
 
 
-def _with(job: JobSpec, recompute: RecomputeMode | tuple[StageModes, ...]) -> JobSpec:
+def with_modes(job: JobSpec, recompute: RecomputeMode | tuple[StageModes, ...]) -> JobSpec:
+    """The job whose blocks keep this."""
     parallelism: ParallelismConfig = job.parallelism.model_copy(update={"recompute": recompute})
     return job.model_copy(update={"parallelism": parallelism})

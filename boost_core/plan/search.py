@@ -1,12 +1,11 @@
 """The best ways to train a job on some GPUs: layouts, micro-batches, schedules, ZeRO's stage and recomputation.
 
 Every legal combination of sizes, micro-batch and schedule counts, with any number of replicas that splits the batch;
-and each without recomputation, or, where that does not fit, with the least costly mixes of memory modes that do
-(``mixes``), one with ZeRO's first stage and one with its second. They are gone through by what they cannot be faster
-than, the most promising first: what a replica computes, divided evenly over its stages; then
+and each without recomputation, or, where that does not fit, with the least costly mix of memory modes that does
+(``mixes``). ZeRO's stage is the first: a plan by the second holds no less. They are gone through by what they cannot be
+faster than, the most promising first: what a replica computes, divided evenly over its stages; then
 ``throughput.Step.at_least``. Of those that fit, the pipeline is played (``replay``), and that is what they are ranked
-by. The search ends where nothing that is left can be faster than what was found. So no choice is missed, and few are
-played.
+by. The search ends once nothing left can be faster than what was found. So none of these is missed, and few are played.
 
 Tensor parallel groups stay on a node. What is found fits by ``memory.rank_memory``, with 4 % of the device to spare for
 what that leaves out. The model, the batch, the precision and the strategy are the user's.
@@ -27,7 +26,7 @@ from boost_core.hardware import BYTES
 from boost_core.plan.devices import SPARE
 from boost_core.plan.machine import Machine
 from boost_core.plan.memory import RankMemory, rank_memory
-from boost_core.plan.mixes import least_costly, legal_modes
+from boost_core.plan.mixes import MIXED_LESS, leanest, least_costly
 from boost_core.plan.throughput import ORDER, Step, StepSeconds
 
 _MOST_CONTEXT = 64  # ``ParallelismConfig.context_parallel_size``
@@ -218,7 +217,7 @@ class _Search:
 
         def look(bound: float) -> None:
             if shape in self._too_large or not self._try(shape, job, step, bound):
-                self._push_mixes(shape, job, bound)
+                self._push_mix(shape, job, bound)
 
         self._push(self._least * step.at_least(), look)
 
@@ -236,31 +235,27 @@ class _Search:
             self._too_large.add(shape)
         return False
 
-    def _push_mixes(self, shape: _Shape, job: JobSpec, bound: float) -> None:
-        """Have the least costly mixes looked at of a job that does not fit without recomputation."""
+    def _push_mix(self, shape: _Shape, job: JobSpec, bound: float) -> None:
+        """Have the least costly mix looked at of a job that does not fit without recomputation."""
         layout = Layout.of(job.parallelism)
         if not self._may_fit(shape, job, bound):
             return
-        for zero_stage in (1, 2) if layout.same_weights > 1 else (1,):
-            sharing = _in(job, zero_stage=zero_stage)
-            mixed = least_costly(sharing, layout, self._limit, self._machine)
-            step = Step(mixed, layout, self._machine, self._order)
+        mixed = least_costly(job, layout, self._limit, self._machine)
+        step = Step(mixed, layout, self._machine, self._order)
 
-            def look(bound: float, mixed: JobSpec = mixed, step: Step = step) -> None:
-                self._try(shape, mixed, step, bound)
+        def look(bound: float) -> None:
+            self._try(shape, mixed, step, bound)
 
-            self._push(max(bound, self._least * step.at_least()), look)
+        self._push(max(bound, self._least * step.at_least()), look)
 
     def _may_fit(self, shape: _Shape, job: JobSpec, bound: float) -> bool:
-        """Whether a job fits with all blocks keeping as little as they can; else no mix does, which is slow to see."""
+        """Whether a job may fit with some mix, by the mode with which it holds least; that is sooner seen."""
         layout = Layout.of(job.parallelism)
-        leanest = [_in(job, zero_stage=2, recompute=mode) for mode in legal_modes(job)[-2:]]
-        memories = [rank_memory(each, layout) for each in leanest]
-        memory, lean = min(zip(memories, leanest, strict=True), key=lambda found: found[0].total)
-        if memory.total <= self._limit:
+        lean, memory = leanest(job, layout)
+        if memory.total <= self._limit * (1 + MIXED_LESS):
             return True
         self._unfit.append((memory.total, bound, lean, Step(lean, layout, self._machine, self._order)))
-        if _with_any_replicas(memory, lean) > self._limit:
+        if _with_any_replicas(memory, lean) > self._limit * (1 + MIXED_LESS):
             self._hopeless.add(shape)
         return False
 
@@ -277,10 +272,6 @@ class _Search:
             self._spec, shape.micro_batch, **layout.sizes, pipeline_schedule=shape.schedule, recompute="none",
             zero_stage=1,
         )  # fmt: skip
-
-
-def _in(job: JobSpec, **parallelism: object) -> JobSpec:
-    return job.model_copy(update={"parallelism": job.parallelism.model_copy(update=parallelism)})
 
 
 def _choice(job: JobSpec, step: Step, needed: int) -> Choice:

@@ -105,12 +105,17 @@ def search_report(spec: JobSpec, asked: PlanSearch, fitted: Fitted | None = None
         choices=tuple(_planned(choice, machine) for choice in found.choices),
         combinations=found.timed,
         device_memory_bytes=device,
-        context=None if first is None else context_report(first.job, first.layout, machine),
+        context=None if first is None else context_report(_leaving_modes(first.job), first.layout, machine),
         provenance=machine.provenance,
         why=tuple(reasons(found, limit)),
         would_change=tuple(sensitivities(spec, asked.gpus, machine, limit)) if asked.explain else (),
         other_orders=tuple(other_orders(spec, asked.gpus, machine, limit)) if asked.explain else (),
     )
+
+
+def _leaving_modes(job: JobSpec) -> JobSpec:
+    """The job with whatever recomputation each size needs, as the search chose it for the one that it found."""
+    return job.model_copy(update={"parallelism": job.parallelism.model_copy(update={"recompute": "auto"})})
 
 
 def _planned(choice: Choice, machine: Machine) -> PlannedChoice:

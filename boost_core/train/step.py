@@ -177,6 +177,7 @@ def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tens
         with record_function("backward"):
             part.backward()  # type: ignore[no-untyped-call]
         loss += part.detach().double()
+        del part, own  # what the layers keep outside of autograd goes with these, before the next needs room
     return loss
 
 

@@ -15,7 +15,9 @@ from boost_core.config.sources.files import UnfitData, check_data, list_files, r
 from boost_core.plan.auto_layouts import ChosenLayouts
 from boost_core.plan.devices import nothing_fits
 from boost_core.plan.fitted import Fitted
+from boost_core.plan.machine import Machine
 from boost_core.plan.measured import Basis
+from boost_core.plan.report import Plan, plan
 from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidDataset, InvalidJob
@@ -91,6 +93,18 @@ async def admitted(
         return done
     await context.stores.run(tenant, _data_of(job.spec), partial(_refuse_unfit, job.spec, context, tenant))
     return await run_in_threadpool(then, job)
+
+
+def planned(job: JobSpec, machine: Machine) -> Plan:
+    """The plan of a job.
+
+    Raises:
+        InvalidJob: There is none: a layout has more ranks than there are networks for, or other stages than are listed.
+    """
+    try:
+        return plan(job, machine)
+    except ValueError as error:
+        raise InvalidJob([FieldError(field="parallelism", message=str(error))]) from error
 
 
 def _looks_at_stores(spec: JobSpec) -> bool:

@@ -10,6 +10,7 @@ from service.cli.failures import Failed
 from service.trainer import REMEDY, has_trainer
 
 _HEARS_IT_SECONDS = 2.0  # in which a program ends that the terminal has interrupted, or is asked again
+_TIDIES_UP_SECONDS = 10.0  # in which it ends when this one is to end, or is ended
 
 # As python -m does, but that an interrupt while modules are loaded ends it without a traceback.
 _RUN_MODULE = (
@@ -34,15 +35,25 @@ def run_trainer(module: str, arguments: Iterable[str]) -> int:
     """
     if not has_trainer():
         raise Failed(f"this needs the trainer, which is not installed here; {REMEDY}, or run it where that is")
-    with subprocess.Popen([sys.executable, "-c", _RUN_MODULE, module, *arguments]) as process:
-        # Who ends this program means that one, which removes what it has written in part when it is interrupted.
-        signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGINT))
-        try:
-            status = _end_of(process)
-        except KeyboardInterrupt:  # once more
-            process.kill()
-            raise
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        with subprocess.Popen([sys.executable, "-c", _RUN_MODULE, module, *arguments]) as process:
+            try:
+                status = _end_of(process)
+            except KeyboardInterrupt:  # once more
+                process.kill()
+                raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return status if status >= 0 else 128 - status  # as shells say which signal has ended it
+
+
+class _Terminated(Exception):
+    """This program is to end, and with it the one that it runs."""
+
+
+def _terminate(*_: object) -> None:
+    raise _Terminated
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> int:
@@ -53,4 +64,10 @@ def _end_of(process: subprocess.Popen[bytes]) -> int:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(_HEARS_IT_SECONDS)
         process.send_signal(signal.SIGINT)  # it was this program alone that was interrupted
+        return process.wait()
+    except _Terminated:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired, _Terminated):
+            return process.wait(_TIDIES_UP_SECONDS)
+        process.kill()
         return process.wait()

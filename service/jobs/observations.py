@@ -1,15 +1,17 @@
 """The record of what jobs took beside their predictions, by which those of jobs to come are corrected.
 
-Each job has one ratio in each of its shapes, that of its newest comparison. Of a tenant those of the newest jobs on a
-kind of device at a precision are kept, and fewer of them count for other tenants, whom none can outweigh by the number
-of its jobs. A prediction by
-another profile, or by another version of the plan, is another base: what is known of one says nothing of the next.
+Each job has one ratio in each of its shapes, that of its newest comparison; of a tenant those of the newest jobs on a
+kind of device at a precision are kept. Another tenant counts for a kind of device like one job, with the median of its
+own, so that none outweighs others by the number of its jobs; which shapes have run is for their own tenant to know. A
+prediction by another profile, or by another version of the plan, is another base: what is known of one says nothing of
+the next.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
+from statistics import median
 from typing import Any
 
 from sqlalchemy import Connection, Engine, delete, func, insert, select
@@ -25,8 +27,7 @@ from service.jobs.model import JobRecord
 from service.jobs.tables import ObservationRow
 
 _KEPT = 32  # jobs of a tenant on a kind of device at a precision
-_FOR_OTHERS = 8  # of them, for other tenants' jobs
-_READ = 1024  # rows of all tenants, the newest
+_READ = 1024  # rows, the newest
 _ROW = ObservationRow
 _DIGITS = 16
 
@@ -91,26 +92,24 @@ class Observations:
         if kind is None:
             return None
         alike = (_ROW.kind == kind) & (_ROW.precision == precision) & (_ROW.base == _base(profile))
-        query = select(_ROW.job_id, _ROW.model, _ROW.shape, _ROW.ratio, _ROW.tenant).where(alike)
+        query = select(_ROW.job_id, _ROW.model, _ROW.shape, _ROW.ratio, _ROW.tenant).order_by(_ROW.time.desc())
         with self._engine.connect() as connection:
-            rows = connection.execute(query.order_by(_ROW.time.desc()).limit(_READ)).all()
-        if not rows:
+            own = connection.execute(query.where(alike, _ROW.tenant == tenant).limit(_READ)).all()
+            others = connection.execute(query.where(alike, _ROW.tenant != tenant).limit(_READ)).all()
+        if not own and not others:
             return None
         spread = Basis(profile=profile).machine(spec).profile.spread
-        return Fitted.to(
-            _counting(((row.tenant, Ran(*row[:-1])) for row in rows), tenant), spread, kind, precision, model_of(spec)
-        )
+        counting = [*(Ran(*row[:-1]) for row in own), *_as_jobs((row.tenant, row.job_id, row.ratio) for row in others)]
+        return Fitted.to(counting, spread, kind, precision, model_of(spec))
 
 
-def _counting(rows: Iterable[tuple[str, Ran]], tenant: str) -> list[Ran]:
-    """What counts for a tenant, of rows of all, the newest first: its own, and the newest jobs of others."""
-    jobs: dict[str, set[str]] = defaultdict(set)
-    counting = []
-    for owner, ran in rows:
-        jobs[owner].add(ran.job)
-        if owner == tenant or len(jobs[owner]) <= _FOR_OTHERS:
-            counting.append(ran)
-    return counting
+def _as_jobs(rows: Iterable[tuple[str, str, float]]) -> Iterator[Ran]:
+    """Other tenants, each as one job that has run in no shape of anybody's."""
+    ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for tenant, job, ratio in rows:
+        ratios[tenant][job].append(ratio)
+    for number, jobs in enumerate(ratios.values()):
+        yield Ran(f"tenant {number}", "", "", median(map(median, jobs.values())))
 
 
 def _base(profile: MeasuredProfile | None) -> str:

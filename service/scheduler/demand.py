@@ -6,7 +6,7 @@ than the largest of these needs. Of kinds that are not known, and without GPUs, 
 """
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import inf
 from types import MappingProxyType
@@ -180,4 +180,8 @@ def _known(same: _Same) -> Demand:
 
 @lru_cache(_REMEMBERED)
 def _remembered(key: _Key) -> Demand:
-    return Demand(key.spec, basis=key.basis)
+    any_basis = replace(key, basis=NOMINAL)
+    if key.basis == NOMINAL:
+        return Demand(key.spec)
+    # Bytes do not depend on it, and of many jobs each has another.
+    return Demand(key.spec, needed=_remembered(any_basis)._needed, basis=key.basis)

@@ -182,7 +182,7 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     Value("boost_job_step_seconds", "Duration of the newest step.", _of_step(lambda step: step.step_seconds)),
     Value(
         "boost_job_median_step_seconds",
-        "Median of the newest steps of the gang, told now and then.",
+        "Median of the newest steps of the gang without waiting for data, told now and then.",
         _of_comparison(lambda found: found.step_seconds),
     ),
     Value(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import fsum
 
 from boost_core.plan.context.cost import BACKWARD, AttentionLayer, Exchange, Rates, efficiency
 from boost_core.plan.context.placement import Placement
@@ -218,5 +219,5 @@ def _seconds(costs: _Costs, stage_areas: Sequence[int], traffic: _Traffic, backw
         attended[number] += projections * stage.projected
     wires = [ways * stage.wire for stage in traffic.stages]
     wires[0] += ways * traffic.queries.wire
-    hidden = sum(max(computed, wire) for computed, wire in zip(attended, [*wires, 0.0], strict=True))
+    hidden = fsum(max(computed, wire) for computed, wire in zip(attended, [*wires, 0.0], strict=True))
     return hidden + traffic.queries.wire

@@ -9,9 +9,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from boost_core.config import JobSpec
-from boost_core.plan.report import plan
 from service.accounts.principal import Principal
-from service.api.admission import Completed, admitted
+from service.api.admission import Completed, admitted, planned
 from service.api.auth import Reader, Submitter
 from service.api.deps import Context, ContextDep, JobDep, TraceparentDep, refuse_others
 from service.api.errors import InvalidJob, problem_responses
@@ -62,8 +61,13 @@ async def dry_run(spec: JobSpec, who: Submitter, context: ContextDep) -> DryRun:
     """Check and plan a job without submitting it; nothing is recorded."""
 
     def tried(job: Completed) -> DryRun:
-        planned = plan(job.spec, job.basis.machine(job.spec))
-        return DryRun(spec=job.spec, plan=planned, chosen=job.chosen, profile=job.profile, fitted=job.fitted)
+        return DryRun(
+            spec=job.spec,
+            plan=planned(job.spec, job.basis.machine(job.spec)),
+            chosen=job.chosen,
+            profile=job.profile,
+            fitted=job.fitted,
+        )
 
     return await admitted(spec, context, who.tenant, tried)
 
@@ -94,8 +98,8 @@ async def show(job: JobDep) -> Response:
 @router.get("/{job_id}/plan", responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY))
 def show_plan(job: JobDep) -> PlanAnswer:
     """Plan a job by the figures that it was submitted with, whatever is stored by now."""
-    planned = plan(job.spec, job.basis.machine(job.spec))
-    return PlanAnswer(**dict(planned), profile=job.profile, fitted=job.fitted)
+    found = planned(job.spec, job.basis.machine(job.spec))
+    return PlanAnswer(**dict(found), profile=job.profile, fitted=job.fitted)
 
 
 @router.post(

@@ -13,7 +13,8 @@ from boost_core import __version__
 from boost_core.config import JobSpec
 from boost_core.plan.machine import required_labels
 from boost_core.plan.measured import Basis
-from boost_core.plan.report import PresetList, plan, presets
+from boost_core.plan.report import PresetList, presets
+from service.api.admission import planned
 from service.api.auth import Reader
 from service.api.deps import ContextDep
 from service.api.errors import InvalidJob, problem_responses
@@ -37,8 +38,8 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
 
     With `search`, also the best layouts, micro-batches, schedules, ZeRO stages and recomputation for some GPUs. Seconds
     are predicted by the search's profile, else by that of the job's kind of GPU, else by data sheets; the last two are
-    corrected by what jobs took there, except where the search brings a network. Nodes have as many GPUs as those that
-    the service sees.
+    corrected by what jobs took there, except where the search brings a network. A search is for
+    nodes of as many GPUs as those that the service sees, unless it says how many; all else is for nodes of 8.
     """
     job, search = request.job, request.search
     given = search.profile if search else None
@@ -59,7 +60,7 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
     if chosen is not None:
         job = job.with_layouts(chosen.sizes)
     profiled = shown(stored, who) if stored else None
-    return PlanAnswer(**dict(plan(job, machine)), chosen=chosen, search=found, profile=profiled, fitted=fitted)
+    return PlanAnswer(**dict(planned(job, machine)), chosen=chosen, search=found, profile=profiled, fitted=fitted)
 
 
 def _gpus_of_a_node(job: JobSpec, seen: tuple[datetime, Any] | None) -> int | None:
