@@ -29,7 +29,7 @@ products and the allocator's gaps are not in it.
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import ge
 
@@ -39,7 +39,7 @@ from boost_core.config.layout import Layout
 from boost_core.config.model import ModelConfig
 from boost_core.config.parallelism import ModeRuns, RecomputeMode
 from boost_core.hardware import BYTES
-from boost_core.plan.activations import PRECISE, Activations, BlockSplit, activations
+from boost_core.plan.activations import PRECISE, BlockSplit, activations
 from boost_core.plan.context.between import sent_between_nodes
 from boost_core.plan.context.dealt import STAGES
 from boost_core.plan.in_flight import InHand, in_hand
@@ -169,7 +169,7 @@ class PipelineRank:
 
     def keeping(self, modes: Sequence[ModeRuns]) -> "PipelineRank":
         """The same rank whose stages' blocks keep this; what does not depend on it is worked out once for all."""
-        _ = self._state, self._moments, self._owed_by_stages
+        _ = self._state, self._starting, self._moments, self._owed_by_stages, self._largest_weight
         other = copy(self)
         other._runs = tuple(modes)
         return other
@@ -188,8 +188,16 @@ class PipelineRank:
         if captures_steps(self._job):
             step += max(update, self._evaluation())
         update += weights + gradients + optimizer
-        total = max(step, starting_peak(groups) + self._rotary(), update)
+        total = max(step, self._starting, update)
         return RankMemory(weights, gradients + under_way, optimizer, kept + backward, head, total)
+
+    @cached_property
+    def _starting(self) -> int:
+        return starting_peak(self._state) + self._rotary()
+
+    @cached_property
+    def _largest_weight(self) -> int:
+        return largest_weight(self._job, self._stages)
 
     @cached_property
     def _state(self) -> Sequence[GroupBytes]:
@@ -263,7 +271,11 @@ class PipelineRank:
     def _of_blocks(self, stage: Stage, modes: ModeRuns) -> int:
         """What a stage's blocks keep of each token; many are alike."""
         alike = _alike(self._job.model, stage.layers, modes)
-        return sum(_of_block(self._each, *block) * count for block, count in alike)
+        return sum(self._each.block(*block) * count for block, count in alike)
+
+    def _of_run(self, layers: range, mode: RecomputeMode) -> int:
+        alike = _alike(self._job.model, layers, ((mode, len(layers)),))
+        return sum(self._each.block(*block) * count for block, count in alike)
 
     def _buffers(self) -> int:
         """Of torch's pipeline stages, for what neighbours send."""
@@ -339,7 +351,7 @@ class PipelineRank:
     def _backward(self) -> int:
         """What a block's backward pass takes, with a weight's gradient; or the embedding's gradient."""
         block = self._tokens * max(map(self._blocks_backward, self._stages))
-        largest = largest_weight(self._job, self._stages)
+        largest = self._largest_weight
         gradient = (2 * self._element + PRECISE) * largest
         if self._job.training.precision == "fp8" and self._each.kernels:  # factors in 8 bits, for one product at a time
             block += self._tokens * self._each.fp8_operand() + largest
@@ -361,10 +373,10 @@ class PipelineRank:
         lets_go = self._job.parallelism.pipeline_schedule != "zero_bubble"
         for mode, count in reversed(self._modes(stage)):
             crossed = given = self._job.model.crosses_into(end - 1)
-            most = max(most, _block_backward(self._each, crossed, given, mode) - gone)
+            most = max(most, self._each.block_backward(crossed, given, mode) - gone)
             begin = end - count
             if lets_go and begin > stage.layers.start:
-                gone += self._of_blocks(replace(stage, layers=range(begin, end)), ((mode, count),))
+                gone += self._of_run(range(begin, end), mode)
             end = begin
         return most
 
@@ -405,24 +417,22 @@ class PipelineRank:
         if self._job.optimizer.muon is None:
             return 0
         grams = _GRAM_MATRICES * self._job.model.bottleneck_rank**2 * _MOST_PROJECTIONS
-        return 5 * PRECISE * largest_weight(self._job, self._stages) + 2 * PRECISE * grams
+        return 5 * PRECISE * self._largest_weight + 2 * PRECISE * grams
 
 
-@lru_cache(4096)  # the ranks of a pipeline ask for the same
-def _of_block(each: Activations, crossed: bool, given: bool, mode: RecomputeMode) -> int:
-    return each.block(crossed, given, mode)
-
-
-@lru_cache(4096)
-def _block_backward(each: Activations, crossed: bool, given: bool, mode: RecomputeMode) -> int:
-    return each.block_backward(crossed, given, mode)
-
-
-@lru_cache(4096)
 def _alike(
     model: ModelConfig, layers: range, modes: ModeRuns
 ) -> Sequence[tuple[tuple[bool, bool, RecomputeMode], int]]:
     """Whether latents cross into blocks of a stage, whether they are given some, their mode, and how many are so."""
+    if model.lax is None:
+        return [((False, False, mode), count) for mode, count in modes if count]
+    return _alike_with_lax(model, layers, modes)
+
+
+@lru_cache(4096)
+def _alike_with_lax(
+    model: ModelConfig, layers: range, modes: ModeRuns
+) -> Sequence[tuple[tuple[bool, bool, RecomputeMode], int]]:
     counts: Counter[tuple[bool, bool, RecomputeMode]] = Counter()
     begin = layers.start
     for mode, count in modes:
@@ -430,7 +440,7 @@ def _alike(
         crossed = sum(map(model.crosses_into, run))
         # The first of a stage is given none but those that cross into it.
         first = layers.start in run and not model.crosses_into(layers.start)
-        given = count - crossed - first if model.lax else 0
+        given = count - crossed - first
         counts.update({(True, True, mode): crossed, (False, True, mode): given})
         counts[False, False, mode] += count - crossed - given
         begin += count

@@ -12,7 +12,7 @@ from typing import get_args
 
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
-from boost_core.config.parallelism import ParallelismConfig, RecomputeMode, StageModes
+from boost_core.config.parallelism import ModeRuns, ParallelismConfig, RecomputeMode, StageModes
 from boost_core.config.strategy import strategy_problems
 from boost_core.plan.machine import Machine, machine_for
 from boost_core.plan.memory import PipelineRank, RankMemory, pipeline_ranks, rank_memory
@@ -146,18 +146,22 @@ class _Mix:
         return mix(enough)
 
     def _fits(self, counts: Counts) -> bool:
-        runs = [stage.runs for stage in self._stages(counts)]
-        return self._rank.keeping(runs).memory().total <= self._limit
+        return self._rank.keeping(self._runs(counts)).memory().total <= self._limit
 
     def _stages(self, counts: Counts) -> list[StageModes]:
+        return [StageModes(**dict(runs)) for runs in self._runs(counts)]
+
+    def _runs(self, counts: Counts) -> list[ModeRuns]:
         """Modes of each of the rank's stages: in the first as many as fit of those that keep least."""
         left, stages = dict(counts), []
         for size in self._rank.sizes:
-            taken: dict[RecomputeMode, int] = {}
+            runs: list[tuple[RecomputeMode, int]] = []
             for mode in reversed(_MODES):
-                taken[mode] = min(left.get(mode, 0), size - sum(taken.values()))
-                left[mode] = left.get(mode, 0) - taken[mode]
-            stages.append(StageModes(**taken))
+                if taken := min(left.get(mode, 0), size):
+                    runs.append((mode, taken))
+                    left[mode] -= taken
+                    size -= taken
+            stages.append(tuple(runs))
         return stages
 
 

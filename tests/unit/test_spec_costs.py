@@ -31,7 +31,7 @@ CLUSTER = [
 ]
 CACHES = (
     legality.legal_layouts, legality._divisors, _of_two_stages, _cut, _weights, _largest_weight, memory._extremes,
-    memory._alike, memory._of_block, memory._block_backward, activations, work._block_work, demand._remembered,
+    memory._alike_with_lax, activations, work._block_work, demand._remembered,
     demand._known, devices._recomputing,
 )  # fmt: skip
 WAITING = job("a", 1)
