@@ -17,7 +17,7 @@ from boost_core.plan.stages import Stage, cut
 from boost_core.plan.throughput import Step
 
 SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
-MODES = tuple(product(("none", "latent", "full"), (1, 2)))
+MODES = tuple(product(("none", "latent", "shared", "full"), (1, 2)))
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class ParallelismConfig(Config):
     context_parallel_size: ContextSize = Field(
         1,
         description="Ranks to which the tokens of each sequence are dealt, in chunks of even work, for sequences that "
-        "one rank cannot hold; without a pipeline.",
+        "one rank cannot hold.",
     )
     context: ContextConfig = ContextConfig()
     pipeline_schedule: Literal["1f1b", "interleaved_1f1b", "zero_bubble"] = Field(

@@ -65,7 +65,7 @@ class StepReport(Frozen):
         "documents, heads and layers; null where attention is dense.",
     )
     attention_density: float | None = Field(
-        None, description="Share of their pairs of query and key that it computed; null as well."
+        None, description="Share of their pairs of query and key that it computed; null where attention is dense."
     )
     held_seconds: float = Field(
         0.0, description="How long checkpoints and copies blocked the loop since the previous step."
@@ -285,7 +285,7 @@ class ComparisonReport(Frozen):
     provenance: Provenance = Field("assumed", description=PROVENANCE)
     correction: float = Field(
         1.0,
-        description="What the prediction was multiplied by, as earlier jobs took longer or less long than predicted. "
+        description="What the prediction was multiplied by, as earlier jobs took more or less time than predicted. "
         "Jobs to come are corrected by this job's seconds beside the prediction without it.",
     )
     step_seconds: float | None = Field(

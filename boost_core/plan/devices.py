@@ -103,7 +103,7 @@ def _auto_of_what(spec: JobSpec) -> str | None:
         return None
     return (
         "recompute=auto goes by the memory of the GPU; set resources.accelerator_type to one of "
-        f"{', '.join(DEVICE_BYTES)}, or recompute to none, latent or full"
+        f"{', '.join(DEVICE_BYTES)}, or recompute to one of the others"
     )
 
 
@@ -128,8 +128,7 @@ def remedies(spec: JobSpec, layout: Layout) -> list[str]:
     if training.micro_batch_size > 1:
         found.append(f"lower training.micro_batch_size={training.micro_batch_size}")
     if parallelism.recompute not in ("full", "auto"):
-        latent = parallelism.recompute == "none" and spec.model.rank is not None
-        found.append(f"set parallelism.recompute={'latent or full' if latent else 'full'}")
+        found.append("set parallelism.recompute=auto")
     if parallelism.zero_stage == 0 and layout.same_weights > 1:
         found.append("set parallelism.zero_stage=1")
     if parallelism.zero_stage > 0 and spec.optimizer.kind == "adamw" and not spec.leaves_layouts:

@@ -7,7 +7,7 @@ from typing import get_args
 from pydantic import Field
 
 from boost_core.architecture.sharding import kept_latents, micro_batch_payloads
-from boost_core.config.base import Config
+from boost_core.config.base import Config, counted
 from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.config.model import FamilyName, ModelConfig
@@ -79,7 +79,9 @@ class PlannedShape(Config):
     step_seconds: float = Field(description="Predicted seconds per step, for ranking layouts.")
     step_seconds_range: tuple[float, float] = Field(description="Between which eight of ten steps are expected.")
     observed_jobs: int = Field(
-        0, description="Jobs that have run in this shape, whose steps its seconds are corrected by; 0: by its kind's."
+        0,
+        description="Jobs that have run in this shape, whose steps its seconds are corrected by; 0: by all jobs on its "
+        "kind of GPU.",
     )
     step_parts: StepParts = Field(description="What step_seconds is made of.")
     tokens_per_second: float
@@ -237,8 +239,8 @@ def _notes(spec: JobSpec, machine: Machine, needed: Mapping[Layout, int]) -> lis
     ]
     if fitted := machine.fitted:
         notes.append(
-            f"{fitted.jobs} job(s) in {fitted.precision} on {fitted.kind} have run: of others the same is expected to "
-            f"take {fitted.factor:.2f} times as long as by these figures"
+            f"corrected by {counted(fitted.jobs, 'job')} that ran in {fitted.precision} on {fitted.kind}: steps are "
+            f"expected to take {fitted.factor:.2f} times as long as by these figures"
         )
     if not spec.resources.gpus_per_worker:
         return notes

@@ -331,7 +331,7 @@ class Step:
 
     @property
     def _behind_gathers(self) -> float:
-        """The backward pass of a block, which hides the gathers of the next."""
+        """The backward pass of a block, which hides the gathers of the one before it."""
         block = self._block["shared"]
         return self._profile.seconds(block.backward + block.weight_gradients)
 

@@ -32,5 +32,5 @@ class PlanAnswer(Plan):
         None, description="The stored profile that seconds are predicted by; null if there is none, or one was given."
     )
     fitted: Fitted | None = Field(
-        None, description="What jobs took beside such predictions, by which they are corrected; null if none has run."
+        None, description="What jobs took beside such predictions, by which they are corrected; null without any."
     )

@@ -39,7 +39,7 @@ class DryRun(BaseModel):
         None, description="The stored profile that seconds are predicted by; null if there is none."
     )
     fitted: Fitted | None = Field(
-        None, description="What jobs took beside such predictions, by which they are corrected; null if none has run."
+        None, description="What jobs took beside such predictions, by which they are corrected; null without any."
     )
 
 

@@ -84,7 +84,7 @@ def test_a_shape_that_has_run_is_corrected_by_itself_and_others_by_their_kind() 
     for shape, spread in zip(found.shapes, (0.3, 0.1), strict=True):
         assert shape.step_seconds_range == pytest.approx(range_of(shape.step_seconds, spread))
         assert sum(shape.step_parts.model_dump().values()) == pytest.approx(shape.step_seconds)
-    assert any("4 job(s) in fp32 on CPU have run" in note and "1.50 times" in note for note in found.notes)
+    assert any("corrected by 4 jobs that ran in fp32 on CPU" in note and "1.50 times" in note for note in found.notes)
     demand = demand_of(JOB, basis)
     assert [demand.seconds(layout) for layout in JOB.layouts()] == [shape.step_seconds for shape in found.shapes]
 

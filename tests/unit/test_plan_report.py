@@ -94,7 +94,7 @@ def test_where_nothing_fits_the_plan_says_what_to_change() -> None:
     assert not any(layout.fits_device for layout in planned.shapes)
     (note,) = (note for note in planned.notes if "no layout fits" in note)
     for remedy in (
-        "tensor_parallel_size", "pipeline_parallel_size", "micro_batch_size=4", "recompute=latent or full",
+        "tensor_parallel_size", "pipeline_parallel_size", "micro_batch_size=4", "recompute=auto",
         "zero_stage=1", "precision=bf16",
     ):  # fmt: skip
         assert remedy in note

@@ -80,7 +80,10 @@ def plan(
         int | None, typer.Option(min=1, max=65_536, help="Search the best way to train the job on so many GPUs.")
     ] = None,
     cluster: Annotated[
-        Path | None, typer.Option(help="The network's levels, as YAML (default: nodes of 8 GPUs).")
+        Path | None,
+        typer.Option(
+            help="The network's levels, as YAML (default: nodes of 8 GPUs, with --service of as many as its own have)."
+        ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=100, help="With --gpus: how many ways to show.")] = 5,
     explain: Annotated[bool, typer.Option("--explain", help="With --gpus: what would change the choice.")] = False,
