@@ -62,7 +62,7 @@ class Judged:
         ratios = [self.ratio(name) for name in PLANNERS]
         slowest = max(self.others.values(), key=lambda other: other.seconds.total)
         return [
-            f"{self.model}, {self.gpus}", str(self.ours), f"{self.ours.seconds.total:.3g} s",
+            f"{self.model}, {self.gpus}", str(self.ours).replace("|", "\\|"), f"{self.ours.seconds.total:.3g} s",
             largest_part(self.ours.seconds), *("–" if each is None else f"{each:.2f}" for each in ratios),
             longer(slowest, self.ours).partition(": ")[2] or "–",
         ]  # fmt: skip
@@ -185,11 +185,11 @@ def page(found: Sequence[Judged], small: Sequence[tuple[float, float]], memory: 
         "tensor and then the pipeline parallel ranks until it fits; the same with micro-batches of one sequence. MCMC: "
         f"{ASKED['mcmc']['chains']} chains of {ASKED['mcmc']['steps']:,} steps by the formula. NEST: its step formula, "
         "1f1b, stages on the first free devices. All of them have the same costs, the same memory and the trainer's "
-        "cut.", "",
+        "cut; ours and the flat ones mix memory modes, the others have one mode for all blocks.", "",
         *table(["cluster", *PLANNERS], list(means(found))), "",
         "## Beside brute force", "",
-        f"{len(small)} of {ASKED['small_instances']} random instances that fit, of at most 8 blocks and 16 GPUs over "
-        "two or three levels; all sizes, micro-batches, schedules and modes:", "", *truth(small), "",
+        f"Of {ASKED['small_instances']} random instances the {len(small)} for which something fits, of at most 8 blocks "
+        "and 16 GPUs over two or three levels; all sizes, micro-batches, schedules, and modes for all blocks alike:", "", *truth(small), "",
         "A gang cuts a model by the work of its blocks and head; a cut of one's own can leave the first stages, which "
         "keep more micro-batches, fewer blocks.", "",
         "## How long it takes", "",
