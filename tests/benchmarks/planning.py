@@ -188,8 +188,9 @@ def page(found: Sequence[Judged], small: Sequence[tuple[float, float]], memory: 
         "cut; ours and the flat ones mix memory modes, the others have one mode for all blocks.", "",
         *table(["cluster", *PLANNERS], list(means(found))), "",
         "## Beside brute force", "",
-        f"Of {ASKED['small_instances']} random instances the {len(small)} for which something fits, of at most 8 blocks "
-        "and 16 GPUs over two or three levels; all sizes, micro-batches, schedules, and modes for all blocks alike:", "", *truth(small), "",
+        f"Of {ASKED['small_instances']} random instances the {len(small)} for which something fits, of at most 8 "
+        "blocks and 16 GPUs over two or three levels; all sizes, micro-batches, schedules, and modes for all blocks "
+        "alike:", "", *truth(small), "",
         "A gang cuts a model by the work of its blocks and head; a cut of one's own can leave the first stages, which "
         "keep more micro-batches, fewer blocks.", "",
         "## How long it takes", "",
