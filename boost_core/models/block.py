@@ -3,6 +3,7 @@
 Shape suffixes: T tokens, n any tokens, d hidden, r latent, f MLP, e head size.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ class Block(nn.Module):
         self.query_key_value, self.output, self.gate_up, self.down = map(project, projection_groups(model))
         self.mode: RecomputeMode = mode
         self._run = checkpoint_segment if mode in ("latent", "shared") else no_recompute
-        self._share: Callable[[Lookahead], SharedLatents | None] = strategy.share if mode == "shared" else _keep_whole
+        self._share: Callable[[Lookahead], SharedLatents | None] | None = strategy.share if mode == "shared" else None
         self._crosses = crosses
         self.strategy: Strategy = strategy
         self.qk_norm = model.qk_norm
@@ -77,8 +78,9 @@ class Block(nn.Module):
             carried: Latents of the block before; ``None`` where none cross.
             lookahead: Of this pass through several blocks.
         """
-        run = checkpoint_block if self.mode == "full" else no_recompute
-        through: tuple[Residual, Carried | None] = run(self._whole, residual, rotation, carried, lookahead)
+        if self.mode != "full":
+            return run_together([self.segments(residual, rotation, carried, lookahead)])[0]
+        through: tuple[Residual, Carried | None] = checkpoint_block(self._whole, residual, rotation, carried, lookahead)
         return through
 
     def _whole(self, *arguments: Any) -> tuple[Residual, Carried | None]:
@@ -89,32 +91,35 @@ class Block(nn.Module):
     ) -> Segments[tuple[Residual, Carried | None]]:
         """``forward`` in segments. Each ``yield`` is an exchange in flight; what is between two is local work."""
         run, lookahead = self._run, lookahead or Lookahead()
+        whole: tuple[None, Callable[..., Any]] = None, run
+        again = run is checkpoint_segment and torch.is_grad_enabled()
+        shares = again and self._share is not None
         of_qkv, of_output, of_gate_up, of_down = carried or (None,) * 4
         partial = run(self.query_key_value.down_project, residual.inputs, residual.squares)
-        shared = self._shared(lookahead)
+        shared, run = self._sharing(lookahead) if shares else whole
         latents = yield self.query_key_value.start(partial, shared)
-        kept = KeptAttention() if run is checkpoint_segment and torch.is_grad_enabled() else None
-        partial, of_qkv = self._between(shared, self._attend, latents, of_qkv, rotation, kept)
-        shared = self._shared(lookahead)
+        kept = KeptAttention() if again else None
+        partial, of_qkv = run(self._attend, latents, of_qkv, rotation, kept)
+        shared, run = self._sharing(lookahead) if shares else whole
         latents = yield self.output.start(partial, shared)
-        partial, of_output, residual = self._between(shared, self._add_attended, latents, of_output, residual.stream)
-        shared = self._shared(lookahead)
+        partial, of_output, residual = run(self._add_attended, latents, of_output, residual.stream)
+        shared, run = self._sharing(lookahead) if shares else whole
         latents = yield self.gate_up.start(partial, shared)
-        partial, of_gate_up = self._between(shared, self._gate, latents, of_gate_up)
-        shared = self._shared(lookahead)
+        partial, of_gate_up = run(self._gate, latents, of_gate_up)
+        shared, run = self._sharing(lookahead) if shares else whole
         latents = yield self.down.start(partial, shared)
-        residual, of_down = self._between(shared, self._add_mlp, latents, of_down, residual.stream)
+        residual, of_down = run(self._add_mlp, latents, of_down, residual.stream)
         return residual, (of_qkv, of_output, of_gate_up, of_down) if self.carries else None
 
-    def _shared(self, lookahead: Lookahead) -> SharedLatents | None:
-        return self._share(lookahead) if torch.is_grad_enabled() else None
+    def _sharing(self, lookahead: Lookahead) -> tuple[SharedLatents | None, Callable[..., Any]]:
+        """What keeps the latents of the next segment, and how that is computed."""
+        shared = self._share(lookahead) if self._share else None
+        return shared, self._run if shared is None else functools.partial(self._from_shared, shared)
 
-    def _between(
-        self, shared: SharedLatents | None, work: Callable[..., Any], latents: Whole, carried: Into, *arguments: Any
+    def _from_shared(
+        self, shared: SharedLatents, work: Callable[..., Any], latents: Whole, carried: Into, *arguments: Any
     ) -> Any:
-        """What lies between two exchanges, from latents that are shared until it is computed again, or kept whole."""
-        if shared is None:
-            return self._run(work, latents, carried, *arguments)
+        """What lies between two exchanges, from latents that are shared until it is computed again."""
         shared.keep(latents, carried if self._crosses else None)
         return self._run(_of_shared, work, shared, *arguments)
 
@@ -161,10 +166,6 @@ class Block(nn.Module):
     def _add_mlp(self, latents: Whole, carried: Into, stream_Td: torch.Tensor) -> tuple[Residual, Crossed]:
         (mlp_1Td,), crossed = self.down.up_project(latents, carried)
         return self.strategy.add(stream_Td, mlp_1Td.squeeze(0)), crossed
-
-
-def _keep_whole(_: Lookahead) -> None:
-    """Latents are not shared."""
 
 
 def _of_shared(work: Callable[..., Any], shared: SharedLatents, *arguments: Any) -> Any:

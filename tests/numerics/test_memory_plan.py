@@ -21,6 +21,7 @@ from triton.runtime.jit import KernelInterface
 from boost_core.bench.rank import draw_weights
 from boost_core.config import JobSpec, ParallelismConfig
 from boost_core.config.layout import Layout
+from boost_core.config.parallelism import RecomputeMode
 from boost_core.kernels import fp8_product
 from boost_core.kernels.dispatch import Implementation, always
 from boost_core.plan.activations import Activations
@@ -230,11 +231,13 @@ def kept_of_own(spec: JobSpec) -> int:
 
 @pytest.mark.parametrize("recompute", ["none", "latent", "full"])
 @pytest.mark.parametrize("exchange", ["keys", "latents"])
-def test_a_context_parallel_rank_keeps_its_part_of_one_ranks_activations(exchange: str, recompute: str) -> None:
+def test_a_context_parallel_rank_keeps_its_part_of_one_ranks_activations(
+    exchange: str, recompute: RecomputeMode
+) -> None:
     choice = {"context_parallel_size": 2, "recompute": recompute, "context": {"exchange": exchange}}
     few, many = (job(COLA, choice, training={"micro_batch_size": size}) for size in (2, 4))
     each = Activations(few.model, few.parallelism, 4, kernels=False)
-    planned = each.embedding() + few.model.num_hidden_layers * each.block(False, False) + each.head()
+    planned = each.embedding() + few.model.num_hidden_layers * each.block(False, False, recompute) + each.head()
     assert (kept_of_own(many) - kept_of_own(few)) / LENGTH == pytest.approx(planned, rel=0.05)
 
 
