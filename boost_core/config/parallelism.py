@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidatorFunctionWrapHandler, field_validator, model_serializer
+from pydantic import ConfigDict, Field, TypeAdapter, ValidatorFunctionWrapHandler, field_validator, model_serializer
 
 from boost_core.config.base import Config
 from boost_core.config.layout import Layout
@@ -50,6 +50,9 @@ class StageModes(Config):
     Those that compute most again come first in the stage, whatever the order here: what later blocks keep is free by
     the time that these are computed again.
     """
+
+    # Zeros left out are no other schema: else each model around it would have one to read and one to write.
+    model_config = ConfigDict(json_schema_mode_override="validation")
 
     full: BlockCount = 0
     shared: BlockCount = 0
