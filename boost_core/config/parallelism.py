@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidatorFunctionWrapHandler, field_validator, model_serializer
+from pydantic import Field, TypeAdapter, ValidatorFunctionWrapHandler, field_validator
 
 from boost_core.config.base import Config
 from boost_core.config.layout import Layout
@@ -51,9 +51,6 @@ class StageModes(Config):
     the time that these are computed again.
     """
 
-    # Zeros left out are no other schema: else each model around it would have one to read and one to write.
-    model_config = ConfigDict(json_schema_mode_override="validation")
-
     full: BlockCount = 0
     shared: BlockCount = 0
     latent: BlockCount = 0
@@ -69,10 +66,6 @@ class StageModes(Config):
     def blocks(self) -> int:
         """How many there are."""
         return self.full + self.shared + self.latent + self.none
-
-    @model_serializer
-    def _without_zeros(self) -> dict[str, int]:
-        return dict(self.runs)
 
     def __str__(self) -> str:
         return " + ".join(f"{mode} {count}" for mode, count in self.runs)

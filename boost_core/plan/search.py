@@ -66,7 +66,7 @@ class Choice:
                 **self.layout.sizes,
                 "pipeline_schedule": parallelism.pipeline_schedule,
                 "zero_stage": parallelism.zero_stage,
-                "recompute": parallelism.model_dump(mode="json")["recompute"],
+                "recompute": parallelism.model_dump(mode="json", exclude_defaults=True).get("recompute", "none"),
             },
             "training": {"micro_batch_size": self.job.training.micro_batch_size},
             "elasticity": None,
