@@ -99,21 +99,19 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("options", "most"),
+    "options",
     [
         # The embedding, the largest weight, is 17 MB: twice that as it is read, and as much as is written; the rest is
         # what torch and tokenizers take when they are first used.
-        ((), 100e6),
-        (("--dtype", "bf16", "--max-shard-size", "50MB"), 100e6),
+        (),
+        ("--dtype", "bf16", "--max-shard-size", "50MB"),
         # Of a model of 490 MB, whose products are in fp64 before they are rounded.
-        (("--merge",), 160e6),
+        ("--merge",),
     ],
     ids=str,
 )
-def test_an_export_takes_a_fraction_of_the_models_memory(
-    large: Path, tmp_path: Path, options: tuple[str, ...], most: float
-) -> None:
-    assert peak_of("export", large, tmp_path / "model", *options) < most
+def test_an_export_takes_a_fraction_of_the_models_memory(large: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    assert peak_of("export", large, tmp_path / "model", *options) < 100e6
 
 
 def test_a_start_takes_a_fraction_of_the_models_memory(large: Path, tmp_path: Path) -> None:
@@ -125,9 +123,14 @@ def test_a_start_takes_a_fraction_of_the_models_memory(large: Path, tmp_path: Pa
 
 
 def peak_of(*arguments: object) -> int:
-    """By how much a command makes the memory of a process grow at most, in bytes."""
+    """By how much a command makes the memory of a process grow at most, in bytes.
+
+    Freed blocks go back to the system at once: how many of them glibc keeps otherwise, in the holes of its heap,
+    differs from run to run by more than what is measured.
+    """
     command = [sys.executable, "-c", MEASURED, *map(str, arguments)]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
+    return int(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
 
 
 def data_of(tmp_path: Path, kind: str) -> dict:
