@@ -95,17 +95,18 @@ def check_data(
         raise UnfitData("data.dataset", problem)
     # Sources that differ in their weight alone are one to look up.
     first = {(source.kind, source.paths): number for number, (source, _) in reversed([*enumerate(data.sources)])}
-    trained_on: set[str] = set()
+    trained_on: list[SourceFile] = []
     for number in sorted(first.values()):
         source, _ = data.sources[number]
         try:
-            trained_on |= _check_source(source, data.validation_fraction, vocab_size, sequence_length, storage_options)
+            trained_on += _check_source(source, data.validation_fraction, vocab_size, sequence_length, storage_options)
         except ValueError as error:
             field = f"data.mixture[{number}].paths" if data.mixture else "data.source.paths"
             raise UnfitData(field, str(error)) from error
+    places = {_place(file) for file in trained_on} if data.validation else set()
     for number, named in enumerate(data.validation):
         try:
-            _check_validation_set(named, trained_on, vocab_size, sequence_length, storage_options)
+            _check_validation_set(named, places, vocab_size, sequence_length, storage_options)
         except ValueError as error:
             raise UnfitData(f"data.validation[{number}].paths", str(error)) from error
     if not data.tokenized:
@@ -122,18 +123,18 @@ def _check_source(
     vocab_size: int,
     sequence_length: int,
     storage_options: StorageOptions | None,
-) -> set[str]:
+) -> Sequence[SourceFile]:
     """The files that are trained on; none of tokenized folders, which have a part for validation."""
     if source.kind != "tokenized":
         split = split_source(source, validation_fraction, sequence_length, storage_options)
         refuse_damaged(source, [*split.training, *split.validation])
-        return {_place(file) for file in split.training}
+        return split.training
     for path in dict.fromkeys(source.paths):
         index = read_index(path, storage_options)
         _check_vocabulary(path, index.vocabulary, vocab_size)
         refuse_too_little("training", index.tokens("training"), "tokens", sequence_length)
         refuse_too_little("validation", index.tokens("validation"), "tokens", sequence_length)
-    return set()
+    return []
 
 
 def _check_validation_set(
