@@ -98,10 +98,12 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     return Machine(Profile.nominal(device, precision), Cluster((board, nodes)))
 
 
-def with_nodes_of(cluster: Cluster, gpus: int) -> Cluster:
-    """The same network with so many GPUs a node."""
-    node, *outer = cluster.levels
-    return Cluster((replace(node, fan_out=gpus), *outer))
+def with_nodes_of(machine: Machine, spec: JobSpec, gpus: int | None) -> Machine:
+    """The same with so many GPUs a node, if that is known and the job takes any."""
+    if gpus is None or not spec.resources.gpus_per_worker:
+        return machine
+    node, *outer = machine.cluster.levels
+    return replace(machine, cluster=Cluster((replace(node, fan_out=gpus), *outer)))
 
 
 def captures_steps(job: JobSpec) -> bool:

@@ -19,7 +19,7 @@ from boost_core.config.parsing.moment import Moment
 from boost_core.hardware import DEVICE_BYTES, Link, device_named
 from boost_core.plan.cluster import Cluster
 from boost_core.plan.fitted import Fitted
-from boost_core.plan.machine import Machine, machine_for
+from boost_core.plan.machine import Machine, machine_for, with_nodes_of
 from boost_core.plan.profile import Profile
 
 # Wider than anything measured, and narrow enough that no prediction overflows.
@@ -122,6 +122,7 @@ class Basis(Config):
 
     profile: MeasuredProfile | None = Field(None, description="What was measured of its devices; null: data sheets.")
     fitted: Fitted | None = Field(None, description="What jobs took beside predictions by that; null: none has run.")
+    node_gpus: int | None = Field(None, description="GPUs of a node; null: as many as machine.machine_for says.")
 
     def machine(self, spec: JobSpec) -> Machine:
         """What a job is planned for.
@@ -129,7 +130,8 @@ class Basis(Config):
         Raises:
             ValueError: The profile is of another precision.
         """
-        return replace(machine_of(spec, self.profile), fitted=self.fitted)
+        machine = replace(machine_of(spec, self.profile), fitted=self.fitted)
+        return with_nodes_of(machine, spec, self.node_gpus)
 
 
 NOMINAL = Basis()  # data sheets

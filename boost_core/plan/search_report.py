@@ -50,10 +50,7 @@ class PlanSearch(Config):
         """
         if self.cluster is not None:
             return machine_of(spec, self.profile, self.cluster.cluster())
-        machine = machine_of(spec, self.profile)
-        if self.node_gpus is None or not spec.resources.gpus_per_worker:
-            return machine
-        return replace(machine, cluster=with_nodes_of(machine.cluster, self.node_gpus))
+        return with_nodes_of(machine_of(spec, self.profile), spec, self.node_gpus)
 
 
 class PlannedChoice(Config):

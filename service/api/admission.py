@@ -22,6 +22,7 @@ from service.accounts.quotas import QueueNotFound
 from service.api.deps import Context
 from service.api.errors import InvalidDataset, InvalidJob
 from service.jobs.datasets import DatasetNotFound
+from service.jobs.seen_nodes import gpus_of_a_node
 from service.models.datasets import DatasetRequest, DatasetState
 from service.models.problems import FieldError
 from service.models.profiles import StoredProfile, basis_of
@@ -44,17 +45,19 @@ class Completed:
         chosen: Why it has these layouts; ``None`` if they are its user's.
         profile: What its seconds are predicted by; ``None``: data sheets.
         fitted: What jobs took beside such predictions; ``None``: none has run.
+        node_gpus: GPUs of a node that suits it; ``None``: none is seen.
     """
 
     spec: JobSpec
     chosen: ChosenLayouts | None
     profile: StoredProfile | None
     fitted: Fitted | None
+    node_gpus: int | None
 
     @property
     def basis(self) -> Basis:
-        """Both of these."""
-        return basis_of(self.profile, self.fitted)
+        """What its seconds are predicted by."""
+        return basis_of(self.profile, self.fitted, self.node_gpus)
 
 
 async def admitted(
@@ -183,8 +186,9 @@ def _completed(spec: JobSpec, context: Context, tenant: str, original: JobSpec |
     stored = context.profiles.for_job(spec)
     profile = stored.for_record if stored else None
     fitted = context.observations.for_job(spec, profile.profile if profile else None, tenant)
-    spec, chosen = with_layouts(spec, context, tenant, basis_of(profile, fitted))
-    return Completed(spec, chosen, profile, fitted)
+    node_gpus = gpus_of_a_node(spec, context.store)
+    spec, chosen = with_layouts(spec, context, tenant, basis_of(profile, fitted, node_gpus))
+    return Completed(spec, chosen, profile, fitted, node_gpus)
 
 
 def with_layouts(spec: JobSpec, context: Context, tenant: str, basis: Basis) -> tuple[JobSpec, ChosenLayouts | None]:

@@ -92,6 +92,11 @@ class JobRecord(BaseModel):
         description="What jobs that ran before it was submitted took beside predictions by that, by which its own are "
         "corrected; null: none had run.",
     )
+    node_gpus: int | None = Field(
+        None,
+        description="GPUs that most nodes of its kind had when it was submitted: what its layouts are chosen and its "
+        "steps predicted for; null: none was seen, and nodes of 8 are taken.",
+    )
     commands: list[WorkerCommand] = Field(
         [], description="Drills and profiles that have not been delivered to the gang yet."
     )
@@ -123,7 +128,7 @@ class JobRecord(BaseModel):
     @property
     def basis(self) -> Basis:
         """What its seconds are predicted by."""
-        return basis_of(self.profile, self.fitted)
+        return basis_of(self.profile, self.fitted, self.node_gpus)
 
     @property
     def finished(self) -> bool:

@@ -87,6 +87,7 @@ class JobStore:
         chosen: ChosenLayouts | None = None,
         profile: StoredProfile | None = None,
         fitted: Fitted | None = None,
+        node_gpus: int | None = None,
     ) -> JobRecord:
         """Store a new job, QUEUED; the same request again gives the same job.
 
@@ -102,6 +103,7 @@ class JobStore:
             chosen: Why the spec has the layouts that were chosen for it, which is an event.
             profile: What its seconds are predicted by.
             fitted: What jobs took beside such predictions.
+            node_gpus: GPUs of the nodes that these are for.
 
         Raises:
             IdempotencyKeyReused: The request's key came with another one before.
@@ -132,6 +134,7 @@ class JobStore:
             checkpoint=None,
             profile=profile,
             fitted=fitted,
+            node_gpus=node_gpus,
             goodput=Goodput.begin(now),
             traceparent=traceparent,
             version=1,

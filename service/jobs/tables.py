@@ -81,6 +81,7 @@ class JobRow(Table):
     comparison: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     profile: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     fitted: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    node_gpus: Mapped[int | None]
     # Named when drills were the only commands. While an upgrade migrates, replicas of the release before still serve,
     # and a new name would break them.
     commands: Mapped[list[dict[str, Any]]] = mapped_column("drills", JSON, default=list)

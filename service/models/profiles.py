@@ -31,9 +31,9 @@ class StoredProfile(BaseModel):
         return self.anonymous.model_copy(update={"profile": self.profile.model_copy(update={"cases": ()})})
 
 
-def basis_of(stored: StoredProfile | None, fitted: Fitted | None) -> Basis:
-    """What seconds are predicted by, of what is stored of a kind and of the jobs that ran on it."""
-    return Basis(profile=None if stored is None else stored.profile, fitted=fitted)
+def basis_of(stored: StoredProfile | None, fitted: Fitted | None, node_gpus: int | None) -> Basis:
+    """What seconds are predicted by: what is stored of a kind, the jobs that ran on it, and its nodes' size."""
+    return Basis(profile=None if stored is None else stored.profile, fitted=fitted, node_gpus=node_gpus)
 
 
 class ProfileList(BaseModel):

@@ -337,10 +337,17 @@ def test_plans_are_searched_for_nodes_of_the_size_that_there_is(http: httpx.Clie
         sizes = (each["patch"]["parallelism"]["tensor_parallel_size"] for each in answer["search"]["choices"])
         return max(sizes)
 
+    left = job | {"parallelism": {}, "elasticity": {"layouts": "auto", "gpus": {"min": 4, "max": 4}}}  # of a batch of 1
     assert largest() == 4
+    assert http.post("/jobs/dry-run", json=left, timeout=60).json()["spec"]["elasticity"]["resolved"] == [[4, 1, 1]]
     store.keep_snapshot(NODES, nodes)
     assert largest() == 2
+    refused = http.post("/jobs/dry-run", json=left, timeout=60).json()
+    assert [error["field"] for error in refused["errors"]] == ["elasticity.gpus"]
     assert largest(node_gpus=4) == 4
+    submitted = http.post("/jobs", json=job).json()
+    assert submitted["node_gpus"] == 2
+    assert store.get(submitted["id"]).basis.node_gpus == 2
 
 
 def test_the_best_plan_for_some_gpus_is_searched(http: httpx.Client) -> None:

@@ -162,6 +162,7 @@ async def _create(
                 chosen=job.chosen,
                 profile=job.profile,
                 fitted=job.fitted,
+                node_gpus=job.node_gpus,
             )
 
         record = await admitted(spec, context, who.tenant, create, original.spec if original else None)

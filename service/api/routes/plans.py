@@ -1,17 +1,13 @@
 """What jobs would take, before they are submitted, and what there is to choose from."""
 
 import platform
-from collections import Counter
-from datetime import datetime
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter
 
 from boost_core import __version__
-from boost_core.config import JobSpec
-from boost_core.plan.machine import required_labels
 from boost_core.plan.measured import Basis
 from boost_core.plan.report import PresetList, presets
 from service.api.admission import planned
@@ -21,7 +17,7 @@ from service.api.errors import InvalidJob, problem_responses
 from service.api.job_examples import job_examples
 from service.api.requests import StrictRoute
 from service.api.routes.profiles import shown
-from service.jobs.model import NODES
+from service.jobs.seen_nodes import gpus_of_a_node
 from service.models.examples import JobExampleList
 from service.models.plans import PlanAnswer, PlanRequest
 from service.models.problems import FieldError
@@ -38,22 +34,22 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
 
     With `search`, also the best layouts, micro-batches, schedules, ZeRO stages and recomputation for some GPUs. Seconds
     are predicted by the search's profile, else by that of the job's kind of GPU, else by data sheets; the last two are
-    corrected by what jobs took there, except where the search brings a network. A search is for
-    nodes of as many GPUs as those that the service sees, unless it says how many; all else is for nodes of 8.
+    corrected by what jobs took there, except where the search brings a network. Nodes have as many GPUs as those that
+    the service sees, unless the search says how many; where it sees none, 8.
     """
     job, search = request.job, request.search
     given = search.profile if search else None
     stored = context.profiles.for_job(job) if given is None else None
     profile = stored.profile if stored else given
     fitted = context.observations.for_job(job, profile, who.tenant) if given is None else None
-    basis = Basis(profile=profile, fitted=fitted)
+    node_gpus = (search.node_gpus if search else None) or gpus_of_a_node(job, context.store)
+    basis = Basis(profile=profile, fitted=fitted, node_gpus=node_gpus)
     try:
         machine = basis.machine(job)
     except ValueError as error:
         raise InvalidJob([FieldError(field="search.profile", message=str(error))]) from error
     found = None
     if search is not None:
-        node_gpus = search.node_gpus or _gpus_of_a_node(job, context.store.snapshot(NODES))
         asked = search.model_copy(update={"profile": profile, "node_gpus": node_gpus})
         found = context.searches.plans(job, asked, who.tenant, fitted if search.cluster is None else None)
     chosen = context.searches.layouts(job, who.tenant, basis) if job.lacks_layouts else None
@@ -61,17 +57,6 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
         job = job.with_layouts(chosen.sizes)
     profiled = shown(stored, who) if stored else None
     return PlanAnswer(**dict(planned(job, machine)), chosen=chosen, search=found, profile=profiled, fitted=fitted)
-
-
-def _gpus_of_a_node(job: JobSpec, seen: tuple[datetime, Any] | None) -> int | None:
-    """Of the nodes that suit a job: as many as those have that most GPUs are in; ``None`` if none of them is seen."""
-    labels = required_labels(job.resources).items()
-    gpus = Counter[int]()
-    for node in seen[1] if seen else ():
-        if labels <= node["labels"].items() and not node["draining"]:
-            gpus[int(node["total"].get("GPU", 0))] += int(node["total"].get("GPU", 0))
-    size = max(gpus, key=lambda size: (gpus[size], size), default=0)
-    return size or None
 
 
 @router.get("/presets")
