@@ -102,6 +102,7 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
             limits=limits,
             tracing=tracing,
             autoscales=settings.autoscaling,
+            topology=settings.topology_labels,
         )
 
     def datasets(record: JobStore, lease: Lease) -> DatasetReconciler:

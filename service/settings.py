@@ -121,6 +121,11 @@ class Settings(BaseSettings):
         30.0, ge=0, description="A gang grows at the earliest this long after its layout has changed,"
     )
     grow_settle_seconds: float = Field(5.0, ge=0, description="and when there has been room for this long.")
+    topology_labels: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("ray.io/availability-region", "ray.io/availability-zone"),
+        description="Labels by which nodes are near each other, the outermost first: a gang starts and grows on nodes "
+        "that share the innermost of them, where there is room for all of it.",
+    )
     autoscaling: bool = Field(
         False,
         description="Whether to ask the Ray cluster's autoscaler for the nodes that waiting jobs need.",
@@ -153,7 +158,7 @@ class Settings(BaseSettings):
         """Whether the environment says where the command line finds the service."""
         return not self.model_fields_set.isdisjoint({"url", "host", "port"})
 
-    @field_validator("trusted_proxies", "cors_origins", mode="before")
+    @field_validator("trusted_proxies", "cors_origins", "topology_labels", mode="before")
     @classmethod
     def _listed(cls, value: object) -> object:
         return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value

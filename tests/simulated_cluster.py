@@ -138,14 +138,14 @@ class Cluster:
         """Take room for a replica, wherever there is some; the node of each of its groups."""
         strict = gang.spec.resources.placement == "STRICT_PACK"
         parts = 1 if strict else gang.replica_layout.pp
-        each, wanted = self._of_group(gang, parts), required_labels(gang.spec.resources).items()
+        each, wanted = self._of_group(gang, parts), required_labels(gang.spec.resources) | dict(gang.orders.near)
         taken: list[str] = []
         for _ in range(parts):
             open_nodes = [
                 name
                 for name, node in self.nodes_by_name.items()
                 if node.drained_at is None
-                and wanted <= node.labels.items()
+                and wanted.items() <= node.labels.items()
                 and node.labels.get(ACCELERATOR_LABEL) not in gang.orders.avoid
                 and all(node.free().get(resource, 0) >= amount for resource, amount in each.items())
             ]

@@ -1,6 +1,6 @@
 """What a worker needs of its node, by Ray's names. Torch-free, and does not import Ray."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from boost_core.config import JobSpec, Layout
 from boost_core.hardware import ACCELERATOR_LABEL
@@ -19,15 +19,18 @@ def worker_resources(spec: JobSpec) -> dict[str, float]:
     return resources
 
 
-def node_selector(spec: JobSpec, avoid: Collection[str], avoid_kinds: Collection[str] = ()) -> dict[str, str]:
+def node_selector(
+    spec: JobSpec, avoid: Collection[str], avoid_kinds: Collection[str] = (), near: Iterable[tuple[str, str]] = ()
+) -> dict[str, str]:
     """What a node must have, or must not be, as Ray's labels say it.
 
     Args:
         spec: The job.
         avoid: Nodes.
         avoid_kinds: Kinds of GPU; none if the job names the one that it takes.
+        near: Other labels that it must have.
     """
-    selector = dict(spec.resources.node_labels)
+    selector = {**dict(near), **spec.resources.node_labels}
     if spec.resources.accelerator_type:
         selector[ACCELERATOR_LABEL] = spec.resources.accelerator_type
     if avoid_kinds:

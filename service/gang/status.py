@@ -49,6 +49,9 @@ class JobTag:
         return f"{self.name} ({self.job_id}, {self.submitted_by} of {self.tenant})"
 
 
+Labels = tuple[tuple[str, str], ...]  # by Ray's names
+
+
 @dataclass(frozen=True)
 class Orders:
     """What the scheduler wants of a gang, told again with every poll. A gang does with less when it loses nodes.
@@ -58,12 +61,14 @@ class Orders:
         allowed: The layouts that it may take meanwhile, none larger than the target's number of ranks.
         cause: Why the target is what it is, for the record if the gang has to change.
         avoid: Kinds of GPU, by Ray's names, whose memory is too small for one of these layouts.
+        near: Labels of the nodes on which workers are to start, as long as there is room there.
     """
 
     target: Layout | None
     allowed: tuple[Layout, ...]
     cause: Cause
     avoid: tuple[str, ...] = ()
+    near: Labels = ()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from math import inf
 from boost_core.config import JobSpec, Layout
 from boost_core.messages.reports import Cause
 from boost_core.plan.measured import NOMINAL, Basis
-from service.gang.status import Orders
+from service.gang.status import Labels, Orders
 from service.jobs.model import JobRecord
 from service.scheduler.demand import Demand, demand_of
 
@@ -43,6 +43,7 @@ class Gang:
         stalled_seconds: Since it last trained; 0 while it does.
         limits_changed: Whether the layouts that its job allows have just been changed.
         limit: Bytes that its ranks may need; ``None`` if that is not known any more.
+        near: Labels of the nodes on which it is to get its workers.
     """
 
     layout: Layout | None
@@ -53,6 +54,7 @@ class Gang:
     stalled_seconds: float = 0.0
     limits_changed: bool = False
     limit: float | None = None
+    near: Labels = ()
 
     @property
     def own(self) -> Layout | None:
@@ -88,7 +90,8 @@ class Gang:
         allowed = tuple(one for one in demand.layouts if one.per_replica == replica and one.world_size <= most)
         # A gang that is what it was to become changes only to come back to that.
         arrived = self.layout == self.target
-        return Orders(self.target, allowed, Cause.WORKER_BACK if arrived else self.cause, tuple(sorted(demand.avoid)))
+        cause, avoid = Cause.WORKER_BACK if arrived else self.cause, tuple(sorted(demand.avoid))
+        return Orders(self.target, allowed, cause, avoid, self.near)
 
 
 @dataclass(frozen=True)
@@ -100,12 +103,13 @@ class Admit:
 
 @dataclass(frozen=True)
 class Launch:
-    """The job's next gang starts; ``limit``: with so many bytes that its ranks may need."""
+    """The job's next gang starts; ``limit``: with so many bytes that its ranks may need; ``near``: as of ``Orders``."""
 
     job: JobRecord
     layout: Layout
     message: str
     limit: float
+    near: Labels = ()
 
 
 @dataclass(frozen=True)
@@ -126,13 +130,14 @@ class Explain:
 
 @dataclass(frozen=True)
 class Resize:
-    """The job's gang gets another target; ``limit`` as of ``Launch``."""
+    """The job's gang gets another target; ``limit`` and ``near`` as of ``Launch``."""
 
     job: JobRecord
     layout: Layout
     cause: Cause
     message: str
     limit: float
+    near: Labels = ()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from boost_core.config import Layout
 from boost_core.messages.reports import Cause
-from service.gang.status import NodeCapacity
+from service.gang.status import Labels, NodeCapacity
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
 from service.scheduler.actions import Action, Admit, Explain, Gang, Launch, Pause, Resize, ResizePolicy, Wait
@@ -25,6 +25,7 @@ class ClusterSnapshot:
         room_seconds: For how long there has been room for a job, as ``CapacityObserved`` said each time.
         policy: When gangs may grow.
         limits: What tenants and queues may hold.
+        topology: Labels of nodes that are near each other, as ``Room.nearest`` has them.
 
     Attributes:
         actions: What has been decided.
@@ -43,7 +44,7 @@ class ClusterSnapshot:
 
     def __init__(
         self, jobs: Sequence[JobRecord], nodes: Sequence[NodeCapacity], gangs: Mapping[str, Gang],
-        room_seconds: Mapping[str, float], policy: ResizePolicy, limits: Limits,
+        room_seconds: Mapping[str, float], policy: ResizePolicy, limits: Limits, topology: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.actions: list[Action] = []
         self.resized = 0
@@ -67,7 +68,7 @@ class ClusterSnapshot:
         self.moved: set[str] = set()
         self._settle_limits()
         self.gone = Cause.NODE_DRAINED if any(node.draining for node in nodes) else Cause.NODE_LOST
-        self.room_seconds, self.policy = room_seconds, policy
+        self.room_seconds, self.policy, self.topology = room_seconds, policy, topology
         self.lines: Counter[Nodes | Account] = Counter()
         self._admitted: set[str] = set()
         self._nodes: dict[tuple[Kind, int], Nodes] = {}
@@ -156,8 +157,9 @@ class ClusterSnapshot:
     def launch(self, job: JobRecord, layout: Layout, message: str) -> None:
         """Decide that a gang starts."""
         demand = self.demand(job)
-        self.actions.append(Launch(job, layout, message, demand.limit))
-        self.room.place(demand, layout)
+        part = self.room.nearest(demand, layout, self.topology)
+        self.actions.append(Launch(job, layout, message, demand.limit, part.labels))
+        self.room.place(demand, layout, part=part)
         self.keep(job, layout.world_size)
         self.gangs[job.id] = Gang(None, layout, limit=demand.limit)
 
@@ -166,7 +168,7 @@ class ClusterSnapshot:
         self.room.hold(self.demand(job), ranks)
         self.quotas.take(job, ranks)
 
-    def resize(self, job: JobRecord, layout: Layout, cause: Cause, message: str) -> None:
+    def resize(self, job: JobRecord, layout: Layout, cause: Cause, message: str, near: Labels = ()) -> None:
         """Decide that a gang gets another target. More room is taken at once, less only given back when it is free."""
         old, limit = self.gangs[job.id], self.demand(job).limit
         new = self.gangs[job.id] = replace(old, target=layout, cause=cause, limit=limit)
@@ -174,7 +176,7 @@ class ClusterSnapshot:
             self.room.hold(self.demand(job), new.held - old.held)
         self.quotas.take(job, max(0, new.claimed - old.claimed))
         self.resized += 1
-        self.actions.append(Resize(job, layout, cause, message, limit))
+        self.actions.append(Resize(job, layout, cause, message, limit, near))
 
     def pause(self, job: JobRecord, message: str) -> None:
         """Decide that a gang makes room altogether."""

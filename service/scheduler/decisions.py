@@ -30,6 +30,7 @@ _NONE: Mapping[str, float] = MappingProxyType({})
 def decide(
     jobs: Sequence[JobRecord], nodes: Sequence[NodeCapacity], gangs: Mapping[str, Gang] = MappingProxyType({}),
     room_seconds: Mapping[str, float] = _NONE, policy: ResizePolicy | None = None, limits: Limits | None = None,
+    topology: Sequence[str] = (),
 ) -> list[Action]:  # fmt: skip
     """What to do now.
 
@@ -40,8 +41,10 @@ def decide(
         room_seconds: By job, for how long each round has said ``CapacityObserved`` of it.
         policy: When gangs may grow.
         limits: What tenants and queues may hold.
+        topology: Labels of nodes that are near each other, the outermost first: gangs start and grow within one value
+            of the innermost that has room for all of them.
     """
-    cluster = ClusterSnapshot(jobs, nodes, gangs, room_seconds, policy or ResizePolicy(), limits or Limits())
+    cluster = ClusterSnapshot(jobs, nodes, gangs, room_seconds, policy or ResizePolicy(), limits or Limits(), topology)
     keep_up(cluster)
     heads = _serve_queue(cluster)
     grow(cluster, [head.nodes for head in heads])

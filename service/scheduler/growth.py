@@ -50,7 +50,9 @@ def _grow(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, layout: Layout) 
     choice = scale_up_choice(demand, layout, fitting, cluster.policy) if fitting else None
     if choice is None:
         return
-    cluster.room.place(demand, choice, layout)
+    beside = job.shape.nodes if job.shape else ()
+    part = cluster.room.nearest(demand, choice, cluster.topology, layout, beside)
+    cluster.room.place(demand, choice, layout, part)
     policy, seen = cluster.policy, cluster.room_seconds.get(job.id, 0.0)
     ripe = gang.unchanged_seconds >= policy.cooldown_seconds and seen >= policy.settle_seconds
     if not (ripe or gang.limits_changed):
@@ -58,7 +60,7 @@ def _grow(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, layout: Layout) 
         cluster.actions.append(CapacityObserved(job))
         return
     cause = Cause.LIMITS_CHANGED if gang.limits_changed else Cause.NODE_JOINED
-    cluster.resize(job, choice, cause, f"grows from {layout} to {choice}")
+    cluster.resize(job, choice, cause, f"grows from {layout} to {choice}", part.labels)
 
 
 def scale_up_choice(demand: Demand, layout: Layout, larger: Sequence[Layout], policy: ResizePolicy) -> Layout | None:

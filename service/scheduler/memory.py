@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 
 from boost_core.config import ElasticityConfig, Layout
 from boost_core.messages.reports import Cause
-from service.gang.status import GangPhase, GangStatus, Orders
+from service.gang.status import GangPhase, GangStatus, Labels, Orders
 from service.jobs.model import JobRecord
 from service.jobs.states import JobState
 from service.scheduler.actions import Gang
 from service.scheduler.demand import demand_of
+
+_NEAR_SECONDS = 10.0  # to get workers where there was room; after that anywhere, as others may have been faster
 
 
 @dataclass
@@ -20,6 +22,7 @@ class _Entry:
     Attributes:
         changed_at: When its layout or its target last became another, or it recovered.
         stored: Sequence number of its newest report that the record has.
+        ordered_at: When it was told where to get its workers.
     """
 
     attempt: int
@@ -28,6 +31,7 @@ class _Entry:
     changed_at: float
     trained_at: float
     stored: int
+    ordered_at: float
 
 
 class GangMemory:
@@ -42,9 +46,11 @@ class GangMemory:
         self._entries: dict[str, _Entry] = {}
         self._room_since: dict[str, float] = {}
 
-    def start(self, job: JobRecord, attempt: int, target: Layout, limit: float | None = None) -> Orders:
+    def start(
+        self, job: JobRecord, attempt: int, target: Layout, limit: float | None = None, near: Labels = ()
+    ) -> Orders:
         """A gang is about to start; what to tell it. ``limit``: of the bytes that its ranks may need."""
-        return self._begin(job, attempt, Gang(None, target, limit=limit), stored=0)
+        return self._begin(job, attempt, Gang(None, target, limit=limit, near=near), stored=0)
 
     def recall(self, job: JobRecord, stored: int) -> None:
         """Take up a gang that was started before the service. It is to stay as the record has it.
@@ -68,7 +74,10 @@ class GangMemory:
     def orders(self, job: JobRecord) -> Orders:
         """What to tell a job's gang."""
         self._follow_user(job)
-        return self._entries[job.id].gang.orders(job.spec, job.basis)
+        entry = self._entries[job.id]
+        if entry.gang.near and self._clock() >= entry.ordered_at + _NEAR_SECONDS:
+            entry.gang = replace(entry.gang, near=())
+        return entry.gang.orders(job.spec, job.basis)
 
     def stored(self, job: JobRecord) -> int:
         """Sequence number of the newest report of a job's gang that the record has.
@@ -95,11 +104,14 @@ class GangMemory:
         if status.phase in (GangPhase.TRAINING, GangPhase.SAVING):
             entry.trained_at = now
 
-    def order(self, job_id: str, target: Layout | None, cause: Cause, limit: float | None = None) -> None:
+    def order(
+        self, job_id: str, target: Layout | None, cause: Cause, limit: float | None = None, near: Labels = ()
+    ) -> None:
         """Have a gang told something else from now on; without a limit, that of its ranks' bytes stays what it is."""
         entry = self._entries[job_id]
         limit = entry.gang.limit if limit is None else limit
-        self._change(entry, replace(entry.gang, target=target, cause=cause, limit=limit))
+        entry.ordered_at = self._clock()
+        self._change(entry, replace(entry.gang, target=target, cause=cause, limit=limit, near=near))
 
     def forget_others(self, job_ids: Collection[str]) -> None:
         """Forget all gangs but those of these jobs."""
@@ -131,7 +143,7 @@ class GangMemory:
 
     def _begin(self, job: JobRecord, attempt: int, gang: Gang, stored: int) -> Orders:
         now = self._clock()
-        self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now, stored)
+        self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now, stored, now)
         return gang.orders(job.spec, job.basis)
 
     def _follow_user(self, job: JobRecord) -> None:

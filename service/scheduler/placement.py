@@ -2,16 +2,30 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from boost_core.config import Layout
 from boost_core.plan import resize
-from service.gang.status import NodeCapacity
+from service.gang.status import Labels, NodeCapacity
 from service.scheduler.demand import Demand, Kind
 
 ROUNDING = 1e-6  # Ray counts resources in steps of 1e-4
 
 Nodes = int  # a set of nodes, a bit for each: such sets are compared all the time
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the network.
+
+    Attributes:
+        labels: What its nodes have that others have not; none of the whole.
+        nodes: Those.
+    """
+
+    labels: Labels
+    nodes: Nodes
 
 
 class Room:
@@ -94,16 +108,58 @@ class Room:
         """
         if layout.world_size > held and layout.world_size - held > self.ranks(demand):
             return False
-        size, count = demand.groups(layout)
-        if own:
-            own_size, own_count = demand.groups(own)
-            count -= own_size // size * own_count
+        size, count = self._lacking(demand, layout, own)
         return self._groups_of(demand, size) >= count
 
-    def place(self, demand: Demand, layout: Layout, own: Layout | None = None) -> None:
-        """Take what a gang needs of the nodes beyond what it has. Arguments as ``fits``; ``hold`` counts it."""
+    def nearest(
+        self,
+        demand: Demand,
+        layout: Layout,
+        topology: Sequence[str],
+        own: Layout | None = None,
+        beside: Collection[str] = (),
+    ) -> Part:
+        """The innermost part of the network in which there is room for all of a gang, the one that it leaves least of.
+
+        Args:
+            demand: What its job asks for.
+            layout: The layout that it would have.
+            topology: Names of the labels by which nodes are in the same part, the outermost first.
+            own: The layout that it has.
+            beside: The nodes that it has, which are to be in the same part.
+
+        Returns:
+            The whole network if no part has room, or the gang needs none, or is to be spread.
+        """
+        size, count = self._lacking(demand, layout, own)
+        if count <= 0 or demand.placement == "SPREAD":
+            return Part((), self._everywhere)
+        slots = self.slots(demand)
+        present = sum(1 << number for number, node in enumerate(self._nodes) if node.node_id in beside)
+        for label in reversed(topology):
+            parts: dict[str, Nodes] = defaultdict(int)
+            for number, node in enumerate(self._nodes):
+                if label in node.labels:
+                    parts[node.labels[label]] |= 1 << number
+            room = {
+                value: sum(slot // size for number, slot in enumerate(slots) if nodes >> number & 1)
+                for value, nodes in parts.items()
+                if present & nodes == present
+            }
+            if fitting := [(groups, value) for value, groups in room.items() if groups >= count]:
+                value = min(fitting)[1]
+                return Part(((label, value),), parts[value])
+        return Part((), self._everywhere)
+
+    def place(self, demand: Demand, layout: Layout, own: Layout | None = None, part: Part | None = None) -> None:
+        """Take what a gang needs of the nodes beyond what it has, of a part's if one is given; ``hold`` counts it.
+
+        Arguments as ``fits``.
+        """
         own_slots = resize.own_slots(own, demand.placement) if own else []
-        taken = resize.place(layout, self.slots(demand) + own_slots, demand.placement)
+        nodes = self._everywhere if part is None else part.nodes
+        slots = [slot if nodes >> number & 1 else 0 for number, slot in enumerate(self.slots(demand))]
+        taken = resize.place(layout, slots + own_slots, demand.placement)
         if taken is None:
             raise AssertionError(f"{layout} was placed where it does not fit")
         for left, ranks in zip(self._free, taken, strict=False):  # the gang's own come last
@@ -139,6 +195,15 @@ class Room:
             shown = sum(left.get(resource, 0) for number, left in enumerate(self._free) if usable >> number & 1)
             self._shown[key] = max(0.0, min(shown, self._left(usable).get(resource, 0)))
         return self._shown[key]
+
+    @staticmethod
+    def _lacking(demand: Demand, layout: Layout, own: Layout | None) -> tuple[int, int]:
+        """Ranks of a group, and how many groups a gang lacks."""
+        size, count = demand.groups(layout)
+        if own:
+            own_size, own_count = demand.groups(own)
+            count -= own_size // size * own_count
+        return size, count
 
     def _groups_of(self, demand: Demand, size: int) -> int:
         key = demand.kind, size

@@ -65,6 +65,7 @@ class Reconciler:
         limits: Gives the quotas of tenants and queues.
         tracing: Makes spans of what becomes of jobs; ``None`` for none.
         autoscales: Whether the cluster is to be asked for the nodes that jobs need.
+        topology: Labels of nodes that are near each other, as ``decide`` has them.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class Reconciler:
         limits: Callable[[], Limits] = Limits,
         tracing: "Tracing | None" = None,
         autoscales: bool = False,
+        topology: Sequence[str] = (),
     ) -> None:
+        self._topology = topology
         self._store, self._gangs = store, gangs
         self._policy, self._memory = policy or ResizePolicy(), GangMemory(clock)
         self._limits, self._housekeeping = limits, Housekeeping(store, clock)
@@ -119,7 +122,8 @@ class Reconciler:
         with_gang = [job for job in jobs if job.has_gang]
         gangs, nodes = self._memory.gangs(with_gang), self._gangs.nodes()
         self._housekeeping.show(nodes)
-        return decide(jobs, nodes, gangs, self._memory.room_seconds(), self._policy, self._limits())
+        room_seconds = self._memory.room_seconds()
+        return decide(jobs, nodes, gangs, room_seconds, self._policy, self._limits(), self._topology)
 
     def _explain(self, actions: Sequence[Action]) -> None:
         """Say what queued jobs wait for, where that is news."""
@@ -262,9 +266,9 @@ class Reconciler:
                 self._change(job, Reason.WAITING_FOR_RESOURCES, message)
             case Launch():
                 self._launch(action)
-            case Resize(layout=layout, cause=cause, message=message, limit=limit):
+            case Resize(layout=layout, cause=cause, message=message, limit=limit, near=near):
                 logger.info("%s: %s", job.id, message)
-                self._memory.order(job.id, layout, cause, limit)
+                self._memory.order(job.id, layout, cause, limit, near)
             case Pause(message=message):
                 logger.info("%s: %s", job.id, message)
                 self._memory.order(job.id, None, Cause.PREEMPTED)
@@ -272,7 +276,7 @@ class Reconciler:
     def _launch(self, launch: Launch) -> None:
         job, attempt = launch.job, launch.job.attempt + 1
         self._change(job, Reason.GANG_STARTING, launch.message, attempt)
-        orders = self._memory.start(job, attempt, launch.layout, launch.limit)
+        orders = self._memory.start(job, attempt, launch.layout, launch.limit, launch.near)
         self._gangs.launch(_tag(job, attempt), _with_checkpoint_folder(job), orders, job.basis)
 
     def _change(self, job: JobRecord, reason: Reason, message: str, attempt: int | None = None) -> JobRecord:

@@ -99,7 +99,7 @@ def test_the_service_takes_the_settings(monkeypatch: pytest.MonkeyPatch) -> None
         "trustedProxies": ["10.0.0.0/8", "::1"], "corsOrigins": ["https://a.example.org"],
         "ratePerSecond": 1_000_000, "failedLoginsPerMinute": 3, "streamsPerKey": 4, "reconcileSeconds": 0.25,
         "connections": 1_000, "storeSeconds": 12.5, "datasetCpus": 7.5, "tensorboard": False,
-        "trackingUris": ["https://mlflow.example.org", "http://m:5000"],
+        "trackingUris": ["https://mlflow.example.org", "http://m:5000"], "topologyLabels": ["zone", "example.org/rack"],
         "growCooldownSeconds": 0, "growSettleSeconds": 2.5, "logFormat": "text", "otlpEndpoint": "http://o:4318",
         "rankMetricsPorts": "9500-9510", "rayDashboardUrl": "http://r:8265", "publicUrl": "https://b.example.org",
     }  # fmt: skip
@@ -114,6 +114,7 @@ def test_the_service_takes_the_settings(monkeypatch: pytest.MonkeyPatch) -> None
     assert (settings.rate_per_second, settings.reconcile_seconds) == (1_000_000, 0.25)
     assert (settings.connections, settings.store_seconds) == (1_000, 12.5)
     assert (settings.dataset_cpus, settings.tensorboard) == (7.5, False)
+    assert settings.topology_labels == ("zone", "example.org/rack")
     assert settings.tracking_uris == ("https://mlflow.example.org", "http://m:5000")
     assert (settings.grow_cooldown_seconds, settings.grow_settle_seconds) == (0, 2.5)
     assert (settings.host, settings.port, settings.tls, settings.auth) == ("0.0.0.0", 8900, False, True)
@@ -124,7 +125,7 @@ def test_what_is_not_said_is_the_services_default() -> None:
     assert not {
         name
         for name in environment(_api(render()))
-        if re.search("RATE|CORS|GROW|OTLP|URL|CPUS|TENSORBOARD|TRACKING", name)
+        if re.search("RATE|CORS|GROW|OTLP|URL|CPUS|TENSORBOARD|TRACKING|TOPOLOGY", name)
     }
 
 

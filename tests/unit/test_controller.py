@@ -348,6 +348,17 @@ def test_a_node_dropped_by_a_drill_is_gone_for_a_while() -> None:
     assert gang.of(port.StartReplica)[-1].selector == {"ray.io/node-id": "!in(a)"}
 
 
+def test_workers_come_from_near_nodes_until_they_need_not() -> None:
+    near = replace(orders(3), near=(("rack", "1"),))
+    gang = FakeGang(job(), near, "ab")  # no node is there for the third replica
+    gang.wait(START_SECONDS + 1)
+    assert [each.selector for each in gang.of(port.StartReplica)] == [{"rack": "1"}] * 3
+    gang.tell(orders(3))
+    gang.wait(1.0)
+    assert gang.of(port.RemoveReplica) == [port.RemoveReplica(3)], "the others stay where they are"
+    assert [each.selector for each in gang.of(port.StartReplica)[3:]] == [{}]
+
+
 def test_nothing_is_decided_before_a_question_is_answered() -> None:
     gang = FakeGang(job(), orders(2), "ab")
     gang.wait(START_SECONDS)

@@ -45,7 +45,7 @@ class Simulation:
 
     def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cluster, self.store, self.random = Cluster(seed), MemoryStore(), random.Random(seed)
-        self.reconciler = Reconciler(self.store, self.cluster, POLICY, lambda: self.cluster.now)
+        self.reconciler = Reconciler(self.store, self.cluster, POLICY, lambda: self.cluster.now, topology=["zone"])
         self.grown_at: dict[str, int] = {}
         self.causes: Counter[Cause] = Counter()
         self.jobs, self.events = 0, 0

@@ -240,7 +240,8 @@ class GangController:
                     replica.failed_starts[place] = 0
         view = self._view()
         wanted = replica_set(view)
-        selector = node_selector(self._spec, self._nodes.unusable(self._now), view.orders.avoid)
+        orders = view.orders
+        selector = node_selector(self._spec, self._nodes.unusable(self._now), orders.avoid, orders.near)
         # What avoids other nodes than are to be avoided by now might wait for ever.
         stale = {each.number for each in self._replicas.values() if not each.placed and each.selector != selector}
         for number in {*wanted.give_up, *stale}:

@@ -1,0 +1,93 @@
+"""Gangs on nodes that are near each other, by their labels."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from boost_core.config import Layout
+from boost_core.messages.reports import Cause, ShapeReport
+from service.gang.resources import node_selector
+from service.gang.status import Labels, NodeCapacity
+from service.jobs.model import JobRecord
+from service.scheduler.actions import Launch, Resize
+from service.scheduler.decisions import decide
+from service.scheduler.memory import GangMemory
+from tests.scheduling import job, nodes, running, trains
+
+ZONE, RACK = "zone", "example.org/rack"
+TOPOLOGY = (ZONE, RACK)
+ZONE_A, RACK_2, RACK_3 = ((ZONE, "a"),), ((RACK, "2"),), ((RACK, "3"),)
+
+
+def racks(*free: float) -> list[NodeCapacity]:
+    """Four nodes in three racks of two zones, and one of which nothing is known."""
+    places = (("a", "1"), ("a", "2"), ("a", "2"), ("b", "3"))
+    labels = [dict(zip(TOPOLOGY, place, strict=True)) for place in places]
+    capacities = nodes(*[8.0] * 5, free=list(free))
+    return [replace(node, labels=labels) for node, labels in zip(capacities, [*labels, {}], strict=True)]
+
+
+def started(found: Sequence[JobRecord], *free: float) -> list[Labels]:
+    actions = decide(found, racks(*free), topology=TOPOLOGY)
+    return [action.near for action in actions if isinstance(action, Launch)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "free", "near"),
+    [
+        (4, (8, 4, 4, 8, 8), ((RACK, "1"),)),  # all racks have as much room
+        (4, (8, 4, 3, 4, 8), RACK_3),  # the one of which least is left, so that larger gangs find room in others
+        (7, (3, 4, 4, 6, 8), RACK_2),
+        (9, (3, 4, 4, 6, 8), ZONE_A),
+        (12, (3, 4, 4, 6, 8), ()),
+        (8, (0, 0, 0, 0, 8), ()),
+    ],
+)
+def test_a_gang_starts_in_the_smallest_part_that_has_room(workers: int, free: Sequence[float], near: Labels) -> None:
+    assert started([job("a", workers)], *free) == [near]
+
+
+def test_groups_that_share_a_node_count_as_such() -> None:
+    assert started([job("a", 2, tensor=4)], 3, 7, 4, 8, 0) == [RACK_2]
+    assert started([job("a", 2, tensor=4, placement="STRICT_PACK")], 3, 7, 3, 8, 0) == [RACK_3]
+
+
+def test_who_asks_to_be_spread_is() -> None:
+    assert started([job("a", 4, placement="SPREAD")], 8, 8, 8, 8, 8) == [()]
+
+
+def test_room_is_taken_where_a_gang_starts() -> None:
+    assert started([job("a", 6), job("b", 6), job("c", 6)], 0, 3, 3, 6, 6) == [RACK_2, RACK_3, ()]
+
+
+def test_a_gang_grows_beside_itself() -> None:
+    shape = ShapeReport(
+        tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=2, nodes=["node-1", "node-2"]
+    )
+    grows = running("a", 1, up_to=4).model_copy(update={"shape": shape})
+
+    def grown(*free: float) -> list[Labels]:
+        actions = decide([grows], racks(*free), {"a": trains(2)}, {"a": 5.0}, topology=TOPOLOGY)
+        return [action.near for action in actions if isinstance(action, Resize)]
+
+    assert grown(8, 1, 1, 8, 8) == [RACK_2]
+    assert grown(8, 1, 0, 8, 8) == [ZONE_A]
+    assert grown(0, 1, 0, 8, 8) == [()]
+
+
+def test_others_may_have_been_faster_so_a_gang_takes_what_it_gets_after_a_while() -> None:
+    now = 0.0
+    memory, one = GangMemory(lambda: now), job("a", 2)
+    assert memory.start(one, 1, Layout(1, 1, 2), near=RACK_2).near == RACK_2
+    now = 9.0
+    assert memory.orders(one).near == RACK_2
+    now = 10.0
+    assert memory.orders(one).near == ()
+    memory.order("a", Layout(1, 1, 2), Cause.NODE_JOINED, near=RACK_3)
+    now = 19.0
+    assert memory.orders(one).near == RACK_3
+
+
+def test_what_a_job_says_of_its_nodes_holds() -> None:
+    assert node_selector(job("a", 1).spec, ["n"], (), RACK_2) == {RACK: "2", "ray.io/node-id": "!in(n)"}
