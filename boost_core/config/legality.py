@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from boost_core.config.attention_problems import attention_problems
-from boost_core.config.base import FieldProblem
+from boost_core.config.base import FieldProblem, counted
 from boost_core.config.chunks import EFFICIENT, MOST_CHUNKS, chunk_tokens
 from boost_core.config.data import BYTE_TOKENS, BYTES, DataConfig
 from boost_core.config.elasticity import MOST_LAYOUTS, ElasticityConfig
@@ -40,6 +40,7 @@ def layout_problems(
     return [
         *strategy_problems(model, parallelism),
         *_pipeline_problems(model, parallelism, training),
+        *_cut_problems(model, parallelism),
         *_context_problems(model, parallelism, training),
         *attention_problems(model, parallelism, training),
         *_batch_problems(parallelism, training),
@@ -181,6 +182,18 @@ def _pipeline_problems(
     return problems
 
 
+def _cut_problems(model: ModelConfig, parallelism: ParallelismConfig) -> list[FieldProblem]:
+    layers, blocks = parallelism.pipeline_layers_per_stage, model.num_hidden_layers
+    if layers is None or (len(layers) == parallelism.stages and sum(layers) == blocks):
+        return []
+    message = f"its entries add up to {sum(layers)}, and model.num_hidden_layers is {blocks}; make them equal"
+    if len(layers) != parallelism.stages:
+        message = (
+            f"it lists {counted(len(layers), 'stage')}, and there are {parallelism.stages}; give an entry for each"
+        )
+    return [FieldProblem(("parallelism", "pipeline_layers_per_stage"), list(layers), f"{message}, or leave it out")]
+
+
 def _batch_problems(parallelism: ParallelismConfig, training: TrainingConfig) -> list[FieldProblem]:
     problems = []
     if parallelism.split_micro_batch and training.micro_batch_size == 1:
@@ -305,6 +318,10 @@ def elasticity_problems(
     if elasticity.automatic and isinstance(parallelism.recompute, tuple):
         message = "layouts=auto has layouts of other stages; use recompute=auto, or one mode for all blocks"
         return [FieldProblem(("parallelism", "recompute"), parallelism.recompute_text, message)]
+    if elasticity.automatic and parallelism.pipeline_layers_per_stage is not None:
+        message = "layouts=auto has layouts of other stages; leave it out, or list layouts"
+        value = list(parallelism.pipeline_layers_per_stage)
+        return [FieldProblem(("parallelism", "pipeline_layers_per_stage"), value, message)]
     sizes = elasticity.data_parallel_size
     if sizes is None:
         return _problems_of_chosen(model, parallelism, training, optimizer, gpus_per_worker, elasticity)

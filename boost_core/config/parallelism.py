@@ -15,6 +15,7 @@ DataSize = Annotated[int, Field(ge=1, le=65_536)]
 ContextSize = Annotated[int, Field(ge=1, le=64)]  # each step's plan costs the host time that grows with its ranks
 RecomputeMode = Literal["none", "latent", "shared", "full"]  # of a block; from what keeps most to what keeps least
 BlockCount = Annotated[int, Field(ge=0, le=100_000)]
+StageLayers = Annotated[tuple[Annotated[int, Field(ge=1, le=100_000)], ...], Field(max_length=64)]
 ModeRuns = tuple[tuple[RecomputeMode, int], ...]  # so many blocks in a row
 
 
@@ -104,6 +105,12 @@ class ParallelismConfig(Config):
         description="Pipeline schedule. interleaved_1f1b: two stages per rank; zero_bubble: the same with weight "
         "gradients computed in the bubbles; for btp.",
     )
+    pipeline_layers_per_stage: StageLayers | None = Field(
+        None,
+        description="Blocks of each pipeline stage, in order, such as [9, 8, 8, 7]; interleaved_1f1b and zero_bubble "
+        "have two stages per rank, stage i on pipeline rank i mod pipeline_parallel_size. Default: stages of about "
+        "equal work, the last with fewer blocks by what the head costs.",
+    )
     zero_stage: Literal[0, 1, 2] = Field(
         1,
         description="0: every data parallel rank keeps the whole optimizer state; 1: master weights and moments "
@@ -162,6 +169,12 @@ class ParallelismConfig(Config):
     def recompute_text(self) -> str:
         """What is computed again, for people: stage by stage where it is so given."""
         return self.recompute if isinstance(self.recompute, str) else " | ".join(map(str, self.recompute))
+
+    @property
+    def layers_text(self) -> str | None:
+        """Blocks of each stage, for people; ``None`` where stages are cut by their work."""
+        listed = self.pipeline_layers_per_stage
+        return None if listed is None else " | ".join(map(str, listed))
 
     def modes(self, stage: int, blocks: int) -> ModeRuns:
         """What a pipeline stage's blocks keep for the backward pass, in order; ``auto`` is resolved before.

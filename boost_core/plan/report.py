@@ -71,6 +71,7 @@ class PlannedShape(Config):
     recompute: str = Field(
         description="What parallelism.recompute comes to: a mode, or how many blocks of each stage have which."
     )
+    layers_per_stage: tuple[int, ...] = Field((), description="Blocks of each pipeline stage.")
     memory: Memory
     device_memory_bytes: int | None = Field(
         description="Memory of the requested GPU model; null for CPUs and unknown models."
@@ -188,6 +189,9 @@ def _planned(
     return PlannedShape(
         **layout.sizes,
         recompute=spec.parallelism.recompute_text,
+        layers_per_stage=tuple(
+            len(stage.layers) for stage in cut(spec.model, spec.parallelism, spec.training.sequence_length)
+        ),
         world_size=layout.world_size,
         memory=Memory(**asdict(memory)),
         device_memory_bytes=device,

@@ -61,10 +61,12 @@ class Choice:
     def patch(self) -> dict[str, Any]:
         """What makes it of the job, as a JSON merge patch."""
         parallelism = self.job.parallelism
+        layers = parallelism.pipeline_layers_per_stage
         return {
             "parallelism": {
                 **self.layout.sizes,
                 "pipeline_schedule": parallelism.pipeline_schedule,
+                "pipeline_layers_per_stage": None if layers is None else list(layers),
                 "zero_stage": parallelism.zero_stage,
                 "recompute": parallelism.model_dump(mode="json", exclude_defaults=True).get("recompute", "none"),
             },
@@ -75,6 +77,8 @@ class Choice:
     def __str__(self) -> str:
         parallelism = self.job.parallelism
         schedule = f", {parallelism.pipeline_schedule}" if parallelism.pipeline_parallel_size > 1 else ""
+        if layers := parallelism.layers_text:
+            schedule += f", layers {layers}"
         return (
             f"{self.layout}, micro-batch {self.job.training.micro_batch_size}{schedule}, "
             f"ZeRO {parallelism.zero_stage}, recompute {parallelism.recompute_text}"
@@ -269,8 +273,8 @@ class _Search:
     def _job(self, shape: _Shape, replicas: int) -> JobSpec:
         layout = Layout(shape.tensor, shape.pipeline, replicas, shape.context)
         return _with(
-            self._spec, shape.micro_batch, **layout.sizes, pipeline_schedule=shape.schedule, recompute="none",
-            zero_stage=1,
+            self._spec, shape.micro_batch, **layout.sizes, pipeline_schedule=shape.schedule,
+            pipeline_layers_per_stage=None, recompute="none", zero_stage=1,
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""How a model is cut into pipeline stages of about equal work."""
+"""How a model is cut into pipeline stages: as the job lists them, or into stages of about equal work."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,12 +53,16 @@ def miscounted(model: ModelConfig, parallelism: ParallelismConfig, sequence_leng
 
 
 def cut(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> Sequence[Stage]:
-    """All stages in order. The last has fewer blocks by what the head costs; an embedding costs next to nothing.
+    """All stages in order, by ``pipeline_layers_per_stage`` if the job has it.
+
+    Without it, the last has fewer blocks by what the head costs; an embedding costs next to nothing.
 
     Raises:
         ValueError: There are more stages than blocks.
     """
     count, layers = parallelism.stages, model.num_hidden_layers
+    if parallelism.pipeline_layers_per_stage is not None:
+        return _stages(parallelism.pipeline_layers_per_stage)
     if count > layers:
         raise ValueError(f"{count} pipeline stages need as many blocks; the model has {layers}")
     block = computed_block_flops_per_token(model, parallelism, sequence_length)
@@ -74,11 +78,14 @@ def _cut(layers: int, count: int, head_in_blocks: float) -> tuple[Stage, ...]:
         return max(most_of_others, last + head_in_blocks), -last
 
     last = min(of_last, key=work)
-    sizes = [*_even(layers - last, count - 1), last]
-    ends = list(accumulate(sizes))
+    return _stages((*_even(layers - last, count - 1), last))
+
+
+@lru_cache(1024)
+def _stages(sizes: Sequence[int]) -> tuple[Stage, ...]:
     return tuple(
-        Stage(index, range(end - size, end), index == 0, index == count - 1)
-        for index, (end, size) in enumerate(zip(ends, sizes, strict=True))
+        Stage(index, range(end - size, end), index == 0, index == len(sizes) - 1)
+        for index, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True))
     )
 
 

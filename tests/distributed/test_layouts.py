@@ -224,12 +224,17 @@ def test_documents_are_apart_under_any_layout(ranks: Ranks, tmp_path: Path, layo
 def test_cutting_into_stages_changes_no_bit(ranks: Ranks, corpus: Path, precision: str) -> None:
     """Without clipping, whose norm is summed in another order, the arithmetic is the same one by one."""
     compute_type = COMPUTE_TYPES[precision]
-    one, two = (
+    one, even, uneven = (
         job(corpus, "cola", 2, layout, precision=precision).model_copy(deep=True)
-        for layout in ({}, {"pipeline_parallel_size": 2})
+        for layout in (
+            {},
+            {"pipeline_parallel_size": 2},
+            {"pipeline_parallel_size": 2, "pipeline_layers_per_stage": [1, 3]},
+        )
     )
     (expected,) = ranks.run(1, trained, _unclipped(one), compute_type)
-    for losses, whole in ranks.run(2, trained, _unclipped(two), compute_type):
+    in_two = (result for spec in (even, uneven) for result in ranks.run(2, trained, _unclipped(spec), compute_type))
+    for losses, whole in in_two:
         assert losses == expected[0]
         assert all(torch.equal(whole[name], tensor) for name, tensor in expected[1].items())
 

@@ -1,5 +1,7 @@
 """Relations that hold between layouts whatever the bytes are. That these are right is for ``tests/numerics``."""
 
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
@@ -128,15 +130,23 @@ def test_activations_grow_with_the_micro_batch_and_the_sequence(
 def test_the_rank_that_needs_most_is_among_those_that_are_looked_at(
     monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], schedule: str
 ) -> None:
+    def listed(layers: int, stages: int) -> list[int]:
+        """Some cut or other."""
+        ends = sorted(Random(layers).sample(range(1, layers), stages - 1))
+        return [end - begin for begin, end in pairwise((0, *ends, layers))]
+
     jobs = [
         job(
             model=model | {"num_hidden_layers": layers},
-            parallelism={"pipeline_parallel_size": size, "pipeline_schedule": schedule, "recompute": recompute},
+            parallelism={
+                "pipeline_parallel_size": size, "pipeline_schedule": schedule, "recompute": recompute,
+                "pipeline_layers_per_stage": listed(layers, size * (1 if schedule == "1f1b" else 2)) if own else None,
+            },
             training={"micro_batch_size": 1, "global_batch_size": 48},
         )
         for layers, size in ((8, 4), (13, 4), (24, 8), (17, 3))
-        for recompute in ("none", "full")
-    ]
+        for recompute, own in (("none", False), ("full", False), ("none", True))
+    ]  # fmt: skip
     looked_at = [memory(spec) for spec in jobs]
     monkeypatch.setattr("boost_core.plan.memory._extremes", lambda _model, _stages, pipeline: range(pipeline))
     assert [each.total for each in looked_at] == [memory(spec).total for spec in jobs]

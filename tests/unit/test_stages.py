@@ -4,9 +4,11 @@ from boost_core.config import ModelConfig, ParallelismConfig
 from boost_core.plan.stages import cut
 
 
-def sizes(stages: int, schedule: str = "1f1b", **model: object) -> list[int]:
+def sizes(stages: int, schedule: str = "1f1b", layers: list[int] | None = None, **model: object) -> list[int]:
     config = ModelConfig.model_validate({"preset": "7b", "family": "cola", "vocab_size": 32_000, **model})
-    parallelism = ParallelismConfig.model_validate({"pipeline_parallel_size": stages, "pipeline_schedule": schedule})
+    parallelism = ParallelismConfig.model_validate(
+        {"pipeline_parallel_size": stages, "pipeline_schedule": schedule, "pipeline_layers_per_stage": layers}
+    )
     found = cut(config, parallelism, 4096)
     assert [stage.index for stage in found] == list(range(len(found)))
     assert [stage.first for stage in found] == [True] + [False] * (len(found) - 1)
@@ -38,3 +40,8 @@ def test_two_stages_a_rank() -> None:
 def test_more_stages_than_blocks() -> None:
     with pytest.raises(ValueError, match="the model has 3"):
         sizes(4, num_hidden_layers=3)
+
+
+def test_stages_are_as_the_job_lists_them() -> None:
+    assert sizes(2, layers=[20, 12]) == [20, 12]
+    assert sizes(2, "zero_bubble", layers=[7, 9, 12, 4]) == [7, 9, 12, 4]
