@@ -4,16 +4,13 @@ On a GPU they are made on a stream of their own, after all that was queued when 
 on meanwhile, up to its update, which waits for them on the device: nothing but updates changes the state.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
 from boost_core.checkpoint.chunks import Chunk
-from boost_core.checkpoint.locked_memory import locked_like
-
-logger = logging.getLogger(__name__)
+from boost_core.parallel.locked_memory import page_locked_like
 
 
 class HostCopies:
@@ -33,7 +30,7 @@ class HostCopies:
 
     def prepare(self, chunks: Sequence[Chunk]) -> None:
         """Take the memory of the next copy now, where that is slow: a GPU's copies go to memory that is page-locked."""
-        if not self._places[self._turn] and chunks[0].tensor.is_cuda:
+        if not self._places[self._turn] and _on_gpu(chunks):
             self._places[self._turn] = _memory_for(chunks)
 
     def take(self, chunks: Sequence[Chunk], lasting: bool = False) -> list[Chunk]:
@@ -50,10 +47,10 @@ class HostCopies:
             self._turn = (self._turn + 1) % len(self._places)
         if not place:
             place += _memory_for(chunks)
-        if chunks[0].tensor.is_cuda:
-            self._copy_behind(chunks, place)
-        else:
-            for chunk, copy in zip(chunks, place, strict=True):
+        if behind := [pair for pair in zip(chunks, place, strict=True) if pair[0].tensor.is_cuda]:
+            self._copy_behind(behind)
+        for chunk, copy in zip(chunks, place, strict=True):
+            if not chunk.tensor.is_cuda:
                 copy.copy_(chunk.tensor)
         return [replace(chunk, tensor=copy) for chunk, copy in zip(chunks, place, strict=True)]
 
@@ -67,25 +64,24 @@ class HostCopies:
         if self._made is not None:
             self._made.synchronize()
 
-    def _copy_behind(self, chunks: Sequence[Chunk], place: Sequence[torch.Tensor]) -> None:
+    def _copy_behind(self, behind: Sequence[tuple[Chunk, torch.Tensor]]) -> None:
         if self._stream is None:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            for chunk, copy in zip(chunks, place, strict=True):
+            for chunk, copy in behind:
                 copy.copy_(chunk.tensor, non_blocking=True)
                 chunk.tensor.record_stream(self._stream)  # for a state that is let go before it has been copied
             self._made = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._made.record(self._stream)
 
 
+def _on_gpu(chunks: Sequence[Chunk]) -> bool:
+    return any(chunk.tensor.is_cuda for chunk in chunks)
+
+
 def _memory_for(chunks: Sequence[Chunk]) -> list[torch.Tensor]:
     """A storage for each: of a view torch's checkpoint would make one more copy to write it."""
-    tensors = [chunk.tensor for chunk in chunks]
-    on_gpu = tensors[0].is_cuda
-    if on_gpu:
-        try:
-            return locked_like(tensors)
-        except RuntimeError as error:
-            logger.warning("%s; torch locks it piece by piece", error)
-    return [torch.empty_like(tensor, device="cpu", pin_memory=on_gpu) for tensor in tensors]
+    of_gpu = [chunk.tensor for chunk in chunks if chunk.tensor.is_cuda]
+    locked = iter(page_locked_like(of_gpu) if of_gpu else ())
+    return [next(locked) if chunk.tensor.is_cuda else torch.empty_like(chunk.tensor) for chunk in chunks]

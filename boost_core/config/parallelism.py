@@ -116,6 +116,14 @@ class ParallelismConfig(Config):
         description="0: every data parallel rank keeps the whole optimizer state; 1: master weights and moments "
         "are sharded; 2: gradients, too, which are then reduced once per micro-batch.",
     )
+    optimizer_offload: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of each rank's master weights and moments that the host's memory has, from where it passes "
+        "through the GPU for each update, with the same results: 12 bytes a weight less on the GPU, or 8 with "
+        "precision=fp32. A last resort: these copies make steps longer.",
+    )
     strategy: Literal["btp", "vanilla", "fullrank"] | None = Field(
         None,
         description="btp exchanges latents; vanilla splits each low-rank pair by itself (a baseline); fullrank is "

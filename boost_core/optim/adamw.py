@@ -34,15 +34,8 @@ class MasterWeightAdamW:
                 continue
             config = self._config
             update = AdamWUpdate(learning_rate, config.betas, config.adam_epsilon, group.kind.decay, step)
-            adamw_(
-                group.master,
-                group.own_gradient,
-                group.first_moment,
-                group.second_moment,
-                group.own_weight,
-                clip,
-                update,
-            )
+            for part in group.parts():
+                adamw_(part.master, part.gradient, part.first_moment, part.second_moment, part.weight, clip, update)
             group.publish()
 
     def round_masters(self) -> None:

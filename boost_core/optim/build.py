@@ -10,6 +10,7 @@ from boost_core.config import JobSpec
 from boost_core.nn.weights import weight_specs
 from boost_core.optim.adamw import MasterWeightAdamW
 from boost_core.optim.group import ParamGroup
+from boost_core.optim.host_tier import Staging
 from boost_core.optim.loro import Loro, factor_pairs
 from boost_core.optim.muon import Muon
 from boost_core.parallel.communicator import Communicator
@@ -41,7 +42,12 @@ def make_optimizer(
         members.setdefault(kind, {})[name] = weight
     kinds = sorted(members, key=lambda kind: kind.order)
     compute_type, zero_stage = COMPUTE_TYPES[spec.training.precision], spec.parallelism.zero_stage
-    groups = [ParamGroup(kind, members[kind], compute_type, replicas, zero_stage) for kind in kinds]
+    staging = Staging(next(model.parameters()).device)
+    offload = spec.parallelism.optimizer_offload
+    groups = [
+        ParamGroup(kind, members[kind], compute_type, replicas, zero_stage, offload=offload, staging=staging)
+        for kind in kinds
+    ]
     if config.loro is not None:
         rank_share = spec.model.bottleneck_rank / spec.model.hidden_size
         return Loro(groups, config, config.loro, factor_pairs(model), rank_share, tensor_parallel)

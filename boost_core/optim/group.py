@@ -5,9 +5,12 @@ moments: it gets the sum of that part's gradients, updates it, and all gather th
 into buckets, and every bucket into a part a replica, so that a bucket can be sent as soon as its gradients are there.
 With the second stage there is no sum of all gradients: a bucket has memory from its first gradient of a micro-batch
 until it is sent, and each replica adds up what it gets.
+
+Of the masters and moments that a replica keeps, the end may be in the host's memory (``host_tier``).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -17,8 +20,10 @@ from torch import nn
 
 from boost_core.architecture.roles import ParamKind
 from boost_core.optim.flat import BLOCK, FlatLayout, Offsets
+from boost_core.optim.host_tier import HostTier, Staged, Staging, host_zeros
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.gradient_sinks import WeightPart
+from boost_core.plan.state_memory import STAGED_CHUNK, offloaded_elements, staged_elements
 
 BUCKET_ELEMENTS = 1 << 25  # 128 MiB of fp32 gradients
 
@@ -42,6 +47,25 @@ class StateSlice:
     tensor: torch.Tensor
 
 
+@dataclass(frozen=True)
+class StatePart:
+    """A part of a group's state, flat and on the device.
+
+    Attributes:
+        master: The weights in fp32.
+        gradient: Their reduced gradients.
+        first_moment: Running mean of them.
+        second_moment: Running mean of their squares.
+        weight: The weights in the compute type; ``None`` where the masters serve as such.
+    """
+
+    master: torch.Tensor
+    gradient: torch.Tensor
+    first_moment: torch.Tensor
+    second_moment: torch.Tensor
+    weight: torch.Tensor | None
+
+
 class ParamGroup:
     """One group.
 
@@ -52,6 +76,9 @@ class ParamGroup:
         replicas: The ranks with the same weights: data parallel ones, and context parallel ones.
         zero_stage: 1 if each replica is to keep a part of the state, 2 if of the gradients, too; else 0.
         bucket_elements: Elements of a bucket, at most.
+        offload: The share of this replica's masters and moments that is to be in the host's memory; masters that the
+            model computes with stay on the device.
+        staging: Where those are updated; needed for a share above 0.
 
     Attributes:
         kind: As given.
@@ -59,15 +86,17 @@ class ParamGroup:
         names: Of the weights.
         buckets: Where each bucket lies.
         own_gradient: The reduced gradients of what this replica keeps; flat, as the next four.
-        master: Its weights in the same type.
+        master: Its weights in the same type; without the end that the host has, as the moments.
         first_moment: Running mean of its gradients.
         second_moment: Running mean of their squares; empty where the update goes without.
         own_weight: Its weights in the compute type; ``None`` where the masters serve as such.
+        tier: What the host has; ``None`` if it has nothing.
     """
 
     def __init__(
         self, kind: ParamKind, weights: Mapping[str, nn.Parameter], compute_type: torch.dtype, replicas: Communicator,
-        zero_stage: int, *, bucket_elements: int = BUCKET_ELEMENTS,
+        zero_stage: int, *, bucket_elements: int = BUCKET_ELEMENTS, offload: float = 0.0,
+        staging: Staging | None = None,
     ) -> None:  # fmt: skip
         self.kind, self._replicas = kind, replicas
         self.sharded = zero_stage > 0 and not kind.custom_update and replicas.size > 1
@@ -90,19 +119,137 @@ class ParamGroup:
         self._sums = {} if self._gradient is None else self._layout.views(self._gradient)
         self._of_buckets: dict[int, torch.Tensor] = {}
 
-        self.master = torch.cat([full[own] for own in self._own]) if self.sharded else full
-        self.own_gradient = torch.zeros_like(self.master) if self._gradient is None or self.sharded else self._gradient
-        self.first_moment = torch.zeros_like(self.master)
-        self.second_moment = torch.zeros_like(self.master) if kind.moments == 2 else self.master.new_empty(0)
+        kept = self._places[-1].stop
+        offloaded = offloaded_elements(kept, offload)
+        self._resident, self._staging = kept - offloaded, staging
+        computed_with = compute_type == precise and not self.sharded  # the masters themselves
+        separate = self.sharded or (offloaded > 0 and not computed_with)
+        self.master = self._own_of(full, 0, self._resident, precise) if separate else full
+        self.own_gradient = full.new_zeros(kept) if self._gradient is None or self.sharded else self._gradient
+        self.first_moment = full.new_zeros(self._resident)
+        self.second_moment = full.new_zeros(self._resident if kind.moments == 2 else 0)
         self.own_weight = None
         if compute_type != precise:
-            self.own_weight = self.master.to(compute_type) if self.sharded else self._weight
+            self.own_weight = self._own_of(full, 0, kept, compute_type) if self.sharded else self._weight
+        self.tier = self._offloaded(full, offloaded, computed_with) if offloaded else None
 
-    def whole(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        """``master`` or a moment by the weights' names, where this replica keeps all of it."""
+    def _offloaded(self, full: torch.Tensor, elements: int, computed_with: bool) -> HostTier:
+        """The end of the state in the host's memory; without masters that the model computes with."""
+        moments = ("first_moment", "second_moment")[: self.kind.moments]
+        names = moments if computed_with else ("master", *moments)
+        tensors = host_zeros(len(names), elements, full.dtype, full.device)
+        tier = HostTier(self._resident, dict(zip(names, tensors, strict=True)))
+        if not computed_with:
+            self._fill(tier.state["master"], full, tier.begin)
+        largest = max(last - first for first, last in self._layout.ranges.values())
+        self._buffers.reserve(staged_elements(self.kind, elements, len(names), largest))
+        return tier
+
+    def _own_parts(self, begin: int, end: int) -> Iterator[tuple[slice, slice]]:
+        """What this replica keeps, between two places: where that is among all of the group, and where here."""
+        for own, place in zip(self._own, self._places, strict=True):
+            low, high, ahead = max(begin, place.start), min(end, place.stop), own.start - place.start
+            if low < high:
+                yield slice(low + ahead, high + ahead), slice(low, high)
+
+    def _own_of(self, full: torch.Tensor, begin: int, end: int, dtype: torch.dtype) -> torch.Tensor:
+        own = torch.empty(end - begin, dtype=dtype, device=full.device)
+        self._fill(own, full, begin)
+        return own
+
+    def _fill(self, own: torch.Tensor, full: torch.Tensor, begin: int) -> None:
+        """Copy to ``own`` what this replica keeps from a place on."""
+        for here, place in self._own_parts(begin, begin + len(own)):
+            own[place.start - begin : place.stop - begin].copy_(full[here])
+
+    @property
+    def _buffers(self) -> Staging:
+        if self._staging is None:
+            raise AssertionError("what the host has of the state needs buffers on the device")
+        return self._staging
+
+    def parts(self) -> Iterator[StatePart]:
+        """The state that this replica keeps, part by part; each is to be updated before the next is asked for."""
+        for here, place, (master, first, second) in self._through("master", "first_moment", "second_moment"):
+            yield StatePart(master, self.own_gradient[place], first, second, self._weight_of(here, place))
+
+    @contextmanager
+    def on_device(self, name: str, *quantities: str) -> Iterator[list[torch.Tensor]]:
+        """Some quantities of one weight, to be read and written; where this replica keeps all of it.
+
+        Two weights can be on the device at a time.
+
+        Args:
+            name: The weight's.
+            quantities: As those of ``StateSlice``; two of them at most.
+        """
         if self.sharded:
             raise AssertionError("each replica keeps a part of it")
-        return self._layout.views(flat)
+        place = slice(*self._layout.ranges[name])
+        staged = self._load(place, quantities)
+        yield [each.view(self._layout.shapes[name]) for each in self._arrived(staged, place, quantities)]
+        if staged is not None:
+            self._buffers.store(staged)
+
+    def clear_moments(self) -> None:
+        """Make all moments zero."""
+        for moment in (self.first_moment, self.second_moment):
+            moment.zero_()
+        if self.tier is not None:
+            self._buffers.wait()
+            for name in self.tier.state.keys() - {"master"}:
+                self.tier.state[name].zero_()
+
+    def _through(self, *quantities: str, store: bool = True) -> Iterator[tuple[slice, slice, list[torch.Tensor]]]:
+        """Quantities of what this replica keeps: what is on the device, and then chunk by chunk what the host has.
+
+        Args:
+            quantities: Their names.
+            store: Whether they are changed.
+
+        Yields:
+            Where each part lies among all of the group, for one that the host has; where it lies here; and the tensors.
+        """
+        kept = len(self.own_gradient)
+        parts = [(slice(0), slice(0, self._resident))] if self._resident else []
+        for here, place in self._own_parts(self._resident, kept):
+            for at in range(0, place.stop - place.start, STAGED_CHUNK):
+                parts.append((_piece(here, at), _piece(place, at)))
+        coming = self._load(parts[0][1], quantities)
+        for (here, place), following in zip(parts, [*parts[1:], None], strict=True):
+            # The next one is on its way while this one is updated.
+            staged, coming = coming, None if following is None else self._load(following[1], quantities)
+            yield here, place, self._arrived(staged, place, quantities)
+            if store and staged is not None:
+                self._buffers.store(staged)
+
+    def _load(self, place: slice, quantities: Sequence[str]) -> Staged | None:
+        """Start to copy to the device what is not there."""
+        origins = [self._where(name, place) for name in quantities if self._is_away(name, place)]
+        return self._buffers.load(origins) if origins else None
+
+    def _arrived(self, staged: Staged | None, place: slice, quantities: Sequence[str]) -> list[torch.Tensor]:
+        copies = iter(() if staged is None else self._buffers.use(staged))
+        return [next(copies) if self._is_away(name, place) else self._where(name, place)[0] for name in quantities]
+
+    def _is_away(self, quantity: str, place: slice) -> bool:
+        return self.tier is not None and quantity in self.tier.state and place.stop > self.tier.begin
+
+    def _where(self, quantity: str, place: slice) -> list[torch.Tensor]:
+        """Its parts: what the device has of it, and what the host has."""
+        resident: torch.Tensor = getattr(self, quantity)
+        if self.tier is None or not self._is_away(quantity, place):
+            return [resident[place]]
+        begin, host = self.tier.begin, self.tier.state[quantity]
+        away = host[max(0, place.start - begin) : place.stop - begin]
+        return [resident[place.start :], away] if place.start < begin else [away]
+
+    def _weight_of(self, here: slice, place: slice) -> torch.Tensor | None:
+        """What the model computes with of a part, if that is to be written."""
+        if self.own_weight is not None:
+            return self.own_weight[place]
+        # In fp32 replicas get the masters; those that the host has, from where they are written to among all weights.
+        return self._weight[here] if self.sharded and place.start >= self._resident else None
 
     def buckets_of(self, name: str) -> range:
         """The buckets in which a weight lies."""
@@ -201,31 +348,49 @@ class ParamGroup:
         """Give all replicas the updated weights of each."""
         if not self.sharded:
             return
-        mine = self.master if self.own_weight is None else self.own_weight
         under_way = [
-            self._replicas.start_all_gather(self._weight[bucket], mine[place], "weights")
-            for bucket, place in zip(self.buckets, self._places, strict=True)
+            self._replicas.start_all_gather(self._weight[bucket], mine, "weights")
+            for bucket, mine in zip(self.buckets, self._updated(), strict=True)
         ]
         for pending in under_way:
             pending.wait()
 
+    def _updated(self) -> list[torch.Tensor]:
+        """This replica's part of each bucket's weights."""
+        if self.own_weight is None and self.tier is not None:
+            for here, place in self._own_parts(0, self._resident):
+                self._weight[here].copy_(self.master[place])
+            return [self._weight[own] for own in self._own]  # of a gather into the same memory
+        flat = self.master if self.own_weight is None else self.own_weight
+        return [flat[place] for place in self._places]
+
     def round_masters(self) -> None:
         """Make the model's weights those of the masters, on all replicas."""
-        if self.own_weight is not None:
-            self.own_weight.copy_(self.master)
+        for here, place, (master,) in self._through("master", store=False):
+            weight = self._weight_of(here, place)
+            if weight is not None:
+                weight.copy_(master)
         self.publish()
 
     def pieces(self) -> Iterator[StateSlice]:
-        """The state that this rank keeps."""
-        flats = {"master": self.master, "first_moment": self.first_moment}
-        if self.kind.moments == 2:
-            flats["second_moment"] = self.second_moment
-        for own, place in zip(self._own, self._places, strict=True):
-            for box in self._layout.boxes_within(own.start, own.stop):
-                begin = place.start + box.begin - own.start
-                for quantity, flat in flats.items():
-                    tensor = flat[begin : begin + prod(box.sizes)].view(box.sizes)
-                    yield StateSlice(box.name, quantity, self._layout.shapes[box.name], box.offsets, tensor)
+        """The state that this rank keeps; what the host has of it is up to date, and stays so until an update."""
+        if self.tier is not None:
+            self._buffers.wait()
+        quantities = ("master", "first_moment", "second_moment")[: 1 + self.kind.moments]
+        kept = len(self.own_gradient)
+        for here, place in (*self._own_parts(0, self._resident), *self._own_parts(self._resident, kept)):
+            for box in self._layout.boxes_within(here.start, here.stop):
+                begin = place.start + box.begin - here.start
+                for quantity in quantities:
+                    (flat,) = self._where(quantity, slice(begin, begin + prod(box.sizes)))
+                    yield StateSlice(
+                        box.name, quantity, self._layout.shapes[box.name], box.offsets, flat.view(box.sizes)
+                    )
+
+
+def _piece(whole: slice, at: int) -> slice:
+    """The chunk of it that begins so many elements after its beginning."""
+    return slice(whole.start + at, min(whole.start + at + STAGED_CHUNK, whole.stop))
 
 
 def _buckets(length: int, parts: int, largest: int | None) -> list[slice]:

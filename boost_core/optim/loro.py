@@ -72,9 +72,6 @@ class Loro(MasterWeightAdamW):
         self._loro, self._pairs = loro, pairs
         self._rank_share, self._tensor_parallel = rank_share, tensor_parallel
         (self._factors,) = (group for group in groups if group.kind.custom_update)
-        self._masters = self._factors.whole(self._factors.master)
-        self._first = self._factors.whole(self._factors.first_moment)
-        self._second = self._factors.whole(self._factors.second_moment)
 
     def step(self, clip: torch.Tensor, learning_rate: float, step: int) -> None:
         """AdamW's step for all but the factors, and LORO's for those; see ``MasterWeightAdamW.step``."""
@@ -93,28 +90,32 @@ class Loro(MasterWeightAdamW):
         self._factors.round_masters()
 
     def _direction(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        first, second = self._first[name], self._second[name]
         first_decay, second_decay = self._config.betas
-        first.lerp_(gradient, 1 - first_decay)
-        second.mul_(second_decay).addcmul_(gradient, gradient, value=1 - second_decay)
-        return first / (second.sqrt() + self._config.adam_epsilon)
+        with self._factors.on_device(name, "first_moment", "second_moment") as (first, second):
+            first.lerp_(gradient, 1 - first_decay)
+            second.mul_(second_decay).addcmul_(gradient, gradient, value=1 - second_decay)
+            return first / (second.sqrt() + self._config.adam_epsilon)
 
     def _lazy(self, directions: Mapping[str, torch.Tensor], step_size: float, decay: float) -> None:
         for name, direction in directions.items():
-            self._masters[name].mul_(1 - decay).sub_(direction, alpha=step_size)
+            with self._factors.on_device(name, "master") as (master,):
+                master.mul_(1 - decay).sub_(direction, alpha=step_size)
 
     def _exact(self, directions: Mapping[str, torch.Tensor], step_size: float) -> None:
         for pair in self._pairs:
-            down, up = self._masters[pair.down][:, pair.projection], self._masters[pair.up][pair.member].T
-            moved_down, moved_up = riemannian_step(
-                down,
-                up,
-                directions[pair.down][:, pair.projection],
-                directions[pair.up][pair.member].T,
-                step_size,
-                self._tensor_parallel,
-            )
-            down.copy_(moved_down)
-            up.copy_(moved_up)
-        self._factors.first_moment.zero_()
-        self._factors.second_moment.zero_()
+            with (
+                self._factors.on_device(pair.down, "master") as (all_down,),
+                self._factors.on_device(pair.up, "master") as (all_up,),
+            ):
+                down, up = all_down[:, pair.projection], all_up[pair.member].T
+                moved_down, moved_up = riemannian_step(
+                    down,
+                    up,
+                    directions[pair.down][:, pair.projection],
+                    directions[pair.up][pair.member].T,
+                    step_size,
+                    self._tensor_parallel,
+                )
+                down.copy_(moved_down)
+                up.copy_(moved_up)
+        self._factors.clear_moments()

@@ -55,24 +55,26 @@ class Muon(MasterWeightAdamW):
         super().__init__(groups, config)
         self._momentum, self._roles, self._tensor_parallel = muon.momentum, roles, tensor_parallel
         (self._factors,) = (group for group in groups if group.kind.custom_update)
-        self._masters = self._factors.whole(self._factors.master)
-        self._moments = self._factors.whole(self._factors.first_moment)
 
     def step(self, clip: torch.Tensor, learning_rate: float, step: int) -> None:
         """AdamW's step for all but the factors, and Muon's for those; see ``MasterWeightAdamW.step``."""
         super().step(clip, learning_rate, step)
         for name, gradient in self._factors.summed_gradients().items():
-            master_grn, moment_grn, gradient_grn = (
-                self._long_axis_last(name, each) for each in (self._masters[name], self._moments[name], gradient)
-            )
-            gradient_grn = gradient_grn * clip
-            moment_grn.lerp_(gradient_grn, 1 - self._momentum)
-            direction_grn = orthogonalized(gradient_grn.lerp_(moment_grn, self._momentum), self._tensor_parallel)
-            rank, shard = direction_grn.shape[1:]
-            scale = _SIZE_OF_ADAMWS * sqrt(max(rank, shard * self._tensor_parallel.size))
-            master_grn.mul_(1 - learning_rate * self._factors.kind.decay)
-            master_grn.sub_(direction_grn, alpha=learning_rate * scale)
+            with self._factors.on_device(name, "master", "first_moment") as (master, moment):
+                self._move(name, master, moment, gradient * clip, learning_rate)
         self._factors.round_masters()
+
+    def _move(
+        self, name: str, master: torch.Tensor, moment: torch.Tensor, gradient: torch.Tensor, learning_rate: float
+    ) -> None:
+        """One factor's step."""
+        master_grn, moment_grn, gradient_grn = (self._long_axis_last(name, each) for each in (master, moment, gradient))
+        moment_grn.lerp_(gradient_grn, 1 - self._momentum)
+        direction_grn = orthogonalized(gradient_grn.lerp_(moment_grn, self._momentum), self._tensor_parallel)
+        rank, shard = direction_grn.shape[1:]
+        scale = _SIZE_OF_ADAMWS * sqrt(max(rank, shard * self._tensor_parallel.size))
+        master_grn.mul_(1 - learning_rate * self._factors.kind.decay)
+        master_grn.sub_(direction_grn, alpha=learning_rate * scale)
 
     def _long_axis_last(self, name: str, factor: torch.Tensor) -> torch.Tensor:
         """A factor of several projections as ``[g, r, n]``."""

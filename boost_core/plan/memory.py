@@ -46,7 +46,7 @@ from boost_core.plan.in_flight import InHand, in_hand
 from boost_core.plan.machine import attends_in_one, attends_on_device, captures_steps, machine_for
 from boost_core.plan.sparse_memory import head_bytes, index_bytes
 from boost_core.plan.stages import Stage, cut
-from boost_core.plan.state_memory import GroupBytes, largest_weight, starting_peak, state_bytes
+from boost_core.plan.state_memory import GroupBytes, largest_weight, staging_bytes, starting_peak, state_bytes
 from boost_core.plan.work import rank_tokens
 
 _CHUNK_ELEMENTS = 1 << 26  # ``parallel.vocabulary.CHUNK_ELEMENTS``
@@ -62,10 +62,11 @@ class RankMemory:
     Attributes:
         weights: What the model computes with.
         gradients: Sums of gradients, and those that are being sent.
-        optimizer: Masters, moments and rounded copies.
+        optimizer: Masters, moments and rounded copies; and the buffers for what the host has of them.
         activations: What is kept for the backward pass, and what that takes in a block.
         logits: What head and loss take.
         total: The most at any moment; not all of the above is there at once.
+        host: Masters and moments in the host's memory, which are not in ``total``.
     """
 
     weights: int
@@ -74,6 +75,7 @@ class RankMemory:
     activations: int
     logits: int
     total: int
+    host: int
 
 
 def rank_memory(spec: JobSpec, layout: Layout) -> RankMemory:
@@ -181,6 +183,7 @@ class PipelineRank:
             sum(sizes)
             for sizes in zip(*((each.weights, each.gradients, each.optimizer) for each in groups), strict=True)
         )
+        optimizer += staging_bytes(groups)
         kept, backward, head = self._kept(), max(self._backward(), self._head_norm()), self._head()
         under_way, ahead = sum(each.under_way for each in groups), sum(each.ahead for each in groups)
         step = weights + gradients + optimizer + kept + max(backward + under_way, head + ahead)
@@ -189,7 +192,8 @@ class PipelineRank:
             step += max(update, self._evaluation())
         update += weights + gradients + optimizer
         total = max(step, self._starting, update)
-        return RankMemory(weights, gradients + under_way, optimizer, kept + backward, head, total)
+        host = sum(each.host for each in groups)
+        return RankMemory(weights, gradients + under_way, optimizer, kept + backward, head, total, host)
 
     @cached_property
     def _starting(self) -> int:

@@ -37,6 +37,7 @@ class Memory(Config):
     activations: int = Field(description="Activations kept for the backward pass, and a block's temporaries.")
     logits: int = Field(description="Memory of the head and the loss.")
     total: int = Field(description="Peak at any moment; not all of the above exists at once.")
+    host: int = Field(0, description="Master weights and moments in the host's memory, which are not in total.")
 
 
 class Communication(Config):

@@ -14,7 +14,9 @@ optimizer  moments 8n/dp; the master 4n/dp, unless it is the weight itself (fp32
 =========  =============================================================================================================
 
 LORO's and Muon's factors are whole on each replica (``ParamKind.custom_update``); Muon's have one moment, 4n. A
-checkpoint's copy is in the host's memory.
+checkpoint's copy is in the host's memory, and of masters and moments the share that ``parallelism.optimizer_offload``
+says, unless the master is the weight itself. In place of that there are two buffers, through which it is updated: each
+for a chunk, or two quantities of the largest factor.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +37,8 @@ from boost_core.plan.activations import PRECISE, BlockSplit
 from boost_core.plan.stages import Stage
 
 _BLOCK = 64  # elements; ``optim.flat.BLOCK``
+STAGED_CHUNK = 1 << 22  # elements of each quantity; 48 MiB of masters and moments
+_STAGED_AT_ONCE, _BUFFERS = 2, 2  # quantities of a factor; chunks
 _UNDER_WAY = 3 << 25  # elements of the buckets that ``optim.gradients`` has under way at a time
 
 
@@ -50,6 +54,8 @@ class GroupBytes:
         given: The fp32 weights that it is made from, which are let go.
         under_way: Gradients that are being sent, beside those that have come since.
         ahead: By how much those are more than all gradients, before any has come since.
+        host: Masters and moments that the host's memory has.
+        staged: Of the buffers in which they are updated, if no group needs larger ones.
     """
 
     weights: int
@@ -59,6 +65,8 @@ class GroupBytes:
     given: int
     under_way: int
     ahead: int
+    host: int
+    staged: int
 
     @property
     def state(self) -> int:
@@ -102,6 +110,30 @@ def starting_peak(groups: Iterable[GroupBytes]) -> int:
     return peak
 
 
+def offloaded_elements(kept: int, share: float) -> int:
+    """How many elements of a group's state that a replica keeps are in the host's memory."""
+    return int(kept * share) // _BLOCK * _BLOCK
+
+
+def staged_elements(kind: ParamKind, offloaded: int, quantities: int, largest: int) -> int:
+    """Elements of each of the two buffers in which what the host has of a group is updated.
+
+    Args:
+        kind: The group's.
+        offloaded: Elements of each quantity that the host has.
+        quantities: How many of the masters and moments these are.
+        largest: Elements of the group's largest weight, which a custom update needs whole.
+    """
+    if kind.custom_update:
+        return min(quantities, _STAGED_AT_ONCE) * _rounded_up(largest, _BLOCK)
+    return quantities * min(STAGED_CHUNK, offloaded)
+
+
+def staging_bytes(groups: Iterable[GroupBytes]) -> int:
+    """Of the buffers in which what the host has is updated; all groups share them."""
+    return max((group.staged for group in groups), default=0)
+
+
 def largest_weight(spec: JobSpec, stages: Sequence[Stage]) -> int:
     """Elements of the largest weight of a rank's blocks."""
     split = BlockSplit.of(spec.parallelism)
@@ -140,17 +172,21 @@ def _group(spec: JobSpec, kind: ParamKind, elements: _Elements, element_bytes: i
         under_way = (sent // parts if shared else 0) + (sent if spec.training.micro_batches(layout.dp) > 1 else 0)
         if shared and not spec.resources.gpus_per_worker:
             under_way += sent  # gloo's copy
-    optimizer = kind.moments * PRECISE * own
-    if rounded or shared:
-        optimizer += PRECISE * own
+    offloaded = offloaded_elements(own, spec.parallelism.optimizer_offload)
+    quantities = kind.moments + (rounded or shared)
+    host = quantities * PRECISE * offloaded
+    optimizer = quantities * PRECISE * own - host
     if rounded and shared:
         optimizer += element_bytes * own
     # Everything in fp32 is the master itself, or the weights, unless both are something else.
-    temporary = PRECISE * length if rounded and shared else 0
+    temporary = PRECISE * length if rounded and (shared or offloaded) else 0
     ahead = max(0, under_way - PRECISE * length)
+    factor = _largest_factor(spec.model, BlockSplit.of(spec.parallelism), spec.optimizer)
+    staged = staged_elements(kind, offloaded, quantities, factor) if offloaded else 0
     return GroupBytes(
-        element_bytes * length, gradients, optimizer, temporary, PRECISE * elements.given, under_way, ahead
-    )
+        element_bytes * length, gradients, optimizer, temporary, PRECISE * elements.given, under_way, ahead, host,
+        _BUFFERS * PRECISE * staged,
+    )  # fmt: skip
 
 
 @lru_cache(1024)  # the ranks of a pipeline ask for the same, and so do layouts that split weights alike
@@ -179,6 +215,13 @@ def _elements(sizes: Iterable[int]) -> _Elements:
 @lru_cache(1024)
 def _largest_weight(model: ModelConfig, split: BlockSplit, optimizer: OptimizerConfig, crossed: bool) -> int:
     return max(elements for _, elements in _block_weights(model, split, optimizer, crossed))
+
+
+@lru_cache(1024)
+def _largest_factor(model: ModelConfig, split: BlockSplit, optimizer: OptimizerConfig) -> int:
+    """Elements of the largest weight of those that an optimizer updates by a rule of its own; 0 if there are none."""
+    blocks = (_block_weights(model, split, optimizer, crossed) for crossed in (False, True))
+    return max((size for block in blocks for kind, size in block if kind.custom_update), default=0)
 
 
 def _block_weights(

@@ -147,14 +147,18 @@ class TrainState:
     def draw(self) -> None:
         """Give the weights the values that training starts from, which depend on the job's seed alone.
 
-        A rank draws what it keeps of their masters, where it keeps it: on a GPU, or on as many of the host's cores as
+        A rank draws what it keeps of their masters, where it computes: on a GPU, or on as many of the host's cores as
         torch may use.
         """
-        specs, seed = weight_specs(self.model), self.spec.training.seed
+        specs, seed, device = weight_specs(self.model), self.spec.training.seed, self.mesh.device
 
         def draw_one(master: Chunk) -> None:
             name = master.name.removesuffix(_MASTER)
-            initialize_(master.tensor, master.offsets, name, specs[name], seed)
+            here = master.tensor.device.type == device.type
+            drawn = master.tensor if here else torch.empty_like(master.tensor, device=device)
+            initialize_(drawn, master.offsets, name, specs[name], seed)
+            if not here:  # the host has it, which may round otherwise than a GPU
+                master.tensor.copy_(drawn)
 
         at_once = torch.get_num_threads() if self.mesh.device.type == "cpu" else 1
         with ThreadPoolExecutor(at_once) as threads:

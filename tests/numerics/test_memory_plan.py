@@ -15,7 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 from triton.runtime.jit import KernelInterface
 
 from boost_core.bench.rank import draw_weights
@@ -24,11 +26,13 @@ from boost_core.config.layout import Layout
 from boost_core.config.parallelism import RecomputeMode
 from boost_core.kernels import fp8_product
 from boost_core.kernels.dispatch import Implementation, always
+from boost_core.optim import group as group_module
+from boost_core.optim.host_tier import host_zeros
 from boost_core.plan.activations import Activations
 from boost_core.plan.in_flight import in_hand
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.stages import block_modes, cut
-from boost_core.plan.state_memory import largest_weight, starting_peak, state_bytes
+from boost_core.plan.state_memory import largest_weight, staging_bytes, starting_peak, state_bytes
 from boost_core.train.batch import Batch
 from boost_core.train.state import TrainState
 from boost_core.train.step import losses, training_step
@@ -67,10 +71,22 @@ def one_rank(spec: JobSpec, kernels: Implementation) -> Iterator[None]:
             always(kernels),
             patch.object(KernelInterface, "__getitem__", lambda *_: lambda *_, **__: None),
             patch.object(fp8_product, "unavailable", lambda _: None),
+            patch.object(group_module, "host_zeros", zeros_apart),
         ):
             yield
     finally:
         dist.destroy_process_group()
+
+
+OF_HOST = set[StorageWeakRef]()
+
+
+def zeros_apart(*arguments: Any) -> list[torch.Tensor]:
+    """As ``host_zeros``; what the host has on a GPU is left out where memory is counted as a device's."""
+    with _disable_current_modes():
+        tensors = host_zeros(*arguments)
+    OF_HOST.update(StorageWeakRef(tensor.untyped_storage()) for tensor in tensors)
+    return tensors
 
 
 class Live(Made):
@@ -83,6 +99,8 @@ class Live(Made):
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         before = len(self.sizes)
         result = super().__torch_dispatch__(function, types, arguments, keywords)
+        for storage in self.sizes.keys() & OF_HOST:
+            del self.sizes[storage]
         if len(self.sizes) > before:
             self.sizes = {storage: size for storage, size in self.sizes.items() if not storage.expired()}
             self.peak = max(self.peak, sum(self.sizes.values()))
@@ -120,6 +138,10 @@ STATES = [
         ({"family": "svd"}, {"data_parallel_size": 2}, {"optimizer": {"kind": "loro"}}),
         ({"family": "cola"}, {"data_parallel_size": 2, "tensor_parallel_size": 2}, {"optimizer": {"kind": "muon"}}),
         ({"family": "cola", "tie_embeddings": True}, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, {}),
+        ({"family": "cola"}, {"data_parallel_size": 2, "optimizer_offload": 0.4}, {}),
+        ({"family": "cola"}, {"optimizer_offload": 1.0}, {}),
+        ({"family": "svd"}, {"data_parallel_size": 2, "optimizer_offload": 0.7}, {"optimizer": {"kind": "loro"}}),
+        ({"family": "cola"}, {"tensor_parallel_size": 2, "optimizer_offload": 1.0}, {"optimizer": {"kind": "muon"}}),
     )
 ]  # fmt: skip
 
@@ -142,9 +164,42 @@ def test_weights_gradients_and_optimizer_are_counted_to_the_byte(
         assert bytes_of(*weights) == expected.weights
         assert bytes_of(*weights, *kept) == expected.weights + expected.optimizer
         assert bytes_of(*gradients) == expected.gradients
+        assert bytes_of(*(group.tier.state.values() if group.tier else ())) == expected.host
     # The rest are the rotary embedding's angles, and one shard as it is drawn, which is let go.
     spare = 24 * LENGTH * spec.model.head_size // 2 + 4 * spec.model.vocab_size * spec.model.hidden_size
     assert starting_peak(planned) <= live.peak <= starting_peak(planned) + spare
+
+
+def after_a_step(spec: JobSpec) -> tuple[int, int, int]:
+    """Bytes that live on on the device once a state has been trained; and on the host, and elements that are there."""
+    with one_rank(spec, "naive"), Live() as live:
+        state = TrainState.initial(spec, CPU, draw_weights)
+        training_step(state, RandomTokens(spec))
+    tiers = [group.tier for group in state.optimizer.groups if group.tier]
+    away = [tensor for tier in tiers for tensor in tier.state.values()]
+    return live.alive_bytes(), bytes_of(*away), sum(next(iter(tier.state.values())).numel() for tier in tiers)
+
+
+@pytest.mark.parametrize(
+    ("model", "parallelism", "changes"),
+    [
+        ({"family": "cola"}, {"data_parallel_size": 2, "zero_stage": 1}, {}),
+        ({"family": "cola"}, {"data_parallel_size": 2, "zero_stage": 2}, {}),
+        ({"family": "svd"}, {"zero_stage": 0, "data_parallel_size": 2}, {"optimizer": {"kind": "loro"}}),
+    ],
+    ids=str,
+)
+def test_the_device_is_spared_twelve_bytes_a_weight_that_the_host_has(
+    model: dict[str, Any], parallelism: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    training = {"precision": "bf16", "micro_batch_size": 1}
+    there, none, _ = after_a_step(job(model, parallelism, training=training, **changes))
+    spec = job(model, parallelism | {"optimizer_offload": 0.7}, training=training, **changes)
+    left, host, weights = after_a_step(spec)
+    buffers = staging_bytes(state_bytes(spec, cut(spec.model, spec.parallelism, LENGTH), 2))
+    assert none == 0 < weights
+    assert host == 12 * weights == rank_memory(spec, Layout.of(spec.parallelism)).host
+    assert there - left == 12 * weights - buffers
 
 
 def kept(spec: JobSpec, kernels: Implementation) -> int:
@@ -261,6 +316,7 @@ PEAKS = [
         ("naive", "fp32", {"family": "svd"}, {"data_parallel_size": 2}, {"optimizer": {"kind": "loro"}}),
         ("naive", "fp32", {"family": "svd", "rank": 64}, {}, {"optimizer": {"kind": "muon"}}),
         ("naive", "fp32", COLA | {"sliding_window": 8, "qk_norm": True}, {"tensor_parallel_size": 2}, {}),
+        ("triton", "bf16", COLA, {"data_parallel_size": 2, "optimizer_offload": 0.5}, {}),
         ("naive", "bf16", COLA, {}, APART),
         ("triton", "bf16", COLA | {"sliding_window": 8}, {"tensor_parallel_size": 2}, APART),
     )
@@ -280,7 +336,9 @@ def test_a_step_takes_no_more_than_planned_and_hardly_less(
         **changes,
     )  # fmt: skip
     with one_rank(spec, kernels), Live() as live:
-        training_step(TrainState.initial(spec, CPU, draw_weights), RandomTokens(spec))
+        state = TrainState.initial(spec, CPU, draw_weights)
+        state.optimizer.round_masters()  # as all that gives the weights their values
+        training_step(state, RandomTokens(spec))
     assert live.peak <= rank_memory(spec, Layout.of(spec.parallelism)).total <= live.peak + slack(spec)
 
 

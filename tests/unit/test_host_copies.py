@@ -16,8 +16,8 @@ from boost_core.checkpoint import host_copies as host_copies_module
 from boost_core.checkpoint import saver as saver_module
 from boost_core.checkpoint.chunks import Chunk
 from boost_core.checkpoint.host_copies import HostCopies
-from boost_core.checkpoint.locked_memory import locked_like
 from boost_core.optim.adamw import MasterWeightAdamW
+from boost_core.parallel.locked_memory import locked_like
 from boost_core.train import Membership, train
 from tests.distributed.recording import Recorder
 from tests.jobs import tiny_job, write_corpus

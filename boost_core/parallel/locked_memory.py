@@ -29,6 +29,15 @@ class _LockedPages(mmap.mmap):
             logger.warning("CUDA does not release locked memory of the host (error %d)", status)
 
 
+def page_locked_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """As ``locked_like``; where the driver does not lock so much at once, torch locks it piece by piece."""
+    try:
+        return locked_like(tensors)
+    except RuntimeError as error:
+        logger.warning("%s; torch locks it piece by piece", error)
+    return [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in tensors]
+
+
 def locked_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """A tensor on the host for each, uninitialised, each a storage of its own in memory that is locked at once.
 

@@ -1,0 +1,130 @@
+"""State that passes through the device's buffers, on a stand-in of a GPU's streams that run in any order."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from boost_core.optim import host_tier
+from boost_core.optim.host_tier import Staging
+
+CHUNKS, STEPS = 5, 3
+
+
+class Stream:
+    """Work in the order in which it was queued; each says whether it could be done yet."""
+
+    def __init__(self) -> None:
+        self.queued: list[Callable[[], bool]] = []
+
+    def queue(self, work: Callable[[], object]) -> None:
+        self.queued.append(lambda: (work(), True)[1])
+
+    def wait_event(self, event: "Event") -> None:
+        self.queued.append(lambda: event.reached)
+
+    def wait_stream(self, other: "Stream") -> None:
+        event = Event()
+        event.record(other)
+        self.wait_event(event)
+
+    def advances(self) -> bool:
+        done = bool(self.queued) and self.queued[0]()
+        if done:
+            del self.queued[0]
+        return done
+
+
+class Event:
+    def __init__(self) -> None:
+        self.reached = False
+
+    def record(self, stream: Stream) -> None:
+        stream.queue(lambda: setattr(self, "reached", True))
+
+
+class Gpu:
+    """Does nothing until all is queued, and then one thing at a time of any stream."""
+
+    def __init__(self) -> None:
+        self.current = Stream()
+        self.streams = [self.current]
+
+    def new_stream(self, _: torch.device) -> Stream:
+        self.streams.append(Stream())
+        return self.streams[-1]
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def run(self, order: random.Random) -> None:
+        while any(stream.queued for stream in self.streams):
+            order.shuffle(self.streams)
+            assert any(stream.advances() for stream in self.streams), "they wait for each other"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    gpu, empty = Gpu(), torch.empty
+    monkeypatch.setattr(torch.cuda, "Stream", gpu.new_stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "stream", gpu.on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: gpu.current)
+    monkeypatch.setattr(torch, "empty", lambda *sizes, dtype, device: empty(*sizes, dtype=dtype))
+    for name in ("_copy_in", "_copy_out"):
+        copy = getattr(host_tier, name)
+        monkeypatch.setattr(
+            host_tier, name, lambda *given, _copy=copy, **named: gpu.current.queue(lambda: _copy(*given, **named))
+        )
+    return gpu
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chunks_are_updated_in_turns_whichever_stream_runs_ahead(gpu: Gpu, seed: int) -> None:
+    state = torch.arange(64 * CHUNKS, dtype=torch.float32)
+    expected, staging = state.clone(), Staging(torch.device("cuda"))
+    staging.reserve(64)
+    for _ in range(STEPS):
+        expected.mul_(2).add_(1)
+        coming = staging.load([[state[:64]]])
+        for number in range(CHUNKS):
+            staged = coming
+            if number + 1 < CHUNKS:
+                coming = staging.load([[state[64 * (number + 1) : 64 * (number + 2)]]])
+            (chunk,) = staging.use(staged)
+            gpu.current.queue(lambda chunk=chunk: chunk.mul_(2).add_(1))
+            staging.store(staged)
+    gpu.run(random.Random(seed))
+    assert torch.equal(state, expected)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_buffer_that_is_only_read_is_not_overwritten_before(gpu: Gpu, seed: int) -> None:
+    state, staging = torch.arange(64 * CHUNKS, dtype=torch.float32), Staging(torch.device("cuda"))
+    staging.reserve(64)
+    rounded = torch.zeros_like(state)
+    for here, weight in zip(state.split(64), rounded.split(64), strict=True):
+        (chunk,) = staging.use(staging.load([[here]]))
+        gpu.current.queue(lambda weight=weight, chunk=chunk: weight.copy_(chunk))
+    gpu.run(random.Random(seed))
+    assert torch.equal(rounded, state)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_two_weights_at_a_time_are_seen_by_the_next_two(gpu: Gpu, seed: int) -> None:
+    state = torch.ones(2, 64)
+    staging = Staging(torch.device("cuda"))
+    staging.reserve(64)
+    for _ in range(STEPS):
+        one, other = (staging.load([[row]]) for row in state)
+        (first,), (second,) = staging.use(one), staging.use(other)
+        gpu.current.queue(lambda first=first, second=second: first.add_(second))
+        staging.store(other)
+        staging.store(one)
+    gpu.run(random.Random(seed))
+    assert state[:, 0].tolist() == [1 + STEPS, 1]
