@@ -24,6 +24,7 @@ class Device:
             in which the trainer then computes.
         source: The data sheet.
         bandwidth: Of its memory, in bytes a second.
+        host_bandwidth: Of its link to the host's memory in one direction, in bytes a second.
         memory: Bytes, by Ray's names of the forms of which they are known. Gigabytes as NVIDIA's data sheets have them
             are some 6 % less than what drivers report.
     """
@@ -32,6 +33,7 @@ class Device:
     tflops: Mapping[str, float]
     source: str
     bandwidth: float
+    host_bandwidth: float
     memory: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -40,27 +42,32 @@ class Device:
         return self.tflops["fp8"] / self.tflops["bf16"]
 
 
+# GB/s in one direction: sixteen lanes; the sheets have both together, as of NVLink-C2C.
+_PCIE_4, _PCIE_5, _C2C = 32, 64, 450
+
+
 def _nvidia(
-    sheet: str, fp8: float, bf16: float, fp32: float, terabytes: float, words: tuple[str, ...] = (),
+    sheet: str, fp8: float, bf16: float, fp32: float, terabytes: float, host: float, words: tuple[str, ...] = (),
     memory: Mapping[str, int] = MappingProxyType({}),
 ) -> Device:  # fmt: skip
     bytes_of_forms = {name: gigabytes * 10**9 for name, gigabytes in memory.items()}
     source = f"NVIDIA {sheet} data sheet"
     words = words or (sheet.split()[0],)
-    return Device(words, {"fp8": fp8, "bf16": bf16, "fp32": fp32}, source, terabytes * 1e12, bytes_of_forms)
+    rates = {"fp8": fp8, "bf16": bf16, "fp32": fp32}
+    return Device(words, rates, source, terabytes * 1e12, host * 1e9, bytes_of_forms)
 
 
 # The first that fits a name counts, so what is said of a form stands before the kind.
 DEVICES = (
-    _nvidia("GB200 NVL72", 5000, 2500, 80, 8.0),
-    _nvidia("HGX B200", 4500, 2250, 75, 8.0, ("B200",)),
-    _nvidia("H200 NVL", 1671, 835.5, 60, 4.8, ("H200", "NVL")),
-    _nvidia("H200", 1979, 989, 67, 4.8, memory={"H200": 141}),
-    _nvidia("H100 NVL", 1671, 835.5, 60, 3.9, ("H100", "NVL")),
-    _nvidia("H100 PCIe", 1513, 756.5, 51, 2.0, ("H100", "PCIe")),
-    _nvidia("H100 SXM", 1979, 989, 67, 3.35, memory={"H100": 80}),
-    _nvidia("L40S", 733, 362, 91.6, 0.864),
-    _nvidia("A100", 312, 312, 19.5, 2.039, memory={"A100": 80, "A100-40G": 40, "A100-80G": 80}),
+    _nvidia("GB200 NVL72", 5000, 2500, 80, 8.0, _C2C),
+    _nvidia("HGX B200", 4500, 2250, 75, 8.0, _PCIE_5, ("B200",)),
+    _nvidia("H200 NVL", 1671, 835.5, 60, 4.8, _PCIE_5, ("H200", "NVL")),
+    _nvidia("H200", 1979, 989, 67, 4.8, _PCIE_5, memory={"H200": 141}),
+    _nvidia("H100 NVL", 1671, 835.5, 60, 3.9, _PCIE_5, ("H100", "NVL")),
+    _nvidia("H100 PCIe", 1513, 756.5, 51, 2.0, _PCIE_5, ("H100", "PCIe")),
+    _nvidia("H100 SXM", 1979, 989, 67, 3.35, _PCIE_5, memory={"H100": 80}),
+    _nvidia("L40S", 733, 362, 91.6, 0.864, _PCIE_4),
+    _nvidia("A100", 312, 312, 19.5, 2.039, _PCIE_4, memory={"A100": 80, "A100-40G": 40, "A100-80G": 80}),
 )
 
 # Of each kind whose memory is known, by Ray's names.

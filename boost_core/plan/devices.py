@@ -135,4 +135,6 @@ def remedies(spec: JobSpec, layout: Layout) -> list[str]:
         found.append("use more replicas, which share the optimizer's state")
     if training.precision == "fp32":
         found.append("set training.precision=bf16")
+    if parallelism.optimizer_offload < 1:
+        found.append("set parallelism.optimizer_offload=1 as a last resort")
     return found

@@ -105,7 +105,7 @@ class MeasuredProfile(Config):
             self.bandwidth / self.correction, self.start_seconds * self.correction, self.block_seconds,
             self.link.overlap if self.link else otherwise.profile.overlap, self.spread, True,
             f"{self.device}, measured {when}at {self.commit[:12]}",
-            1.0 if device is None else device.fp8_speedup,
+            1.0 if device is None else device.fp8_speedup, otherwise.profile.host_bandwidth,
         )  # fmt: skip
         return replace(otherwise, profile=profile, cluster=self._cluster(otherwise.cluster))
 

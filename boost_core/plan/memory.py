@@ -52,6 +52,7 @@ from boost_core.plan.work import rank_tokens
 _CHUNK_ELEMENTS = 1 << 26  # ``parallel.vocabulary.CHUNK_ELEMENTS``
 _BATCH_BYTES = 32
 _TOKEN_BYTES = 8
+_OWN_COPIES = 2  # for recovery: one stays as it is until all ranks have the next
 _GRAM_MATRICES, _MOST_PROJECTIONS = 7, 3  # of ``optim.muon`` at a time; of one input
 
 
@@ -66,7 +67,9 @@ class RankMemory:
         activations: What is kept for the backward pass, and what that takes in a block.
         logits: What head and loss take.
         total: The most at any moment; not all of the above is there at once.
-        host: Masters and moments in the host's memory, which are not in ``total``.
+        host: Masters and moments in the host's memory, which are not in ``total``, as the copies are not.
+        copies: Copies of masters and moments in the host's memory: one for checkpoints; where there are copies for
+            recovery, of every two steps its own, and those of another rank.
     """
 
     weights: int
@@ -76,6 +79,7 @@ class RankMemory:
     logits: int
     total: int
     host: int
+    copies: int
 
 
 def rank_memory(spec: JobSpec, layout: Layout) -> RankMemory:
@@ -193,7 +197,13 @@ class PipelineRank:
         update += weights + gradients + optimizer
         total = max(step, self._starting, update)
         host = sum(each.host for each in groups)
-        return RankMemory(weights, gradients + under_way, optimizer, kept + backward, head, total, host)
+        return RankMemory(weights, gradients + under_way, optimizer, kept + backward, head, total, host, self._copies())
+
+    def _copies(self) -> int:
+        number = 1
+        if self._job.fault_tolerance.memory_copy_every_steps:
+            number = _OWN_COPIES if self._job.parallelism.world_size == 1 else 2 * _OWN_COPIES
+        return number * sum(each.copy for each in self._state)
 
     @cached_property
     def _starting(self) -> int:

@@ -12,7 +12,7 @@ chosen by the 1B and 3B rows of BOOST's table (arXiv 2512.12131, A100); its 7B r
 from dataclasses import dataclass
 from math import exp
 
-from boost_core.hardware import Device
+from boost_core.hardware import LINK_EFFICIENCY, Device
 from boost_core.plan.work import Work
 
 PRODUCT_SHARE, ATTENTION_SHARE, BANDWIDTH_SHARE = 0.75, 0.5, 0.7
@@ -38,6 +38,7 @@ class Profile:
         measured: Whether it was measured on such a device, or assumed.
         description: What it stands for and where its figures are from.
         fp8_speedup: How many times as fast products in 8 bits are, by data sheets.
+        host_bandwidth: Bytes a second to or from the host's memory, by data sheets.
     """
 
     product_flops: float
@@ -50,6 +51,7 @@ class Profile:
     measured: bool
     description: str
     fp8_speedup: float = 1.0
+    host_bandwidth: float = LINK_EFFICIENCY * 32e9  # of a device that is not known: PCIe 4
 
     @classmethod
     def nominal(cls, device: Device, precision: str) -> "Profile":
@@ -62,7 +64,7 @@ class Profile:
             _ASSUMED_SPREAD, False,
             f"{peak / 1e12:g} TFLOP/s of dense {precision} and {device.bandwidth / 1e12:g} TB/s ({device.source}), "
             f"{shares}, bytes at {BANDWIDTH_SHARE:.0%}; 0.5 ms a block; assumed",
-            device.fp8_speedup,
+            device.fp8_speedup, LINK_EFFICIENCY * device.host_bandwidth,
         )  # fmt: skip
 
     def seconds(self, work: Work) -> float:
@@ -92,5 +94,5 @@ def of_cores(cores: float) -> Profile:
     """CPU cores: rates of one, times their number."""
     return Profile(
         2e10 * cores, 2e10 * cores, 5e9 * cores, 0.0, 2e-3, 0.0, _ASSUMED_SPREAD, False,
-        "20 GFLOP/s and 5 GB/s a core and 2 ms a block, all assumed",
+        "20 GFLOP/s and 5 GB/s a core and 2 ms a block, all assumed", host_bandwidth=5e9 * cores,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """What a job will need and about how long it will take, in every layout that it allows: before any of it runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import get_args
 
@@ -23,7 +23,7 @@ from boost_core.plan.memory import rank_memory
 from boost_core.plan.parameters import block_matrix_parameters, parameter_count
 from boost_core.plan.resize import fastest
 from boost_core.plan.stages import block_modes, cut, miscounted
-from boost_core.plan.throughput import StepSeconds, step_parts
+from boost_core.plan.throughput import StepSeconds, offload_seconds, step_parts
 
 _PRESET_VOCABULARY = 32_000  # the CoLA paper's, so that counts are comparable with it
 
@@ -38,6 +38,9 @@ class Memory(Config):
     logits: int = Field(description="Memory of the head and the loss.")
     total: int = Field(description="Peak at any moment; not all of the above exists at once.")
     host: int = Field(0, description="Master weights and moments in the host's memory, which are not in total.")
+    copies: int = Field(
+        0, description="Copies of the state in the host's memory, for checkpoints and recovery, not in total either."
+    )
 
 
 class Communication(Config):
@@ -58,7 +61,7 @@ class StepParts(Config):
     sends: float = Field(description="Between pipeline stages.")
     idle: float = Field(description="Waiting while the pipeline fills and empties.")
     reduction: float = Field(description="Gradients between replicas, as far as nothing hides them, and weights.")
-    update: float = Field(description="The optimizer.")
+    update: float = Field(description="The optimizer, with copies of what the host's memory has of its state.")
 
 
 class PlannedShape(Config):
@@ -78,6 +81,14 @@ class PlannedShape(Config):
         description="Memory of the requested GPU model; null for CPUs and unknown models."
     )
     fits_device: bool | None = Field(description="Whether memory.total fits; null if unknown.")
+    node_host_bytes: int = Field(
+        0,
+        description="What the ranks of a node need of its host's memory for their state and copies at most; what nodes "
+        "have is not known to the plan, and not checked.",
+    )
+    offload_seconds: float = Field(
+        0, description="Of step_seconds, copies of what the host's memory has: parallelism.optimizer_offload."
+    )
     step_seconds: float = Field(description="Predicted seconds per step, for ranking layouts.")
     step_seconds_range: tuple[float, float] = Field(description="Between which eight of ten steps are expected.")
     observed_jobs: int = Field(
@@ -154,6 +165,7 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
     )
     fitting = [layout for layout, each in zip(layouts, planned, strict=True) if each.fits_device is not False]
     best = fastest(spec, fitting, lambda layout: parts[layout].total)
+    needed = {layout: each.memory.total for layout, each in zip(layouts, planned, strict=True)}
     return Plan(
         parameters=parameter_count(spec.model),
         trainable_bytes_per_parameter=_bytes_per_parameter(spec),
@@ -162,9 +174,7 @@ def plan(spec: JobSpec, machine: Machine | None = None) -> Plan:
         shapes=planned,
         fastest=None if best is None else layouts.index(best),
         provenance=machine.provenance,
-        notes=tuple(
-            _notes(spec, machine, {layout: each.memory.total for layout, each in zip(layouts, planned, strict=True)})
-        ),
+        notes=(*_notes(spec, machine, needed), *_offload_notes(planned)),
     )
 
 
@@ -197,6 +207,8 @@ def _planned(
         memory=Memory(**asdict(memory)),
         device_memory_bytes=device,
         fits_device=None if device is None else memory.total <= device,
+        node_host_bytes=min(layout.world_size, machine.cluster.levels[0].fan_out) * (memory.host + memory.copies),
+        offload_seconds=offload_seconds(spec, layout, machine),
         step_seconds=seconds.total,
         step_seconds_range=machine.range_of(spec, seconds.total),
         observed_jobs=machine.correction(spec).jobs,
@@ -260,6 +272,18 @@ def _notes(spec: JobSpec, machine: Machine, needed: Mapping[Layout, int]) -> lis
     elif too_many:
         notes.append(f"{too_many} of {len(needed)} layouts need more memory than a GPU has")
     return notes
+
+
+def _offload_notes(planned: Sequence[PlannedShape]) -> list[str]:
+    """What is kept in the host's memory where that is most, and what that costs."""
+    most = max(planned, key=lambda each: each.node_host_bytes)
+    if most.memory.host == 0:
+        return []
+    return [
+        f"{Layout.of(most)}: the host's memory has {most.memory.host / 1e9:.1f} GB of each rank's masters and moments, "
+        f"which takes {most.offload_seconds:.2g} s of a step; with copies for checkpoints and recovery a node needs "
+        f"{most.node_host_bytes / 1e9:.1f} GB of it, and what nodes have is not known here"
+    ]
 
 
 def _preset(name: str) -> Preset:

@@ -56,6 +56,8 @@ class GroupBytes:
         ahead: By how much those are more than all gradients, before any has come since.
         host: Masters and moments that the host's memory has.
         staged: Of the buffers in which they are updated, if no group needs larger ones.
+        passing: What crosses the bus for an update, there and back; LORO's and Muon's masters once more, to be rounded.
+        copy: A copy of all masters and moments, for a checkpoint or for recovery.
     """
 
     weights: int
@@ -67,6 +69,8 @@ class GroupBytes:
     ahead: int
     host: int
     staged: int
+    passing: int
+    copy: int
 
     @property
     def state(self) -> int:
@@ -180,12 +184,13 @@ def _group(spec: JobSpec, kind: ParamKind, elements: _Elements, element_bytes: i
         optimizer += element_bytes * own
     # Everything in fp32 is the master itself, or the weights, unless both are something else.
     temporary = PRECISE * length if rounded and (shared or offloaded) else 0
+    passing = 2 * host + (PRECISE * offloaded if kind.custom_update and rounded else 0)
     ahead = max(0, under_way - PRECISE * length)
     factor = _largest_factor(spec.model, BlockSplit.of(spec.parallelism), spec.optimizer)
     staged = staged_elements(kind, offloaded, quantities, factor) if offloaded else 0
     return GroupBytes(
         element_bytes * length, gradients, optimizer, temporary, PRECISE * elements.given, under_way, ahead, host,
-        _BUFFERS * PRECISE * staged,
+        _BUFFERS * PRECISE * staged, passing, (1 + kind.moments) * PRECISE * own,
     )  # fmt: skip
 
 

@@ -46,6 +46,7 @@ from boost_core.plan.machine import Machine, captures_steps, machine_for
 from boost_core.plan.parameters import block_parameters
 from boost_core.plan.replay import StageSeconds, at_least, play
 from boost_core.plan.stages import Stage, cut
+from boost_core.plan.state_memory import state_bytes
 from boost_core.plan.work import Work, block_work, head_work, rank_tokens
 
 _IDLE_SHARE = {"1f1b": 1.0, "interleaved_1f1b": 1 / 2, "zero_bubble": 1 / 6}
@@ -64,7 +65,7 @@ class StepSeconds:
         sends: Between pipeline stages.
         idle: Waiting as the pipeline fills and empties.
         reduction: Of gradients between replicas, as far as nothing hides it, and gathering weights.
-        update: The optimizer.
+        update: The optimizer, with copies of what the host's memory has of its state.
     """
 
     arithmetic: float
@@ -123,6 +124,13 @@ def replayed_parts(spec: JobSpec, layout: Layout, machine: Machine | None = None
 
 def _step(spec: JobSpec, layout: Layout, machine: Machine | None) -> "Step":
     return Step(at(spec, layout), layout, machine or machine_for(spec.resources, spec.training.precision))
+
+
+def offload_seconds(spec: JobSpec, layout: Layout, machine: Machine) -> float:
+    """Of a step, what copies of state in the host's memory take, with the correction. Arguments as ``step_parts``."""
+    if spec.parallelism.optimizer_offload == 0:
+        return 0.0
+    return _step(spec, layout, machine).offload_seconds
 
 
 class Step:
@@ -224,7 +232,21 @@ class Step:
 
     @property
     def _update(self) -> float:
-        return self._profile.update_seconds(max(self._rank_weights) / self._sharers, self._element)
+        on_device = self._profile.update_seconds(max(self._rank_weights) / self._sharers, self._element)
+        return on_device + self._offload
+
+    @property
+    def offload_seconds(self) -> float:
+        """What copies take of what the host has of the optimizer's state."""
+        return self._correction * self._offload
+
+    @property
+    def _offload(self) -> float:
+        """The same as data sheets have it: both directions one after the other, hidden by nothing."""
+        if self._job.parallelism.optimizer_offload == 0:
+            return 0.0
+        ranks = (state_bytes(self._job, stages, self._element) for stages in self._stages)
+        return max(sum(group.passing for group in groups) for groups in ranks) / self._profile.host_bandwidth
 
     @property
     def _reductions(self) -> list[float]:

@@ -228,3 +228,28 @@ def test_what_has_no_choice_is_planned_without_one() -> None:
     assert context is not None
     assert [each.exchange for each in context.exchanges] == ["keys"]
     assert plan(job()).shapes[0].context is None
+
+
+def test_state_in_the_hosts_memory_makes_room_and_its_copies_take_time() -> None:
+    without, half, whole = (
+        plan(job(parallelism={"optimizer_offload": share, "data_parallel_size": 2}, elasticity=ELASTIC))
+        for share in (0, 0.5, 1)
+    )
+    for index, (none, some, most) in enumerate(zip(without.shapes, half.shapes, whole.shapes, strict=True)):
+        buffers = 2 * 12 * (1 << 22)
+        state = none.memory.optimizer
+        if none.data_parallel_size > 1:
+            state -= none.memory.weights // none.data_parallel_size  # rounded copies stay
+        assert none.memory.host == none.offload_seconds == 0
+        assert most.memory.host == state
+        assert none.memory.total - most.memory.total == state - buffers, index
+        assert most.offload_seconds == pytest.approx(2 * state / 25.6e9)  # PCIe 4 at 80 %
+        assert most.step_seconds == pytest.approx(none.step_seconds + most.offload_seconds)
+        assert some.offload_seconds == pytest.approx(most.offload_seconds / 2, rel=1e-3)
+        # Four copies of what a rank keeps, of which the masters and moments are all.
+        assert most.memory.copies == none.memory.copies == (4 if none.world_size > 1 else 2) * state
+        assert most.node_host_bytes == min(8, most.world_size) * (most.memory.host + most.memory.copies)
+    assert any("what nodes have is not known here" in note for note in half.notes)
+    assert not any("what nodes have is not known here" in note for note in without.notes)
+    fewer = plan(job(parallelism={"optimizer_offload": 1}, fault_tolerance={"memory_copy_every_steps": None})).shapes[0]
+    assert fewer.memory.copies == fewer.memory.host
