@@ -14,10 +14,6 @@ def attention_problems(
     if attention is None:
         return []
     messages, field = [], ("training", "attention")
-    if parallelism.context_parallel_size > 1:
-        messages.append(
-            "sparse attention is of whole sequences; set parallelism.context_parallel_size to 1, or leave it out"
-        )
     if parallelism.pipeline_parallel_size > 1:
         messages.append("a pipeline's stages attend densely; use tensor parallel ranks instead, or leave it out")
     if parallelism.split_micro_batch:

@@ -104,6 +104,8 @@ def cannot_send_latents(model: ModelConfig, parallelism: ParallelismConfig, trai
     tensor = parallelism.tensor_parallel_size
     if model.rank is None:
         return f"keys and values of family={model.family} are made of no latents"
+    if training.attention is not None:
+        return "of sparse attention each head's keys go by themselves, and latents are all heads' together"
     if chosen_strategy(model, parallelism) != "btp":
         return "tensor parallel ranks have the whole latents under strategy=btp alone"
     if model.rank % tensor:

@@ -192,6 +192,8 @@ def _needs(size: PlannedSize) -> str:
 
 def _why_chunk(dealing: Dealing, sizes: tuple[PlannedChunk, ...]) -> str:
     text = f"chunks have {dealing.chunk:,} tokens, and their keys come in {STAGES} stages"
+    if dealing.sparse_from is not None:
+        text += f", of sparse attention those that are seen, a part of the heads' in each of up to {STAGES}"
     if not sizes:
         return text
     own, *others = (
@@ -208,7 +210,8 @@ def _why_exchange(job: JobSpec, dealing: Dealing, exchanges: tuple[PlannedExchan
     where = "everywhere" if dealing.node_ranks == 1 or own.exchange == "keys" else "between nodes"
     asked = ", as the job asks for" if job.parallelism.context.exchange != "auto" else ""
     would = (f"{other.exchange} would take {_takes(other)}" for other in others)
-    return "; ".join([f"{own.exchange} go {where}{asked}: a layer's take {_takes(own)}, forward", *would])
+    at_most = " at most, as each head is sent what it sees" if job.training.attention else ""
+    return "; ".join([f"{own.exchange} go {where}{asked}: a layer's take {_takes(own)}, forward{at_most}", *would])
 
 
 def _takes(exchange: PlannedExchange) -> str:

@@ -44,7 +44,7 @@ from boost_core.plan.context.between import sent_between_nodes
 from boost_core.plan.context.dealt import STAGES
 from boost_core.plan.in_flight import InHand, in_hand
 from boost_core.plan.machine import attends_in_one, attends_on_device, captures_steps, machine_for
-from boost_core.plan.sparse_memory import head_bytes, index_bytes
+from boost_core.plan.sparse_memory import active_bytes, head_bytes, index_bytes
 from boost_core.plan.stages import Stage, cut
 from boost_core.plan.state_memory import GroupBytes, largest_weight, staging_bytes, starting_peak, state_bytes
 from boost_core.plan.work import rank_tokens
@@ -322,8 +322,8 @@ class PipelineRank:
         Gradients of queries and of own keys in fp32. Of a stage's keys six: as they came and in order; the next stage's
         as they come, and what is sent for it; gradients that go back and come back; and two of gradients in fp32. There
         are as many as one document needs, and documents that are apart need less. On a GPU a call of flash attention
-        has keys of its own, and their gradients. Where latents may come: these, with the gradients of a stage's, and of
-        the weights that keys are made by.
+        has keys of its own, and their gradients. Of sparse attention also which keys go and come. Where latents may
+        come: these, with the gradients of a stage's, and of the weights that keys are made by.
         """
         ranks = self._job.parallelism.context_parallel_size
         if ranks == 1:
@@ -331,14 +331,20 @@ class PipelineRank:
         keys, element, stage = 2 * self._each.key_value, self._element, self._stage_tokens
         own = self._tokens * (PRECISE + element) * (self._each.query + keys)
         in_calls = max(self._tokens, stage) * 2 * keys * element if self._each.kernels else 0
-        return own + stage * keys * (6 * element + 2 * PRECISE) + in_calls + self._key_latents()
+        active = active_bytes(self._job, keys // (2 * self._job.model.head_size))
+        return own + stage * keys * (6 * element + 2 * PRECISE) + in_calls + active + self._key_latents()
 
     @cached_property
     def _stage_tokens(self) -> int:
-        """Tokens whose keys come in a stage, at most."""
+        """Tokens whose keys come in a stage, at most; of sparse attention the same room has some heads' of all."""
         ranks = self._job.parallelism.context_parallel_size
         chunk = chunk_tokens(self._job.training.sequence_length, ranks)
-        return -(-self._tokens * (ranks - 1) // (chunk * STAGES)) * chunk
+        of_all = -(-self._tokens * (ranks - 1) // (chunk * STAGES)) * chunk
+        if self._job.training.attention is None:
+            return of_all
+        key_heads = self._each.key_value // self._job.model.head_size
+        together = -(-key_heads // min(STAGES, key_heads))
+        return max(of_all, -(-self._tokens * ranks * together // key_heads))
 
     @cached_property
     def _sends_latents(self) -> bool:

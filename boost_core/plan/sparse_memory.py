@@ -6,7 +6,9 @@ in 64 bits. They are kept for each block from its forward pass to its backward p
 
 One head of one document at a time: keys, values, queries, the output's gradient and three gradients in fp32; and of a
 run of queries its scores, what is made of them, and the keys and values that it gathers. Where lines are chosen: scores
-of the last queries, of the sampled ones, and which of these are kept; and for each key what it takes to sort it.
+of the last queries, of the sampled ones, and which of these are kept; and for each key what it takes to sort it. Over
+context parallel ranks all have the whole index, and a head's keys of a whole document, but queries of their own tokens
+alone. Which keys go and come is whence each comes, whether it goes, and a list of those that do.
 """
 
 from math import isqrt
@@ -17,6 +19,7 @@ from boost_core.hardware import BYTES
 
 _PLACE, _PRECISE = 8, BYTES["fp32"]
 _SORTED = 100  # for a key: what it is worth, adds and keeps, sums of these, and its place in order
+_ACTIVE = 64  # for a key of a head: whence it comes, whether it goes and is seen, its place when it goes and comes
 _SAMPLED = 32  # for a key and sampled query: attention, the distance of their blocks, and whether it is kept
 
 
@@ -37,12 +40,22 @@ def head_bytes(job: JobSpec) -> int:
     attention, length, size = job.training.attention, job.training.sequence_length, job.model.head_size
     if attention is None:
         return 0
+    own = -(-length // job.parallelism.context_parallel_size)
     slashes, verticals = _most_lines(attention, length)
     keys = BLOCK * min(slashes, -(-length // BLOCK)) + min(verticals, length)
-    run = min(max(RUN_SCORES, BLOCK * keys), keys * max(BLOCK, length // 8))
-    product = _PRECISE * (7 * (length + BLOCK) * size + 4 * verticals * size + 5 * run + 4 * run * size // BLOCK)
-    chosen = length * (3 * _PRECISE * LAST_QUERIES + _SORTED) + length * size * 2 * _PRECISE
+    run = min(max(RUN_SCORES, BLOCK * keys), keys * max(BLOCK, own // 8))
+    blocks = (4 * (length + BLOCK) + 3 * (own + BLOCK)) * size
+    product = _PRECISE * (blocks + 4 * verticals * size + 5 * run + 4 * run * size // BLOCK)
+    chosen = own * (3 * _PRECISE * LAST_QUERIES + 2 * _PRECISE * size) + length * _SORTED
     return max(product, chosen, length * SAMPLED_QUERIES * _SAMPLED)
+
+
+def active_bytes(job: JobSpec, key_heads: int) -> int:
+    """Which keys of so many heads context parallel ranks send each other of a micro-batch."""
+    training = job.training
+    if training.attention is None or job.parallelism.context_parallel_size == 1:
+        return 0
+    return training.micro_batch_size * training.sequence_length * key_heads * _ACTIVE
 
 
 def _most_lines(attention: SparseAttentionConfig, tokens: int) -> tuple[int, int]:

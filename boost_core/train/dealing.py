@@ -26,6 +26,7 @@ from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.context.attention import ContextAttention
 from boost_core.parallel.context.latents import LatentRoute
 from boost_core.parallel.context.pieces import integers
+from boost_core.parallel.context.sparse import SparseContextAttention
 from boost_core.parallel.process_groups import ProcessGroups
 from boost_core.plan.context.dealt import Dealing
 from boost_core.plan.context.figures import ContextPlan
@@ -105,7 +106,7 @@ class Dealer:
         self.load, self.tally, self._end = Load(), Tally(), end_of_document
         self._sparse = spec.training.attention
         self._planned: dict[tuple[int, ...], ContextPlan] = {}  # of micro-batches to come, by their documents
-        self._newest: tuple[tuple[int, ...], OwnTokens] | None = None
+        self._newest: tuple[tuple[tuple[int, ...], bool], OwnTokens] | None = None  # and whether all densely
         machine = machine_for(spec.resources, spec.training.precision)
         self._dealing = Dealing.of(spec, machine)
         nodes = _nodes_of_latents(spec, self._dealing, groups.context, device)
@@ -114,6 +115,8 @@ class Dealer:
     def begin_step(self) -> None:
         """Count a step anew."""
         self.load, self.tally = Load(), Tally()
+        if self._sparse is not None:  # attention counts what it keeps
+            self._newest = None
 
     def deal(self, batch: Batch, sequences: Sequences) -> OwnTokens:
         """This rank's of a micro-batch; the layers and the backward pass share what it takes to attend to others'.
@@ -125,31 +128,38 @@ class Dealer:
             batch: The micro-batch.
             sequences: The same on the host, ``[b, t]``.
         """
-        if self._ranks.size == 1 and (self._sparse is None or not torch.is_grad_enabled()):
+        densely = self._sparse is None or not torch.is_grad_enabled()
+        if self._ranks.size == 1 and densely:
             return OwnTokens(self.rotation.with_documents(batch.starts))
         documents = document_lengths(sequences, self._end)
-        if self._sparse is not None:
+        if self._ranks.size == 1 and self._sparse is not None:
             attention = SparseAttention(self._sparse, documents, self._device, self.tally)
             return OwnTokens(self.rotation.attending(attention))
-        if self._newest is None or self._newest[0] != documents:
+        if self._newest is None or self._newest[0] != (documents, densely):
             self._newest = None  # first, as the next ones need room, too
-            self._newest = documents, self._own(self._plan(documents))
+            self._newest = (documents, densely), self._own(self._plan(documents, densely))
         return self._newest[1]
 
     def foresee(self, micro_batches: Sequence[Sequences]) -> None:
         """Plan those that come next, on the host alone."""
         if self._ranks.size > 1:
             ahead = {document_lengths(sequences, self._end) for sequences in micro_batches}
-            self._planned = {documents: self._plan(documents) for documents in ahead}
+            self._planned = {documents: self._plan(documents, self._sparse is None) for documents in ahead}
 
-    def _plan(self, documents: tuple[int, ...]) -> ContextPlan:
-        return self._planned.get(documents) or self._dealing.plan(documents)
+    def _plan(self, documents: tuple[int, ...], densely: bool) -> ContextPlan:
+        ahead = self._planned.get(documents) if densely == (self._sparse is None) else None
+        return ahead or self._dealing.plan(documents, densely)
 
     def _own(self, plan: ContextPlan) -> OwnTokens:
-        attention = ContextAttention(plan, self._ranks, self._device, self._route)
+        attention = self._attention(plan)
         places = self._places(attention.chunks)
         load = Load(max(plan.loads), sum(plan.loads) / plan.ranks)
         return OwnTokens(self.rotation.of_tokens(places % self.rotation.sequence_length, attention), places, load)
+
+    def _attention(self, plan: ContextPlan) -> ContextAttention:
+        if self._sparse is None or plan.window.sparse_from is None:
+            return ContextAttention(plan, self._ranks, self._device, self._route)
+        return SparseContextAttention(plan, self._sparse, self._ranks, self._device, self.tally)
 
     def _at(self, chunks: Sequence[int]) -> Rotation:
         """The rotation of the tokens of some chunks."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from boost_core.bench.rank import draw_weights
+from boost_core.config import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.plan import sparse_memory
 from boost_core.plan.memory import rank_memory
@@ -13,6 +14,7 @@ from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 from tests.numerics.allocator import allocated
 from tests.numerics.test_memory_plan import COLA, CPU, RandomTokens, job, one_rank, slack
+from tests.ranks import Ranks
 
 SPARSE = {"kind": "vertical_slash", "budget": 0.2, "sink": 2, "window": 1, "from_length": 768}
 LENGTH = 1024
@@ -50,3 +52,20 @@ def test_a_step_takes_no_more_than_planned_and_hardly_less(
         _, _, peak = allocated(step)
     planned = rank_memory(spec, Layout.of(spec.parallelism)).total
     assert peak <= planned <= peak + slack(spec) * LENGTH // 32 + sparse_memory.head_bytes(spec)
+
+
+def peak_of_step(spec: JobSpec) -> int:
+    def step() -> None:
+        training_step(TrainState.initial(spec, CPU, draw_weights), Tokens(spec))  # type: ignore[arg-type]
+
+    return allocated(step)[2]
+
+
+@pytest.mark.parametrize("ranks_", [2, 4])
+def test_nor_does_one_over_context_parallel_ranks(ranks: Ranks, ranks_: int) -> None:
+    """Which has keys of all heads in the plan, should every one be seen."""
+    training = {"sequence_length": LENGTH, "micro_batch_size": 1, "global_batch_size": 1, "attention": SPARSE}
+    spec = job(COLA | {"num_hidden_layers": 2}, {"context_parallel_size": ranks_}, training=training)
+    planned = rank_memory(spec, Layout.of(spec.parallelism)).total
+    for peak in ranks.run(ranks_, peak_of_step, spec):
+        assert peak <= planned <= 2 * peak

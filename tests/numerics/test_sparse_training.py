@@ -16,6 +16,7 @@ from boost_core.messages.reports import Fault, FaultReport, Report, StepReport
 from boost_core.nn.sparse import attention as sparse
 from boost_core.nn.sparse.index import find_lines
 from boost_core.optim.build import COMPUTE_TYPES
+from boost_core.parallel.context.sparse_index import SparseIndex
 from boost_core.train import recall
 from boost_core.train.evaluate import evaluate
 from boost_core.train.loop import train
@@ -45,13 +46,17 @@ class Case:
     recompute: str = "none"
     tensor: int = 1
     precision: str = "fp32"
+    context: int = 1
 
     def spec(self, attention: dict[str, Any] | None) -> JobSpec:
         shape = {
             "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
             "num_attention_heads": 4, "rank": 8,
         }  # fmt: skip
-        how: dict[str, Any] = {"tensor_parallel_size": self.tensor, "recompute": self.recompute, "zero_stage": 0}
+        how: dict[str, Any] = {
+            "tensor_parallel_size": self.tensor, "context_parallel_size": self.context, "recompute": self.recompute,
+            "zero_stage": 0,
+        }  # fmt: skip
         if self.family == "vanilla":
             how["strategy"] = "vanilla"
         return JobSpec.model_validate(
@@ -96,16 +101,17 @@ def stepped(case: Case, attention: dict[str, Any] | None) -> Found:
     with (
         patch.dict(COMPUTE_TYPES, {"fp32": torch.float64}),
         patch.object(sparse, "find_lines", side_effect=find_lines) as find,
+        patch.object(SparseIndex, "find", autospec=True, side_effect=SparseIndex.find) as find_together,
     ):
         state, drawn = TrainState.initial(case.spec(attention), CPU, end_of_document=END), Drawn()
         result = training_step(state, drawn)  # type: ignore[arg-type]
-        chosen = find.call_count
+        chosen = find.call_count + find_together.call_count
         gradients = {
             name: each.clone() for group in state.optimizer.groups for name, each in group.summed_gradients().items()
         }
         kept = EvaluationSet.of([(TokenStream([drawn.tokens.flatten().astype(np.uint16)]), 1.0)], LENGTH, 2)
         tally, validation = state.dealer.tally, evaluate(state, kept).loss
-        assert find.call_count == chosen
+        assert find.call_count + find_together.call_count == chosen
     return Found(result.loss, result.gradient_norm, gradients, validation, tally.recall, tally.density, chosen)
 
 
@@ -114,19 +120,23 @@ def stepped(case: Case, attention: dict[str, Any] | None) -> Found:
     [
         Case("cola", True, "latent"), Case("cola", False, "full", tensor=2), Case("lax", True, "latent", tensor=2),
         Case("lax", False, "full"), Case("dense", False, "full", tensor=2), Case("vanilla", True, tensor=2),
+        Case("cola", True, "latent", context=2), Case("lax", False, "full", context=4),
+        Case("cola", False, "shared", tensor=2, context=2), Case("dense", True, context=2),
     ],
     ids=str,
 )  # fmt: skip
 def test_a_step_is_that_of_one_rank_that_recomputes_nothing(ranks: Ranks, case: Case) -> None:
     """In fp64, to 1e-10; and what is seen is chosen once for each layer and long document, and not for validation."""
     (expected,) = ranks.run(1, stepped, Case(case.family, case.apart), SPARSE)
-    found = ranks.run(case.tensor, stepped, case, SPARSE)
+    found = ranks.run(case.tensor * case.context, stepped, case, SPARSE)
     for one in found:
         assert (one.loss, one.norm) == pytest.approx((expected.loss, expected.norm), rel=1e-10)
         assert one.chosen == 2 * BATCH
         assert one.recall and one.density and one.density <= 0.46 and one.recall > one.density
+        if case.tensor == 1:  # else of its own heads
+            assert (one.recall, one.density) == pytest.approx((expected.recall, expected.density), rel=1e-9)
     for name, true_gradient in expected.gradients.items():
-        parts = [one.gradients[name] for one in found]
+        parts = [one.gradients[name] for one in found[: case.tensor]]
         split = [axis for axis in range(parts[0].ndim) if parts[0].shape[axis] != true_gradient.shape[axis]]
         whole = torch.cat(parts, split[0]) if split else parts[0]
         assert (whole - true_gradient).norm() <= 1e-10 * true_gradient.norm(), name
@@ -199,7 +209,10 @@ def test_its_steps_are_not_captured() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"parallelism": {"context_parallel_size": 2}}, "sparse attention is of whole sequences; set parallelism.con"),
+        (
+            {"parallelism": {"context_parallel_size": 2, "context": {"exchange": "latents"}}},
+            "each head's keys go by themselves, and latents are all heads' together; use auto or keys",
+        ),
         ({"parallelism": {"pipeline_parallel_size": 2}}, "a pipeline's stages attend densely"),
         ({"parallelism": {"split_micro_batch": True}}, "the halves of split_micro_batch attend densely"),
         ({"model": {"sliding_window": 16}}, "model.sliding_window=16 says already what each query sees"),
@@ -207,8 +220,8 @@ def test_its_steps_are_not_captured() -> None:
         ({"training": {"sequence_length": 255}}, "from_length=256 is above training.sequence_length=255"),
         ({"training": {"attention": SPARSE | {"window": 100}}}, r"alone take \d+ pairs .* budget=0.45 allows 14803"),
         (
-            {"elasticity": {"data_parallel_size": {"max": 2}, "layouts": [[1, 1], [1, 1, 2]]}},
-            "cp 2 is legal with no number of replicas .*: sparse attention is of whole sequences",
+            {"elasticity": {"data_parallel_size": {"max": 2}, "layouts": [[1, 1], [1, 2]]}},
+            "pp 2 is legal with no number of replicas .*: a pipeline's stages attend densely",
         ),
     ],
 )

@@ -201,6 +201,20 @@ def test_a_long_job_is_planned_with_what_other_sizes_chunks_and_exchanges_would_
     assert all(1 <= each.imbalance < 1.05 and least < each.seconds < 1.2 * least for each in chunks.values())
 
 
+def test_a_long_job_with_sparse_attention_needs_less_time_and_says_how_its_keys_come() -> None:
+    sections = {name: dict(section) for name, section in LONG.items()}
+    sections["parallelism"]["context"] = {"exchange": "keys"}
+    (dense,) = plan(job(**sections)).shapes
+    sections["training"]["attention"] = {"kind": "vertical_slash"}
+    (sparse,) = plan(job(**sections)).shapes
+    assert sparse.context is not None
+    assert sparse.step_seconds < dense.step_seconds
+    assert [each.exchange for each in sparse.context.exchanges] == ["keys"]
+    _, chunk, exchange = sparse.context.why
+    assert "of sparse attention those that are seen, a part of the heads' in each of up to 4" in chunk
+    assert exchange.endswith("forward at most, as each head is sent what it sees")
+
+
 def test_a_long_job_sends_what_takes_least_and_as_much_as_its_plan_does() -> None:
     spec = job(**{name: dict(section) for name, section in LONG.items()})
     (shape,) = plan(spec).shapes

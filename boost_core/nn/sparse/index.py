@@ -6,17 +6,19 @@ are whole blocks: slash D is the blocks of keys that lie D blocks before their q
 the last queries' attention in such blocks. Slash 0, the queries' own block, is causal; a few more, for what is near,
 and the first keys, to which attention sinks, are always there.
 
-Shape suffixes: m tokens of the document, n = ⌈m/64⌉ blocks; h heads, j heads of keys, e head size; p of the last
-queries; l = n + m lines, slashes and then verticals.
+Shape suffixes: m tokens of the document, n = ⌈m/64⌉ blocks of k = 64; h heads, j heads of keys, e head size; p of the
+last queries; l = n + m lines, slashes and then verticals.
 """
 
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import pad
 
 from boost_core.config.attention import BLOCK, LAST_QUERIES, SparseAttentionConfig
 
 _HIDDEN = float("-inf")
+_ONE = float(1 << 42)  # in fixed point
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,60 @@ def find_lines(query_mhe: torch.Tensor, key_mje: torch.Tensor, how: SparseAttent
 def attention_of_last(query_pe: torch.Tensor, key_me: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of a document's last queries, summed over those of one block each: ``[b, m]``, and these blocks."""
     dtype, tokens = torch.promote_types(query_pe.dtype, torch.float32), len(key_me)
+    key_nke = pad(key_me.to(dtype), (0, 0, 0, -tokens % BLOCK)).view(-1, BLOCK, key_me.shape[1])
+    place_nk = torch.arange(key_nke.shape[0] * BLOCK, device=key_me.device).view(-1, BLOCK)
     row_p = torch.arange(tokens - len(query_pe), tokens, device=key_me.device)
-    mass_pm = attention_of_rows(query_pe.to(dtype), key_me.to(dtype), row_p)
-    first, last = (tokens - len(query_pe)) // BLOCK, (tokens - 1) // BLOCK
-    block_b = torch.arange(first, last + 1, device=key_me.device)
-    mass_bm = torch.stack([mass_pm[row_p // BLOCK == block].sum(dim=0) for block in range(first, last + 1)])
-    return mass_bm, block_b
+    score_nkp = scores_of_blocks(query_pe.to(dtype), key_nke, place_nk, row_p)
+    most_p = score_nkp.amax(dim=(0, 1))
+    mass_bm = mass_of_blocks(score_nkp, most_p, sums_of_blocks(score_nkp, most_p), tokens)
+    return mass_bm.flatten(1)[:, :tokens], last_blocks(tokens, key_me.device)
+
+
+def last_blocks(tokens: int, device: torch.device) -> torch.Tensor:
+    """The blocks that a document's last queries are in, ``[b]``."""
+    return torch.arange((tokens - LAST_QUERIES) // BLOCK, (tokens - 1) // BLOCK + 1, device=device)
+
+
+def scores_of_blocks(
+    query_pe: torch.Tensor, key_nke: torch.Tensor, place_nk: torch.Tensor, row_p: torch.Tensor
+) -> torch.Tensor:
+    """Scores of queries at some places and of keys, ``[n, k, p]``: −∞ of what is not in a query's past.
+
+    Blocks are products of their own, of one shape: a key's score is the same to the bit whichever blocks come with it.
+    """
+    scaled_ep = (query_pe * query_pe.shape[-1] ** -0.5).T
+    score_nkp = torch.bmm(key_nke, scaled_ep.expand(len(key_nke), -1, -1))
+    return score_nkp.masked_fill_(place_nk.unsqueeze(2) > row_p, _HIDDEN)
+
+
+def sums_of_blocks(score_nkp: torch.Tensor, most_p: torch.Tensor) -> torch.Tensor:
+    """What softmax divides by, ``[p]``, as integers: they come to the same whichever ranks' sums are summed up."""
+    return _fixed((score_nkp - most_p).exp_()).sum(dim=(0, 1))
+
+
+def mass_of_blocks(score_nkp: torch.Tensor, most_p: torch.Tensor, sum_p: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Attention of a document's last queries to each key, summed over those of one block each, ``[b, n, k]``.
+
+    Args:
+        score_nkp: Their scores.
+        most_p: The largest of each query.
+        sum_p: What ``sums_of_blocks`` says of all keys.
+        tokens: Of the document.
+    """
+    share_nkp = _fixed(shares(score_nkp, most_p, sum_p))
+    before = min((BLOCK - (tokens - LAST_QUERIES) % BLOCK), LAST_QUERIES)  # those of the first block
+    parts = [part for part in share_nkp.tensor_split([before], dim=2) if part.shape[2]]
+    return torch.stack([part.sum(dim=2).to(score_nkp.dtype) / _ONE for part in parts])
+
+
+def shares(score_nkp: torch.Tensor, most_p: torch.Tensor, sum_p: torch.Tensor) -> torch.Tensor:
+    """Softmax of scores by what it says of all keys."""
+    return (score_nkp - most_p).exp_().div_(sum_p.to(score_nkp.dtype) / _ONE)
+
+
+def _fixed(x: torch.Tensor) -> torch.Tensor:
+    """Numbers up to 1 as integers, of which a million have room in 63 bits: their sum does not depend on its order."""
+    return (x * _ONE).to(torch.int64)
 
 
 def attention_of_rows(query_pe: torch.Tensor, key_me: torch.Tensor, row_p: torch.Tensor) -> torch.Tensor:
@@ -121,7 +171,7 @@ def choose_lines(mass_bm: torch.Tensor, block_b: torch.Tensor, tokens: int, how:
 
     slash_n = rest_bm.new_zeros(blocks)
     for of_block_m, distance_m in zip(rest_bm, distance_bm, strict=True):
-        by_block_n = torch.nn.functional.pad(of_block_m, (0, blocks * BLOCK - tokens)).view(blocks, BLOCK).sum(dim=1)
+        by_block_n = pad(of_block_m, (0, blocks * BLOCK - tokens)).view(blocks, BLOCK).sum(dim=1)
         slash_n[: int(distance_m[0]) + 1] += by_block_n[: int(distance_m[0]) + 1].flip(0)
     mass_l = torch.cat([slash_n, rest_bm.sum(dim=0)])
     worth_l = torch.cat([slash_n / BLOCK, mass_l[blocks:]])

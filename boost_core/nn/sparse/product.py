@@ -50,18 +50,18 @@ class _Run:
     hidden_iv: torch.Tensor
 
 
-def _runs(lines: Lines) -> Iterator[_Run]:
-    slashes, blocks, device = lines.slashes, lines.blocks, lines.slashes.device
+def _runs(lines: Lines, block_n: torch.Tensor) -> Iterator[_Run]:
+    """The runs of some of a document's blocks of queries, ``[i]`` in order."""
+    slashes = lines.slashes
     is_slash_n, vertical_block_v = lines.is_slash(), lines.verticals // BLOCK
-    last_n = torch.arange(blocks, device=device)
-    slashes_n = torch.searchsorted(slashes, last_n, right=True).tolist()
-    verticals_n = torch.searchsorted(vertical_block_v, last_n).tolist()
-    begin, most = 0, max(1, blocks // _RUNS)
-    while begin < blocks:
-        end = min(begin + most, blocks)
+    slashes_n = torch.searchsorted(slashes, block_n, right=True).tolist()
+    verticals_n = torch.searchsorted(vertical_block_v, block_n).tolist()
+    begin, most = 0, max(1, len(block_n) // _RUNS)
+    while begin < len(block_n):
+        end = min(begin + most, len(block_n))
         keys = BLOCK * slashes_n[end - 1] + verticals_n[end - 1]  # at most, of a block
         end = min(end, begin + max(1, RUN_SCORES // (BLOCK * keys)))
-        block_i1 = last_n[begin:end].unsqueeze(1)
+        block_i1 = block_n[begin:end].unsqueeze(1)
         block_is = block_i1 - slashes[: slashes_n[end - 1]]
         verticals = verticals_n[end - 1]
         distance_iv = block_i1 - vertical_block_v[:verticals]
@@ -70,20 +70,28 @@ def _runs(lines: Lines) -> Iterator[_Run]:
         begin = end
 
 
-class _Keys:
+class HeadKeys:
     """Keys and values of one head of a document, for one head of queries.
 
     Args:
         key_nke: Blocks of keys, the last one filled up.
         value_nke: The same of values.
         lines: What is seen of them.
+        block_n: The blocks of the document whose queries attend to them, in order; ``None`` for all.
     """
 
-    def __init__(self, key_nke: torch.Tensor, value_nke: torch.Tensor, lines: Lines) -> None:
+    def __init__(
+        self, key_nke: torch.Tensor, value_nke: torch.Tensor, lines: Lines, block_n: torch.Tensor | None = None
+    ) -> None:
+        self._of_queries_n = torch.arange(lines.blocks, device=key_nke.device) if block_n is None else block_n
         self.lines, self._blocks = lines, (key_nke, value_nke)
         self._verticals = [x_nke.flatten(0, 1)[lines.verticals] for x_nke in self._blocks]
         ones = torch.ones(BLOCK, BLOCK, dtype=torch.bool, device=key_nke.device)
         self._future_kk = ones.triu(1)
+
+    def runs(self) -> Iterator[_Run]:
+        """Those of the queries."""
+        return _runs(self.lines, self._of_queries_n)
 
     def of(self, run: _Run) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
         """Keys and values that a run's blocks gather, ``[i, 64·s, e]``, and its verticals', ``[v, e]``."""
@@ -106,12 +114,13 @@ class _Attention(torch.autograd.Function):
         ctx: Any, query_mhe: torch.Tensor, key_mje: torch.Tensor, value_mje: torch.Tensor, lines: Sequence[Lines]
     ) -> torch.Tensor:
         out_mhe = torch.empty_like(query_mhe, memory_format=torch.contiguous_format)
-        dtype = torch.promote_types(query_mhe.dtype, torch.float32)
-        lse_hm = query_mhe.new_empty(query_mhe.shape[1], len(query_mhe), dtype=dtype)
+        dtype, tokens = torch.promote_types(query_mhe.dtype, torch.float32), len(query_mhe)
+        lse_hm = query_mhe.new_empty(query_mhe.shape[1], tokens, dtype=dtype)
         for heads, blocks in _groups(len(lines), key_mje, value_mje, dtype):
             for head in heads:
-                query_nke = _in_blocks(query_mhe[:, head], dtype)
-                out_mhe[:, head], lse_hm[head] = _forward(query_nke, _Keys(*blocks, lines[head]))
+                query_nke = in_blocks(query_mhe[:, head], dtype)
+                out_nke, lse_nk = head_forward(query_nke, HeadKeys(*blocks, lines[head]))
+                out_mhe[:, head], lse_hm[head] = out_nke.flatten(0, 1)[:tokens], lse_nk.flatten()[:tokens]
         ctx.save_for_backward(query_mhe, key_mje, value_mje, lse_hm)
         ctx.lines = lines
         return out_mhe
@@ -124,10 +133,10 @@ class _Attention(torch.autograd.Function):
         for key_head, (heads, blocks) in enumerate(_groups(len(lines), key_mje, value_mje, dtype)):
             dkey_nke, dvalue_nke = (torch.zeros_like(x_nke) for x_nke in blocks)
             for head in heads:
-                query_nke, dout_nke = (_in_blocks(x_mhe[:, head], dtype) for x_mhe in (query_mhe, gradients[0]))
+                query_nke, dout_nke = (in_blocks(x_mhe[:, head], dtype) for x_mhe in (query_mhe, gradients[0]))
                 lse_nk = pad(lse_hm[head], (0, -tokens % BLOCK)).view(-1, BLOCK)
-                keys = _Keys(*blocks, lines[head])
-                dquery_nke = _backward(query_nke, dout_nke, lse_nk, keys, dkey_nke, dvalue_nke)
+                keys = HeadKeys(*blocks, lines[head])
+                dquery_nke = head_backward(query_nke, dout_nke, lse_nk, keys, dkey_nke, dvalue_nke)
                 dquery_mhe[:, head] = dquery_nke.flatten(0, 1)[:tokens]
             dkey_mje[:, key_head] = dkey_nke.flatten(0, 1)[:tokens]
             dvalue_mje[:, key_head] = dvalue_nke.flatten(0, 1)[:tokens]
@@ -140,38 +149,38 @@ def _groups(
     """The heads that share each head of keys, and its blocks of keys and values."""
     share = heads // key_mje.shape[1]
     for head in range(key_mje.shape[1]):
-        blocks = _in_blocks(key_mje[:, head], dtype), _in_blocks(value_mje[:, head], dtype)
+        blocks = in_blocks(key_mje[:, head], dtype), in_blocks(value_mje[:, head], dtype)
         yield range(head * share, (head + 1) * share), blocks
 
 
-def _in_blocks(x_me: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def in_blocks(x_me: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Blocks of a document's tokens, ``[n, k, e]``, the last one filled up with zeros, which no token sees."""
     return pad(x_me.to(dtype), (0, 0, 0, -len(x_me) % BLOCK)).view(-1, BLOCK, x_me.shape[1])
 
 
-def _forward(query_nke: torch.Tensor, keys: _Keys) -> tuple[torch.Tensor, torch.Tensor]:
-    """A head's output, ``[m, e]``, and log-sum-exps, ``[m]``."""
+def head_forward(query_nke: torch.Tensor, keys: HeadKeys) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a head's blocks of queries the output, ``[n, k, e]``, and log-sum-exps, ``[n, k]``."""
     out_nke, lse_nk = torch.empty_like(query_nke), torch.empty_like(query_nke[..., 0])
-    scale, tokens = query_nke.shape[-1] ** -0.5, keys.lines.tokens
-    for run in _runs(keys.lines):
+    scale = query_nke.shape[-1] ** -0.5
+    for run in keys.runs():
         (key_iqe, value_iqe), (key_ve, value_ve) = keys.of(run)
         score_ikc = keys.scores(query_nke[run.queries] * scale, key_iqe, key_ve, run)
         lse_nk[run.queries] = lse_ik = score_ikc.logsumexp(dim=2)
         share_ikc = score_ikc.sub_(lse_ik.unsqueeze(2)).exp_()
         of_slashes = value_iqe.shape[1]
         out_nke[run.queries] = share_ikc[..., :of_slashes] @ value_iqe + share_ikc[..., of_slashes:] @ value_ve
-    return out_nke.flatten(0, 1)[:tokens], lse_nk.flatten()[:tokens]
+    return out_nke, lse_nk
 
 
-def _backward(
-    query_nke: torch.Tensor, dout_nke: torch.Tensor, lse_nk: torch.Tensor, keys: _Keys,
+def head_backward(
+    query_nke: torch.Tensor, dout_nke: torch.Tensor, lse_nk: torch.Tensor, keys: HeadKeys,
     dkey_nke: torch.Tensor, dvalue_nke: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     """A head's gradient of queries, ``[n, k, e]``; those of keys and of values are added to the others'."""
     dquery_nke, scale = torch.empty_like(query_nke), query_nke.shape[-1] ** -0.5
     verticals = keys.lines.verticals
     dkey_ve, dvalue_ve = (query_nke.new_zeros(len(verticals), query_nke.shape[-1]) for _ in range(2))
-    for run in _runs(keys.lines):
+    for run in keys.runs():
         (key_iqe, value_iqe), (key_ve, value_ve) = keys.of(run)
         query_ike, dout_ike = query_nke[run.queries] * scale, dout_nke[run.queries]
         share_ikc = keys.scores(query_ike, key_iqe, key_ve, run)

@@ -5,6 +5,10 @@ Of three placements it takes the one with which attention is predicted to take l
 lengths no job knows ahead, so each micro-batch is decided by itself; ``docs/figures/context_rule.md`` has what a choice
 at the job's start would take. All ranks find the same: seconds are by nominal figures, and of sums, products and
 quotients in one order, which are alike on every machine.
+
+With sparse attention the keys that long documents need are known when their heads have chosen, in each layer. Work then
+grows from a document's start to its end, or in steps where slashes begin, and ``heap``, which deals neighbours to
+different ranks, is even for either.
 """
 
 from collections.abc import Sequence
@@ -22,6 +26,7 @@ from boost_core.plan.machine import Machine
 
 STAGES = 4
 _PLACEMENTS = ("near", "loose", "contiguous")
+_SPARSE_PLACEMENTS = ("heap",)
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class Dealing:
         rates: What ranks do in a second.
         exchange: What goes between nodes.
         node_ranks: How many context parallel ranks a node has; of those that send each other keys, too.
+        sparse_from: Tokens from which on documents are attended to sparsely in training; ``None``: none.
+        sparse_share: Of their pairs, the share that is expected to be seen.
     """
 
     ranks: int
@@ -45,6 +52,8 @@ class Dealing:
     rates: Rates
     exchange: Exchange = "keys"
     node_ranks: int = 1
+    sparse_from: int | None = None
+    sparse_share: float = 1.0
 
     @classmethod
     def of(cls, job: JobSpec, machine: Machine) -> "Dealing":
@@ -61,12 +70,20 @@ class Dealing:
             ranks, chunk_tokens(length, ranks), None if window is None or window >= length else window,
             attention_layer(job), rates, sent_between_nodes(job, machine.cluster),
             1 if parallelism.context.exchange == "latents" else row[0],
+            job.training.attention.from_length if job.training.attention else None, job.training.attended_share,
         )  # fmt: skip
 
-    def plan(self, documents: Sequence[int]) -> ContextPlan:
-        """The plan of a micro-batch of these documents, sequence after sequence; the same on all ranks."""
-        window = Window(tuple(documents), self.chunk, self.sees)
-        plans = [self._placed(window, how) for how in _PLACEMENTS]
+    def plan(self, documents: Sequence[int], densely: bool = False) -> ContextPlan:
+        """The plan of a micro-batch of these documents, sequence after sequence; the same on all ranks.
+
+        Args:
+            documents: Tokens of each.
+            densely: Whether all are attended to densely, as where nothing is trained.
+        """
+        sparse_from = None if densely else self.sparse_from
+        window = Window(tuple(documents), self.chunk, self.sees, sparse_from, self.sparse_share)
+        some_sparsely = any(window.is_sparse(tokens) for tokens in documents)
+        plans = [self._placed(window, how) for how in (_SPARSE_PLACEMENTS if some_sparsely else _PLACEMENTS)]
         return min(plans, key=self._seconds)
 
     def _placed(self, window: Window, how: str) -> ContextPlan:

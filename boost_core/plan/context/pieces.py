@@ -152,7 +152,7 @@ def _traffic(
 
 
 def _runs(window: Window, chunks: Sequence[int]) -> Iterator[_Run]:
-    """The runs of chunks that lie one after the other, in order."""
+    """The runs of chunks that lie one after the other, in order; of documents that are attended to densely."""
     size, starts = window.chunk_tokens, list(accumulate(window.documents, initial=0))
     for _, group in groupby(enumerate(chunks), key=lambda each: each[1] - each[0]):
         neighbours = list(group)
@@ -160,6 +160,8 @@ def _runs(window: Window, chunks: Sequence[int]) -> Iterator[_Run]:
         begin, end = chunk * size, (chunk + len(neighbours)) * size
         first, last = bisect_right(starts, begin) - 1, bisect_right(starts, end - 1)
         for document in range(first, last):
+            if window.is_sparse(window.documents[document]):
+                continue
             low, high = max(begin, starts[document]), min(end, starts[document + 1])
             yield _Run(document, (low, high), number * size + low - begin)
 

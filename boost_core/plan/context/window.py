@@ -1,7 +1,7 @@
 """Packed documents, cut into chunks of one size."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 
@@ -15,6 +15,9 @@ class Window:
         documents: Tokens of each document, as they lie; the first and last may be parts.
         chunk_tokens: Tokens of a chunk.
         sees: How many tokens of its document each sees at most, itself included (a sliding window); ``None`` for all.
+        sparse_from: Documents of so many tokens or more are attended to sparsely, ``None``: none. Which keys that takes
+            is not known ahead, so that plans have none of them; their pairs count as those of the queries' own chunk.
+        sparse_share: Of their pairs, the share that is expected to be seen.
 
     Raises:
         ValueError: A document is empty, the chunks do not divide the window, or no token sees even itself.
@@ -23,6 +26,8 @@ class Window:
     documents: tuple[int, ...]
     chunk_tokens: int
     sees: int | None = None
+    sparse_from: int | None = None
+    sparse_share: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.documents or min(self.documents) < 1:
@@ -37,6 +42,10 @@ class Window:
         """Of the whole window."""
         return sum(self.documents)
 
+    def is_sparse(self, length: int) -> bool:
+        """Whether a document of so many tokens is attended to sparsely."""
+        return self.sparse_from is not None and length >= self.sparse_from
+
     @property
     def chunks(self) -> int:
         """How many there are."""
@@ -47,8 +56,9 @@ class Window:
         """Pairs of query and key that each chunk's queries have."""
         found, start = [0] * self.chunks, 0
         for length in self.documents:
+            share = self.sparse_share if self.is_sparse(length) else 1
             for chunk, begin, end in self._rows(start, start + length):
-                found[chunk] += self._seen(end - start) - self._seen(begin - start)
+                found[chunk] += int(share * (self._seen(end - start) - self._seen(begin - start)))
             start += length
         return tuple(found)
 
@@ -114,12 +124,15 @@ class Window:
 
     @cached_property
     def _leading(self) -> Sequence[tuple[int, int]]:
-        """Of each chunk: where the document of its first token starts, and how many of its tokens are in the chunk."""
+        """Of each chunk: where the document of its first token starts, and how many of its tokens are in the chunk.
+
+        One that is attended to sparsely starts with the chunk: no keys before that are planned for.
+        """
         found, start = [(0, 0)] * self.chunks, 0
         for length in self.documents:
             for chunk, begin, end in self._rows(start, start + length):
                 if begin == chunk * self.chunk_tokens:
-                    found[chunk] = start, end - begin
+                    found[chunk] = begin if self.is_sparse(length) else start, end - begin
             start += length
         return tuple(found)
 
@@ -141,7 +154,7 @@ def joined(windows: Sequence[Window]) -> Window:
     Raises:
         ValueError: There is none, or their chunks differ in size, or in what their tokens see.
     """
-    if len({(window.chunk_tokens, window.sees) for window in windows}) != 1:
+    if len({replace(window, documents=(window.chunk_tokens,)) for window in windows}) != 1:
         raise ValueError("give windows whose chunks have the same size and whose tokens see as many others")
     documents = tuple(length for window in windows for length in window.documents)
-    return Window(documents, windows[0].chunk_tokens, windows[0].sees)
+    return replace(windows[0], documents=documents)

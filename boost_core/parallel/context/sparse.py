@@ -1,0 +1,165 @@
+"""Attention over context parallel ranks of which long documents have a part alone: what is seen, and is sent.
+
+Short documents are attended to as the plan says. Of long ones each layer's heads choose what is seen, all ranks
+together; then the keys that a rank's queries see come, some heads of keys at a time, while those before are attended
+to. All that a query sees is there at once, so nothing is to be put together by log-sum-exps. From the forward pass the
+lines are kept; backward the same keys come again, and their gradients go back to their owners.
+
+Shape suffixes: T tokens of the rank, h heads, j heads of keys, e head size; of a document b blocks of k = 64 queries
+that the rank has and n blocks of keys; N tokens of all documents' blocks, i of a group's heads of keys; s = 2, keys and
+values.
+"""
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+
+import torch
+
+from boost_core.config.attention import BLOCK, SparseAttentionConfig
+from boost_core.nn.sparse.index import Lines
+from boost_core.nn.sparse.product import HeadKeys, head_backward, head_forward
+from boost_core.nn.sparse.recall import Tally
+from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.context.active_keys import ActiveKeys, head_groups
+from boost_core.parallel.context.attention import ContextAttention
+from boost_core.parallel.context.long_document import LongDocument, long_documents
+from boost_core.parallel.context.sparse_index import SparseIndex
+from boost_core.parallel.context.stage import Own, OwnGradients
+from boost_core.plan.context.figures import ContextPlan
+
+
+class SparseContextAttention(ContextAttention):
+    """Causal attention of documents, as one plan has their tokens on ranks, sparse where the plan's window says so.
+
+    Args:
+        plan: The plan, the same on all ranks.
+        how: What the queries of long documents see.
+        communicator: The context parallel group.
+        device: Where this rank's tokens are.
+        tally: Counts what is kept, of all micro-batches of a step.
+    """
+
+    def __init__(
+        self, plan: ContextPlan, how: SparseAttentionConfig, communicator: Communicator, device: torch.device,
+        tally: Tally,
+    ) -> None:  # fmt: skip
+        super().__init__(plan, communicator, device)
+        self._documents = long_documents(plan, communicator.rank, device)
+        self._index, self._tally = SparseIndex(self._documents, how, communicator), tally
+        self._communicator = communicator
+        self._lines: Sequence[Sequence[Lines]] | None = None
+
+    def for_layer(self) -> "SparseContextAttention":
+        """The same for one layer, which keeps what its queries see."""
+        own = copy(self)
+        own._lines = None
+        return own
+
+    def forward(self, query_The: torch.Tensor, own: Own) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output, ``[T, h, e]``, and its log-sum-exps, ``[T, h]`` in fp32 at least; the lines of the first call."""
+        out_The, lse_Th = super().forward(query_The, own)
+        if not self._documents:
+            return out_The, lse_Th
+        if self._lines is None:
+            self._lines = self._index.find(query_The, own.keys[:, 0], self._tally)
+        for coming in self._coming(own, self._lines):
+            for each in self._heads(coming, self._lines, lse_Th.dtype):
+                document, head = each.document, each.head
+                query_bke = document.in_blocks(query_The[document.rows, head].to(lse_Th.dtype))
+                out_bke, lse_bk = head_forward(query_bke, each.keys)
+                out_The[document.rows, head] = document.out_of_blocks(out_bke).to(out_The.dtype)
+                lse_Th[document.rows, head] = document.out_of_blocks(lse_bk)
+        return out_The, lse_Th
+
+    def backward(
+        self, dout_The: torch.Tensor, query_The: torch.Tensor, own: Own, out_The: torch.Tensor, lse_Th: torch.Tensor
+    ) -> tuple[torch.Tensor, OwnGradients]:
+        """Gradients of the queries, and of what the rank has for others."""
+        dquery_The, gradients = super().backward(dout_The, query_The, own, out_The, lse_Th)
+        if self._lines is None:
+            return dquery_The, gradients
+        dtype, add_returned = lse_Th.dtype, None
+        for coming in self._coming(own, self._lines):
+            dkeys_iNse = torch.zeros_like(coming.keys, dtype=dtype)
+            for each in self._heads(coming, self._lines, dtype):
+                document, head = each.document, each.head
+                query_bke, dout_bke, lse_bk = (
+                    document.in_blocks(x[document.rows, head].to(dtype)) for x in (query_The, dout_The, lse_Th)
+                )
+                dkey_nke, dvalue_nke = _in_blocks(dkeys_iNse[each.number, each.where])
+                dquery_bke = head_backward(query_bke, dout_bke, lse_bk, each.keys, dkey_nke, dvalue_nke)
+                dquery_The[document.rows, head] = document.out_of_blocks(dquery_bke).to(dquery_The.dtype)
+            if add_returned:
+                add_returned(gradients.keys)
+            add_returned = coming.active.start_back(dkeys_iNse, coming.group, own.keys.dtype)
+        if add_returned:
+            add_returned(gradients.keys)
+        return dquery_The, gradients
+
+    def _coming(self, own: Own, lines: Sequence[Sequence[Lines]]) -> Iterator["_Coming"]:
+        """The keys of each group of heads; the next group's are under way then."""
+        groups = head_groups(own.keys.shape[2])
+        active = ActiveKeys(self._documents, lines, own.keys.shape[2], self._communicator)
+        wait = active.start(own.keys, 0)
+        for group, heads in enumerate(groups):
+            keys_iNse = wait()
+            if group + 1 < len(groups):
+                wait = active.start(own.keys, group + 1)
+            yield _Coming(active, group, keys_iNse, heads, own.keys.shape[2])
+
+    def _heads(self, coming: "_Coming", lines: Sequence[Sequence[Lines]], dtype: torch.dtype) -> Iterator["_Head"]:
+        """Each head of queries of each document of which the rank has tokens."""
+        for number, key_head in enumerate(coming.heads):
+            for document, of_heads in zip(self._documents, lines, strict=True):
+                if not len(document.place_t):
+                    continue
+                share = len(of_heads) // coming.key_heads
+                where = slice(document.begin, document.begin + document.blocks * BLOCK)
+                key_nke, value_nke = _in_blocks(coming.keys[number, where].to(dtype))
+                for head in range(key_head * share, (key_head + 1) * share):
+                    keys = HeadKeys(key_nke, value_nke, of_heads[head], document.block_b)
+                    yield _Head(document, head, keys, number, where)
+
+
+@dataclass(frozen=True)
+class _Coming:
+    """Keys and values of a group of heads that have come.
+
+    Attributes:
+        active: By what they did.
+        group: Which one.
+        keys: They, ``[i, N, s, e]``.
+        heads: Its heads.
+        key_heads: Of all groups.
+    """
+
+    active: ActiveKeys
+    group: int
+    keys: torch.Tensor
+    heads: range
+    key_heads: int
+
+
+@dataclass(frozen=True)
+class _Head:
+    """A head of queries of a document.
+
+    Attributes:
+        document: The document.
+        head: The head.
+        keys: Those that it attends to.
+        number: That of its head of keys in the group.
+        where: The document's among the tokens of all.
+    """
+
+    document: LongDocument
+    head: int
+    keys: HeadKeys
+    number: int
+    where: slice
+
+
+def _in_blocks(keys_mse: torch.Tensor) -> Sequence[torch.Tensor]:
+    """A document's keys and values, ``[n, k, e]`` each."""
+    return keys_mse.view(-1, BLOCK, *keys_mse.shape[1:]).unbind(2)
