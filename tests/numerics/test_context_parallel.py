@@ -338,9 +338,9 @@ def planned_ahead(case: Case) -> tuple[list[str], list[bool]]:
     state, drawn, order, alike = TrainState.initial(case.spec(case.layout), CPU, end_of_document=END), Drawn(3), [], []
     plan, values, deal = Dealing.plan, StepClock.values, Dealer.deal
 
-    def planned(dealing: Dealing, documents: Sequence[int]) -> ContextPlan:
+    def planned(dealing: Dealing, documents: Sequence[int], densely: bool) -> ContextPlan:
         order.append("plan")
-        return plan(dealing, documents)
+        return plan(dealing, documents, densely)
 
     def waited(clock: StepClock, tensor: torch.Tensor) -> list[float]:
         order.append("wait")

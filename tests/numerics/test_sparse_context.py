@@ -13,6 +13,7 @@ from boost_core.nn.sparse.attention import SparseAttention
 from boost_core.nn.sparse.index import Lines, find_lines
 from boost_core.nn.sparse.recall import Tally
 from boost_core.parallel.communicator import Communicator
+from boost_core.parallel.context.attention import ContextAttention
 from boost_core.parallel.context.sparse import SparseContextAttention
 from boost_core.parallel.context.sparse_index import SparseIndex
 from boost_core.parallel.ledger import CommunicationLedger, Entry
@@ -162,6 +163,26 @@ def test_it_is_that_of_one_rank(ranks: Ranks, case: Case) -> None:
         back = sum(each.receiver == rank for each in case.plan.keys) * case.chunk * case.of_keys * 2 * HEAD * 8
         assert found.sent[SENT][1] == 2 * (int(keys[rank].sum()) + dense)
         assert found.sent[RETURNED][1] == int(keys[:, rank].sum()) + back
+
+
+def traffic(case: Case) -> tuple[int, int, float | None]:
+    """Bytes that this rank sends for a pass forward and backward, and for a dense one as trainers plan it; density."""
+    window = Window(case.documents, case.chunk)
+    placement = place(window, case.ranks, "near")
+    plan, ledger = ContextPlan(window, case.ranks, placement, own_tasks(window, placement), 4), CommunicationLedger()
+    dense = ContextAttention(plan, Communicator(dist.group.WORLD, "cp", ledger), CPU)
+    *inputs, gradient = (case.own(x, dense.chunks) for x in case.drawn(torch.float32))
+    dense(*(x.requires_grad_() for x in inputs)).backward(gradient)
+    found = on_this_rank(case, torch.float32)
+    return sum(size for _, size in found.sent.values()), ledger.sum().bytes, found.kept[1]
+
+
+def test_traffic_falls_with_what_is_seen(ranks: Ranks) -> None:
+    """At 5 % of the pairs it is half of dense attention's or less, what choosing takes included."""
+    case = Case((8192,), 256, 4, "heap", 2, 2, 0.05)
+    sparse, dense, densities = zip(*ranks.run(4, traffic, case), strict=True)
+    assert all(density is not None and density <= 0.05 for density in densities)
+    assert sum(sparse) <= 0.5 * sum(dense)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
