@@ -206,6 +206,17 @@ def test_asked_on_one_rank_all_halt_after_the_same_step(halted: Halted) -> None:
     assert CheckpointFolder(str(halted.folder)).steps() == [2, 4, 5]
 
 
+def test_state_in_the_hosts_memory_is_copied_and_recovered_as_any_other(
+    ranks: Ranks, corpus: Path, tmp_path: Path
+) -> None:
+    spec = job(corpus, tmp_path, (1, 1, 2, 1))
+    offloading = spec.model_copy(update={"parallelism": spec.parallelism.model_copy(update={"optimizer_offload": 0.6})})
+    ended = run(ranks, offloading, Told(nodes="ab", halt=(1, 4), store=True))
+    store, *_ = ranks.run(2, loaded_from_store, spec, 4)  # of which the lost rank's peer has a copy
+    for reader in (spec, offloading):
+        assert_equal(ranks.run(2, loaded_from_memory, reader, pickle.dumps(without(ended.stores, 0))), store)
+
+
 def keys(snapshots: Iterable[Snapshot]) -> set[SnapshotKey]:
     return {snapshot.index.key for snapshot in snapshots}
 

@@ -55,7 +55,12 @@ SOME = ["documents apart", "lax"]
 ALL = [pytest.param(changes, marks=() if name in SOME else pytest.mark.full, id=name) for name, changes in JOBS.items()]
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2 dp2 zero1": {"tensor_parallel_size": 2, "data_parallel_size": 2},
-    "dp2 zero2": {"tensor_parallel_size": 1, "data_parallel_size": 2, "zero_stage": 2},
+    "dp2 zero2, offload": {
+        "tensor_parallel_size": 1,
+        "data_parallel_size": 2,
+        "zero_stage": 2,
+        "optimizer_offload": 0.5,
+    },
 }
 
 
