@@ -71,7 +71,7 @@ def fastest(instance: Instance, below: float = inf, all_cuts: bool = True) -> fl
     Args:
         instance: The question.
         below: Ways that cannot be faster are left out: whose ranks, evenly loaded, would compute for longer.
-        all_cuts: Whether to try every cut into stages, or the one that the trainer makes.
+        all_cuts: Whether to try every cut into stages, or the default one.
     """
     best, limit = below, instance.device_bytes * (1 - SPARE)
     for job in _ways(instance):

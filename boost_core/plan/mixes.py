@@ -16,7 +16,7 @@ from boost_core.config.parallelism import ModeRuns, ParallelismConfig, Recompute
 from boost_core.config.strategy import strategy_problems
 from boost_core.plan.machine import Machine, machine_for
 from boost_core.plan.memory import PipelineRank, RankMemory, pipeline_ranks, rank_memory
-from boost_core.plan.throughput import Step
+from boost_core.plan.throughput import ORDER, Step
 
 MIXED_LESS = 0.03  # at most that a mix holds less than any mode alone, whose backward pass may take more
 
@@ -48,17 +48,24 @@ def least_costly(job: JobSpec, layout: Layout, limit: float, machine: Machine | 
     lean, memory = leanest(job, layout)
     if memory.total > limit * (1 + MIXED_LESS):
         return lean
-    costs = _Costs(job, layout, modes, machine or machine_for(job.resources, job.training.precision))
-    ranks = pipeline_ranks(with_modes(job, modes[0]), layout, range(layout.pp))
-    mixes = [_Mix(rank, costs, limit).least_costly() for rank in ranks]
+    whole = with_modes(job, modes[0])
+    machine = machine or machine_for(job.resources, job.training.precision)
+    costs = BlockCosts(Step(whole, layout, machine, ORDER, modes), modes)
+    ranks = pipeline_ranks(whole, layout, range(layout.pp))
+    mixes = [RankMix(rank, costs, limit).least_costly() for rank in ranks]
     stages: list[StageModes] = []
     for index in range(job.parallelism.stages):
         mix = mixes[index % layout.pp]
         if mix is None:
             return lean
         stages.append(mix[index // layout.pp])
+    return with_modes(job, in_one(stages))
+
+
+def in_one(stages: Sequence[StageModes]) -> RecomputeMode | tuple[StageModes, ...]:
+    """The mode of all blocks, or else those of each stage."""
     used = {mode for stage in stages for mode, _ in stage.runs}
-    return with_modes(job, used.pop() if len(used) == 1 else tuple(stages))
+    return used.pop() if len(used) == 1 else tuple(stages)
 
 
 def leanest(job: JobSpec, layout: Layout) -> tuple[JobSpec, RankMemory]:
@@ -67,14 +74,18 @@ def leanest(job: JobSpec, layout: Layout) -> tuple[JobSpec, RankMemory]:
     return min(((each, rank_memory(each, layout)) for each in jobs), key=lambda found: found[1].total)
 
 
-class _Costs:
-    """Seconds that a micro-batch takes in a block of each mode."""
+class BlockCosts:
+    """Seconds that a micro-batch takes in a block of each mode.
 
-    def __init__(self, job: JobSpec, layout: Layout, modes: Sequence[RecomputeMode], machine: Machine) -> None:
-        steps = {mode: Step(with_modes(job, mode), layout, machine) for mode in modes}
-        self.modes = sorted(modes, key=lambda mode: (steps[mode].of_a_block(mode), modes.index(mode)))
-        self._of_block = {mode: step.of_a_block(mode) for mode, step in steps.items()}
-        self._first_gather = steps["shared"].first_gather() if "shared" in modes else 0.0
+    Args:
+        step: Of the job, with these modes.
+        modes: The legal ones, those first that keep more.
+    """
+
+    def __init__(self, step: Step, modes: Sequence[RecomputeMode]) -> None:
+        self._of_block = {mode: step.of_a_block(mode) for mode in modes}
+        self.modes = sorted(modes, key=lambda mode: (self._of_block[mode], modes.index(mode)))
+        self._first_gather = step.first_gather() if "shared" in modes else 0.0
 
     def of_block(self, mode: RecomputeMode) -> float:
         """Of one block."""
@@ -86,10 +97,10 @@ class _Costs:
         return blocks + self._first_gather * sum(stage.shared > 0 for stage in stages)
 
 
-class _Mix:
-    """The mixes of one rank."""
+class RankMix:
+    """The mixes of one rank, with which it holds no more than a limit."""
 
-    def __init__(self, rank: PipelineRank, costs: _Costs, limit: float) -> None:
+    def __init__(self, rank: PipelineRank, costs: BlockCosts, limit: float) -> None:
         self._rank, self._costs, self._limit = rank, costs, limit
         self._blocks = sum(rank.sizes)
 

@@ -7,6 +7,10 @@ faster than, the most promising first: what a replica computes, divided evenly o
 ``throughput.Step.at_least``. Of those that fit, the pipeline is played (``replay``), and that is what they are ranked
 by. The search ends once nothing left can be faster than what was found. So none of these is missed, and few are played.
 
+All of this is with stages of about equal work. Then the most promising of the pipelines that were looked at, of those
+that some cut may make faster than what was found (``throughput.Step.at_least_however_cut``), are cut otherwise
+(``cuts``): the fewer, the more blocks and stages there are, as cuts take the longer.
+
 Tensor parallel groups stay on a node. What is found fits by ``memory.rank_memory``, with 4 % of the device to spare for
 what that leaves out. The model, the batch, the precision and the strategy are the user's.
 """
@@ -23,6 +27,7 @@ from boost_core.config.job import JobSpec
 from boost_core.config.layout import Layout
 from boost_core.config.legality import layout_problems
 from boost_core.hardware import BYTES
+from boost_core.plan.cuts import Cuts
 from boost_core.plan.devices import SPARE
 from boost_core.plan.machine import Machine
 from boost_core.plan.memory import RankMemory, rank_memory
@@ -35,6 +40,7 @@ _MOST_STAGES = 32  # ``ParallelismConfig.pipeline_parallel_size``
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
 _OTHER_ORDERS = (("tp", "cp", "dp", "pp"),)
+_MOST_EFFORT = 10_000  # for other cuts; one combination's take about its stages times its blocks, squared
 _WORTH_SAYING = 0.01  # of a step
 
 
@@ -131,6 +137,21 @@ class _Shape:
     schedule: str
 
 
+@dataclass
+class _Pipeline:
+    """A combination with a number of replicas whose stages may be cut otherwise.
+
+    Attributes:
+        job: The job with it, cut as by default, without recomputation.
+        step: Its step.
+        expected: Seconds that this takes at least, or, if it was played, with the recomputation that it needs.
+    """
+
+    job: JobSpec
+    step: Step
+    expected: float
+
+
 class _Search:
     """What is looked at, and what is left. Arguments as ``search``, with the bytes that may be used of a device."""
 
@@ -148,19 +169,42 @@ class _Search:
         self._fastest: dict[tuple[_Shape, int], tuple[float, JobSpec, Step, int]] = {}
         self._unfit: list[tuple[int, float, JobSpec, Step]] = []
         self._timed = 0
+        self._pipelines: dict[tuple[_Shape, int], _Pipeline] = {}
 
     def found(self) -> Found:
         for shape, replicas, seconds in self._shapes():
             self._push_shape(shape, replicas, seconds)
         while self._queue:
             bound, _, look = heappop(self._queue)
-            best = nsmallest(self._top, (total for total, *_ in self._fastest.values()))
-            if len(best) == self._top and bound > best[-1]:
+            if bound > self._slowest_kept():
                 break
             look(bound)
+        self._cut_otherwise()
         choices = [_choice(job, step, needed) for _, job, step, needed in self._fastest.values()]
         choices.sort(key=lambda choice: (choice.seconds.total, choice.layout.world_size, choice.needed))
         return Found(choices[: self._top], self._misfit(choices), self._timed)
+
+    def _slowest_kept(self) -> float:
+        """Seconds of the last of those that will be given; what is slower is none of them."""
+        best = nsmallest(self._top, (total for total, *_ in self._fastest.values()))
+        return best[-1] if len(best) == self._top else inf
+
+    def _cut_otherwise(self) -> None:
+        """Try other cuts of those that were looked at, as many as effort allows of those that may be faster so."""
+        effort = 0
+        by_promise = sorted(self._pipelines.items(), key=lambda item: (item[0] not in self._fastest, item[1].expected))
+        for (shape, replicas), pipeline in by_promise:
+            if effort >= _MOST_EFFORT:
+                return
+            if self._least * pipeline.step.at_least_however_cut() > self._slowest_kept():
+                continue
+            job = pipeline.job
+            effort += job.parallelism.stages * job.model.num_hidden_layers**2
+            layout = Layout.of(job.parallelism)
+            found = Cuts(job, layout, self._limit, self._machine, self._order).best()
+            if found and found.seconds < self._fastest.get((shape, replicas), (inf,))[0]:
+                needed = rank_memory(found.job, layout).total
+                self._fastest[shape, replicas] = found.seconds, found.job, found.step, needed
 
     def _misfit(self, choices: Sequence[Choice]) -> Choice | None:
         fastest = choices[0].seconds.total if choices else inf
@@ -219,11 +263,20 @@ class _Search:
         else:
             step = Step(job, layout, self._machine, self._order)
 
+        bound = self._least * step.at_least()
+        if 1 < job.parallelism.stages < job.model.num_hidden_layers:
+            self._pipelines[shape, layout.dp] = _Pipeline(job, step, bound)
+
         def look(bound: float) -> None:
             if shape in self._too_large or not self._try(shape, job, step, bound):
                 self._push_mix(shape, job, bound)
 
-        self._push(self._least * step.at_least(), look)
+        self._push(bound, look)
+
+    def _expect(self, shape: _Shape, layout: Layout, seconds: float) -> None:
+        """Note how long a combination takes, as far as that is known, cut as by default."""
+        if each := self._pipelines.get((shape, layout.dp)):
+            each.expected = seconds
 
     def _try(self, shape: _Shape, job: JobSpec, step: Step, bound: float) -> bool:
         """Play a job if it fits."""
@@ -231,6 +284,7 @@ class _Search:
         memory = rank_memory(job, layout)
         if memory.total <= self._limit:
             total = step.played()
+            self._expect(shape, layout, total)
             if total < self._fastest.get((shape, layout.dp), (inf,))[0]:
                 self._fastest[shape, layout.dp] = total, job, step, memory.total
             return True
@@ -250,7 +304,9 @@ class _Search:
         def look(bound: float) -> None:
             self._try(shape, mixed, step, bound)
 
-        self._push(max(bound, self._least * step.at_least()), look)
+        bound = max(bound, self._least * step.at_least())
+        self._expect(shape, layout, bound)
+        self._push(bound, look)
 
     def _may_fit(self, shape: _Shape, job: JobSpec, bound: float) -> bool:
         """Whether a job may fit with some mix, by the mode with which it holds least; that is sooner seen."""

@@ -62,7 +62,7 @@ def cut(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int
     """
     count, layers = parallelism.stages, model.num_hidden_layers
     if parallelism.pipeline_layers_per_stage is not None:
-        return _stages(parallelism.pipeline_layers_per_stage)
+        return stages_of(parallelism.pipeline_layers_per_stage)
     if count > layers:
         raise ValueError(f"{count} pipeline stages need as many blocks; the model has {layers}")
     block = computed_block_flops_per_token(model, parallelism, sequence_length)
@@ -78,11 +78,12 @@ def _cut(layers: int, count: int, head_in_blocks: float) -> tuple[Stage, ...]:
         return max(most_of_others, last + head_in_blocks), -last
 
     last = min(of_last, key=work)
-    return _stages((*_even(layers - last, count - 1), last))
+    return stages_of((*_even(layers - last, count - 1), last))
 
 
 @lru_cache(1024)
-def _stages(sizes: Sequence[int]) -> tuple[Stage, ...]:
+def stages_of(sizes: Sequence[int]) -> tuple[Stage, ...]:
+    """Stages of so many blocks each."""
     return tuple(
         Stage(index, range(end - size, end), index == 0, index == len(sizes) - 1)
         for index, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True))

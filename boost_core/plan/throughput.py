@@ -26,7 +26,7 @@ reduces its gradients when it is done, whatever the others still do.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
@@ -141,23 +141,34 @@ class Step:
         layout: Its layout.
         machine: What it runs on.
         order: In which groups take the places of the network, the innermost first. Gangs have ``ORDER``.
+        modes: What blocks may keep besides, for ``of_a_block`` and ``keeping``.
 
     Raises:
         ValueError: The layout's groups do not go into the machine's network.
     """
 
-    def __init__(self, job: JobSpec, layout: Layout, machine: Machine, order: Sequence[str] = ORDER) -> None:
+    def __init__(
+        self,
+        job: JobSpec,
+        layout: Layout,
+        machine: Machine,
+        order: Sequence[str] = ORDER,
+        modes: Sequence[RecomputeMode] = (),
+    ) -> None:
         self._profile, self._cluster, self._order = machine.profile, machine.cluster, order
         self._fitted = machine.fitted
         self._place(job, layout)
         self._element = BYTES[job.training.precision]
         self._tokens = rank_tokens(job)
-        self._stages: list[list[Stage]] = [[] for _ in range(layout.pp)]
-        for stage in cut(job.model, job.parallelism, job.training.sequence_length):
-            self._stages[stage.index % layout.pp].append(stage)
         self._head = head_work(job)
+        self._cut()
+        self._block = {mode: block_work(job, mode) for mode in set(modes).union(*self._rank_modes)}
+
+    def _cut(self) -> None:
+        job, size = self._job, self._layout.pp
+        stages = cut(job.model, job.parallelism, job.training.sequence_length)
+        self._stages: list[Sequence[Stage]] = [stages[rank::size] for rank in range(size)]
         self._rank_modes = [self._modes_of(stages) for stages in self._stages]
-        self._block = {mode: block_work(job, mode) for mode in set().union(*self._rank_modes)}
 
     def _place(self, job: JobSpec, layout: Layout) -> None:
         self._job, self._layout = job, layout
@@ -173,6 +184,15 @@ class Step:
             raise ValueError("where replicas are not outermost, their number moves what is outside of them")
         other = copy(self)
         other._place(job, layout)
+        return other
+
+    def keeping(self, job: JobSpec) -> "Step":
+        """That of the job cut into other stages, or with other modes of those that were named."""
+        other = copy(self)
+        for name in ("_rank_weights", "_rank_backwards", "_ranks", "_stage_seconds"):
+            other.__dict__.pop(name, None)
+        other._job = job
+        other._cut()
         return other
 
     def replayed(self) -> StepSeconds:
@@ -193,6 +213,33 @@ class Step:
         """Seconds that ``replayed`` is never below but by its correction, in far less time."""
         ended = at_least(self._stage_seconds, self._job.parallelism.pipeline_schedule, self._micro_batches)
         return self._done(ended) + self._update
+
+    def at_least_however_cut(self) -> float:
+        """The same of every cut into as many stages, each of at least a block, and for whatever else blocks keep.
+
+        Of what all stages take for a micro-batch, W, a rank has t. Under 1f1b its first backward pass waits for the
+        first micro-batch to go through all others and back, and what it then has left is all but its first forward
+        passes, a share of t each: so the step is at least W + (m − 1)·t less these, of all ranks. Under the others a
+        rank waits at least for a block of each rank before it. And some rank has at least its even share of blocks.
+        """
+        model, size, micro_batches = self._job.model, self._layout.pp, self._micro_batches
+        (mode,) = self._block
+        block, layers, even = self.of_a_block(mode), model.num_hidden_layers, -(-model.num_hidden_layers // size)
+        forward, backward, weight_gradients = self._block_passes[mode]
+        whole = layers * block + self.of_the_head()
+        sends = [self._between(place, 0) for place in range(size - 1)]
+        schedule = self._job.parallelism.pipeline_schedule
+        if schedule == "1f1b":
+            ahead = forward / block
+            ended = whole + 2 * sum(sends) + whole / sum(1 / (micro_batches - 1 - rank * ahead) for rank in range(size))
+        else:
+            before = forward + backward + (0.0 if schedule == "zero_bubble" else weight_gradients)
+            ended = micro_batches * whole / size + before * (size - 1) / 2
+        behind = layers * (backward + weight_gradients)
+        alone, share = (self._weights([Stage(1, range(number), False, False)]) for number in (1, even))
+        busiest = micro_batches * (even * block + (min(sends) if schedule == "1f1b" else 0.0))
+        ended = max(ended + self._reduction(alone, behind), busiest + self._reduction(share, behind))
+        return ended + self._profile.update_seconds(share / self._sharers, self._element)
 
     def played(self) -> float:
         """All of ``replayed``, in half its time."""
@@ -250,10 +297,9 @@ class Step:
 
     @property
     def _reductions(self) -> list[float]:
-        return [
-            self._reduction(weights, backward)
-            for weights, backward in zip(self._rank_weights, self._rank_backwards, strict=True)
-        ]
+        ranks = list(zip(self._rank_weights, self._rank_backwards, strict=True))
+        seconds = {rank: self._reduction(*rank) for rank in set(ranks)}  # many are alike
+        return [seconds[rank] for rank in ranks]
 
     @cached_property
     def _rank_weights(self) -> list[float]:
@@ -285,28 +331,47 @@ class Step:
         return [[self._passes_of(stage) for stage in stages] for stages in self._stages]
 
     def _passes_of(self, stage: Stage) -> StageSeconds:
-        seconds = self._profile.seconds
         forward, backward, weights = 0.0, self._first_gather(stage), 0.0
-        for mode, count in self._modes_of([stage]).items():
-            block, (exchange_forward, exchange_backward) = self._block[mode], self._exchanges[mode]
-            slower = self._block_seconds[mode] / seconds(block.all)  # as kernels are launched more slowly than they run
-            forward += count * (slower * seconds(block.forward) + exchange_forward)
-            backward += count * (slower * seconds(block.backward) + exchange_backward)
-            weights += count * slower * seconds(block.weight_gradients)
+        for mode, count in self._job.parallelism.modes(stage.index, len(stage.layers)):
+            of_forward, of_backward, of_weights = self._block_passes[mode]
+            forward += count * of_forward
+            backward += count * of_backward
+            weights += count * of_weights
         if stage.last:
+            seconds = self._profile.seconds
             forward += seconds(self._head.forward) + self._head_exchanges[0]
             backward += seconds(self._head.backward) + self._head_exchanges[1]
             weights += seconds(self._head.weight_gradients)
         sent = 0.0 if stage.last else self._between(stage.index % self._layout.pp, stage.layers.stop)
         return StageSeconds(forward, backward, weights, sent)
 
-    def _modes_of(self, stages: Sequence[Stage]) -> Counter[RecomputeMode]:
+    @cached_property
+    def _block_passes(self) -> dict[RecomputeMode, tuple[float, float, float]]:
+        """Seconds of a block's forward pass, of its backward pass and of its weight gradients, in each mode."""
+        seconds, found = self._profile.seconds, {}
+        for mode, block in self._block.items():
+            exchange_forward, exchange_backward = self._exchanges[mode]
+            slower = self._block_seconds[mode] / seconds(block.all)  # as kernels are launched more slowly than they run
+            found[mode] = (
+                slower * seconds(block.forward) + exchange_forward,
+                slower * seconds(block.backward) + exchange_backward,
+                slower * seconds(block.weight_gradients),
+            )
+        return found
+
+    def _modes_of(self, stages: Sequence[Stage]) -> Mapping[RecomputeMode, int]:
         """How many blocks of some stages keep what."""
+        if not isinstance(self._job.parallelism.recompute, tuple):
+            return dict(self._job.parallelism.modes(0, sum(len(stage.layers) for stage in stages)))
         counts: Counter[RecomputeMode] = Counter()
         for stage in stages:
             for mode, count in self._job.parallelism.modes(stage.index, len(stage.layers)):
                 counts[mode] += count
         return counts
+
+    def of_the_head(self) -> float:
+        """Seconds of one micro-batch in the head."""
+        return self._profile.seconds(self._head.all) + sum(self._head_exchanges)
 
     def of_a_block(self, mode: RecomputeMode) -> float:
         """Seconds of one micro-batch in one block."""
@@ -349,7 +414,8 @@ class Step:
         return self._gathers - self._profile.exposed(self._gathers, self._behind_gathers)
 
     def _first_gather(self, stage: Stage) -> float:
-        return self.first_gather() if self._modes_of([stage])["shared"] else 0.0
+        shares = any(mode == "shared" for mode, _ in self._job.parallelism.modes(stage.index, len(stage.layers)))
+        return self.first_gather() if shares else 0.0
 
     @property
     def _behind_gathers(self) -> float:

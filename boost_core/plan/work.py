@@ -120,7 +120,7 @@ def block_work(job: JobSpec, mode: RecomputeMode) -> Passes:
     """That of one block on one rank of a job at its layout, by what the block keeps for its backward pass."""
     parallelism = job.parallelism
     alone = parallelism.at(Layout(parallelism.tensor_parallel_size, 1, 1, parallelism.context_parallel_size))
-    alone = alone.model_copy(update={"recompute": mode})
+    alone = alone.model_copy(update={"recompute": mode, "pipeline_layers_per_stage": None})
     scored = 0 if job.training.attention is None else LAST_QUERIES + SAMPLED_QUERIES
     return _block_work(job.model, alone, mode, rank_tokens(job), pairs_of_token(job), job.training.precision, scored)
 

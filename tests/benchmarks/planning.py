@@ -112,7 +112,7 @@ def judged() -> Iterator[Judged]:
 
 
 def beside_brute_force(seeds: Iterable[int]) -> list[tuple[float, float]]:
-    """Of small instances, our plan's seconds over those of the fastest: cut as the trainer cuts, and at all."""
+    """Of small instances, our plan's seconds over those of the fastest: with the default cut, and with any."""
     found = []
     for seed in seeds:
         instance = drawn(seed)
@@ -157,7 +157,7 @@ def means(found: Sequence[Judged]) -> Iterator[list[str]]:
 def truth(found: Sequence[tuple[float, float]]) -> list[str]:
     """What brute force says, in words."""
     lines = []
-    for name, ratios in zip(("cut as the trainer cuts", "with every cut"), zip(*found, strict=True), strict=True):
+    for name, ratios in zip(("with the default cut", "with every cut"), zip(*found, strict=True), strict=True):
         near = sum(ratio <= 1.01 for ratio in ratios) / len(ratios)
         lines.append(f"- {name}: {near:.1%} within 1 % of the fastest, the worst {max(ratios) - 1:.1%} off")
     return lines
@@ -184,15 +184,15 @@ def page(found: Sequence[Judged], small: Sequence[tuple[float, float]], memory: 
         "geometric mean of the levels', or that of a node. memory last: our search without a limit, then twice the "
         "tensor and then the pipeline parallel ranks until it fits; the same with micro-batches of one sequence. MCMC: "
         f"{ASKED['mcmc']['chains']} chains of {ASKED['mcmc']['steps']:,} steps by the formula. NEST: its step formula, "
-        "1f1b, stages on the first free devices. All of them have the same costs, the same memory and the trainer's "
-        "cut; ours and the flat ones mix memory modes, the others have one mode for all blocks.", "",
+        "1f1b, stages on the first free devices. All of them have the same costs and the same memory; ours and the "
+        "flat ones mix memory modes and cut stages, the others have one mode for all blocks and the default cut.", "",
         *table(["cluster", *PLANNERS], list(means(found))), "",
         "## Beside brute force", "",
         f"Of {ASKED['small_instances']} random instances the {len(small)} for which something fits, of at most 8 "
         "blocks and 16 GPUs over two or three levels; all sizes, micro-batches, schedules, and modes for all blocks "
         "alike:", "", *truth(small), "",
-        "A gang cuts a model by the work of its blocks and head; a cut of one's own can leave the first stages, which "
-        "keep more micro-batches, fewer blocks.", "",
+        "By default a gang cuts a model by the work of its blocks and head; a cut of a plan's own can leave the first "
+        "stages, which keep more micro-batches, fewer blocks.", "",
         "## How long it takes", "",
         f"Beside a loop of {_LOOPS:,} additions on the same core: a search at {max(ASKED['gpus']):,} GPUs "
         f"{statistics.median(searched):.0f} times as long in the median, {max(searched):.0f} at most; a shape's memory "

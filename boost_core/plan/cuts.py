@@ -1,0 +1,139 @@
+"""How many blocks each pipeline stage of a layout has, where a search chooses that together with what blocks keep.
+
+The first ranks have the most micro-batches in hand. Where memory is short they compute more again, and are then the
+slowest; with fewer blocks they need not. So blocks are moved one at a time, from a rank that does not fit, or else from
+one of the two slowest ranks, to any other stage, as long as the played step gets shorter; each rank has the least
+costly mix of modes that fits with the blocks that it has (``mixes``). Of all moves the few are played that are best by
+the formula (``throughput``). ``tests/planning_truth.py`` has what it is held to: every cut there is.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import nlargest, nsmallest
+
+from boost_core.config.job import JobSpec
+from boost_core.config.layout import Layout
+from boost_core.config.parallelism import StageModes
+from boost_core.plan.machine import Machine
+from boost_core.plan.memory import PipelineRank
+from boost_core.plan.mixes import MIXED_LESS, BlockCosts, RankMix, in_one, legal_modes, with_modes
+from boost_core.plan.stages import Stage, cut, stages_of
+from boost_core.plan.throughput import Step
+
+_PLAYED = 3  # of all moves
+
+
+@dataclass(frozen=True)
+class CutPlan:
+    """A cut that fits.
+
+    Attributes:
+        job: The job with it, and with what its blocks keep.
+        step: Its step.
+        seconds: That this takes, played.
+    """
+
+    job: JobSpec
+    step: Step
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _RankPlan:
+    """What a rank's blocks keep, or ``None`` if nothing fits; and its seconds, or the bytes that it lacks then."""
+
+    mix: Sequence[StageModes] | None
+    cost: float
+
+
+class Cuts:
+    """The cuts of a job at a layout.
+
+    Args:
+        job: The job at its layout, cut as by default; what it recomputes does not matter.
+        layout: The layout.
+        limit: Bytes that a rank may hold.
+        machine: What it runs on.
+        order: As of ``Step``.
+    """
+
+    def __init__(self, job: JobSpec, layout: Layout, limit: float, machine: Machine, order: Sequence[str]) -> None:
+        modes = legal_modes(job)
+        self._job, self._size, self._limit, self._modes = with_modes(job, modes[0]), layout.pp, limit, modes
+        self._step = Step(self._job, layout, machine, order, modes)
+        self._costs = BlockCosts(self._step, modes)
+        self._ranks: dict[tuple[int, Sequence[Stage] | Sequence[int]], _RankPlan] = {}
+
+    def best(self) -> CutPlan | None:
+        """The best that moves of blocks lead to; ``None`` if none fits."""
+        job = self._job
+        sizes = tuple(len(each.layers) for each in cut(job.model, job.parallelism, job.training.sequence_length))
+        best, lacks = self._plan(sizes), self._lacks(sizes)
+        while best is None:
+            sizes = min(self._moves(sizes), key=lambda each: (self._lacks(each), each), default=sizes)
+            if self._lacks(sizes) >= lacks:
+                return None
+            best, lacks = self._plan(sizes), self._lacks(sizes)
+        while True:
+            estimates = nsmallest(_PLAYED, {(self._estimate(best, sizes, each), each) for each in self._moves(sizes)})
+            played = [(plan.seconds, each, plan) for _, each in estimates if (plan := self._plan(each))]
+            shortest = min(played, key=lambda each: each[:2], default=None)
+            if shortest is None or shortest[0] >= best.seconds:
+                return best
+            _, sizes, best = shortest
+
+    def _moves(self, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Cuts with a block moved from a stage of the ranks that are in the way to any other."""
+        plans = self._rank_plans(sizes)
+        unfit = [rank for rank, plan in enumerate(plans) if plan.mix is None]
+        for rank in unfit or nlargest(2, range(self._size), key=lambda rank: plans[rank].cost):
+            for source in range(rank, len(sizes), self._size):
+                for target in range(len(sizes)):
+                    if sizes[source] > 1 and target != source:
+                        yield tuple(size + (stage == target) - (stage == source) for stage, size in enumerate(sizes))
+
+    def _estimate(self, plan: CutPlan, sizes: Sequence[int], moved: Sequence[int]) -> float:
+        """What a cut takes by the formula, if the costliest block of a stage moves, and is the costliest there, too."""
+        counts = [dict(plan.job.parallelism.modes(stage, size)) for stage, size in enumerate(sizes)]
+        source = next(stage for stage, size in enumerate(sizes) if moved[stage] < size)
+        target = next(stage for stage, size in enumerate(sizes) if moved[stage] > size)
+        costliest = [max(counts[stage], key=self._costs.of_block) for stage in (source, target)]
+        counts[source][costliest[0]] -= 1
+        counts[target][costliest[1]] += 1
+        return self._step.keeping(self._with(moved, [StageModes(**count) for count in counts])).parts().total
+
+    def _lacks(self, sizes: Sequence[int]) -> float:
+        """Bytes that ranks lack which do not fit."""
+        return sum(plan.cost for plan in self._rank_plans(sizes) if plan.mix is None)
+
+    def _plan(self, sizes: Sequence[int]) -> CutPlan | None:
+        plans = self._rank_plans(sizes)
+        mixes = [plan.mix for plan in plans if plan.mix is not None]
+        if len(mixes) < len(plans):
+            return None
+        modes = [mixes[stage % self._size][stage // self._size] for stage in range(len(sizes))]
+        job = self._with(sizes, modes)
+        step = self._step.keeping(job)
+        return CutPlan(job, step, step.played())
+
+    def _with(self, sizes: Sequence[int], modes: Sequence[StageModes]) -> JobSpec:
+        changes = {"pipeline_layers_per_stage": tuple(sizes), "recompute": in_one(modes)}
+        return self._job.model_copy(update={"parallelism": self._job.parallelism.model_copy(update=changes)})
+
+    def _rank_plans(self, sizes: Sequence[int]) -> list[_RankPlan]:
+        stages = stages_of(tuple(sizes))
+        return [self._rank_plan(rank, stages[rank :: self._size]) for rank in range(self._size)]
+
+    def _rank_plan(self, number: int, stages: Sequence[Stage]) -> _RankPlan:
+        key = number, stages if self._job.model.lax else tuple(len(stage.layers) for stage in stages)
+        if key not in self._ranks:
+            rank, mix = PipelineRank(self._job, number, stages), None
+            runs = [[((mode, size),) for size in rank.sizes] for mode in self._modes]
+            lacks = rank.keeping(runs[0]).memory().total - self._limit
+            if lacks > 0:
+                lacks = min(rank.keeping(each).memory().total for each in runs) - self._limit
+            if lacks <= self._limit * MIXED_LESS:
+                mix = RankMix(rank, self._costs, self._limit).least_costly()
+            head = self._step.of_the_head() if stages[-1].last else 0.0
+            self._ranks[key] = _RankPlan(mix, lacks if mix is None else self._costs.of(mix) + head)
+        return self._ranks[key]
