@@ -94,8 +94,9 @@ def test_nothing_that_fits_is_faster_than_what_is_found(
         found = search(spec, gpus, machine(spec, node), device, 1)
         fitting = [seconds for seconds, needed in ways if needed <= device * (1 - SPARE)]
         assert bool(found.choices) == bool(fitting)
-        if fitting:
-            assert found.choices[0].seconds.total == pytest.approx(min(fitting))
+        if fitting:  # with the default cut
+            assert found.choices[0].seconds.total <= min(fitting) * (1 + 1e-9)
+            assert found.choices[0].needed <= device * (1 - SPARE)
 
 
 @pytest.mark.parametrize("seed", [1, 3, 4, 6, 11, 16, 19])
@@ -105,7 +106,7 @@ def test_random_instances_are_planned_as_brute_force_has_them(seed: int) -> None
     best = fastest(small, all_cuts=False)
     assert bool(choices) == (best < inf)
     if choices:
-        assert choices[0].seconds.total == pytest.approx(best)
+        assert choices[0].seconds.total <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", [7, 16, 25])  # without a cut of their own their plans take 5 to 13 % longer
