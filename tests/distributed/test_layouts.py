@@ -28,6 +28,7 @@ from tests.ranks import Ranks
 
 CPU = torch.device("cpu")
 STEPS = 5
+FEW_STEPS = 2  # enough to see a bit that differs: it is in the second loss, in the weights and in the moments
 SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
 FAMILIES: dict[str, dict[str, Any]] = {
     "dense": {"family": "dense", "rank": None},
@@ -97,13 +98,13 @@ def job(corpus: Path, family: str, micro: int, layout: Layout, **training: Any) 
     )  # fmt: skip
 
 
-def trained(spec: JobSpec, compute_type: torch.dtype) -> tuple[list[float], Whole]:
+def trained(spec: JobSpec, compute_type: torch.dtype, steps: int = STEPS) -> tuple[list[float], Whole]:
     """Losses of some steps, and all state after them."""
     small_buckets = patch.object(group.ParamGroup.__init__, "__kwdefaults__", {"bucket_elements": 1 << 11})
     with patch.dict(COMPUTE_TYPES, {spec.training.precision: compute_type}), small_buckets:
         state = TrainState.initial(spec, CPU)
         sampler = Sampler(load_corpus(spec.data, 16), 16, spec.training.seed)
-        return [training_step(state, sampler).loss for _ in range(STEPS)], whole_tensors(state)
+        return [training_step(state, sampler).loss for _ in range(steps)], whole_tensors(state)
 
 
 @pytest.fixture(scope="module")
@@ -232,8 +233,12 @@ def test_cutting_into_stages_changes_no_bit(ranks: Ranks, corpus: Path, precisio
             {"pipeline_parallel_size": 2, "pipeline_layers_per_stage": [1, 3]},
         )
     )
-    (expected,) = ranks.run(1, trained, _unclipped(one), compute_type)
-    in_two = (result for spec in (even, uneven) for result in ranks.run(2, trained, _unclipped(spec), compute_type))
+    (expected,) = ranks.run(1, trained, _unclipped(one), compute_type, FEW_STEPS)
+    in_two = (
+        result
+        for spec in (even, uneven)
+        for result in ranks.run(2, trained, _unclipped(spec), compute_type, FEW_STEPS)
+    )
     for losses, whole in in_two:
         assert losses == expected[0]
         assert all(torch.equal(whole[name], tensor) for name, tensor in expected[1].items())
@@ -258,7 +263,7 @@ def test_recomputing_changes_no_bit(ranks: Ranks, corpus: Path, precision: str, 
         for way in ("none", "latent", "shared", "full", by_block)
     ]
     (expected, whole), *other_ways = (
-        ranks.run(spec.parallelism.world_size, trained, spec, COMPUTE_TYPES[precision])[0] for spec in jobs
+        ranks.run(spec.parallelism.world_size, trained, spec, COMPUTE_TYPES[precision], FEW_STEPS)[0] for spec in jobs
     )
     for losses, others in other_ways:
         assert losses == expected
