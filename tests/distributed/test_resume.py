@@ -14,8 +14,9 @@ import pytest
 from boost_core.__main__ import main
 from boost_core.checkpoint.folder import CheckpointFolder
 from boost_core.config import JobSpec
-from tests.distributed.recording import losses, read_reports
+from tests.distributed.recording import losses, read_reports, train_and_record
 from tests.jobs import tiny_job, write_corpus
+from tests.ranks import Ranks
 
 STEPS = {"steps": 40, "evaluate_every_steps": 1000}
 
@@ -51,11 +52,9 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.full
-def test_interrupted_and_uninterrupted_runs_have_equal_losses(tmp_path: Path) -> None:
+def test_interrupted_and_uninterrupted_runs_have_equal_losses(ranks: Ranks, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
-    whole = start(tiny_job(corpus, tmp_path / "whole", training=STEPS), tmp_path, "whole")
-    output, _ = whole.communicate(timeout=120)
-    assert whole.returncode == 0, output
+    whole, _ = ranks.run(2, train_and_record, tiny_job(corpus, tmp_path / "whole", training=STEPS))
 
     spec = tiny_job(corpus, tmp_path / "killed", training=STEPS)
     kill_once_saved(start(spec, tmp_path, "before"), CheckpointFolder(str(tmp_path / "killed")), 6)
@@ -63,7 +62,7 @@ def test_interrupted_and_uninterrupted_runs_have_equal_losses(tmp_path: Path) ->
     output, _ = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, output
 
-    expected = losses(read_reports(tmp_path / "whole.jsonl"))
+    expected = losses(whole)
     before = losses(read_reports(tmp_path / "before.jsonl"))
     after = read_reports(tmp_path / "after.jsonl")
     assert 6 <= after[0].step < 40

@@ -136,7 +136,7 @@ def with_short_retries(environment: dict[str, str], job: JobSpec) -> tuple[list[
 
 
 @pytest.mark.full
-def test_killed_in_mid_upload_the_checkpoint_before_is_there(s3: S3Server, tmp_path: Path) -> None:
+def test_killed_in_mid_upload_the_checkpoint_before_is_there(s3: S3Server, ranks: Ranks, tmp_path: Path) -> None:
     spec = tiny_job(
         write_corpus(tmp_path / "corpus"), f"s3://{BUCKET}/runs/killed", training=LONG | {"steps": 30},
         model={"hidden_size": 256, "intermediate_size": 1024, "rank": 64}, checkpoint={"every_steps": 2},
@@ -158,10 +158,7 @@ def test_killed_in_mid_upload_the_checkpoint_before_is_there(s3: S3Server, tmp_p
     assert left, "the save had come to its end"
     assert f"step-{committed[-1]:08}" < left[-1]
 
-    resumed = start(spec, tmp_path, "after", environment=s3.environment)
-    output, _ = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, output
-    after = read_reports(tmp_path / "after.jsonl")
+    after, _ = ranks.run(2, with_environment, s3.environment, spec)
     assert after[0].step == committed[-1]
     assert folder.steps()[-1] == 30
     before = losses(read_reports(tmp_path / "before.jsonl"))
