@@ -96,8 +96,8 @@ def reference_outcome(
 
 
 def cells_at(size: int, family: str) -> list[ParallelismConfig]:
-    """All of them at sizes 1 and 2; of more ranks, which do the same with narrower shards, every pair of choices."""
-    if size <= 2:
+    """All of them on two ranks; on more, with narrower shards, and on one, which has nobody to wait for, each pair."""
+    if size == 2:
         return cells(family)
     return pairwise(
         cells(family),
