@@ -128,8 +128,9 @@ def shape_of(job: JobSpec) -> str:
     training, resources = job.training, job.resources
     parallelism = job.parallelism.model_dump_json(exclude_defaults=True)  # so that a field to come alters no digest
     parts = (
-        model_of(job), parallelism, training.global_batch_size, training.micro_batch_size, training.precision, training.cuda_graphs, job.optimizer.kind,
-        job.data.documents_apart, training.attention and training.attention.model_dump_json(),
+        model_of(job), parallelism, training.global_batch_size, training.micro_batch_size, training.sequence_length,
+        training.precision, training.cuda_graphs, job.optimizer.kind, job.data.documents_apart,
+        training.attention and training.attention.model_dump_json(),
         0 if resources.gpus_per_worker else float(resources.cpus_per_worker),
     )  # fmt: skip
     return _digest(repr(parts))

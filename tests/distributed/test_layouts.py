@@ -235,9 +235,7 @@ def test_cutting_into_stages_changes_no_bit(ranks: Ranks, corpus: Path, precisio
     )
     (expected,) = ranks.run(1, trained, _unclipped(one), compute_type, FEW_STEPS)
     in_two = (
-        result
-        for spec in (even, uneven)
-        for result in ranks.run(2, trained, _unclipped(spec), compute_type, FEW_STEPS)
+        result for spec in (even, uneven) for result in ranks.run(2, trained, _unclipped(spec), compute_type, FEW_STEPS)
     )
     for losses, whole in in_two:
         assert losses == expected[0]
