@@ -153,7 +153,7 @@ class ParamGroup:
                 yield slice(low + ahead, high + ahead), slice(low, high)
 
     def _own_of(self, full: torch.Tensor, begin: int, end: int, dtype: torch.dtype) -> torch.Tensor:
-        own = torch.empty(end - begin, dtype=dtype, device=full.device)
+        own = full.new_empty(end - begin, dtype=dtype)
         self._fill(own, full, begin)
         return own
 

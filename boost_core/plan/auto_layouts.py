@@ -26,7 +26,7 @@ from boost_core.config.legality import layout_problems, numbers_of_replicas
 from boost_core.hardware import DEVICE_BYTES
 from boost_core.messages.reports import PROVENANCE, Provenance
 from boost_core.plan.devices import SPARE, at, device_bytes, remedies
-from boost_core.plan.machine import Machine
+from boost_core.plan.machine import NODE_GPUS, Machine
 from boost_core.plan.measured import NOMINAL, Basis
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.resize import units
@@ -113,8 +113,11 @@ def choose_layouts(spec: JobSpec, basis: Basis = NOMINAL) -> ChosenLayouts:
 
 
 def _legal(spec: JobSpec, gpus: GpuRange, machine: Machine) -> list[Layout]:
-    """All layouts in the range that the job's model, batch and optimizer allow, and that go into a node."""
-    node = min(machine.cluster.levels[0].fan_out, gpus.max)
+    """All layouts in the range that the job's model, batch and optimizer allow, and that go into a node.
+
+    A node may be larger than most are that there are now.
+    """
+    node = min(max(machine.cluster.levels[0].fan_out, NODE_GPUS), gpus.max)
     numbers = numbers_of_replicas(spec.training, 1, gpus.max)
     legal = list(
         islice(

@@ -12,7 +12,7 @@ from boost_core.plan.profile import Profile, of_cores, range_of
 
 CPU = "CPU"  # as a kind of device
 _MANY = 65_536  # more than any gang's nodes
-_NODE_GPUS = 8  # of NVIDIA's HGX boards
+NODE_GPUS = 8  # of NVIDIA's HGX boards
 _UNKNOWN_GPU = "A100"
 _NODE_LINKS = {"A100": "nvlink-a100", "H100": "nvlink-h200", "H200": "nvlink-h200"}
 
@@ -80,7 +80,8 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     """The machine that a job's workers run on.
 
     A GPU of another kind, or of none in particular, is taken for an A100: kinds differ less in how they rank layouts
-    than a GPU does from a CPU. How many of them a node has is taken to be 8, each with an adapter of its own.
+    than a GPU does from a CPU. How many of them a node has is taken to be ``NODE_GPUS``, each with
+    an adapter of its own.
 
     Args:
         resources: The job's.
@@ -94,7 +95,7 @@ def machine_for(resources: ResourcesConfig, precision: str) -> Machine:
     if device is None:
         raise AssertionError(f"hardware.DEVICES has no {kind}")
     nodes = Level("fabric", _MANY, LINKS["fabric-200g"])
-    board = Level("node", _NODE_GPUS, LINKS[_NODE_LINKS[kind]])
+    board = Level("node", NODE_GPUS, LINKS[_NODE_LINKS[kind]])
     return Machine(Profile.nominal(device, precision), Cluster((board, nodes)))
 
 

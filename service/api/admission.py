@@ -185,8 +185,8 @@ def _completed(spec: JobSpec, context: Context, tenant: str, original: JobSpec |
     spec = with_dataset(spec, context, tenant, original)
     stored = context.profiles.for_job(spec)
     profile = stored.for_record if stored else None
-    fitted = context.observations.for_job(spec, profile.profile if profile else None, tenant)
     node_gpus = gpus_of_a_node(spec, context.store)
+    fitted = context.observations.for_job(spec, profile.profile if profile else None, node_gpus, tenant)
     spec, chosen = with_layouts(spec, context, tenant, basis_of(profile, fitted, node_gpus))
     return Completed(spec, chosen, profile, fitted, node_gpus)
 

@@ -61,7 +61,7 @@ class Orders:
         allowed: The layouts that it may take meanwhile, none larger than the target's number of ranks.
         cause: Why the target is what it is, for the record if the gang has to change.
         avoid: Kinds of GPU, by Ray's names, whose memory is too small for one of these layouts.
-        near: Labels of the nodes on which workers are to start, as long as there is room there.
+        near: Labels of the nodes on which workers are to start; said for some seconds only.
     """
 
     target: Layout | None

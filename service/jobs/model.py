@@ -94,8 +94,8 @@ class JobRecord(BaseModel):
     )
     node_gpus: int | None = Field(
         None,
-        description="GPUs that most nodes of its kind had when it was submitted: what its layouts are chosen and its "
-        "steps predicted for; null: none was seen, and nodes of 8 are taken.",
+        description="GPUs of a node that suits it, as most GPUs were in such when it was submitted: what its layouts "
+        "are chosen and its steps predicted for; null: none was seen, and nodes of 8 are taken.",
     )
     commands: list[WorkerCommand] = Field(
         [], description="Drills and profiles that have not been delivered to the gang yet."

@@ -3,8 +3,8 @@
 Each job has one ratio in each of its shapes, that of its newest comparison; of a tenant those of the newest jobs on a
 kind of device at a precision are kept. Another tenant counts for a kind of device like one job, with the median of its
 own, so that none outweighs others by the number of its jobs; which shapes have run is for their own tenant to know. A
-prediction by another profile, or by another version of the plan, is another base: what is known of one says nothing of
-the next.
+prediction by another profile, for nodes of another size, or by another version of the plan, is another base: what is
+known of one says nothing of the next.
 """
 
 from collections import defaultdict
@@ -33,7 +33,7 @@ from boost_core.config import JobSpec, Layout
 from boost_core.messages.reports import ComparisonReport
 from boost_core.plan.devices import at
 from boost_core.plan.fitted import MOST, Fitted, Ran, model_of, shape_of
-from boost_core.plan.machine import kind_of_device
+from boost_core.plan.machine import NODE_GPUS, kind_of_device
 from boost_core.plan.measured import Basis, MeasuredProfile
 from service.jobs.model import JobRecord
 from service.jobs.tables import ObservationRow
@@ -73,8 +73,8 @@ def observation(record: JobRecord, report: ComparisonReport, time: datetime) -> 
     job = at(record.spec, Layout.of(report))
     return {
         "job_id": record.id, "shape": shape_of(job), "tenant": record.tenant, "kind": kind,
-        "precision": job.training.precision, "base": _base(record.basis.profile), "model": model_of(job),
-        "ratio": ratio, "time": time,
+        "precision": job.training.precision, "base": _base(record.basis.profile, record.node_gpus),
+        "model": model_of(job), "ratio": ratio, "time": time,
     }  # fmt: skip
 
 
@@ -101,12 +101,15 @@ class Observations:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def for_job(self, spec: JobSpec, profile: MeasuredProfile | None, tenant: str) -> Fitted | None:
+    def for_job(
+        self, spec: JobSpec, profile: MeasuredProfile | None, node_gpus: int | None, tenant: str
+    ) -> Fitted | None:
         """What a job's predictions are corrected by.
 
         Args:
             spec: The job.
             profile: What its seconds are predicted by; ``None``: data sheets.
+            node_gpus: GPUs of a node, as of ``Basis``.
             tenant: Whose it is.
 
         Returns:
@@ -115,7 +118,7 @@ class Observations:
         kind, precision = kind_of_device(spec.resources), spec.training.precision
         if kind is None:
             return None
-        asked = {"kind": kind, "precision": precision, "base": _base(profile), "tenant": tenant}
+        asked = {"kind": kind, "precision": precision, "base": _base(profile, node_gpus), "tenant": tenant}
         with self._engine.connect() as connection:
             rows = sorted(connection.execute(_ALIKE, asked), key=attrgetter("time"), reverse=True)
         if not rows:
@@ -135,7 +138,8 @@ def _as_jobs(rows: Iterable[tuple[str, str, float]]) -> Iterator[Ran]:
         yield Ran(f"tenant {number}", "", "", median(map(median, jobs.values())))
 
 
-def _base(profile: MeasuredProfile | None) -> str:
-    """What tells predictions from those that other figures or other formulas give."""
+def _base(profile: MeasuredProfile | None, node_gpus: int | None) -> str:
+    """What tells predictions from those that other figures, other formulas or nodes of another size give."""
     figures = "" if profile is None else profile.model_dump_json(exclude={"cases"})
-    return sha256(f"{__version__} {figures}".encode()).hexdigest()[:_DIGITS]
+    nodes = "" if node_gpus in (None, NODE_GPUS) else f" {node_gpus}"
+    return sha256(f"{__version__} {figures}{nodes}".encode()).hexdigest()[:_DIGITS]

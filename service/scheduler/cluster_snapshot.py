@@ -25,7 +25,7 @@ class ClusterSnapshot:
         room_seconds: For how long there has been room for a job, as ``CapacityObserved`` said each time.
         policy: When gangs may grow.
         limits: What tenants and queues may hold.
-        topology: Labels of nodes that are near each other, as ``Room.nearest`` has them.
+        topology: Labels of nodes that are near each other, as of ``Room``.
 
     Attributes:
         actions: What has been decided.
@@ -60,7 +60,11 @@ class ClusterSnapshot:
             for job in jobs
         }
         held = [(self.demand(job), self.gangs[job.id].held) for job in jobs if job.has_gang]
-        self.room, self.whole = Room.now(nodes, held), Room.empty(nodes)
+        self.room, self.whole = Room.now(nodes, held, topology), Room.empty(nodes)
+        for job in jobs:
+            gang = self.gangs.get(job.id)
+            if gang and gang.near and gang.target and gang.layout != gang.target:
+                self.room.expect(self.demand(job), gang.target, gang.layout, gang.near)
         self.quotas = Quotas(limits, self.demand)
         for job in jobs:
             if gang := self.gangs.get(job.id):
@@ -68,7 +72,7 @@ class ClusterSnapshot:
         self.moved: set[str] = set()
         self._settle_limits()
         self.gone = Cause.NODE_DRAINED if any(node.draining for node in nodes) else Cause.NODE_LOST
-        self.room_seconds, self.policy, self.topology = room_seconds, policy, topology
+        self.room_seconds, self.policy = room_seconds, policy
         self.lines: Counter[Nodes | Account] = Counter()
         self._admitted: set[str] = set()
         self._nodes: dict[tuple[Kind, int], Nodes] = {}
@@ -157,7 +161,7 @@ class ClusterSnapshot:
     def launch(self, job: JobRecord, layout: Layout, message: str) -> None:
         """Decide that a gang starts."""
         demand = self.demand(job)
-        part = self.room.nearest(demand, layout, self.topology)
+        part = self.room.nearest(demand, layout)
         self.actions.append(Launch(job, layout, message, demand.limit, part.labels))
         self.room.place(demand, layout, part=part)
         self.keep(job, layout.world_size)

@@ -50,15 +50,15 @@ def _grow(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, layout: Layout) 
     choice = scale_up_choice(demand, layout, fitting, cluster.policy) if fitting else None
     if choice is None:
         return
-    beside = job.shape.nodes if job.shape else ()
-    part = cluster.room.nearest(demand, choice, cluster.topology, layout, beside)
-    cluster.room.place(demand, choice, layout, part)
     policy, seen = cluster.policy, cluster.room_seconds.get(job.id, 0.0)
     ripe = gang.unchanged_seconds >= policy.cooldown_seconds and seen >= policy.settle_seconds
     if not (ripe or gang.limits_changed):
+        cluster.room.place(demand, choice, layout)
         cluster.keep(job, choice.world_size - gang.held)
         cluster.actions.append(CapacityObserved(job))
         return
+    part = cluster.room.nearest(demand, choice, layout, job.shape.nodes if job.shape else ())
+    cluster.room.place(demand, choice, layout, part)
     cause = Cause.LIMITS_CHANGED if gang.limits_changed else Cause.NODE_JOINED
     cluster.resize(job, choice, cause, f"grows from {layout} to {choice}", part.labels)
 

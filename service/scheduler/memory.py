@@ -22,7 +22,7 @@ class _Entry:
     Attributes:
         changed_at: When its layout or its target last became another, or it recovered.
         stored: Sequence number of its newest report that the record has.
-        ordered_at: When it was told where to get its workers.
+        looked_at: When it began to look for workers as it was last told to; ``None`` before that.
     """
 
     attempt: int
@@ -31,7 +31,7 @@ class _Entry:
     changed_at: float
     trained_at: float
     stored: int
-    ordered_at: float
+    looked_at: float | None = None
 
 
 class GangMemory:
@@ -75,7 +75,7 @@ class GangMemory:
         """What to tell a job's gang."""
         self._follow_user(job)
         entry = self._entries[job.id]
-        if entry.gang.near and self._clock() >= entry.ordered_at + _NEAR_SECONDS:
+        if entry.gang.near and entry.looked_at is not None and self._clock() >= entry.looked_at + _NEAR_SECONDS:
             entry.gang = replace(entry.gang, near=())
         return entry.gang.orders(job.spec, job.basis)
 
@@ -101,6 +101,8 @@ class GangMemory:
             self._change(entry, replace(entry.gang, waiting=False))
         if status.phase is GangPhase.RECOVERING:
             entry.changed_at = now
+        if entry.looked_at is None and _looks(status, entry.gang.target):
+            entry.looked_at = now
         if status.phase in (GangPhase.TRAINING, GangPhase.SAVING):
             entry.trained_at = now
 
@@ -110,7 +112,7 @@ class GangMemory:
         """Have a gang told something else from now on; without a limit, that of its ranks' bytes stays what it is."""
         entry = self._entries[job_id]
         limit = entry.gang.limit if limit is None else limit
-        entry.ordered_at = self._clock()
+        entry.looked_at = None
         self._change(entry, replace(entry.gang, target=target, cause=cause, limit=limit, near=near))
 
     def forget_others(self, job_ids: Collection[str]) -> None:
@@ -143,7 +145,7 @@ class GangMemory:
 
     def _begin(self, job: JobRecord, attempt: int, gang: Gang, stored: int) -> Orders:
         now = self._clock()
-        self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now, stored, now)
+        self._entries[job.id] = _Entry(attempt, gang, job.spec.elasticity, now, now, stored)
         return gang.orders(job.spec, job.basis)
 
     def _follow_user(self, job: JobRecord) -> None:
@@ -158,6 +160,12 @@ class GangMemory:
         if (gang.layout, gang.target) != (entry.gang.layout, entry.gang.target):
             entry.changed_at = self._clock()
         entry.gang = gang
+
+
+def _looks(status: GangStatus, target: Layout | None) -> bool:
+    """Whether a gang looks for workers, if it needs any; it first has to stop before its replicas can be others."""
+    stays = status.layout and target and status.layout.per_replica == target.per_replica
+    return bool(stays) or status.phase in (GangPhase.STARTING, GangPhase.WAITING, GangPhase.RECOVERING)
 
 
 def _layout_in_record(job: JobRecord) -> Layout:

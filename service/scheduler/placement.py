@@ -1,9 +1,11 @@
 """Which nodes a job can use and what they can take."""
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from boost_core.config import Layout
 from boost_core.plan import resize
@@ -21,11 +23,15 @@ class Part:
 
     Attributes:
         labels: What its nodes have that others have not; none of the whole.
-        nodes: Those.
+        nodes: Those, by their numbers; ``None``: all.
     """
 
-    labels: Labels
-    nodes: Nodes
+    labels: Labels = ()
+    nodes: frozenset[int] | None = None
+
+
+_WHOLE = Part()
+_SELECTABLE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # values that Ray's selectors take
 
 
 class Room:
@@ -38,6 +44,7 @@ class Room:
         nodes: The alive nodes.
         free: What is free on each.
         held: What gangs ask for that there are, and how many ranks are theirs.
+        topology: Names of the labels by which nodes are in the same part of the network, the outermost first.
     """
 
     def __init__(
@@ -45,10 +52,12 @@ class Room:
         nodes: Sequence[NodeCapacity],
         free: Sequence[Mapping[str, float]],
         held: Iterable[tuple[Demand, int]] = (),
+        topology: Sequence[str] = (),
     ) -> None:
         steady = [(node, dict(left)) for node, left in zip(nodes, free, strict=True) if not node.draining]
         self._nodes = [node for node, _ in steady]
         self._free = [left for _, left in steady]
+        self._to_come, self._topology = [dict(left) for left in self._free], topology
         self._everywhere: Nodes = (1 << len(self._nodes)) - 1
         self._held: dict[Nodes, dict[str, float]] = {}
         self._usable: dict[Kind, Nodes] = {}
@@ -62,9 +71,11 @@ class Room:
             self.hold(demand, ranks)
 
     @classmethod
-    def now(cls, nodes: Sequence[NodeCapacity], held: Iterable[tuple[Demand, int]]) -> "Room":
+    def now(
+        cls, nodes: Sequence[NodeCapacity], held: Iterable[tuple[Demand, int]], topology: Sequence[str] = ()
+    ) -> "Room":
         """What is free beside the gangs that already run."""
-        return cls(nodes, [node.free for node in nodes], held)
+        return cls(nodes, [node.free for node in nodes], held, topology)
 
     @classmethod
     def empty(cls, nodes: Sequence[NodeCapacity]) -> "Room":
@@ -111,20 +122,12 @@ class Room:
         size, count = self._lacking(demand, layout, own)
         return self._groups_of(demand, size) >= count
 
-    def nearest(
-        self,
-        demand: Demand,
-        layout: Layout,
-        topology: Sequence[str],
-        own: Layout | None = None,
-        beside: Collection[str] = (),
-    ) -> Part:
+    def nearest(self, demand: Demand, layout: Layout, own: Layout | None = None, beside: Collection[str] = ()) -> Part:
         """The innermost part of the network in which there is room for all of a gang, the one that it leaves least of.
 
         Args:
             demand: What its job asks for.
             layout: The layout that it would have.
-            topology: Names of the labels by which nodes are in the same part, the outermost first.
             own: The layout that it has.
             beside: The nodes that it has, which are to be in the same part.
 
@@ -132,24 +135,53 @@ class Room:
             The whole network if no part has room, or the gang needs none, or is to be spread.
         """
         size, count = self._lacking(demand, layout, own)
-        if count <= 0 or demand.placement == "SPREAD":
-            return Part((), self._everywhere)
-        slots = self.slots(demand)
-        present = sum(1 << number for number, node in enumerate(self._nodes) if node.node_id in beside)
-        for label in reversed(topology):
-            parts: dict[str, Nodes] = defaultdict(int)
-            for number, node in enumerate(self._nodes):
-                if label in node.labels:
-                    parts[node.labels[label]] |= 1 << number
-            room = {
-                value: sum(slot // size for number, slot in enumerate(slots) if nodes >> number & 1)
-                for value, nodes in parts.items()
-                if present & nodes == present
-            }
-            if fitting := [(groups, value) for value, groups in room.items() if groups >= count]:
-                value = min(fitting)[1]
-                return Part(((label, value),), parts[value])
-        return Part((), self._everywhere)
+        if not self._topology or count <= 0 or demand.placement == "SPREAD":
+            return _WHOLE
+        groups = [slot // size for slot in self._slots_to_come(demand)]
+        names = frozenset(beside)
+        present = {number for number, node in enumerate(self._nodes) if node.node_id in names}
+        for parts in reversed(self._parts):
+            room = {labels: sum(groups[number] for number in nodes) for labels, nodes in parts.items()}
+            fitting = [
+                (left, labels) for labels, left in room.items() if left >= count and present <= parts[labels].keys()
+            ]
+            if fitting:
+                labels = min(fitting)[1]
+                return Part(labels, frozenset(parts[labels]))
+        return _WHOLE
+
+    def expect(self, demand: Demand, layout: Layout, own: Layout | None, near: Labels) -> None:
+        """Count a gang that is about to get workers, which nodes need not show yet, where ``nearest`` looks for room.
+
+        Arguments as ``fits``, and the labels of the part in which it is to get them.
+        """
+        size, count = self._lacking(demand, layout, own)
+        for number, node in enumerate(self._nodes):
+            if dict(near).items() <= node.labels.items():
+                groups = min(count, copies(self._to_come[number], demand.each) // size)
+                if groups > 0:
+                    _subtract(self._to_come[number], demand.each, groups * size)
+                    count -= groups
+
+    def _slots_to_come(self, demand: Demand) -> list[int]:
+        """How many of a job's ranks each node can take once those that start have their places."""
+        return [
+            min(slot, max(0, copies(left, demand.each))) if slot else 0
+            for slot, left in zip(self.slots(demand), self._to_come, strict=True)
+        ]
+
+    @cached_property
+    def _parts(self) -> list[dict[Labels, dict[int, None]]]:
+        """The parts of each level by their labels, and those of the levels around it: numbers of their nodes."""
+        levels: list[dict[Labels, dict[int, None]]] = [defaultdict(dict) for _ in self._topology]
+        for number, node in enumerate(self._nodes):
+            labels: Labels = ()
+            for label, parts in zip(self._topology, levels, strict=True):
+                value = node.labels.get(label, "")
+                if _SELECTABLE.fullmatch(value):
+                    labels += ((label, value),)
+                    parts[labels][number] = None
+        return levels
 
     def place(self, demand: Demand, layout: Layout, own: Layout | None = None, part: Part | None = None) -> None:
         """Take what a gang needs of the nodes beyond what it has, of a part's if one is given; ``hold`` counts it.
@@ -157,14 +189,16 @@ class Room:
         Arguments as ``fits``.
         """
         own_slots = resize.own_slots(own, demand.placement) if own else []
-        nodes = self._everywhere if part is None else part.nodes
-        slots = [slot if nodes >> number & 1 else 0 for number, slot in enumerate(self.slots(demand))]
+        slots = self.slots(demand)
+        if part is not None and part.nodes is not None:
+            slots = [slot if number in part.nodes else 0 for number, slot in enumerate(slots)]
         taken = resize.place(layout, slots + own_slots, demand.placement)
         if taken is None:
             raise AssertionError(f"{layout} was placed where it does not fit")
-        for left, ranks in zip(self._free, taken, strict=False):  # the gang's own come last
+        for left, to_come, ranks in zip(self._free, self._to_come, taken, strict=False):  # the gang's own come last
             if ranks:
                 _subtract(left, demand.each, ranks)
+                _subtract(to_come, demand.each, ranks)
         self._slots.clear()
         self._groups.clear()
         self._shown.clear()
@@ -179,7 +213,7 @@ class Room:
 
     def copy(self) -> "Room":
         """The same, to try things on."""
-        other = Room(self._nodes, self._free)
+        other = Room(self._nodes, self._free, topology=self._topology)
         other._held = {nodes: defaultdict(float, held) for nodes, held in self._held.items()}
         return other
 

@@ -79,15 +79,15 @@ def factors(found: Fitted | None) -> tuple[int, float, Sequence[int]]:
 
 
 def test_each_job_counts_by_its_newest_comparison(store: JobStore, observations: Observations) -> None:
-    assert observations.for_job(CPU, None, "lab") is None
+    assert observations.for_job(CPU, None, None, "lab") is None
     ran(store, None, spec=CPU)
-    assert observations.for_job(CPU, None, "lab") is None, "no step was timed"
+    assert observations.for_job(CPU, None, None, "lab") is None, "no step was timed"
     job = ran(store, 9.0, 3.0, many=True)
-    assert factors(observations.for_job(CPU, None, "lab")) == (1, pytest.approx(3**0.25), [1])
+    assert factors(observations.for_job(CPU, None, None, "lab")) == (1, pytest.approx(3**0.25), [1])
     store.append_reports(job.id, 1, numbered(compared(job, 5.0), first=3))
-    assert factors(observations.for_job(CPU, None, "lab")) == (1, pytest.approx(5**0.25), [1])
+    assert factors(observations.for_job(CPU, None, None, "lab")) == (1, pytest.approx(5**0.25), [1])
     other = a_spec(model={"preset": "tiny", "num_hidden_layers": 2})
-    assert factors(observations.for_job(other, None, "lab")) == (1, pytest.approx(5**0.25), []), (
+    assert factors(observations.for_job(other, None, None, "lab")) == (1, pytest.approx(5**0.25), []), (
         "its kind has run, not it"
     )
     for broken in (0.05, 20.0, float("inf"), float("nan")):
@@ -103,8 +103,8 @@ def test_kinds_precisions_and_profiles_are_apart(store: JobStore, observations: 
     anywhere = a_spec(resources={"gpus_per_worker": 1})
     ran(store, 5.0, spec=anywhere)
     found = {
-        "CPU": observations.for_job(CPU, None, "lab"),
-        "data sheets": observations.for_job(H100, None, "lab"),
+        "CPU": observations.for_job(CPU, None, None, "lab"),
+        "data sheets": observations.for_job(H100, None, None, "lab"),
         "profile": observations.for_job(H100, PROFILE.model_copy(update={"cases": ()}), "lab"),
     }
     assert {name: factors(each)[1] ** 4 for name, each in found.items()} == {

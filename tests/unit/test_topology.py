@@ -8,21 +8,22 @@ import pytest
 from boost_core.config import Layout
 from boost_core.messages.reports import Cause, ShapeReport
 from service.gang.resources import node_selector
-from service.gang.status import Labels, NodeCapacity
+from service.gang.status import GangPhase, GangStatus, Labels, NodeCapacity
 from service.jobs.model import JobRecord
-from service.scheduler.actions import Launch, Resize
+from service.scheduler.actions import Gang, Launch, Resize
 from service.scheduler.decisions import decide
 from service.scheduler.memory import GangMemory
-from tests.scheduling import job, nodes, running, trains
+from tests.scheduling import STARTING, job, nodes, running, trains
 
 ZONE, RACK = "zone", "example.org/rack"
 TOPOLOGY = (ZONE, RACK)
-ZONE_A, RACK_2, RACK_3 = ((ZONE, "a"),), ((RACK, "2"),), ((RACK, "3"),)
+ZONE_A = ((ZONE, "a"),)
+RACK_1, RACK_2, RACK_3 = (*ZONE_A, (RACK, "1")), (*ZONE_A, (RACK, "2")), ((ZONE, "b"), (RACK, "1"))
 
 
 def racks(*free: float) -> list[NodeCapacity]:
-    """Four nodes in three racks of two zones, and one of which nothing is known."""
-    places = (("a", "1"), ("a", "2"), ("a", "2"), ("b", "3"))
+    """Four nodes in three racks of two zones, two of which have one name, and one of which nothing is known."""
+    places = (("a", "1"), ("a", "2"), ("a", "2"), ("b", "1"))
     labels = [dict(zip(TOPOLOGY, place, strict=True)) for place in places]
     capacities = nodes(*[8.0] * 5, free=list(free))
     return [replace(node, labels=labels) for node, labels in zip(capacities, [*labels, {}], strict=True)]
@@ -36,7 +37,7 @@ def started(found: Sequence[JobRecord], *free: float) -> list[Labels]:
 @pytest.mark.parametrize(
     ("workers", "free", "near"),
     [
-        (4, (8, 4, 4, 8, 8), ((RACK, "1"),)),  # all racks have as much room
+        (4, (8, 4, 4, 8, 8), RACK_1),  # all racks have as much room
         (4, (8, 4, 3, 4, 8), RACK_3),  # the one of which least is left, so that larger gangs find room in others
         (7, (3, 4, 4, 6, 8), RACK_2),
         (9, (3, 4, 4, 6, 8), ZONE_A),
@@ -76,18 +77,41 @@ def test_a_gang_grows_beside_itself() -> None:
     assert grown(0, 1, 0, 8, 8) == [()]
 
 
+def test_a_gang_that_starts_has_its_room_before_the_nodes_show_it() -> None:
+    starts = job("a", 6, *STARTING)
+    gangs = {"a": Gang(None, Layout(1, 1, 6), near=RACK_2)}
+    actions = decide([starts, job("b", 6)], racks(0, 4, 4, 8, 8), gangs, topology=TOPOLOGY)
+    assert [action.near for action in actions if isinstance(action, Launch)] == [RACK_3]
+
+
+@pytest.mark.parametrize("value", ["", "row 3/rack 7", "-1", "r" * 64])
+def test_a_rack_that_ray_cannot_select_is_none(value: str) -> None:
+    odd = [replace(node, labels={RACK: value}) for node in nodes(8)]
+    (_, launch) = decide([job("a", 2)], odd, topology=TOPOLOGY)
+    assert launch.near == ()
+
+
 def test_others_may_have_been_faster_so_a_gang_takes_what_it_gets_after_a_while() -> None:
     now = 0.0
     memory, one = GangMemory(lambda: now), job("a", 2)
     assert memory.start(one, 1, Layout(1, 1, 2), near=RACK_2).near == RACK_2
-    now = 9.0
+    now = 50.0
+    memory.saw(one, GangStatus(GangPhase.WAITING, "", []))
+    now = 59.0
     assert memory.orders(one).near == RACK_2
-    now = 10.0
+    now = 60.0
     assert memory.orders(one).near == ()
-    memory.order("a", Layout(1, 1, 2), Cause.NODE_JOINED, near=RACK_3)
-    now = 19.0
+    # To train in another layout it has to stop first, which may take longer than that.
+    memory.order("a", Layout(2, 1, 1), Cause.NODE_JOINED, near=RACK_3)
+    memory.saw(one, GangStatus(GangPhase.TRAINING, "", [], Layout(1, 1, 2)))
+    now = 100.0
     assert memory.orders(one).near == RACK_3
+    memory.saw(one, GangStatus(GangPhase.RECOVERING, "", [], Layout(1, 1, 2)))
+    now = 110.0
+    assert memory.orders(one).near == ()
 
 
 def test_what_a_job_says_of_its_nodes_holds() -> None:
-    assert node_selector(job("a", 1).spec, ["n"], (), RACK_2) == {RACK: "2", "ray.io/node-id": "!in(n)"}
+    assert node_selector(job("a", 1).spec, ["n"], (), RACK_2) == {
+        ZONE: "a", RACK: "2", "ray.io/node-id": "!in(n)"
+    }  # fmt: skip

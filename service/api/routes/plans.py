@@ -41,8 +41,8 @@ def make_plan(request: PlanRequest, who: Reader, context: ContextDep) -> PlanAns
     given = search.profile if search else None
     stored = context.profiles.for_job(job) if given is None else None
     profile = stored.profile if stored else given
-    fitted = context.observations.for_job(job, profile, who.tenant) if given is None else None
     node_gpus = (search.node_gpus if search else None) or gpus_of_a_node(job, context.store)
+    fitted = context.observations.for_job(job, profile, node_gpus, who.tenant) if given is None else None
     basis = Basis(profile=profile, fitted=fitted, node_gpus=node_gpus)
     try:
         machine = basis.machine(job)
