@@ -1,6 +1,7 @@
 """Copies in peers' memory and checkpoints, made behind the training loop.
 
-The loop is held only while the state is copied to the host, and on a GPU not by that.
+The loop is held only while the state is copied to the host, and on a GPU not by that, but for what is in the host's
+memory already (``parallelism.optimizer_offload``).
 """
 
 import logging

@@ -188,12 +188,12 @@ def _cut_problems(model: ModelConfig, parallelism: ParallelismConfig) -> list[Fi
     layers, blocks = parallelism.pipeline_layers_per_stage, model.num_hidden_layers
     if layers is None or (len(layers) == parallelism.stages and sum(layers) == blocks):
         return []
-    message = f"its entries add up to {sum(layers)}, and model.num_hidden_layers is {blocks}; make them equal"
+    name = "pipeline_layers_per_stage"
+    message = f"the entries of {name} add up to {sum(layers)}, and model.num_hidden_layers is {blocks}; make them equal"
     if len(layers) != parallelism.stages:
-        message = (
-            f"it lists {counted(len(layers), 'stage')}, and there are {parallelism.stages}; give an entry for each"
-        )
-    return [FieldProblem(("parallelism", "pipeline_layers_per_stage"), list(layers), f"{message}, or leave it out")]
+        listed = counted(len(layers), "stage")
+        message = f"{name} lists {listed}, and there are {parallelism.stages}; give an entry for each"
+    return [FieldProblem(("parallelism", name), list(layers), f"{message}, or leave it out")]
 
 
 def _batch_problems(parallelism: ParallelismConfig, training: TrainingConfig) -> list[FieldProblem]:

@@ -121,8 +121,8 @@ class ParallelismConfig(Config):
         ge=0,
         le=1,
         description="Share of each rank's master weights and moments that the host's memory has, from where it passes "
-        "through the GPU for each update, with the same results: 12 bytes a weight less on the GPU, or 8 with "
-        "precision=fp32. A last resort: these copies make steps longer.",
+        "through the GPU for each update, with the same results: with AdamW 12 bytes a weight less on the GPU, or 8 "
+        "where the masters are the weights. A last resort: these copies make steps longer.",
     )
     strategy: Literal["btp", "vanilla", "fullrank"] | None = Field(
         None,

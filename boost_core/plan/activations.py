@@ -43,7 +43,10 @@ from boost_core.config.parallelism import ParallelismConfig, RecomputeMode
 PRECISE = 4  # bytes of statistics, sums and masters
 
 # Not of how a block is split.
-_OF_OTHERS = {"pipeline_parallel_size", "data_parallel_size", "pipeline_schedule", "zero_stage", "recompute"}
+_OF_OTHERS = {
+    "pipeline_parallel_size", "data_parallel_size", "pipeline_schedule", "pipeline_layers_per_stage", "zero_stage",
+    "optimizer_offload", "recompute",
+}  # fmt: skip
 
 _Method = TypeVar("_Method", bound=Callable[..., int])
 

@@ -202,7 +202,8 @@ def _why_chunk(dealing: Dealing, sizes: tuple[PlannedChunk, ...]) -> str:
     other_sizes = (
         f"with chunks of {size.chunk_tokens:,} {taken}" for size, taken in zip(sizes[1:], others, strict=True)
     )
-    return "; ".join([f"{text}: one document's attention takes a layer {own}", *other_sizes])
+    alone = "" if dealing.sparse_from is None else ", what is sent apart,"
+    return "; ".join([f"{text}: one document's attention takes a layer{alone} {own}", *other_sizes])
 
 
 def _why_exchange(job: JobSpec, dealing: Dealing, exchanges: tuple[PlannedExchange, ...]) -> str:

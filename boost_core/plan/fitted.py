@@ -126,7 +126,8 @@ def shape_of(job: JobSpec) -> str:
         job: The job in its layout (``devices.at``).
     """
     training, resources = job.training, job.resources
-    parallelism = job.parallelism.model_dump_json(exclude_defaults=True)  # so that a field to come alters no digest
+    # Without defaults, so that a field to come alters no digest, and in one for all cuts, which are to be compared.
+    parallelism = job.parallelism.model_dump_json(exclude_defaults=True, exclude={"pipeline_layers_per_stage"})
     parts = (
         model_of(job), parallelism, training.global_batch_size, training.micro_batch_size, training.sequence_length,
         training.precision, training.cuda_graphs, job.optimizer.kind, job.data.documents_apart,

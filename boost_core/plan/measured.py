@@ -16,7 +16,7 @@ from boost_core.config.base import Config
 from boost_core.config.job import JobSpec
 from boost_core.config.parallelism import SymmetricMemoryConfig
 from boost_core.config.parsing.moment import Moment
-from boost_core.hardware import DEVICE_BYTES, Link, device_named
+from boost_core.hardware import DEVICE_BYTES, LINK_EFFICIENCY, Link, device_named
 from boost_core.plan.cluster import Cluster
 from boost_core.plan.fitted import Fitted
 from boost_core.plan.machine import Machine, machine_for, with_nodes_of
@@ -105,7 +105,8 @@ class MeasuredProfile(Config):
             self.bandwidth / self.correction, self.start_seconds * self.correction, self.block_seconds,
             self.link.overlap if self.link else otherwise.profile.overlap, self.spread, True,
             f"{self.device}, measured {when}at {self.commit[:12]}",
-            1.0 if device is None else device.fp8_speedup, otherwise.profile.host_bandwidth,
+            1.0 if device is None else device.fp8_speedup,
+            otherwise.profile.host_bandwidth if device is None else LINK_EFFICIENCY * device.host_bandwidth,
         )  # fmt: skip
         return replace(otherwise, profile=profile, cluster=self._cluster(otherwise.cluster))
 

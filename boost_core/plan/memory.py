@@ -29,7 +29,7 @@ products and the allocator's gaps are not in it.
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import ge
 
@@ -83,7 +83,7 @@ class RankMemory:
 
 
 def rank_memory(spec: JobSpec, layout: Layout) -> RankMemory:
-    """What the rank that needs most of a gang of one layout needs.
+    """What the rank that needs most of a gang of one layout needs; of the host's memory, what any needs there.
 
     Args:
         spec: The job.
@@ -92,7 +92,9 @@ def rank_memory(spec: JobSpec, layout: Layout) -> RankMemory:
     job = spec.at(layout)
     by_stage = isinstance(job.parallelism.recompute, tuple)
     ranks = range(layout.pp) if by_stage else _extremes(job.model, _stages(job), layout.pp)
-    return max((rank.memory() for rank in pipeline_ranks(job, layout, ranks)), key=lambda memory: memory.total)
+    found = [rank.memory() for rank in pipeline_ranks(job, layout, ranks)]
+    fullest = max(found, key=lambda memory: memory.total)
+    return replace(fullest, host=max(each.host for each in found), copies=max(each.copies for each in found))
 
 
 def pipeline_rank_memory(spec: JobSpec, layout: Layout, rank: int) -> RankMemory:

@@ -72,7 +72,9 @@ class Comparison:
         groups, training = state.process_groups, state.spec.training
         # No step has been captured yet, so the room that a graph takes is not planned for either.
         spec = state.spec.model_copy(update={"training": training.model_copy(update={"cuda_graphs": "off"})})
-        planned = pipeline_rank_memory(spec, layout, groups.pipeline.rank).total
+        needed = pipeline_rank_memory(spec, layout, groups.pipeline.rank)
+        # Without a GPU there is one memory for all.
+        planned = needed.total + (needed.host if state.mesh.device.type == "cpu" else 0)
         table = torch.zeros(2, groups.gang.size, dtype=torch.float64, device=state.mesh.device)
         table[:, groups.gang.rank] = torch.tensor([planned, self._peak.bytes()], dtype=torch.float64)
         rows = groups.gang.all_reduce_(table, "memory").tolist()

@@ -142,7 +142,7 @@ def planned_keys(case: Case, lines: list[list[Lines]]) -> torch.Tensor:
 
 CASES = [
     Case((1024,), 64, 2, "heap"), Case((1024,), 32, 4, "striped", 2, 1), Case((100, 500, 40, 384), 64, 4, "heap"),
-    Case((700, 68), 48, 2, "contiguous", 6, 6),
+    Case((700, 68), 48, 2, "contiguous", 6, 6), Case((512, 512, 1024), 256, 4, "contiguous", 2, 1),
 ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 A key and value of one head is sent to a rank if a query of the rank's blocks sees it with one of the heads that share
 it. Every rank knows the lines of all heads and who has which tokens, so each knows by itself what goes and comes. How
-many that are is read from the device once a pass.
+many that are is read from the device for each head and document in a pass.
 
 Shape suffixes: T tokens of the rank; m tokens of a document, n blocks of 64 of them, t those that the rank has; N
 tokens of all documents' blocks; c ranks; i of a group's heads of keys, j all, e head size; r keys that come; s = 2,

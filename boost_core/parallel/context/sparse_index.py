@@ -80,7 +80,7 @@ class SparseIndex:
             mass_bt = mass_of_blocks(score_bkp, most_p, sum_p, document.tokens).flatten(1)[:, document.slot_t]
             goes[(number * heads + head) % ranks].append(mass_bt.flatten())
         mine = [each for each in range(len(self.documents) * heads) if each % ranks == rank]
-        masses = iter(self._exchanged(goes, [self.documents[each // heads] for each in mine], scores.dtype))
+        masses = self._exchanged(goes, [self.documents[each // heads] for each in mine], scores.dtype)
         bits = _Bits(self.documents, heads, most_dhp.device)
         for each, mass_bm in zip(mine, masses, strict=True):
             document = self.documents[each // heads]
@@ -91,8 +91,8 @@ class SparseIndex:
 
     def _exchanged(
         self, goes: Sequence[Sequence[torch.Tensor]], documents: Sequence[LongDocument], dtype: torch.dtype
-    ) -> Iterator[torch.Tensor]:
-        """What every rank has of the documents and heads that this one chooses for, ``[b, m]`` each."""
+    ) -> Sequence[torch.Tensor]:
+        """What ranks have of the documents and heads that this one chooses for, ``[b, m]`` each; all ranks call it."""
         device, ranks = self.documents[0].place_t.device, range(self.communicator.size)
         rows = {id(each): len(last_blocks(each.tokens, torch.device("cpu"))) for each in documents}
         comes = [sum(rows[id(each)] * len(each.places[rank]) for each in documents) for rank in ranks]
@@ -101,14 +101,15 @@ class SparseIndex:
         received = torch.empty(sum(comes), dtype=dtype, device=device)
         sizes = [sum(len(part) for part in parts) for parts in goes]
         self.communicator.start_uneven_all_to_all(received, payload, (comes, sizes), "sums of keys").wait()
-        left = list(torch.split(received, comes))
+        left, whole = list(torch.split(received, comes)), []
         for document in documents:
             mass_bm = received.new_empty(rows[id(document)], document.tokens)
             for rank in ranks:
                 count = mass_bm.shape[0] * len(document.places[rank])
                 mass_bm[:, document.places[rank]] = left[rank][:count].view(mass_bm.shape[0], -1)
                 left[rank] = left[rank][count:]
-            yield mass_bm
+            whole.append(mass_bm)
+        return whole
 
     def _measure(
         self, scores: "_Scores", most_dhp: torch.Tensor, sum_dhp: torch.Tensor, chosen: Sequence[Sequence[Lines]],
