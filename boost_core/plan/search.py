@@ -40,7 +40,7 @@ _MOST_STAGES = 32  # ``ParallelismConfig.pipeline_parallel_size``
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _SCHEDULES = ("1f1b", "interleaved_1f1b", "zero_bubble")
 _OTHER_ORDERS = (("tp", "cp", "dp", "pp"),)
-_MOST_EFFORT = 10_000  # for other cuts; one combination's take about its stages times its blocks, squared
+_MOST_EFFORT = 30_000  # for other cuts; one combination's take about its stages times its blocks, squared
 _WORTH_SAYING = 0.01  # of a step
 
 
@@ -145,11 +145,13 @@ class _Pipeline:
         job: The job with it, cut as by default, without recomputation.
         step: Its step.
         expected: Seconds that this takes at least, or, if it was played, with the recomputation that it needs.
+        fits: Whether it is known to fit, or that it may with recomputation.
     """
 
     job: JobSpec
     step: Step
     expected: float
+    fits: bool = False
 
 
 class _Search:
@@ -192,8 +194,8 @@ class _Search:
     def _cut_otherwise(self) -> None:
         """Try other cuts of those that were looked at, as many as effort allows of those that may be faster so."""
         effort = 0
-        by_promise = sorted(self._pipelines.items(), key=lambda item: (item[0] not in self._fastest, item[1].expected))
-        for (shape, replicas), pipeline in by_promise:
+        pipelines = self._pipelines.items()  # most of those that do not fit as they are do not fit with any cut
+        for (shape, replicas), pipeline in sorted(pipelines, key=lambda item: (not item[1].fits, item[1].expected)):
             if effort >= _MOST_EFFORT:
                 return
             if self._least * pipeline.step.at_least_however_cut() > self._slowest_kept():
@@ -276,7 +278,7 @@ class _Search:
     def _expect(self, shape: _Shape, layout: Layout, seconds: float) -> None:
         """Note how long a combination takes, as far as that is known, cut as by default."""
         if each := self._pipelines.get((shape, layout.dp)):
-            each.expected = seconds
+            each.expected, each.fits = seconds, True
 
     def _try(self, shape: _Shape, job: JobSpec, step: Step, bound: float) -> bool:
         """Play a job if it fits."""
