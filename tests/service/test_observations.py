@@ -105,14 +105,18 @@ def test_kinds_precisions_and_profiles_are_apart(store: JobStore, observations: 
     found = {
         "CPU": observations.for_job(CPU, None, None, "lab"),
         "data sheets": observations.for_job(H100, None, None, "lab"),
-        "profile": observations.for_job(H100, PROFILE.model_copy(update={"cases": ()}), "lab"),
+        "profile": observations.for_job(H100, PROFILE.model_copy(update={"cases": ()}), None, "lab"),
     }
     assert {name: factors(each)[1] ** 4 for name, each in found.items()} == {
         "CPU": pytest.approx(2), "data sheets": pytest.approx(3), "profile": pytest.approx(4),
     }  # fmt: skip
-    assert observations.for_job(H100, PROFILE.model_copy(update={"spread": 0.3}), "lab") is None, "another profile"
-    assert observations.for_job(anywhere, None, "lab") is None, "whichever kind it gets"
-    assert observations.for_job(a_spec(training={"steps": 1, "precision": "bf16"}), None, "lab") is None
+    assert observations.for_job(H100, PROFILE.model_copy(update={"spread": 0.3}), None, "lab") is None, (
+        "another profile"
+    )
+    assert observations.for_job(H100, None, 4, "lab") is None, "smaller nodes"
+    assert observations.for_job(H100, None, 8, "lab") == observations.for_job(H100, None, None, "lab")
+    assert observations.for_job(anywhere, None, None, "lab") is None, "whichever kind it gets"
+    assert observations.for_job(a_spec(training={"steps": 1, "precision": "bf16"}), None, None, "lab") is None
 
 
 def test_no_tenant_outweighs_others_by_the_number_of_its_jobs(store: JobStore, observations: Observations) -> None:
@@ -127,11 +131,11 @@ def test_no_tenant_outweighs_others_by_the_number_of_its_jobs(store: JobStore, o
             with store.engine.begin() as connection:
                 keep(connection, [row])
     for tenant, jobs, shapes in (("calm", 5 + 2, 1), ("another", 3, 0)):
-        found = observations.for_job(CPU, None, tenant)
+        found = observations.for_job(CPU, None, None, tenant)
         assert found is not None
         assert (found.jobs, found.factor) == (jobs, pytest.approx(1.0)), "another tenant counts like one job"
         assert len(found.shapes) == shapes, "what others have run is not told"
-    own = observations.for_job(CPU, None, "wild")
+    own = observations.for_job(CPU, None, None, "wild")
     assert own is not None
     assert (own.jobs, own.factor > 5) == (32 + 2, True), "its own jobs are what it is after"
     assert rows(store) == 5 + 4 + 32
