@@ -17,7 +17,7 @@ from boost_core.config.parallelism import StageModes
 from boost_core.plan.machine import Machine
 from boost_core.plan.memory import PipelineRank
 from boost_core.plan.mixes import MIXED_LESS, BlockCosts, RankMix, in_one, legal_modes, with_modes
-from boost_core.plan.stages import Stage, cut, stages_of
+from boost_core.plan.stages import Stage, layers_per_stage, stages_of
 from boost_core.plan.throughput import Step
 
 _PLAYED = 3  # of all moves
@@ -67,7 +67,7 @@ class Cuts:
     def best(self) -> CutPlan | None:
         """The best that moves of blocks lead to; ``None`` if none fits."""
         job = self._job
-        sizes = tuple(len(each.layers) for each in cut(job.model, job.parallelism, job.training.sequence_length))
+        sizes = layers_per_stage(job.model, job.parallelism, job.training.sequence_length)
         best, lacks = self._plan(sizes), self._lacks(sizes)
         while best is None:
             sizes = min(self._moves(sizes), key=lambda each: (self._lacks(each), each), default=sizes)

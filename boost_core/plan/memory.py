@@ -41,7 +41,7 @@ from boost_core.config.parallelism import ModeRuns, RecomputeMode
 from boost_core.hardware import BYTES
 from boost_core.plan.activations import PRECISE, BlockSplit, activations
 from boost_core.plan.context.between import sent_between_nodes
-from boost_core.plan.context.dealt import STAGES
+from boost_core.plan.context.dealt import STAGES, head_groups
 from boost_core.plan.in_flight import InHand, in_hand
 from boost_core.plan.machine import attends_in_one, attends_on_device, captures_steps, machine_for
 from boost_core.plan.sparse_memory import active_bytes, head_bytes, index_bytes
@@ -345,7 +345,7 @@ class PipelineRank:
         if self._job.training.attention is None:
             return of_all
         key_heads = self._each.key_value // self._job.model.head_size
-        together = -(-key_heads // min(STAGES, key_heads))
+        together = max(map(len, head_groups(key_heads)))
         return max(of_all, -(-self._tokens * ranks * together // key_heads))
 
     @cached_property

@@ -22,7 +22,7 @@ from boost_core.plan.measured import machine_of
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.parameters import block_matrix_parameters, parameter_count
 from boost_core.plan.resize import fastest
-from boost_core.plan.stages import block_modes, cut, miscounted
+from boost_core.plan.stages import block_modes, cut, layers_per_stage, miscounted
 from boost_core.plan.throughput import StepSeconds, offload_seconds, step_parts
 
 _PRESET_VOCABULARY = 32_000  # the CoLA paper's, so that counts are comparable with it
@@ -200,9 +200,7 @@ def _planned(
     return PlannedShape(
         **layout.sizes,
         recompute=spec.parallelism.recompute_text,
-        layers_per_stage=tuple(
-            len(stage.layers) for stage in cut(spec.model, spec.parallelism, spec.training.sequence_length)
-        ),
+        layers_per_stage=layers_per_stage(spec.model, spec.parallelism, spec.training.sequence_length),
         world_size=layout.world_size,
         memory=Memory(**asdict(memory)),
         device_memory_bytes=device,

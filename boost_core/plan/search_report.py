@@ -12,8 +12,8 @@ from boost_core.messages.reports import PROVENANCE, Provenance
 from boost_core.plan.context_report import PlannedContext, context_report
 from boost_core.plan.devices import device_bytes
 from boost_core.plan.fitted import Fitted
-from boost_core.plan.machine import Machine, with_nodes_of
-from boost_core.plan.measured import MeasuredProfile, machine_of
+from boost_core.plan.machine import Machine
+from boost_core.plan.measured import Basis, MeasuredProfile, machine_of
 from boost_core.plan.network import NetworkConfig
 from boost_core.plan.report import StepParts
 from boost_core.plan.search import Choice, other_orders, reasons, search, sensitivities
@@ -50,7 +50,7 @@ class PlanSearch(Config):
         """
         if self.cluster is not None:
             return machine_of(spec, self.profile, self.cluster.cluster())
-        return with_nodes_of(machine_of(spec, self.profile), spec, self.node_gpus)
+        return Basis(profile=self.profile, node_gpus=self.node_gpus).machine(spec)
 
 
 class PlannedChoice(Config):

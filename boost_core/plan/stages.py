@@ -40,9 +40,8 @@ def miscounted(model: ModelConfig, parallelism: ParallelismConfig, sequence_leng
     recompute = parallelism.recompute
     if not isinstance(recompute, tuple):
         return None
-    stages = cut(model, parallelism, sequence_length)
-    sizes = [len(stage.layers) for stage in stages]
-    wrong = next((stage.index for stage in stages if recompute[stage.index].blocks != sizes[stage.index]), None)
+    sizes = layers_per_stage(model, parallelism, sequence_length)
+    wrong = next((index for index, size in enumerate(sizes) if recompute[index].blocks != size), None)
     if wrong is None:
         return None
     return (
@@ -67,6 +66,11 @@ def cut(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int
         raise ValueError(f"{count} pipeline stages need as many blocks; the model has {layers}")
     block = computed_block_flops_per_token(model, parallelism, sequence_length)
     return _cut(layers, count, head_flops_per_token(model) / block)
+
+
+def layers_per_stage(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> tuple[int, ...]:
+    """How many blocks each stage has. Arguments and errors as ``cut``."""
+    return tuple(len(stage.layers) for stage in cut(model, parallelism, sequence_length))
 
 
 @lru_cache(1024)  # a scheduler asks the same for each number of replicas

@@ -142,9 +142,7 @@ class Room:
         present = {number for number, node in enumerate(self._nodes) if node.node_id in names}
         for parts in reversed(self._parts):
             room = {labels: sum(groups[number] for number in nodes) for labels, nodes in parts.items()}
-            fitting = [
-                (left, labels) for labels, left in room.items() if left >= count and present <= parts[labels].keys()
-            ]
+            fitting = [(left, labels) for labels, left in room.items() if left >= count and present <= parts[labels]]
             if fitting:
                 labels = min(fitting)[1]
                 return Part(labels, frozenset(parts[labels]))
@@ -155,9 +153,9 @@ class Room:
 
         Arguments as ``fits``, and the labels of the part in which it is to get them.
         """
-        size, count = self._lacking(demand, layout, own)
+        (size, count), labels = self._lacking(demand, layout, own), dict(near).items()
         for number, node in enumerate(self._nodes):
-            if dict(near).items() <= node.labels.items():
+            if labels <= node.labels.items():
                 groups = min(count, copies(self._to_come[number], demand.each) // size)
                 if groups > 0:
                     _subtract(self._to_come[number], demand.each, groups * size)
@@ -171,16 +169,16 @@ class Room:
         ]
 
     @cached_property
-    def _parts(self) -> list[dict[Labels, dict[int, None]]]:
+    def _parts(self) -> list[dict[Labels, set[int]]]:
         """The parts of each level by their labels, and those of the levels around it: numbers of their nodes."""
-        levels: list[dict[Labels, dict[int, None]]] = [defaultdict(dict) for _ in self._topology]
+        levels: list[dict[Labels, set[int]]] = [defaultdict(set) for _ in self._topology]
         for number, node in enumerate(self._nodes):
             labels: Labels = ()
             for label, parts in zip(self._topology, levels, strict=True):
                 value = node.labels.get(label, "")
                 if _SELECTABLE.fullmatch(value):
                     labels += ((label, value),)
-                    parts[labels][number] = None
+                    parts[labels].add(number)
         return levels
 
     def place(self, demand: Demand, layout: Layout, own: Layout | None = None, part: Part | None = None) -> None:

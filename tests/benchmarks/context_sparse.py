@@ -15,7 +15,7 @@ import numpy.typing as npt
 from boost_core.config.attention import BLOCK
 from boost_core.config.chunks import chunk_tokens
 from boost_core.plan.context.cost import BACKWARD, AttentionLayer, Exchange, Rates
-from boost_core.plan.context.dealt import STAGES, Dealing
+from boost_core.plan.context.dealt import STAGES, Dealing, head_groups
 from boost_core.plan.context.figures import figures
 from boost_core.plan.context.placement import place
 from boost_core.plan.context.window import Window
@@ -103,8 +103,8 @@ def simulated(layer: AttentionLayer, key_heads: int, mix: tuple[float, float]) -
     striped = np.arange(BLOCKS) // STRIPE % RANKS
     work, keys = np.zeros((STAGES, RANKS), dtype=np.int64), np.zeros((STAGES, RANKS), dtype=np.int64)
     ring, own = np.zeros((RANKS, RANKS), dtype=np.int64), ours.repeat(BLOCK) == np.arange(RANKS)[:, None]
-    for key_head in range(key_heads):
-        group, seen = key_head * STAGES // key_heads, np.zeros((RANKS, TOKENS), dtype=np.bool_)
+    for group in (number for number, heads in enumerate(head_groups(key_heads)) for _ in heads):
+        seen = np.zeros((RANKS, TOKENS), dtype=np.bool_)
         for _ in range(share):
             mask = Mask.drawn(generator, *mix)
             work[group] += mask.work(ours, RANKS).sum(axis=1)

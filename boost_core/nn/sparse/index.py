@@ -87,13 +87,18 @@ def find_lines(query_mhe: torch.Tensor, key_mje: torch.Tensor, how: SparseAttent
 def attention_of_last(query_pe: torch.Tensor, key_me: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of a document's last queries, summed over those of one block each: ``[b, m]``, and these blocks."""
     dtype, tokens = torch.promote_types(query_pe.dtype, torch.float32), len(key_me)
-    key_nke = pad(key_me.to(dtype), (0, 0, 0, -tokens % BLOCK)).view(-1, BLOCK, key_me.shape[1])
+    key_nke = in_blocks(key_me, dtype)
     place_nk = torch.arange(key_nke.shape[0] * BLOCK, device=key_me.device).view(-1, BLOCK)
     row_p = torch.arange(tokens - len(query_pe), tokens, device=key_me.device)
     score_nkp = scores_of_blocks(query_pe.to(dtype), key_nke, place_nk, row_p)
     most_p = score_nkp.amax(dim=(0, 1))
     mass_bm = mass_of_blocks(score_nkp, most_p, sums_of_blocks(score_nkp, most_p), tokens)
     return mass_bm.flatten(1)[:, :tokens], last_blocks(tokens, key_me.device)
+
+
+def in_blocks(x_me: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Blocks of a document's tokens, ``[n, k, e]``, the last one filled up with zeros, which no token sees."""
+    return pad(x_me.to(dtype), (0, 0, 0, -len(x_me) % BLOCK)).view(-1, BLOCK, x_me.shape[1])
 
 
 def last_blocks(tokens: int, device: torch.device) -> torch.Tensor:

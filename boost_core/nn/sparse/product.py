@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import pad
 
 from boost_core.config.attention import BLOCK, RUN_SCORES
-from boost_core.nn.sparse.index import Lines
+from boost_core.nn.sparse.index import Lines, in_blocks
 
 _RUNS = 8  # at least, of a document of that many blocks: runs of few blocks waste less on slashes that begin later
 _HIDDEN = float("-inf")
@@ -151,11 +151,6 @@ def _groups(
     for head in range(key_mje.shape[1]):
         blocks = in_blocks(key_mje[:, head], dtype), in_blocks(value_mje[:, head], dtype)
         yield range(head * share, (head + 1) * share), blocks
-
-
-def in_blocks(x_me: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Blocks of a document's tokens, ``[n, k, e]``, the last one filled up with zeros, which no token sees."""
-    return pad(x_me.to(dtype), (0, 0, 0, -len(x_me) % BLOCK)).view(-1, BLOCK, x_me.shape[1])
 
 
 def head_forward(query_nke: torch.Tensor, keys: HeadKeys) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,6 @@ keys and values.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import torch
 from torch.nn.functional import pad
@@ -19,14 +18,7 @@ from boost_core.config.attention import BLOCK
 from boost_core.nn.sparse.index import Lines
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.context.long_document import LongDocument
-from boost_core.plan.context.dealt import STAGES
-
-
-def head_groups(key_heads: int) -> Sequence[range]:
-    """The heads of keys that come together."""
-    groups = min(STAGES, key_heads)
-    ends = [key_heads * number // groups for number in range(groups + 1)]
-    return [range(first, end) for first, end in pairwise(ends)]
+from boost_core.plan.context.dealt import head_groups
 
 
 class ActiveKeys:

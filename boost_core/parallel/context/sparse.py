@@ -21,11 +21,12 @@ from boost_core.nn.sparse.index import Lines
 from boost_core.nn.sparse.product import HeadKeys, head_backward, head_forward
 from boost_core.nn.sparse.recall import Tally
 from boost_core.parallel.communicator import Communicator
-from boost_core.parallel.context.active_keys import ActiveKeys, head_groups
+from boost_core.parallel.context.active_keys import ActiveKeys
 from boost_core.parallel.context.attention import ContextAttention
 from boost_core.parallel.context.long_document import LongDocument, long_documents
 from boost_core.parallel.context.sparse_index import SparseIndex
 from boost_core.parallel.context.stage import Own, OwnGradients
+from boost_core.plan.context.dealt import head_groups
 from boost_core.plan.context.figures import ContextPlan
 
 

@@ -13,6 +13,7 @@ different ranks, is even for either.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from boost_core.config.chunks import chunk_tokens
 from boost_core.config.job import JobSpec
@@ -27,6 +28,13 @@ from boost_core.plan.machine import Machine
 STAGES = 4
 _PLACEMENTS = ("near", "loose", "contiguous")
 _SPARSE_PLACEMENTS = ("heap",)
+
+
+def head_groups(key_heads: int) -> Sequence[range]:
+    """The heads of keys that come together under sparse attention, where stages are of heads."""
+    groups = min(STAGES, key_heads)
+    ends = [key_heads * number // groups for number in range(groups + 1)]
+    return [range(first, end) for first, end in pairwise(ends)]
 
 
 @dataclass(frozen=True)
