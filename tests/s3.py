@@ -1,5 +1,6 @@
 """A real S3 server for tests: SeaweedFS from its PyPI wheel, on loopback ports of its own."""
 
+import itertools
 import os
 import shutil
 import socket
@@ -14,20 +15,29 @@ BUCKET = "checkpoints"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test-key", "AWS_SECRET_ACCESS_KEY": "test-secret"}
 
 
-def free_ports(count: int, below: int = 50_000) -> list[int]:
-    """Free ports; SeaweedFS also takes each port + 10000, so those are looked at too."""
-    found: list[int] = []
-    candidate = 21_000 + os.getpid() % 10_000
-    while len(found) < count:
-        candidate += 1
-        if candidate < below and all(_is_free(port) for port in (candidate, candidate + 10_000)):
-            found.append(candidate)
-    return found
+# SeaweedFS also takes each port + 10000. Both are above Ray's ports for workers and below those that Linux gives to
+# connections, which would take one between the look at it and the start.
+PORTS = range(20_000, 22_700)
+
+
+def free_ports(count: int) -> list[int]:
+    """Free ports for a server, from the part of ``PORTS`` that this process of pytest-xdist has to itself."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    mine = PORTS[worker::workers]
+    start = os.getpid() * count % len(mine)
+    candidates = (port for port in (*mine[start:], *mine[:start]) if _is_free(port) and _is_free(port + 10_000))
+    return list(itertools.islice(candidates, count))
 
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 class S3Server:

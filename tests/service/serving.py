@@ -15,7 +15,7 @@ from tests.processes import started_by
 from tests.service.conftest import free_port
 
 BOOST = Path(sys.executable).parent / "boost"
-PATIENCE_SECONDS = 90
+PATIENCE_SECONDS = 300
 
 
 class Server:
@@ -58,8 +58,8 @@ class Server:
         if how is signal.SIGKILL:  # two agents of Ray's then tell a head that is gone for a minute, and end
             started = [process for process in started if not process.name().endswith("Agent")]
         self.process.send_signal(how)
-        self.process.wait(30)
-        _, alive = psutil.wait_procs(started, timeout=15)
+        self.process.wait(120)
+        _, alive = psutil.wait_procs(started, timeout=60)
         assert not alive, alive
 
 
