@@ -16,7 +16,7 @@ from boost_core.train.report import ConsoleReporter
 
 
 def main() -> int:
-    """Run this rank's part of a job; 0 on success, 2 for a job that cannot run as it is written."""
+    """Run this rank's part of a job; return 0 on success, 2 for a job that cannot run as written."""
     parser = argparse.ArgumentParser(prog="python -m boost_core", description=__doc__)
     parser.add_argument("job", type=Path, help="job spec, YAML or JSON")
     parser.add_argument("--reports", type=Path, help="also append every report to this file, one JSON object per line")

@@ -1,16 +1,16 @@
-"""What devices and links can do, and what an element of each type takes: stated here, and nowhere else.
+"""Peak rates of devices and links, and the size of an element of each type: stated here and nowhere else.
 
-Rates are the most that data sheets promise; what is reached of them is for the plan to say.
+Rates are the data sheets' peaks; the plan estimates what fraction of them is reached.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-# Of an element that is stored or sent at each precision; in fp8 only factors of products are in 8 bits, meanwhile.
+# Bytes of an element that is stored or sent at each precision; in fp8 only the operands of products are in 8 bits.
 BYTES = {"fp32": 4, "bf16": 2, "fp8": 2}
 
-ACCELERATOR_LABEL = "ray.io/accelerator-type"  # which Ray gives to nodes with GPUs
+ACCELERATOR_LABEL = "ray.io/accelerator-type"  # set by Ray on nodes with GPUs
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,15 @@ class Device:
     """A kind of GPU.
 
     Attributes:
-        words: What the names of such devices hold, as CUDA or Ray gives them.
-        tflops: TFLOP/s of dense products at each precision. Sheets give bf16 with sparsity; dense is half of it. fp32
-            is the rate without TF32, which the trainer leaves off. Devices without fp8 have bf16's,
-            in which the trainer then computes.
+        words: Words that occur in the names that CUDA or Ray gives to such devices.
+        tflops: TFLOP/s of dense products at each precision. Data sheets give bf16 with sparsity; dense is half of it.
+            fp32 is the rate without TF32, which the trainer leaves off. Devices without fp8 have bf16's rate,
+            since the trainer then computes in bf16.
         source: The data sheet.
-        bandwidth: Of its memory, in bytes a second.
-        host_bandwidth: Of its link to the host's memory in one direction, in bytes a second.
-        memory: Bytes, by Ray's names of the forms of which they are known. Gigabytes as NVIDIA's data sheets have them
-            are some 6 % less than what drivers report.
+        bandwidth: Memory bandwidth, in bytes per second.
+        host_bandwidth: Bandwidth of the link to the host's memory in one direction, in bytes per second.
+        memory: Bytes of memory by Ray's name of each variant, where known. Gigabytes as in NVIDIA's data sheets,
+            which are some 6 % less than what drivers report.
     """
 
     words: tuple[str, ...]
@@ -38,11 +38,11 @@ class Device:
 
     @property
     def fp8_speedup(self) -> float:
-        """How many times as fast products in 8 bits are."""
+        """Speed of products in fp8 relative to bf16."""
         return self.tflops["fp8"] / self.tflops["bf16"]
 
 
-# GB/s in one direction: sixteen lanes; the sheets have both together, as of NVLink-C2C.
+# GB/s in one direction, over sixteen lanes; data sheets give both directions together, also for NVLink-C2C.
 _PCIE_4, _PCIE_5, _C2C = 32, 64, 450
 
 
@@ -57,7 +57,7 @@ def _nvidia(
     return Device(words, rates, source, terabytes * 1e12, host * 1e9, bytes_of_forms)
 
 
-# The first that fits a name counts, so what is said of a form stands before the kind.
+# The first match for a name wins, so variants come before the general kind.
 DEVICES = (
     _nvidia("GB200 NVL72", 5000, 2500, 80, 8.0, _C2C),
     _nvidia("HGX B200", 4500, 2250, 75, 8.0, _PCIE_5, ("B200",)),
@@ -70,31 +70,31 @@ DEVICES = (
     _nvidia("A100", 312, 312, 19.5, 2.039, _PCIE_4, memory={"A100": 80, "A100-40G": 40, "A100-80G": 80}),
 )
 
-# Of each kind whose memory is known, by Ray's names.
+# Memory in bytes, where known, by Ray's names.
 DEVICE_BYTES = dict(sorted((name, size) for device in DEVICES for name, size in device.memory.items()))
 
 
 def device_named(name: str) -> Device | None:
-    """A device by its name, for example ``NVIDIA H100 80GB HBM3``; ``None`` of one that is not listed."""
+    """Look up a device by its name, for example ``NVIDIA H100 80GB HBM3``; ``None`` if it is not listed."""
     upper = name.upper()
     return next((device for device in DEVICES if all(word.upper() in upper for word in device.words)), None)
 
 
 def peak_flops_per_second(device_name: str, precision: str) -> float | None:
-    """Dense FLOPs a second at ``fp8``, ``bf16`` or ``fp32``; ``None`` of a device that is not listed."""
+    """Dense FLOPs per second at ``fp8``, ``bf16`` or ``fp32``; ``None`` if the device is not listed."""
     device = device_named(device_name)
     return None if device is None else device.tflops[precision] * 1e12
 
 
 @dataclass(frozen=True)
 class Link:
-    """What every rank has to its neighbours in a ring.
+    """A rank's link to its neighbours in a ring.
 
     Attributes:
-        base_seconds: Of a collective, however small and among however few ranks.
-        hop_seconds: Of each step over the ring.
-        bytes_per_second: That a link carries in one direction.
-        description: What it stands for and where its figures are from.
+        base_seconds: Fixed latency of a collective of any size among any number of ranks.
+        hop_seconds: Latency of each step around the ring.
+        bytes_per_second: Bandwidth in one direction.
+        description: What kind of link it is and where its figures come from.
     """
 
     base_seconds: float
@@ -103,7 +103,7 @@ class Link:
     description: str
 
 
-LINK_EFFICIENCY = 0.8  # what large messages reach of a link's nominal rate: assumed, until a fit to a live group
+LINK_EFFICIENCY = 0.8  # fraction of the nominal rate that large messages reach: assumed until fitted to a live group
 _NCCL = "NCCL's tuning table for a ring under its Simple protocol (8.4 µs, and {hop} µs a step)"
 _NVLINK = "{rate} GB/s a direction (NVIDIA's data sheet) at 80 %; " + _NCCL.format(hop=3.4)
 

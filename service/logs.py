@@ -1,7 +1,7 @@
-"""How a process writes its log: as text or as a JSON object a line, and what those lines are about.
+"""How a process writes its log (as text or as one JSON object per line), and what the lines are about.
 
-The objects have ``time`` (RFC 3339), ``level``, ``logger``, ``message``, ``host``, ``exception`` where there is one,
-and what ``about`` says: the job and its attempt, a request, a trace.
+The objects have ``time`` (RFC 3339), ``level``, ``logger``, ``message``, ``host``, ``exception`` if there is one,
+and the context set by ``about``: the job and its attempt, a request, a trace.
 """
 
 import json
@@ -22,17 +22,17 @@ _about: ContextVar[Mapping[str, object]] = ContextVar("about", default=_NOTHING)
 
 
 class LogFormat(StrEnum):
-    """How a line is written."""
+    """The format of a line."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class JsonLines(logging.Formatter):
-    """Writes a record as one line of JSON.
+    """Formats a record as one line of JSON.
 
     Args:
-        facts: What all lines say besides.
+        facts: Further fields of every line.
     """
 
     def __init__(self, facts: Mapping[str, object]) -> None:
@@ -40,7 +40,7 @@ class JsonLines(logging.Formatter):
         self._facts = facts
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line; with ASCII letters alone, so that no stream refuses it."""
+        """Return the line, in ASCII only, so that any stream accepts it."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -56,7 +56,7 @@ class JsonLines(logging.Formatter):
 
 @contextmanager
 def about(**facts: object) -> Iterator[None]:
-    """Have all lines that come from within say what they are about; a fact that is ``None`` is left out."""
+    """Add these facts to every line logged within the block; a fact that is ``None`` is left out."""
     token = _about.set({**_about.get(), **facts})
     try:
         yield
@@ -68,8 +68,8 @@ def write_logs(log_format: LogFormat, **facts: object) -> None:
     """Write this process's log to stderr from now on, from INFO up and without secrets.
 
     Args:
-        log_format: How.
-        facts: What all lines are about.
+        log_format: The format of a line.
+        facts: What every line is about.
     """
     as_json = log_format is LogFormat.JSON
     handler = logging.StreamHandler()
@@ -85,11 +85,11 @@ def write_logs(log_format: LogFormat, **facts: object) -> None:
 
 @dataclass(frozen=True)
 class GangLogs:
-    """How the processes of a gang write theirs. Plain data, because they cannot see the service's settings.
+    """How the processes of a gang write their logs. Plain data, because they cannot read the service's settings.
 
     Attributes:
-        log_format: How.
-        job: The job's id.
+        log_format: The format of a line.
+        job: The job's ID.
         attempt: Number of the gang.
     """
 
@@ -98,5 +98,5 @@ class GangLogs:
     attempt: int
 
     def write(self, rank: int | None = None) -> None:
-        """Begin, in one of these processes, or begin to speak as a rank."""
+        """Start logging in one of these processes, or start logging as a rank."""
         write_logs(self.log_format, job=self.job, attempt=self.attempt, rank=rank)

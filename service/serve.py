@@ -1,4 +1,4 @@
-"""The composition root: everything the service is made of, put together and run."""
+"""The composition root: builds all parts of the service and runs them."""
 
 import contextlib
 import logging
@@ -41,10 +41,10 @@ _log = logging.getLogger(__name__)
 def run(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM. The API answers at once; Ray starts behind it.
 
-    Jobs that run on an embedded Ray end with it, and are taken up from their checkpoints by the next start.
+    Jobs on an embedded Ray end with it and are resumed from their checkpoints at the next start.
 
     Raises:
-        SystemExit: The port cannot be had, the settings would leave the service open, or there is nothing to train
+        SystemExit: The port is taken, the settings would leave the service open, or there is nothing to train
             with; the message says why.
     """
     try:
@@ -72,7 +72,7 @@ def run(settings: Settings) -> None:
 def _say_how_to_begin(settings: Settings, store: JobStore) -> None:
     if settings.auth and KeyStore(store.engine).empty():
         _log.warning(
-            "there is no API key yet; make one on this machine: boost keys create NAME --tenant TENANT --scope admin "
+            "there is no API key yet; create one on this machine: boost keys create NAME --tenant TENANT --scope admin "
             "--direct"
         )
 
@@ -113,7 +113,7 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
     loop = ReconcileLoop(gangs, store, leases, reconciler, settings.reconcile_seconds, metrics.scheduler, datasets)
     forwarder = Forwarder(store, leases, TrackerFactory(settings))
     server = ApiServer(create_app(store, settings, loop.problem, metrics, tracing), settings)
-    # uvicorn stops at either signal and then raises it again: as a KeyboardInterrupt both leave through the door.
+    # uvicorn stops at either signal and then raises it again: as KeyboardInterrupt, both leave through finally.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     loop.start()
     forwarder.start()
@@ -130,7 +130,7 @@ def _serve(settings: Settings, store: JobStore, listener: socket.socket) -> None
 def _tracing(settings: Settings) -> "Tracing | None":
     if settings.otlp_endpoint is None:
         return None
-    from service.telemetry.tracing import Tracing  # which nobody is to wait for whom it does not serve
+    from service.telemetry.tracing import Tracing  # not imported where tracing is off
 
     return Tracing.to(settings.otlp_endpoint)
 
@@ -140,5 +140,5 @@ def _listen(host: str, port: int) -> socket.socket:
         return listen(host, port)
     except OSError as error:
         raise SystemExit(
-            f"cannot listen on {host}:{port}: {error.strerror}; end what uses it or set BOOST_PORT to another port"
+            f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or set BOOST_PORT to another port"
         ) from error

@@ -44,10 +44,10 @@ def _under_home(template: str) -> Any:
 
 
 class Settings(BaseSettings):
-    """What an operator may set, each as an environment variable: ``home`` is ``BOOST_HOME``, lists are split by commas.
+    """Operator settings, each an environment variable: ``home`` is ``BOOST_HOME``; lists are comma-separated.
 
     Raises:
-        pydantic.ValidationError: A variable holds a value of the wrong kind.
+        pydantic.ValidationError: A variable has an invalid value.
     """
 
     model_config = SettingsConfigDict(env_prefix="BOOST_", frozen=True, hide_input_in_errors=True)
@@ -100,7 +100,7 @@ class Settings(BaseSettings):
     ray_address: str | None = Field(None, description="Ray cluster to run gangs on; none: an embedded one.")
     ray_token_file: Path = Field(
         default_factory=lambda given: given.get("home", Path()) / "ray-token",
-        description="File with the token of the Ray cluster; for an embedded Ray it is made.",
+        description="File with the token of the Ray cluster; created for an embedded Ray.",
     )
     ray_dashboard_url: WebAddress | None = Field(
         None, description="Public URL of the Ray cluster's dashboard, which the web page then links to."
@@ -114,7 +114,7 @@ class Settings(BaseSettings):
         description="Ports on which a node's ranks serve their metrics, each on the first free one; empty: none.",
     )
     dataset_cpus: float = Field(
-        2.0, ge=1, description="CPUs of the cluster that the building of datasets takes, which is one after the other."
+        2.0, ge=1, description="CPUs of the cluster for building datasets, one dataset at a time."
     )
     reconcile_seconds: float = Field(0.5, gt=0, description="Seconds between scheduler passes.")
     grow_cooldown_seconds: float = Field(
@@ -123,8 +123,8 @@ class Settings(BaseSettings):
     grow_settle_seconds: float = Field(5.0, ge=0, description="and when there has been room for this long.")
     topology_labels: Annotated[tuple[str, ...], NoDecode] = Field(
         ("ray.io/availability-region", "ray.io/availability-zone"),
-        description="Labels by which nodes are near each other, the outermost first: a gang starts and grows on nodes "
-        "that share the innermost of them, where there is room for all of it.",
+        description="Labels that say which nodes are near each other, outermost first: a gang starts and grows on "
+        "nodes that share the innermost label, if there is room for all of it.",
     )
     autoscaling: bool = Field(
         False,
@@ -155,7 +155,7 @@ class Settings(BaseSettings):
 
     @property
     def names_service(self) -> bool:
-        """Whether the environment says where the command line finds the service."""
+        """Whether the environment tells the command line where the service is."""
         return not self.model_fields_set.isdisjoint({"url", "host", "port"})
 
     @field_validator("trusted_proxies", "cors_origins", "topology_labels", mode="before")
@@ -178,19 +178,19 @@ class Settings(BaseSettings):
     @field_validator("home", "secrets_dir", "config")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
-        # Gangs work in other folders, so a relative path would mean another place to them.
+        # Gangs work in other folders, where a relative path would mean another place.
         return value.expanduser().absolute()
 
     def metrics_ports(self) -> range:
-        """Where ranks may serve their metrics; empty: not at all."""
+        """Return the ports on which ranks may serve metrics; empty: none."""
         if not self.rank_metrics_ports:
             return range(0)
         first, last = map(int, self.rank_metrics_ports.split("-"))
         return range(first, last + 1)
 
     def prefixes(self) -> tuple[str, ...] | None:
-        """Where jobs' data and checkpoints may be; ``None``: anywhere."""
+        """Return where jobs' data and checkpoints may be; ``None``: anywhere."""
         if self.allowed_prefixes is None and not self.auth:
             return None
-        # What the service itself has put there for a tenant, the tenant may name.
+        # A tenant may name what the service itself has stored for it.
         return (*(self.allowed_prefixes or ()), f"{self.checkpoint_root.rstrip('/')}/{{tenant}}")

@@ -1,4 +1,4 @@
-"""Whether the trainer's own packages are installed here. The service does without them where a Ray cluster trains."""
+"""Whether the trainer's packages are installed here; the service does not need them where a Ray cluster trains."""
 
 from importlib.util import find_spec
 
@@ -6,5 +6,5 @@ REMEDY = "install boost-service[trainer]"
 
 
 def has_trainer() -> bool:
-    """Whether jobs can train on this installation."""
+    """Whether jobs can train in this installation."""
     return find_spec("torch") is not None

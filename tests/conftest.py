@@ -20,7 +20,7 @@ settings.load_profile("untimed")
 
 
 class ClusterApart(LoadScopeScheduling):
-    """Of two processes that share the tests, one takes what starts a cluster, the other all else, file by file."""
+    """Of the processes that share the tests, one takes what starts a cluster, the others all else, file by file."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
@@ -32,7 +32,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Cluster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where two processes share the tests, begin with what takes longest."""
+    """Where processes share the tests, begin with what takes longest."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: not starts_cluster(module_name(item.path)))
 

@@ -4,13 +4,13 @@
 dense   y = x W                            the baseline
 svd     y = z B, z = x A                   an ordinary LLaMA in low-rank form
 cola    z = silu(x A)                      the gate keeps its own SiLU at 60M and 130M only (arXiv 2502.10940)
-lax     z = act(LN(x A + G(z′)))           z′ is the same projection's latent one block before, which crosses through
-                                           the gate G; act is that of its base (arXiv 2505.21732)
+lax     z = act(LN(x A + G(z′)))           z′ is the same projection's latent in the previous block, which crosses
+                                           through the gate G; act is that of its base (arXiv 2505.21732)
 ======  =================================  =============================================================================
 
-Dense models have the published names of Hugging Face's LLaMA, whose matrices are d_out × d_in; low-rank ones those of
-CoLA's code, which has ``cola_a`` (d_in × r) and ``cola_b`` (r × d_out) in the place of a projection's ``weight``. LaX's
-crossings, which nobody has published, are ``crossing`` beside the ``cola_a`` of the projection that they cross into.
+Dense models use the published names of Hugging Face's LLaMA, whose matrices are d_out × d_in; low-rank ones those of
+CoLA's code, which has ``cola_a`` (d_in × r) and ``cola_b`` (r × d_out) in place of a projection's ``weight``. LaX's
+crossings, for which no names are published, are ``crossing`` beside the ``cola_a`` of the projection they cross into.
 """
 
 import math
@@ -38,13 +38,13 @@ def model_weights(model: ModelConfig) -> Weights:
 
 
 def embedding_weights(model: ModelConfig) -> Weights:
-    """Those of the embedding."""
+    """The embedding's weights."""
     shape = (model.vocab_size, model.hidden_size)
     return {"weight": WeightSpec(shape, Role.EMBEDDING, (_STD,), ("model.embed_tokens.weight",))}
 
 
 def head_weights(model: ModelConfig) -> Weights:
-    """Those of the final norm and the head."""
+    """The weights of the final norm and the head."""
     found = {"scale": _norm_scale(model.hidden_size, "model.norm")}
     if not model.tie_embeddings:
         shape = (model.hidden_size, model.vocab_size)
@@ -52,13 +52,13 @@ def head_weights(model: ModelConfig) -> Weights:
     return found
 
 
-@lru_cache(1024)  # a scheduler asks the same for each number of replicas
+@lru_cache(1024)  # a scheduler asks for the same one with each number of replicas
 def block_weights(model: ModelConfig, crossed: bool) -> Mapping[str, WeightSpec]:
-    """Those of a block by their names in it.
+    """The weights of a block, by their names within it.
 
     Args:
         model: The model.
-        crossed: Whether latents of the block before cross into it.
+        crossed: Whether latents of the previous block cross into it.
     """
     found: Weights = {}
     for group in projection_groups(model):
@@ -69,7 +69,7 @@ def block_weights(model: ModelConfig, crossed: bool) -> Mapping[str, WeightSpec]
 
 
 def group_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
-    """Those of a group's projections and of the norm in front of them, without what crosses."""
+    """The weights of a group's projections and of the norm before them, without crossings."""
     found = _dense(group) if model.rank is None else _low_rank(group, model.rank)
     if group.norm is not None:
         found["scale"] = _norm_scale(group.wide_in, group.norm)
@@ -81,22 +81,22 @@ def group_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
 
 
 def is_dense(model: ModelConfig) -> bool:
-    """Whether its projections are matrices and nothing else."""
+    """Whether the model's projections are all plain matrices."""
     return _block_roles(model) == MATRICES - FACTORS
 
 
 def is_low_rank(model: ModelConfig) -> bool:
-    """Whether its projections are low-rank pairs and nothing else."""
+    """Whether the model's projections are all low-rank pairs, with nothing added."""
     return _block_roles(model) == FACTORS
 
 
 def _block_roles(model: ModelConfig) -> set[Role]:
-    """Those of its weights, the norms' scales apart."""
+    """The roles of a block's weights, except the norms' scales."""
     return {spec.role for spec in block_weights(model, crossed=True).values()} - {Role.CHANNELS, Role.HEAD_CHANNELS}
 
 
 def crossing_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
-    """Those of the crossings into a group's projections."""
+    """The weights of the crossings into a group's projections."""
     if model.lax is None:
         return {}
     count, rank = len(group.published), model.bottleneck_rank
@@ -104,7 +104,7 @@ def crossing_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
     def of_each(name: str, shape: tuple[int, ...], start: float | tuple[float, ...]) -> WeightSpec:
         return WeightSpec((count, *shape), Role.LATENT, start, _each(group, range(count), f"crossing.{name}"), axis=0)
 
-    # A normal with the variance of Kaiming-uniform: 1/(3n) for a linear map of n inputs.
+    # A normal distribution with the variance of Kaiming-uniform: 1/(3n) for a linear map of n inputs.
     gate = {
         name: of_each(name, (side, side), (math.sqrt(1 / (3 * side)),)) for name, side in gate_matrices(model).items()
     }
@@ -112,7 +112,7 @@ def crossing_weights(model: ModelConfig, group: ProjectionGroup) -> Weights:
 
 
 def gate_matrices(model: ModelConfig) -> dict[str, int]:
-    """The square matrices of the gate that a latent passes as it crosses, each with its side."""
+    """The square matrices of the gate that a crossing latent passes through, and the side of each."""
     if model.lax is None:
         return {}
     rank = model.bottleneck_rank
@@ -122,13 +122,13 @@ def gate_matrices(model: ModelConfig) -> dict[str, int]:
 
 
 def balanced_factors(rank: int) -> tuple[int, int]:
-    """The sides a ≤ b of LaX's tensor gate: a·b = rank, as near to each other as possible."""
+    """The sides a ≤ b of LaX's tensor gate: a·b = rank, as close to each other as possible."""
     shorter = next(width for width in range(math.isqrt(rank), 0, -1) if rank % width == 0)
     return shorter, rank // shorter
 
 
 def _dense(group: ProjectionGroup) -> Weights:
-    """One matrix for each output width; back into the residual there is but one projection."""
+    """One matrix per output width; groups that write to the residual have a single projection."""
     if group.norm is None:
         shape, names = (group.wide_in, *group.wide_outs), _each(group, range(1), "weight")
         return {"weight": WeightSpec(shape, Role.DENSE_OUT, (_STD,), names, transposed=True)}
@@ -142,7 +142,7 @@ def _dense(group: ProjectionGroup) -> Weights:
 
 
 def _low_rank(group: ProjectionGroup, rank: int) -> Weights:
-    """A of all projections, and one B for each output width."""
+    """One A for all projections, and one B per output width."""
     every = range(len(group.wide_outs))
     stds = tuple(_cola_std(rank, group.wide_in, wide_out) for wide_out in group.wide_outs)
     shape = (group.wide_in, len(every), rank)

@@ -1,4 +1,4 @@
-"""The seven projections of a decoder block, in four groups of one input each; the same in all families."""
+"""The seven projections of a decoder block, in four groups that each share an input; the same in all families."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from boost_core.config.model import ModelConfig
 
 @dataclass(frozen=True)
 class ProjectionGroup:
-    """Projections of one input.
+    """Projections of the same input.
 
     Attributes:
-        name: Of their module.
-        published: Published name of each.
+        name: Name of their module.
+        published: Published name of each projection.
         wide_in: Input width.
-        wide_outs: Output width of each; equal ones stand next to each other.
-        norm: Published name of the RMSNorm in front of them, where their input is the residual; else ``None``.
+        wide_outs: Output width of each projection; equal widths are adjacent.
+        norm: Published name of the RMSNorm before them if they read the residual, otherwise ``None``.
     """
 
     name: str
@@ -27,20 +27,20 @@ class ProjectionGroup:
 
     @property
     def runs(self) -> Sequence[range]:
-        """The projections of each output width, which share a weight."""
+        """The projections with each output width, which share a weight."""
         ends = accumulate((len(list(run)) for _, run in groupby(self.wide_outs)), initial=0)
         return [range(begin, end) for begin, end in pairwise(ends)]
 
     def products(self, grouped: bool) -> Sequence[range]:
-        """The projections of each matrix product out of the input.
+        """The projections that each matrix product of the input computes.
 
         Args:
-            grouped: Whether projections share products.
+            grouped: Whether the projections share one product.
         """
         return [range(len(self.wide_outs))] if grouped else self._single
 
     def pieces(self, grouped: bool) -> Sequence[range]:
-        """The projections of each batched product of latents with their up-projections, which have one width."""
+        """The projections, of equal width, in each batched product of latents with their up-projections."""
         return self.runs if grouped else self._single
 
     @property
@@ -49,7 +49,7 @@ class ProjectionGroup:
 
 
 def projection_groups(model: ModelConfig) -> tuple[ProjectionGroup, ...]:
-    """Those of a block, in the order in which it computes them."""
+    """The projection groups of a block, in the order in which it computes them."""
     hidden, mlp, key_value = model.hidden_size, model.intermediate_size, model.key_value_size
     attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     return (

@@ -1,4 +1,4 @@
-"""A weight as a family states it, and what optimizers group it by."""
+"""A weight as a family declares it, and the properties by which optimizers group weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ class Role(Enum):
     UP_PROJECTION = "up"  # B: [g, r, d_out]
     DENSE_IN = "dense in"  # out of the residual: [d_in, g, d_out]
     DENSE_OUT = "dense out"  # back into the residual: [d_in, d_out]
-    CHANNELS = "channels"  # a factor for each channel of the residual, as γ: [d]
-    HEAD_CHANNELS = "head channels"  # a factor for each channel of every head, of which each rank has some: [e]
-    LATENT = "latent"  # works on a whole latent: LaX's gates and norms
+    CHANNELS = "channels"  # a factor for each channel of the residual, such as γ: [d]
+    HEAD_CHANNELS = "head channels"  # a factor for each channel of a head; heads are split over ranks: [e]
+    LATENT = "latent"  # operates on a whole latent: LaX's gates and norms
     HEAD = "head"  # [d, V]
 
 
-# Whole on each tensor parallel rank, which computes a part of their gradients.
+# Weights of which each tensor parallel rank has all, but computes only a part of the gradient.
 SUMMED = frozenset({Role.LATENT, Role.HEAD_CHANNELS})
 FACTORS = frozenset({Role.DOWN_PROJECTION, Role.UP_PROJECTION})
 MATRICES = FACTORS | {Role.DENSE_IN, Role.DENSE_OUT}
 
-# The axis that each role is split along over the tensor parallel ranks; None where every rank has the whole.
+# The axis along which each role is split over the tensor parallel ranks; None if every rank has the whole weight.
 SplitAxes = Mapping[Role, int | None]
 
 
@@ -37,11 +37,11 @@ class WeightSpec:
     Attributes:
         shape: Full shape, before sharding.
         role: What it does.
-        start: Its initial values: a constant, or the standard deviation of a normal for each projection along ``axis``,
-            or one for all.
+        start: Its initial values: a constant, or standard deviations of a normal distribution, either one for all or
+            one for each projection along ``axis``.
         published: Names of the published tensors that it holds: one, or one for each projection along ``axis``.
-        axis: The axis along which the weights of several projections lie; ``None`` for a weight of its own.
-        transposed: Whether published tensors are its transpose.
+        axis: The axis along which several projections' weights are stacked; ``None`` if it holds a single weight.
+        transposed: Whether the published tensors are transposed.
     """
 
     shape: tuple[int, ...]
@@ -53,21 +53,21 @@ class WeightSpec:
 
 
 def moments_of(spec: WeightSpec, optimizer: OptimizerConfig) -> int:
-    """How many running means of a weight's gradient an optimizer keeps."""
+    """Number of running means of a weight's gradient that an optimizer keeps."""
     return 1 if optimizer.kind == "muon" and spec.role in FACTORS else 2
 
 
 @dataclass(frozen=True)
 class ParamKind:
-    """What weights that are updated alike have in common.
+    """The properties shared by weights that are updated alike.
 
     Attributes:
         decay: Weight decay.
-        split: Whether tensor parallel ranks have parts of them; else each has the whole.
-        latent: Whether each tensor parallel rank computes a part of their gradients.
-        tied: Whether the first and the last pipeline rank both have them, and compute a part of their gradients each.
-        custom_update: Whether the optimizer updates them by a rule of its own, for which it needs each of them whole.
-        moments: How many running means of their gradients it keeps: the first, or that of their squares, too.
+        split: Whether they are split over tensor parallel ranks; otherwise each rank has all of them.
+        latent: Whether each tensor parallel rank computes only a part of their gradients.
+        tied: Whether the first and last pipeline ranks both have them, and each computes a part of their gradients.
+        custom_update: Whether the optimizer updates them by a special rule, for which it needs each weight whole.
+        moments: Number of running means kept: 1 for the gradient only, 2 for its square as well.
     """
 
     decay: float
@@ -79,12 +79,12 @@ class ParamKind:
 
     @classmethod
     def of(cls, spec: WeightSpec, split: bool, optimizer: OptimizerConfig, tied: bool) -> "ParamKind":
-        """That of one weight; what starts at a constant does not decay."""
+        """The kind of one weight; weights initialized to a constant do not decay."""
         decay = 0.0 if isinstance(spec.start, float) else optimizer.weight_decay
         custom_update = optimizer.kind != "adamw" and spec.role in FACTORS
         return cls(decay, split, spec.role in SUMMED, tied, custom_update, moments_of(spec, optimizer))
 
     @property
     def order(self) -> tuple[float, bool, bool, bool]:
-        """Sorts the largest groups first, so that most gradients need not wait for what little there is of others."""
+        """Sort key that puts the largest groups first, so that most gradients do not wait for the few others."""
         return -self.decay, self.latent, self.tied, self.custom_update

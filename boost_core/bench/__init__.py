@@ -1,1 +1,1 @@
-"""What one rank's work costs: kernels, a whole step, collectives. ``boost bench --help`` lists the benchmarks."""
+"""The cost of one rank's work: kernels, a whole step, collectives. ``boost bench --help`` lists the benchmarks."""

@@ -30,7 +30,7 @@ from boost_core.plan.measured import MeasuredLink, MeasuredProfile
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one benchmark; 0 on success, 1 for wrong results, 2 for what cannot be measured."""
+    """Run one benchmark; returns 0 on success, 1 for wrong results, 2 if it cannot be measured."""
     hear_interrupts()
     arguments = sys.argv[1:] if arguments is None else arguments
     given = _parser().parse_args(arguments)
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _wrong(device: torch.device) -> list[str]:
-    """Where the operations, as this device does them, do not give what the reference gives."""
+    """Return where the operations, as run by this device, disagree with the reference."""
     implementation: Implementation = "triton" if device.type == "cuda" else "naive"
     return [
         f"{dtype}: {problem}"
@@ -69,7 +69,7 @@ def _rank(given: argparse.Namespace, device: torch.device) -> None:
         for variant in VARIANTS
         if given.family in (None, variant.family)
         and given.strategy in (None, variant.strategy)
-        and (device.type == "cuda" or variant.kernels is None)  # without a GPU all is eager
+        and (device.type == "cuda" or variant.kernels is None)  # without a GPU everything is eager
         and not (variant.fp8 and unavailable(device))
     ]
     if not variants:
@@ -81,21 +81,21 @@ def _rank(given: argparse.Namespace, device: torch.device) -> None:
         found: list[Row] = []
         for variant in variants:
             if variant.fp8 and (reason := _refused(shape, variant, device)):
-                print(f"{shape}: {variant.name} is left out: {reason}")
+                print(f"{shape}: {variant.name} is skipped: {reason}")
                 continue
             rows = rank_rows(shape, variant, device, given.repeats, rate, given.interconnect)
             append(given.results, environment, rows)
             found += rows
         print(table(found), flush=True)
-    print(f"{environment.device}, {rate / 1e12:.3g} TFLOP/s in a large matrix product, against which MFU and HFU are.")
-    print("No communication is in a step. What it would take, none of it hidden, is modelled for")
+    print(f"{environment.device}, {rate / 1e12:.3g} TFLOP/s in a large matrix product, the reference for MFU and HFU.")
+    print("Steps exclude communication. Its time, with none of it hidden, is modelled for")
     for name in given.interconnect:
         print(f"  {name}: {LINKS[name].description}")
     _say_what_it_is_worth(device)
 
 
 def _refused(shape: RunShape, variant: Variant, device: torch.device) -> str | None:
-    """Why a model's sizes do not go with a variant; ``None`` if they do."""
+    """Return why a model's sizes do not fit a variant; ``None`` if they do."""
     try:
         shape.job(variant, device)
     except ValueError as error:
@@ -123,7 +123,7 @@ def _profile(given: argparse.Namespace, device: torch.device) -> None:
     for name, value in measured.model_dump(exclude={"cases", "link"}).items():
         print(f"{name:<16}{value:.4g}" if isinstance(value, float) else f"{name:<16}{value}")
     print(*measured.cases, sep="\n")
-    print(f"written to {given.out}; boost plan JOB.YAML --profile {given.out} goes by it")
+    print(f"written to {given.out}; use it with boost plan JOB.YAML --profile {given.out}")
 
 
 def _start_ranks(given: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -159,7 +159,7 @@ def _comm(given: argparse.Namespace, device: torch.device) -> int:
             append(given.results, Environment.of(device), rows)
             print(table(rows))
             if limits is not None:
-                print(f"worth a trial in the job file: parallelism.symmetric_memory: {limits.model_dump()}")
+                print(f"worth trying in the job file: parallelism.symmetric_memory: {limits.model_dump()}")
             if profile is not None and found is not None:
                 _add_link(given.profile, profile, found.model_copy(update={"symmetric_memory": limits}))
             _say_what_it_is_worth(device)
@@ -169,10 +169,10 @@ def _comm(given: argparse.Namespace, device: torch.device) -> int:
 
 
 def _add_link(path: Path, measured: MeasuredProfile, found: MeasuredLink) -> None:
-    """Have a profile say what a link does.
+    """Add the measured link to a profile.
 
     Raises:
-        ValueError: What was measured gives no rate.
+        ValueError: The measurements give no rate.
     """
     if not math.isfinite(found.bytes_per_second):
         raise ValueError("larger all-reduces took no longer than smaller ones: give a larger --largest")
@@ -194,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="benchmark", required=True)
 
     rank = commands.add_parser("rank", help="the whole step of one rank, without the other ranks' work")
-    rank.add_argument("--model", choices=PRESETS, help="a preset (default: each of those in BOOST's systems runs)")
+    rank.add_argument("--model", choices=PRESETS, help="a preset (default: all in BOOST's systems runs)")
     rank.add_argument("--tp", type=_count, help="tensor parallel ranks (default: as in BOOST's systems runs)")
     rank.add_argument("--family", choices=sorted({variant.family for variant in VARIANTS}))
     rank.add_argument("--strategy", choices=sorted({variant.strategy for variant in VARIANTS}))
@@ -218,8 +218,8 @@ def _parser() -> argparse.ArgumentParser:
     kernels.add_argument("--micro-batch", type=_count, default=4)
     kernels.add_argument("--sequence", type=_count, default=4096)
 
-    profile = commands.add_parser("profile", help="what this device does of each kind of work, for boost plan")
-    profile.add_argument("--model", choices=PRESETS, default="7b", help="whose blocks are measured")
+    profile = commands.add_parser("profile", help="this device's speed at each kind of work, for boost plan")
+    profile.add_argument("--model", choices=PRESETS, default="7b", help="preset whose blocks are measured")
     profile.add_argument("--tp", type=_count, default=4, help="tensor parallel ranks that share one")
     profile.add_argument("--micro-batch", type=_count, default=1)
     profile.add_argument("--sequence", type=_count, default=4096)

@@ -5,17 +5,17 @@ from typing import Any
 
 PARTS = ("gemm", "attention", "elementwise", "head", "optimizer", "unattributed")
 
-# Names of torch's operations on CPU, of cuBLAS's, cuDNN's and flash attention's kernels on a GPU.
+# Names of torch's operations on CPU, and of the kernels of cuBLAS, cuDNN and flash attention on a GPU.
 _ATTENTION = re.compile(r"attention|flash|fmha|sdpa", re.IGNORECASE)
 _GEMM = re.compile(r"gemm|cutlass|nvjet|xmma|cublas|split_?k|aten::(add|b|baddb)?mm|mkl", re.IGNORECASE)
 
 
 def seconds_by_part(profile: Any) -> dict[str, float]:
-    """Seconds of each part: on a GPU of its kernels, without one of the CPU's operations.
+    """Return the seconds spent in each part: on a GPU in its kernels, without one in the CPU's operations.
 
     Args:
-        profile: A finished ``torch.profiler.profile``. What ran on a GPU and was not linked to an operation is
-            ``unattributed``; so is what the CPU did between operations.
+        profile: A finished ``torch.profiler.profile``. Work on a GPU that is not linked to an operation is
+            ``unattributed``; so is the time the CPU spent between operations.
     """
     seconds = dict.fromkeys(PARTS, 0.0)
     events = profile.events()
@@ -34,12 +34,12 @@ def seconds_by_part(profile: Any) -> dict[str, float]:
 
 
 def launches(profile: Any) -> int:
-    """Kernels and copies that the GPU was given."""
+    """Return the number of kernels and copies launched on the GPU."""
     return sum(event.device_type.name == "CUDA" and not event.is_user_annotation for event in profile.events())
 
 
 def _part(event: Any, name: str) -> str:
-    """The part of what an operation did under a name: a kernel's, or its own."""
+    """Return the part that an operation's work under a name belongs to: a kernel's name, or its own."""
     around = list(_ancestors(event))
     if any("_HeadLoss" in each for each in around):
         return "head"

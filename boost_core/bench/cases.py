@@ -1,4 +1,4 @@
-"""Every operation of ``kernels`` at given sizes, with the bytes that it cannot avoid to move.
+"""Every operation of ``kernels`` at given sizes, with the bytes that it cannot avoid moving.
 
 Tests compare implementations on these cases at awkward sizes, the benchmark times them at those of a model.
 """
@@ -40,8 +40,8 @@ class Sizes:
         heads: Query heads of this rank.
         key_value_heads: Its key and value heads.
         head_size: Width of a head.
-        vocabulary: Logits of a token, this rank's part.
-        weights: Elements of one optimizer update.
+        vocabulary: Logits per token, this rank's part.
+        weights: Elements in one optimizer update.
     """
 
     tokens: int
@@ -57,7 +57,7 @@ class Sizes:
 
     @classmethod
     def of_model(cls, model: ModelConfig, tensor_parallel_size: int, sequences: int, positions: int) -> "Sizes":
-        """Those of one rank under btp; an optimizer update is of one block's largest factor."""
+        """Return one rank's sizes under btp; an optimizer update covers one block's largest factor."""
         hidden, mlp = model.hidden_size // tensor_parallel_size, model.intermediate_size // tensor_parallel_size
         return cls(
             tokens=sequences * positions,
@@ -73,7 +73,7 @@ class Sizes:
         )
 
 
-# One row; primes; a row that fills its block, and one that needs several.
+# One row; primes; a row that fills its block, and one that needs several blocks.
 AWKWARD = [
     Sizes(*values)
     for values in (
@@ -92,7 +92,7 @@ class Draw:
     Args:
         dtype: The compute type.
         device: Where they live.
-        seed: The same seed draws the same on the same device.
+        seed: The same seed draws the same values on the same device.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
@@ -100,12 +100,12 @@ class Draw:
         self._generator = torch.Generator(device).manual_seed(seed)
 
     def normal(self, *shape: int, precise: bool = False) -> torch.Tensor:
-        """From a standard normal, in the compute type, or in at least fp32."""
+        """Draw from a standard normal, in the compute type, or in at least fp32."""
         values = torch.randn(shape, generator=self._generator, device=self._device)
         return values.to(torch.promote_types(self._dtype, torch.float32) if precise else self._dtype)
 
     def ids(self, low: int, high: int, count: int) -> torch.Tensor:
-        """Integers from ``low`` to ``high − 1``."""
+        """Draw integers from ``low`` to ``high − 1``."""
         return torch.randint(low, high, (count,), generator=self._generator, device=self._device)
 
 
@@ -115,11 +115,11 @@ class Case:
 
     Attributes:
         name: The operation and its variant.
-        inputs: What it is called with; some operations overwrite them.
-        differentiated: Which of the inputs get a gradient; none where the operation has no backward pass.
+        inputs: Its arguments; some operations overwrite them.
+        differentiated: Which of the inputs get a gradient; none if the operation has no backward pass.
         run: Calls it.
-        forward_bytes: The least that a call has to read and write.
-        backward_bytes: The least that its backward pass has to; 0 where there is none.
+        forward_bytes: The minimum that a call has to read and write.
+        backward_bytes: The minimum that its backward pass has to; 0 if there is none.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Case:
 
 
 def cases(sizes: Sizes, draw: Draw) -> Iterator[Case]:
-    """All operations in all variants."""
+    """Yield all operations in all variants."""
     yield from _residual(sizes, draw)
     yield from _latents(sizes, draw)
     yield from _crossings(sizes, draw)
@@ -230,7 +230,7 @@ def _rotations(sizes: Sizes, draw: Draw) -> Iterator[Case]:
 
 def _losses(sizes: Sizes, draw: Draw) -> Iterator[Case]:
     logits_cV = draw.normal(sizes.tokens, sizes.vocabulary)
-    # Half of the targets are other ranks', on either side.
+    # Half of the targets belong to other ranks, on either side.
     target_c = draw.ids(-(sizes.vocabulary // 2), sizes.vocabulary + sizes.vocabulary // 2, sizes.tokens)
     log_sum_c = logits_cV.double().logsumexp(dim=-1).to(torch.promote_types(logits_cV.dtype, torch.float32)) + 0.5
     dloss_c, dlog_sum_c = (draw.normal(sizes.tokens, precise=True) for _ in range(2))

@@ -1,4 +1,4 @@
-"""All-reduces of a live group, from small to large, and the α + n/β that they follow."""
+"""All-reduces in a live group, from small to large, and the α + n/β fitted to them."""
 
 import statistics
 import time
@@ -18,16 +18,16 @@ from boost_core.plan.collectives import fit
 from boost_core.plan.measured import MeasuredLink
 
 _WARM_CALLS = 3
-_HIDDEN_BYTES = 16 << 20  # of the all-reduce that a product may hide
+_HIDDEN_BYTES = 16 << 20  # payload of the all-reduce that a product may hide
 
 
 def comm_rows(device: torch.device, largest_bytes: int, repeats: int) -> tuple[Link, list[Row]]:
-    """Times of all-reduces over the default group, and the link that they make. All its ranks call it.
+    """Time all-reduces over the default group, and fit the link. All its ranks call it.
 
     Args:
         device: Where the payloads live.
-        largest_bytes: The largest payload; from 1 KiB, each is four times the one before.
-        repeats: All-reduces of each size that are timed.
+        largest_bytes: The largest payload; sizes start at 1 KiB and grow by a factor of four.
+        repeats: Timed all-reduces of each size.
     """
     ranks, sizes, medians, rows = dist.get_world_size(), [], [], []
     size = 1 << 10
@@ -46,7 +46,7 @@ def comm_rows(device: torch.device, largest_bytes: int, repeats: int) -> tuple[L
 
 
 def measured_link(device: torch.device, link: Link, repeats: int) -> MeasuredLink:
-    """The link as a profile has it, with what of an all-reduce other work hides. All ranks call it."""
+    """Return the link for a profile, with the share of an all-reduce that other work hides. All ranks call it."""
     width = 4096 if device.type == "cuda" else 512
     matrix = torch.randn(width, width, device=device)
     payload = torch.zeros(_HIDDEN_BYTES // 4, device=device)
@@ -70,14 +70,14 @@ def measured_link(device: torch.device, link: Link, repeats: int) -> MeasuredLin
 def symmetric_rows(
     device: torch.device, largest_bytes: int, repeats: int
 ) -> tuple[SymmetricMemoryConfig | None, list[Row]]:
-    """Times of sums through symmetric memory beside all-reduces, and the sizes up to which they are shorter.
+    """Time sums through symmetric memory beside all-reduces, and find the sizes up to which they are faster.
 
     All ranks call it.
 
     Args:
         device: Where the payloads live.
-        largest_bytes: As of ``comm_rows``.
-        repeats: As of ``comm_rows``.
+        largest_bytes: As for ``comm_rows``.
+        repeats: As for ``comm_rows``.
 
     Raises:
         ValueError: Symmetric memory is not available here; the message says why.
@@ -109,13 +109,13 @@ def symmetric_rows(
 def faster_up_to(
     sizes: Sequence[int], by_group: Sequence[float], one_shot: Sequence[float], two_shots: Sequence[float]
 ) -> SymmetricMemoryConfig | None:
-    """The sizes up to which symmetric memory was faster at every size; ``None`` if at none.
+    """Return the sizes up to which symmetric memory was always faster; ``None`` if it never was.
 
     Args:
         sizes: From small to large.
-        by_group: Seconds of the group's own all-reduce at each.
-        one_shot: Of a sum in one shot.
-        two_shots: Of one in two.
+        by_group: Seconds of the group's own all-reduce at each size.
+        one_shot: Seconds of a sum in one shot.
+        two_shots: Seconds of a sum in two.
     """
     times = list(zip(sizes, by_group, one_shot, two_shots, strict=True))
     in_one = [size for size, group, one, two in takewhile(lambda each: each[2] <= min(each[1], each[3]), times)]
@@ -132,19 +132,19 @@ def _summed(memory: SymmetricMemory, payload: torch.Tensor) -> None:
 
 
 def _agreed(seconds: float, device: torch.device) -> float:
-    """The longest that any rank says, so that all come to the same sizes."""
+    """Return the longest time of any rank, so that all arrive at the same sizes."""
     said = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(said, dist.ReduceOp.MAX)
     return said.item()
 
 
 def hidden_share(one: float, other: float, both: float) -> float:
-    """Of the shorter of two times, the share that is saved where both go on at once: from 0 to 1."""
+    """Return the share of the shorter of two times that is saved when both run at once: from 0 to 1."""
     return min(1.0, max(0.0, (one + other - both) / min(one, other)))
 
 
 def _seconds(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """Wall time of each call after all ranks have come together."""
+    """Return the wall time of each call, starting when all ranks are ready."""
     seconds = []
     for _ in range(_WARM_CALLS + repeats):
         dist.barrier()

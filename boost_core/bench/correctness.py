@@ -1,4 +1,4 @@
-"""The gate in front of every timing: an operation gives what the reference gives in float64, within a derived bound."""
+"""The gate before every timing: an operation matches the float64 reference within a derived bound."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -8,24 +8,24 @@ import torch
 from boost_core.bench.cases import Case, Tensors
 from boost_core.kernels.dispatch import Implementation, always
 
-ROUNDINGS = 4  # of one element on its way through an operation
-Arrange = Callable[[torch.Tensor], torch.Tensor]  # the same values laid out in another way
+ROUNDINGS = 4  # of each element on its way through an operation
+Arrange = Callable[[torch.Tensor], torch.Tensor]  # the same values in another memory layout
 
 
 def disagreements(
     case: Case, implementation: Implementation = "triton", arrange: Arrange = torch.Tensor.contiguous
 ) -> list[str]:
-    """Outputs and gradients that are further from the float64 reference than rounding explains.
+    """Return outputs and gradients that are further from the float64 reference than rounding explains.
 
-    The bound: the relative error of the reference in the same type; what comes of the inputs moving by as much as a few
+    The bound: the relative error of the reference in the same type; the effect of moving the inputs by a few
     roundings of the fp32 arithmetic inside, which is large where terms cancel; and one more rounding of the result.
 
     Args:
-        case: The operation with its inputs, which are left as they are.
-        implementation: What is checked.
-        arrange: Lays the inputs of the checked implementation out in memory.
+        case: The operation with its inputs, which are left unchanged.
+        implementation: The implementation to check.
+        arrange: Gives the inputs of the checked implementation a memory layout.
     """
-    # Each call gets copies, because operations may overwrite what they are given.
+    # Each call gets copies, because operations may overwrite their inputs.
     mine = _results(case, implementation, tuple(arrange(each.clone()) for each in case.inputs))
     same_type = _results(case, "naive", tuple(each.clone() for each in case.inputs))
     truth = _results(case, "naive", tuple(_widened(each) for each in case.inputs))
@@ -34,13 +34,13 @@ def disagreements(
     for index, (value, reference, exact, nearby) in enumerate(zip(mine, same_type, truth, moved, strict=True)):
         error = _relative_error(value, exact)
         limit = _relative_error(reference, exact) + _relative_error(nearby, exact) + torch.finfo(value.dtype).eps
-        if not error <= limit:  # NaN does not agree
+        if not error <= limit:  # NaN is a disagreement, too
             found.append(f"{case.name}, result {index} of {len(mine)}: relative error {error:.2e} over {limit:.2e}")
     return found
 
 
 def _results(case: Case, implementation: Implementation, inputs: Tensors) -> list[torch.Tensor]:
-    """The outputs, then the gradients for one fixed gradient of each output."""
+    """Return the outputs, then the gradients for one fixed gradient of each output."""
     leaves = [inputs[index].requires_grad_() for index in case.differentiated]
     with always(implementation):
         outputs = case.run(*inputs)
@@ -52,7 +52,7 @@ def _results(case: Case, implementation: Implementation, inputs: Tensors) -> lis
 
 
 def _upstream(output: torch.Tensor) -> torch.Tensor:
-    """A gradient of the output's type, the same in all types but for rounding, laid out across its rows."""
+    """A gradient of the output's type, the same in all types except for rounding, laid out across its rows."""
     count = torch.arange(output.numel(), dtype=torch.float64, device=output.device)
     values = (count * 0.7 + 1).sin().to(torch.bfloat16).to(output.dtype).view(output.shape)
     return values.mT.contiguous().mT if values.ndim > 1 else values
@@ -63,7 +63,7 @@ def _widened(values: torch.Tensor) -> torch.Tensor:
 
 
 def _moved(values: torch.Tensor) -> torch.Tensor:
-    """Every number up or down by as much as a few roundings in fp32."""
+    """Move every number up or down by a few fp32 roundings."""
     if not values.is_floating_point():
         return values
     directions = torch.linspace(0, values.numel(), values.numel(), dtype=values.dtype, device=values.device).cos()
@@ -71,5 +71,5 @@ def _moved(values: torch.Tensor) -> torch.Tensor:
 
 
 def _relative_error(value: torch.Tensor, truth: torch.Tensor) -> float:
-    exact = truth.double()  # of 8-bit numbers, which have no arithmetic
+    exact = truth.double()  # for 8-bit numbers, which have no arithmetic
     return float((value.double() - exact).norm() / exact.norm())

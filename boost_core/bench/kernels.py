@@ -13,13 +13,13 @@ Run = Callable[..., Tensors]
 
 
 def kernel_rows(case: Case, device: torch.device, bandwidth: float, repeats: int) -> list[Row]:
-    """Times of one operation, forward and backward, under each implementation, and the share of the roofline.
+    """Time one operation, forward and backward, under each implementation, with the share of the roofline.
 
     Args:
         case: The operation with its inputs, which it may overwrite.
-        device: Where they live. Without a GPU there is only the reference to time.
-        bandwidth: The device's measured memory bandwidth in bytes a second.
-        repeats: Calls that are timed.
+        device: Where they live. Without a GPU only the reference can be timed.
+        bandwidth: The device's measured memory bandwidth in bytes per second.
+        repeats: Timed calls.
     """
     rows = []
     for name, implementation, wrap in _implementations(device):
@@ -40,7 +40,7 @@ def _implementations(device: torch.device) -> list[tuple[str, Implementation, Ca
 
 
 def _directions(case: Case, run: Run) -> Iterator[tuple[str, int, Callable[[], object]]]:
-    """Each direction that the operation has, the bytes that it cannot avoid to move, and its call."""
+    """Yield each direction that the operation has, the bytes that it cannot avoid moving, and its call."""
     yield "forward", case.forward_bytes, lambda: run(*case.inputs)
     if case.differentiated:
         yield "backward", case.backward_bytes, _backward(run, case)

@@ -1,8 +1,9 @@
-"""What this device does of each kind of work, for the plan (``plan.measured``).
+"""This device's speed at each kind of work, for the plan (``plan.measured``).
 
-Timed are the forward and the weight gradient's product of every weight of a dense and of low-rank blocks at two numbers
-of tokens, attention, copies, and training steps of a few blocks on one rank, without the other ranks' work. Of repeated
-times the shortest counts: what a step takes longer for a block is a difference, in which disturbances would be most.
+Timed are the products of the forward pass and of the weight gradients, for every weight of a dense and of low-rank
+blocks at two numbers of tokens, attention, copies, and training steps of a few blocks on one rank, without the other
+ranks' work.
+Of repeated times the shortest counts: a block's share of a step is a difference, which disturbances would affect most.
 """
 
 import math
@@ -30,17 +31,17 @@ from boost_core.plan.work import Product, Work, block_products, block_work
 Sample = tuple[Work, float]
 
 _COPIED_BYTES = [1 << power for power in (22, 24, 26)]
-_FEW_TOKENS = 16  # of a sequence that takes no longer than its kernels' launches
+_FEW_TOKENS = 16  # in a sequence that takes no longer than its kernels' launches
 _NAMES = ("dense, fullrank", "cola, vanilla", "cola, btp", "cola, btp, recompute latent")
 
 
 def measure(shape: RunShape, device: torch.device, repeats: int) -> MeasuredProfile:
-    """A profile by the blocks of a model.
+    """Measure a profile with the blocks of a model.
 
     Args:
         shape: The model, how many ranks share it, and its micro-batches.
-        device: What is measured.
-        repeats: Of each measurement.
+        device: The device to measure.
+        repeats: Repetitions of each measurement.
     """
     variants = [variant for variant in VARIANTS if variant.name in _NAMES]
     jobs = [shape.job(variant, device) for variant in variants]
@@ -74,10 +75,10 @@ def measure(shape: RunShape, device: torch.device, repeats: int) -> MeasuredProf
 
 
 def fit(samples: Sequence[Sample]) -> tuple[float, float, float]:
-    """FLOPs a second, bytes a second and seconds a start that the times of some products and copies follow from.
+    """Fit FLOPs per second, bytes per second and seconds per start to the times of some products and copies.
 
     Raises:
-        ValueError: There are no such figures above 0; a start's may be 0.
+        ValueError: No fit has figures above 0; a start's may be 0.
     """
     terms = np.array([(work.product_flops, work.moved_bytes, work.starts) for work, _ in samples], dtype=float)
     terms /= np.array([seconds for _, seconds in samples])[:, None]
@@ -101,7 +102,7 @@ def _products(job: JobSpec, dtype: torch.dtype, device: torch.device, repeats: i
 
 
 def _operands(product: Product, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
-    """Input, weight and output's gradient; of matrices that have one input, the wide one that they make up."""
+    """Return input, weight and output gradient; for matrices with a common input, the wide one they form together."""
     batch = product.matrices if product.inputs == product.matrices else 1
     outer = product.outer * product.matrices // batch
     shapes = (product.rows, product.inner), (product.inner, outer), (product.rows, outer)
@@ -117,7 +118,7 @@ def _copies(device: torch.device, repeats: int) -> Iterator[Sample]:
 
 
 def _attention_rate(job: JobSpec, dtype: torch.dtype, device: torch.device, repeats: int) -> float:
-    """FLOPs a second forward and backward, as ``plan.work`` counts them."""
+    """Return FLOPs per second forward and backward, as counted by ``plan.work``."""
     training, ranks = job.training, job.parallelism.tensor_parallel_size
     shape = training.micro_batch_size, job.model.num_attention_heads // ranks, training.sequence_length
     parts = [torch.randn(*shape, job.model.head_size, device=device).to(dtype).requires_grad_() for _ in range(3)]
@@ -133,13 +134,13 @@ def _attention_rate(job: JobSpec, dtype: torch.dtype, device: torch.device, repe
 
 
 def _mode(job: JobSpec) -> RecomputeMode:
-    """What the one block keeps."""
+    """Return the mode of the only block."""
     ((mode, _),) = job.parallelism.modes(0, 1)
     return mode
 
 
 def _planned(job: JobSpec, profile: Profile) -> float:
-    """A block's part of a step by the plan, without its exchanges."""
+    """Return a block's part of a step according to the plan, without its exchanges."""
     weights = block_parameters(job.model, crossed=False) / job.parallelism.tensor_parallel_size
     update = profile.update_seconds(weights, BYTES[job.training.precision])
     return max(profile.seconds(block_work(job, _mode(job)).all), profile.block_seconds) + update

@@ -1,19 +1,19 @@
-"""One rank's step as the code published with BOOST runs it under its 7B configuration (arXiv 2512.12131): a baseline.
+"""One rank's step as run by the code published with BOOST under its 7B configuration (arXiv 2512.12131): a baseline.
 
-What that configuration comes to, line by line, each operation in the order and on the memory of that code:
+What that configuration does, line by line, each operation in the order and on the memory of that code:
 
-- micro-batches of one sequence, gradients accumulated over several; nothing is computed again in the backward pass;
+- micro-batches of one sequence, gradients accumulated over several; nothing is recomputed in the backward pass;
 - ``rmsnorm_type`` is left unset: each rank norms its own shard of the residual, and no statistic is exchanged, so that
-  on several ranks the model is another one than a single rank's;
-- the embedding is split along the vocabulary, summed up over the ranks whole, and sliced; the head is tied to it;
-- queries, keys and values come of one einsum; keys and values are concatenated, permuted and copied before the rotary
+  on several ranks the model differs from a single rank's;
+- the embedding is split along the vocabulary, summed over the ranks whole, and sliced; the head is tied to it;
+- queries, keys and values come from one einsum; keys and values are concatenated, permuted and copied before the rotary
   embedding;
 - the last block's output is gathered by way of two transpositions; logits are made whole, in fp32;
 - every all-reduce is waited for where it starts;
 - gradients are bf16, and added to fp32 sums one by one after each micro-batch; the norm, clipping, torch's fused AdamW
-  on fp32 masters and rounding are passes of their own.
+  on fp32 masters and rounding are separate passes.
 
-Where that code takes Flash Attention's kernels, there is here torch's RMSNorm, torch's attention and our rotary
+Where that code uses Flash Attention's kernels, this one uses torch's RMSNorm, torch's attention and our rotary
 embedding, one kernel each as there. Shape suffixes: T tokens, d hidden (this rank's shard), r rank, c = g·r for g
 projections, f wide (shard), V this rank's part of the vocabulary, h heads, e head size.
 """
@@ -41,7 +41,7 @@ class PublishedBlock(nn.Module):
     """A decoder block.
 
     Args:
-        model: The model's shape; as many key heads as query heads.
+        model: The model's shape; with as many key heads as query heads.
         ranks: The tensor parallel group.
         rotation: The rotary embedding.
     """
@@ -57,7 +57,7 @@ class PublishedBlock(nn.Module):
         self.down_down, self.down_up = _empty(r, f), _empty(d, r)
 
     def forward(self, x_Td: torch.Tensor) -> torch.Tensor:
-        """This rank's shard of the stream."""
+        """Return this rank's shard of the stream."""
         x_Td = self._attended(functional.rms_norm(x_Td, x_Td.shape[1:], self.attention_scale, self.epsilon)) + x_Td
         return self._mlp(functional.rms_norm(x_Td, x_Td.shape[1:], self.mlp_scale, self.epsilon)) + x_Td
 
@@ -105,7 +105,7 @@ class PublishedModel(nn.Module):
         self.scale = _empty(model.hidden_size)
 
     def forward(self, token_T: torch.Tensor, target_T: torch.Tensor) -> torch.Tensor:
-        """Loss of each token of one sequence in nats, ``[T]``."""
+        """Return the loss of each token of one sequence in nats, ``[T]``."""
         x_Td = self._embedded(token_T)
         for block in self.blocks:
             x_Td = block(x_Td)
@@ -134,8 +134,8 @@ class PublishedRun:
         model: The model's shape.
         ranks: The tensor parallel group.
         length: Tokens of a sequence.
-        dtype: What is computed in.
-        device: Where.
+        dtype: The compute type.
+        device: Where it is computed.
 
     Raises:
         ValueError: The model has grouped-query attention.
@@ -160,7 +160,7 @@ class PublishedRun:
         self._optimizer = torch.optim.AdamW(self._masters, LEARNING_RATE, BETAS, weight_decay=WEIGHT_DECAY, fused=True)
 
     def step(self, token_bt: torch.Tensor) -> float:
-        """One step over ``[b, s + 1]`` tokens, a sequence at a time; its loss, which the host waits for."""
+        """Run one step over ``[b, s + 1]`` tokens, a sequence at a time; returns the loss, which the host waits for."""
         token_bt, losses = token_bt.to(self._device), list[torch.Tensor]()
         for token_t in token_bt:
             with record_function("forward"):
@@ -213,7 +213,7 @@ class _GatherColumns(torch.autograd.Function):
 
 
 class _HeadLossOfLogits(torch.autograd.Function):
-    """Cross entropy of whole logits, of which the softmax is kept."""
+    """Cross entropy of whole logits, whose softmax is kept."""
 
     @staticmethod
     def forward(ctx: Any, logits_TV: torch.Tensor, target_T: torch.Tensor, ranks: Communicator) -> torch.Tensor:
@@ -239,7 +239,7 @@ class _HeadLossOfLogits(torch.autograd.Function):
 
 
 def _local(id_T: torch.Tensor, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids among this rank's own, 0 for others; and which are others."""
+    """Return ids relative to this rank's own, 0 for others; and which ones are others."""
     elsewhere_T = (id_T < first) | (id_T >= first + count)
     local_T = id_T.clone() - first
     local_T[elsewhere_T] = 0

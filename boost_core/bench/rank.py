@@ -1,8 +1,8 @@
-"""The exact work of one rank: real training steps among ranks that are not there.
+"""The exact work of one rank: real training steps among absent ranks.
 
-Torch's ``fake`` process group stands for the others; its collectives return at once, and their results are written as
-if all ranks had sent the same. What they would have taken is modelled from the ledger's counts, and kept apart from
-what was measured.
+Torch's ``fake`` process group stands in for the others; its collectives return at once, and their results are written
+as if all ranks had sent the same. Their duration is modelled from the ledger's counts, and kept apart from what was
+measured.
 """
 
 import gc
@@ -43,12 +43,12 @@ from boost_core.train.state import TrainState
 from boost_core.train.step import training_step
 from boost_core.train.step_graph import StepGraph
 
-_FEW_WORDS = 1024  # so that embeddings and logits take little of what is a difference between two steps
+_FEW_WORDS = 1024  # so that embeddings and logits add little to a difference between two steps
 _WARM_STEPS = 3
 
 
 class _Step(NamedTuple):
-    """A step, what counts its collectives, and what captures it, if anything does."""
+    """A step, the ledger of its collectives, and the graph that captures it, if any."""
 
     run: Callable[[], None]
     ledger: CommunicationLedger
@@ -57,15 +57,15 @@ class _Step(NamedTuple):
 
 @dataclass(frozen=True)
 class RunShape:
-    """What a rank is timed at.
+    """The shape at which a rank is timed.
 
     Attributes:
         model: A preset.
         tensor_parallel_size: Ranks that share the model.
-        micro_batch_size: Sequences; one micro-batch an optimizer step.
-        sequence_length: Tokens a sequence.
-        layers: Blocks; ``None`` for the preset's.
-        vocab_size: Tokens that there are.
+        micro_batch_size: Sequences per micro-batch; one micro-batch per optimizer step.
+        sequence_length: Tokens per sequence.
+        layers: Number of blocks; ``None`` for the preset's.
+        vocab_size: Number of tokens in the vocabulary.
     """
 
     model: str
@@ -83,10 +83,10 @@ class RunShape:
         )
 
     def job(self, variant: Variant, device: torch.device) -> JobSpec:
-        """The job whose rank 0 is timed.
+        """Return the job whose rank 0 is timed.
 
         Raises:
-            pydantic.ValidationError: The variant does not go with the shape.
+            pydantic.ValidationError: The variant does not fit the shape.
         """
         model = {"preset": self.model, "family": variant.family, "vocab_size": self.vocab_size}
         if self.layers is not None:
@@ -111,15 +111,15 @@ class RunShape:
 def rank_rows(
     shape: RunShape, variant: Variant, device: torch.device, steps: int, rate: float, interconnects: list[str]
 ) -> list[Row]:
-    """All figures of one variant.
+    """Measure all figures of one variant.
 
     Args:
         shape: The model and the batch.
         variant: How it is trained.
-        device: Where.
-        steps: Steps that are timed.
-        rate: The device's measured matrix rate in FLOPs a second, against which utilization is given.
-        interconnects: Names of those whose communication is modelled.
+        device: Where it is trained.
+        steps: Number of timed steps.
+        rate: The device's measured matrix rate in FLOPs per second, the reference for utilization.
+        interconnects: Names of those on which communication is modelled.
 
     Raises:
         FloatingPointError: It diverges.
@@ -137,7 +137,7 @@ def rank_rows(
 
 
 def block_seconds(shape: RunShape, variant: Variant, device: torch.device, repeats: int) -> float:
-    """What a step takes longer for each block, by steps of few and more of them."""
+    """Return the time that each block adds to a step, from steps with few and with more blocks."""
     few, more = 2, 4
     seconds = []
     for layers in (few, more):
@@ -203,7 +203,7 @@ def _trainer_step(spec: JobSpec, shape: RunShape, device: torch.device, case: st
 
     def step() -> None:
         result = training_step(state, sampler)
-        if result.diverged:  # its update was left out, and would be missing from what is timed
+        if result.diverged:  # its update was skipped, and would be missing from the time
             raise _diverges(case, f"a loss of {result.loss:g} and a gradient norm of {result.gradient_norm:g}")
 
     return _Step(step, state.ledger, state.graph)
@@ -228,7 +228,7 @@ def _diverges(case: str, figures: str) -> FloatingPointError:
 
 
 def _communication(ledger: CommunicationLedger, interconnect: str, shape: RunShape) -> float:
-    """Seconds that the collectives of the last step would take one after the other, none of it hidden."""
+    """Return how long the last step's collectives would take one after the other, none of it hidden."""
     link = LINKS[interconnect]
     return sum(
         collective_seconds(link, entry.kind, shape.tensor_parallel_size, totals.bytes, totals.calls)
@@ -238,7 +238,7 @@ def _communication(ledger: CommunicationLedger, interconnect: str, shape: RunSha
 
 
 def draw_weights(model: nn.Module, axes: SplitAxes, rank: int, size: int, seed: int, device: torch.device) -> None:
-    """One rank's shards drawn on the device itself; as a ``WeightMaker``, but the values depend on the layout."""
+    """Draw one rank's shards on the device itself; like a ``WeightMaker``, but the values depend on the layout."""
     generator, numbers = torch.Generator(device).manual_seed(seed), count()
 
     def shard(_: str, spec: WeightSpec) -> torch.Tensor:
@@ -259,9 +259,9 @@ def _random_corpus(spec: JobSpec) -> Corpus:
 
 
 class LoneCommunicator(Communicator):
-    """Collectives of a rank whose others are not there: what each of them would have sent is what this one sends.
+    """Collectives of a rank whose others are absent: each of them is taken to send what this one sends.
 
-    Torch's fake process group leaves some results unwritten, which of them depends on its version.
+    Torch's fake process group leaves some results unwritten; which ones depends on its version.
     """
 
     def _start(
@@ -278,7 +278,7 @@ class LoneCommunicator(Communicator):
 
 @contextmanager
 def _alone(world_size: int) -> Iterator[None]:
-    """Rank 0 of a process group whose other ranks are not there."""
+    """Be rank 0 of a process group whose other ranks are absent."""
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     try:
         yield

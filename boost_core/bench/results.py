@@ -1,4 +1,4 @@
-"""What a benchmark found: appended to a file, and printed as a table."""
+"""Benchmark results: appended to a file, and printed as a table."""
 
 import csv
 import os
@@ -14,10 +14,10 @@ import torch
 from boost_core.bench.timing import Spread
 
 RESULTS = Path("tests/benchmarks/results.csv")
-_ARCHIVED = Path(__file__).with_name("commit.txt")  # git writes the commit there when it makes an archive
+_ARCHIVED = Path(__file__).with_name("commit.txt")  # git writes the commit there when it creates an archive
 NO_GPU = "No GPU here: these figures show that the benchmark runs, and say nothing about a GPU."
 
-# How a unit is printed: its multiple, what that is called, and the digits after the point.
+# How a unit is printed: its multiple, that multiple's name, and the number of decimals.
 _READABLE = {
     "s": (1e3, "ms", 3),
     "bytes": (2**-30, "GiB", 2),
@@ -32,11 +32,11 @@ class Environment:
     """What was measured, and on what.
 
     Attributes:
-        commit: Of the source, with ``-dirty`` if it was changed; ``unknown`` in a copy that is neither a
-            checkout nor an archive that git made.
+        commit: The source's commit, with ``-dirty`` if it was changed; ``unknown`` in a copy that is neither a
+            checkout nor an archive made by git.
         device: Name of the GPU, or the CPU and its cores.
-        torch_version: Of torch.
-        triton_version: Of Triton; empty where there is none.
+        torch_version: Version of torch.
+        triton_version: Version of Triton; empty if it is not installed.
     """
 
     commit: str
@@ -46,7 +46,7 @@ class Environment:
 
     @classmethod
     def of(cls, device: torch.device) -> "Environment":
-        """The present one."""
+        """Return the present environment."""
         name = f"{os.cpu_count()} CPU cores ({platform.machine()}), no GPU"
         if device.type == "cuda":
             name = torch.cuda.get_device_name(device)
@@ -60,9 +60,9 @@ class Row:
     Attributes:
         benchmark: ``rank``, ``kernels`` or ``comm``.
         case: What was measured.
-        quantity: Which figure of it; ``modelled …`` where it was not measured.
+        quantity: Which figure of it; ``modelled …`` if it was not measured.
         unit: ``s``, ``bytes``, ``bytes/s``, ``share`` or ``count``.
-        p20: A fifth of the measurements are below; the figure itself where it is one number.
+        p20: A fifth of the measurements are below; the figure itself for a single number.
         p50: The median.
         p80: A fifth are above.
     """
@@ -77,17 +77,17 @@ class Row:
 
     @classmethod
     def spread(cls, benchmark: str, case: str, quantity: str, unit: str, values: Spread) -> "Row":
-        """One of several measurements."""
+        """Make a row from several measurements."""
         return cls(benchmark, case, quantity, unit, values.p20, values.p50, values.p80)
 
     @classmethod
     def single(cls, benchmark: str, case: str, quantity: str, unit: str, value: float) -> "Row":
-        """One that is a single number."""
+        """Make a row from a single number."""
         return cls(benchmark, case, quantity, unit, value, value, value)
 
 
 def append(path: Path, environment: Environment, rows: Iterable[Row]) -> None:
-    """Add rows to a file of comma-separated values, with a header where it is new."""
+    """Append rows to a file of comma-separated values, with a header if it is new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
     with path.open("a", newline="", encoding="utf-8") as stream:
@@ -101,7 +101,7 @@ def append(path: Path, environment: Environment, rows: Iterable[Row]) -> None:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line for each case and a column for each quantity, in the order in which they come."""
+    """Format a line per case and a column per quantity, in order of appearance."""
     quantities = list(dict.fromkeys(row.quantity for row in rows))
     cells: dict[str, dict[str, str]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Times of repeated calls, and what the device can do at most."""
+"""Times of repeated calls, and a device's peak rates."""
 
 import statistics
 import time
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-_AHEAD_CYCLES = 2_000_000  # about a millisecond of a GPU's clock, in which the CPU queues what is timed
-_FLUSHED_BYTES = 256 << 20  # more than any GPU's last cache holds
+_AHEAD_CYCLES = 2_000_000  # about a millisecond of a GPU's clock, in which the CPU enqueues the timed work
+_FLUSHED_BYTES = 256 << 20  # more than any GPU's last-level cache holds
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Spread:
 
     @classmethod
     def of(cls, values: list[float]) -> "Spread":
-        """Those of two or more values."""
+        """Compute the percentiles of two or more values."""
         p20, _, _, p80 = statistics.quantiles(values, n=5, method="inclusive")
         return cls(p20, statistics.median(values), p80)
 
 
 def wall_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """Wall time of each of ``repeats`` calls, the device's work included; one call before them is not counted."""
+    """Return the wall time of each of ``repeats`` calls, the device's work included, after one warm-up call."""
     seconds = []
     for _ in range(repeats + 1):
         synchronize(device)
@@ -39,9 +39,9 @@ def wall_seconds(call: Callable[[], object], device: torch.device, repeats: int)
 
 
 def kernel_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
-    """As ``wall_seconds``, but on a GPU without the time in which it waits for the CPU to queue work.
+    """Like ``wall_seconds``, but on a GPU without the time in which it waits for the CPU to enqueue work.
 
-    The GPU is kept busy while the CPU queues a call, and its caches hold nothing of the call before.
+    The GPU is kept busy while the CPU enqueues a call, and its caches hold nothing of the previous call.
     """
     if device.type != "cuda":
         return wall_seconds(call, device, repeats)
@@ -61,13 +61,13 @@ def kernel_seconds(call: Callable[[], object], device: torch.device, repeats: in
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that is queued."""
+    """Wait until the device has finished all enqueued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def memory_bandwidth(device: torch.device) -> float:
-    """Bytes a second of a large copy, reading and writing counted."""
+    """Return the bytes per second of a large copy, counting reads and writes."""
     source = torch.empty(_FLUSHED_BYTES, dtype=torch.int8, device=device).zero_()
     target = torch.empty_like(source)
     seconds = kernel_seconds(lambda: target.copy_(source), device, repeats=10)
@@ -75,7 +75,7 @@ def memory_bandwidth(device: torch.device) -> float:
 
 
 def matrix_rate(dtype: torch.dtype, device: torch.device) -> float:
-    """FLOPs a second of a large square matrix product."""
+    """Return the FLOPs per second of a large square matrix product."""
     width = 8192 if device.type == "cuda" else 512
     left, right = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
     return 2 * width**3 / statistics.median(kernel_seconds(lambda: left @ right, device, repeats=10))

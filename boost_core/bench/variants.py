@@ -1,4 +1,4 @@
-"""Ways to train one model that are compared, and the shapes that they are compared at."""
+"""The ways to train a model that are compared, and the shapes at which they are compared."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,14 +10,14 @@ _AS_PUBLISHED = {"strategy": "btp", "norm": "online_paper", "recompute": "full"}
 
 @dataclass(frozen=True)
 class Variant:
-    """A family under a strategy with its choices.
+    """A family under a strategy with its options.
 
     Attributes:
         name: For tables.
         family: The model's family.
-        parallelism: Of the job's ``parallelism``, all but the sizes.
-        kernels: Which implementation serves; ``None`` for the device's usual one.
-        published: Whether it is the published code's step in place of the trainer's.
+        parallelism: The job's ``parallelism`` without the sizes.
+        kernels: The implementation to use; ``None`` for the device's default.
+        published: Whether to run the published code's step in place of the trainer's.
         fp8: Whether products are in 8 bits, on devices that support it.
     """
 
@@ -36,11 +36,11 @@ class Variant:
 
 VARIANTS = [
     Variant("dense, fullrank", "dense", {"strategy": "fullrank"}),
-    # One product and one exchange a projection, as pairs that know nothing of each other have.
+    # One product and one exchange per projection, like pairs that know nothing of each other.
     Variant("cola, vanilla", "cola", {"strategy": "vanilla", "group_projections": False}),
-    # What BOOST's code ran at 7B: its step, which is not the trainer's, over the same tokens, a sequence at a time.
+    # What BOOST's code ran at 7B: its own step instead of the trainer's, over the same tokens, a sequence at a time.
     Variant("cola, as its 7B config", "cola", {"strategy": "btp"}, published=True),
-    # BOOST's choices (arXiv 2512.12131): statistics in all-reduces of their own, whole blocks computed again.
+    # BOOST's choices (arXiv 2512.12131): statistics in all-reduces of their own, whole blocks recomputed.
     Variant("cola, btp as published", "cola", _AS_PUBLISHED),
     Variant("cola, btp as published, eager", "cola", _AS_PUBLISHED, kernels="naive"),
     Variant("cola, btp", "cola", {"strategy": "btp"}),

@@ -1,1 +1,1 @@
-"""Checkpoints on object storage: sharded, independent of the layout that wrote them, committed atomically."""
+"""Checkpoints on object storage: sharded, independent of the layout that wrote them, and committed atomically."""

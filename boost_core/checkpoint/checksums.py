@@ -1,4 +1,4 @@
-"""Checksums of a checkpoint's files, taken while they are written, so that nothing is read back for them."""
+"""Checksums of a checkpoint's files, computed while they are written, so that nothing is read back for them."""
 
 import os
 import zlib
@@ -11,13 +11,13 @@ from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecWr
 
 
 class StoreRefused(OSError):
-    """What the store itself has said to a write, in words, because not every store's errors can be pickled."""
+    """The store's own error for a write, as text, because not every store's errors can be pickled."""
 
 
 class ChecksummingWriter(FsspecWriter):
-    """torch's writer of shards over fsspec; ``checksums`` has the CRC-32 of each file that it has written, by name.
+    """torch's writer of shards over fsspec; ``checksums`` has the CRC-32 of each file it has written, by name.
 
-    What the store refuses is raised as ``StoreRefused``. Out of torch comes the error of its archive's format instead,
+    A store's errors are raised as ``StoreRefused``; torch itself would raise its archive format's error instead,
     "enforce fail at inline_container.cc", whatever the cause.
     """
 
@@ -29,14 +29,14 @@ class ChecksummingWriter(FsspecWriter):
     @property
     def checksums(self) -> dict[str, int]:
         """CRC-32 by file name."""
-        # torch renames its index into place once it is whole.
+        # torch renames its index into place once it is complete.
         return {name.removesuffix(".tmp"): checksum for name, checksum in self._summing.checksums.items()}
 
     def write_data(self, *arguments: Any, **named: Any) -> Any:
         """Write this rank's shard.
 
         Raises:
-            StoreRefused: The store does not take it.
+            StoreRefused: The store does not accept it.
         """
         with self._summing.telling_the_cause():
             return super().write_data(*arguments, **named)
@@ -45,7 +45,7 @@ class ChecksummingWriter(FsspecWriter):
         """Write the index of all shards.
 
         Raises:
-            StoreRefused: The store does not take it.
+            StoreRefused: The store does not accept it.
         """
         with self._summing.telling_the_cause():
             super().finish(*arguments, **named)
@@ -81,11 +81,11 @@ class _Checksumming(FileSystem):
 
 
 class _SummedStream:
-    """A stream for writing that sums what goes through; all else is the stream's own."""
+    """A write stream that computes a checksum of what is written; everything else is delegated to the stream."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self.checksum = stream, 0
-        self.refusal: Exception | None = None  # the first
+        self.refusal: Exception | None = None  # the first error
 
     def write(self, data: Any) -> Any:
         self.checksum = zlib.crc32(data, self.checksum)

@@ -1,7 +1,7 @@
-"""Tensors of a checkpoint in chunks: boxes of whole tensors, wherever the ranks happen to keep them.
+"""The tensors of a checkpoint in chunks: boxes of whole tensors, wherever the ranks happen to keep them.
 
-torch's distributed checkpoint stores boxes by the name of their tensor and where they lie in it, and reads any other
-boxes from them. So what is stored does not depend on how many ranks wrote it, and along which axes they had split what.
+torch's distributed checkpoint stores boxes by the name of their tensor and their position in it, and can read any other
+boxes from them. So the stored state does not depend on how many ranks wrote it or along which axes they split it.
 """
 
 from collections.abc import Iterable
@@ -34,10 +34,10 @@ class Chunk:
     """A box of a whole tensor.
 
     Attributes:
-        name: The tensor's.
-        shape: Its shape.
-        offsets: Where the box begins in it.
-        tensor: The box; it is read from and written to.
+        name: Name of the whole tensor.
+        shape: Shape of the whole tensor.
+        offsets: Where the box begins in the whole tensor.
+        tensor: The box, which is read from and written to.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Chunk:
 
     @classmethod
     def whole(cls, name: str, tensor: torch.Tensor) -> "Chunk":
-        """All of a tensor."""
+        """A chunk that is all of a tensor."""
         return cls(name, tuple(tensor.shape), (0,) * tensor.ndim, tensor)
 
     @classmethod
@@ -57,13 +57,13 @@ class Chunk:
         """A box of one of ``size`` equal shards.
 
         Args:
-            name: The tensor's.
-            shape: The shard's.
+            name: Name of the tensor.
+            shape: Shape of the shard.
             offsets: Where the box begins in the shard.
             tensor: The box.
-            axis: The axis along which the tensor is split; ``None`` if each has the whole.
-            rank: Which shard.
-            size: How many.
+            axis: The axis along which the tensor is split; ``None`` if each rank has the whole tensor.
+            rank: Number of the shard.
+            size: Number of shards.
         """
         if axis is None:
             return cls(name, shape, offsets, tensor)
@@ -74,12 +74,12 @@ class Chunk:
 
     @property
     def index(self) -> MetadataIndex:
-        """What identifies it among all of a checkpoint."""
+        """The chunk's identity among all chunks of a checkpoint."""
         return MetadataIndex(self.name, torch.Size(self.offsets))
 
     @property
     def place(self) -> ChunkStorageMetadata:
-        """Where it lies in the whole."""
+        """The chunk's position in the whole tensor."""
         return ChunkStorageMetadata(torch.Size(self.offsets), self.tensor.shape)
 
 
@@ -88,10 +88,10 @@ class TensorMissing(ValueError):
 
 
 class SaveChunks(DefaultSavePlanner):
-    """Writes this rank's chunks; of equal ones that several ranks have, one rank's.
+    """Writes this rank's chunks; a chunk that several ranks have is written by one of them.
 
     Args:
-        chunks: This rank's.
+        chunks: This rank's chunks.
     """
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
@@ -99,7 +99,7 @@ class SaveChunks(DefaultSavePlanner):
         self._chunks = {chunk.index: chunk for chunk in chunks}
 
     def create_local_plan(self) -> SavePlan:
-        """What this rank could write."""
+        """The items that this rank could write."""
         items = [
             WriteItem(
                 index=chunk.index,
@@ -122,7 +122,7 @@ class LoadChunks(DefaultLoadPlanner):
     """Fills this rank's chunks.
 
     Args:
-        chunks: This rank's.
+        chunks: This rank's chunks.
     """
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
@@ -130,11 +130,11 @@ class LoadChunks(DefaultLoadPlanner):
         self._chunks = {chunk.index: chunk for chunk in chunks}
 
     def create_local_plan(self) -> LoadPlan:
-        """What this rank reads.
+        """The items that this rank reads.
 
         Raises:
-            TensorMissing: The checkpoint does not have a tensor.
-            ValueError: It has one of another shape.
+            TensorMissing: The checkpoint lacks a tensor.
+            ValueError: The checkpoint has a tensor of another shape.
         """
         items: list[ReadItem] = []
         for chunk in self._chunks.values():
@@ -154,4 +154,4 @@ class LoadChunks(DefaultLoadPlanner):
         return part
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Nothing is left to do: the tensor is a view."""
+        """Do nothing, because the tensor is a view."""

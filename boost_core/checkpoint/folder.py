@@ -1,19 +1,19 @@
-"""The layout of a job's checkpoint folder and what makes a checkpoint count.
+"""The layout of a job's checkpoint folder, and what makes a checkpoint valid.
 
 ::
 
-    <url>/step-00000100/__0_0.distcp …   shards, one or more files a rank
+    <url>/step-00000100/__0_0.distcp …   shards, one or more files per rank
     <url>/step-00000100/.metadata        torch.distributed.checkpoint's index of them
-    <url>/step-00000100/manifest.json    written last, in one piece: from then on the checkpoint exists
-    <url>/step-00000100/committed        an empty file, written once the manifest is there
-    <url>/pins/step-00000100             while it is there, nobody removes that checkpoint
+    <url>/step-00000100/manifest.json    written last and atomically: from then on the checkpoint exists
+    <url>/step-00000100/committed        an empty file, written after the manifest
+    <url>/pins/step-00000100             while this exists, the checkpoint is never removed
     <url>/profiles/step-00000100/…       traces of steps; see ``boost_core.train.profiling``
 
-A reader looks for manifests only, so it never sees half of a checkpoint. Shards without a manifest are what an
-interrupted save leaves behind, and nobody misses them. ``committed`` tells these from a checkpoint that has lost its
-manifest: that one is damaged, and a job that has no other stops rather than begin anew. The file comes after the
-manifest, so a save that is cut off has never written it, at whichever point that was; and it stays while its step is
-saved once more, so that being cut off then is not taken for a first save either.
+Readers look only for manifests, so they never see a partial checkpoint. Shards without a manifest are left over from an
+interrupted save and can be ignored. ``committed`` tells these apart from a checkpoint that has lost its manifest: such
+a checkpoint is damaged, and a job that has no other stops instead of starting over. The file is written after the
+manifest, so an interrupted save has never written it, whenever it was interrupted; and it is kept while its step is
+saved again, so that interrupting that save is not mistaken for interrupting a first one.
 """
 
 import logging
@@ -51,23 +51,23 @@ MANIFEST = "manifest.json"
 COMMITTED = "committed"
 PINS = "pins"
 _READ_BYTES = 8 * 2**20
-_LARGEST_MANIFEST_BYTES = 16 * 2**20  # of 65,536 files in a checkpoint, with room to spare
+_LARGEST_MANIFEST_BYTES = 16 * 2**20  # enough for 65,536 files in a checkpoint, with room to spare
 _FILE = re.compile(r"/(step-\d+)/([^/]+)")
 _PINNED = re.compile(rf"{PINS}/(step-\d+)$")
 
 
 class CheckpointPinned(ValueError):
-    """A checkpoint that is not to be removed."""
+    """A checkpoint is pinned and must not be removed."""
 
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """A committed checkpoint, as far as a look at its manifest and its files' sizes tells.
+    """A committed checkpoint, as far as its manifest and its files' sizes tell.
 
     Attributes:
         step: Its step.
-        manifest: What it says about itself; ``None`` if that cannot be read.
-        damage: The first thing that is wrong with it; empty if nothing is.
+        manifest: Its manifest; ``None`` if it cannot be read.
+        damage: The first problem found; empty if there is none.
     """
 
     step: int
@@ -80,11 +80,11 @@ class CheckpointFolder:
 
     Args:
         url: The folder; it need not exist yet.
-        storage_options: What ``s3://`` is reached with, by s3fs's names; default: the process's own means.
+        storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
 
     Attributes:
         url: The folder.
-        storage_options: What fsspec is to be told besides the URL.
+        storage_options: Options to pass to fsspec along with the URL.
     """
 
     def __init__(self, url: str, storage_options: StorageOptions | None = None) -> None:
@@ -98,15 +98,15 @@ class CheckpointFolder:
         return bool(self._filesystem.protocol[0] == "file")
 
     def step_url(self, step: int) -> str:
-        """Where the checkpoint of a step is."""
+        """The URL of a step's checkpoint."""
         return f"{self.url}/{_name(step)}"
 
     def steps(self) -> list[int]:
-        """Steps whose checkpoint has been committed, ascending; whether it is intact is another question."""
+        """Steps whose checkpoint has been committed, ascending, whether or not it is intact."""
         return sorted(self._committed())
 
     def checkpoints(self) -> Iterator[StoredCheckpoint]:
-        """All that have been committed, the newest first; each is looked at when it is its turn."""
+        """Yield all committed checkpoints, newest first; each is examined only when reached."""
         for step, sizes in sorted(self._committed().items(), reverse=True):
             try:
                 found = self._look(step, sizes)
@@ -115,11 +115,11 @@ class CheckpointFolder:
             yield found
 
     def newest_intact(self) -> int | None:
-        """The newest step whose checkpoint looks intact, which is what a job would go on from."""
+        """The newest step whose checkpoint looks intact, from which a job would resume."""
         return next((found.step for found in self.checkpoints() if not found.damage), None)
 
     def checkpoint(self, step: int) -> StoredCheckpoint:
-        """One that has been committed.
+        """The committed checkpoint of a step.
 
         Raises:
             FileNotFoundError: That step has no committed checkpoint.
@@ -127,7 +127,7 @@ class CheckpointFolder:
         return self._look(step, self._sizes(step))
 
     def pinned(self) -> set[int]:
-        """Steps whose checkpoints are not to be removed."""
+        """Steps whose checkpoints are pinned."""
         paths = self._filesystem.glob(f"{self._path}/{PINS}/step-*")
         names = (match.group(1) for path in paths if (match := _PINNED.search(path)))
         return {step for name in names if (step := step_named(name)) is not None}
@@ -137,7 +137,7 @@ class CheckpointFolder:
 
         Raises:
             FileNotFoundError: That step has no committed checkpoint.
-            CheckpointDamaged: It has, and its manifest is gone, is not what was written, or is of a newer version.
+            CheckpointDamaged: Its manifest is gone, is not what was written, or is from a newer version.
         """
         path = self._manifest(step)
         try:
@@ -156,35 +156,35 @@ class CheckpointFolder:
             raise CheckpointDamaged(f"{path} {damage}") from damage
 
     def prepare(self, step: int) -> None:
-        """Make room for a step's shards: remove what a save left there before, whether it came to its end or not."""
+        """Prepare a step's folder for shards, removing what an earlier save left there, complete or not."""
         self._clear(step)
         self._filesystem.makedirs(f"{self._path}/{_name(step)}", exist_ok=True)
 
     def _clear(self, step: int) -> None:
-        """Remove all files of a step but the one that says that it has been committed."""
+        """Remove all files of a step except the marker that it has been committed."""
         with suppress(FileNotFoundError):
-            self._filesystem.rm_file(self._manifest(step))  # first, so that no reader sees half of it
+            self._filesystem.rm_file(self._manifest(step))  # first, so that no reader sees a partial checkpoint
         left = [self._file(step, name) for name in self._sizes(step) if name != COMMITTED]
         if left:
             self._filesystem.rm(left)
 
     def discard(self, step: int) -> None:
-        """Remove what a failed save has left of a step; a committed checkpoint stays."""
+        """Remove what a failed save left of a step; a committed checkpoint is kept."""
         if not self._filesystem.exists(self._manifest(step)):
             self._clear(step)
 
     def stored_files(self, step: int, checksums: Mapping[str, int]) -> dict[str, StoredFile]:
-        """Each file that a save has written, by name, with its size as the store has it and the checksum given."""
+        """The files that a save has written, by name, each with its size in the store and the given checksum."""
         sizes = self._sizes(step)
         return {name: StoredFile(bytes=sizes[name], crc32=checksum) for name, checksum in checksums.items()}
 
     def damage(self, step: int, part: int = 0, parts: int = 1) -> list[str]:
-        """What is wrong with a committed checkpoint, each of its files read whole; empty if it is intact.
+        """Problems of a committed checkpoint, found by reading its files in full; empty if it is intact.
 
         Args:
             step: The checkpoint's step.
             part: Which of ``parts`` equal parts of the files to check; the manifest itself is checked with the first.
-            parts: In how many parts they are looked at.
+            parts: Number of parts into which the files are divided.
         """
         try:
             manifest = self.manifest(step)
@@ -196,7 +196,7 @@ class CheckpointFolder:
         return problems + self.damage_of(manifest, sorted(manifest.files)[part::parts])
 
     def damage_of(self, manifest: Manifest, names: Iterable[str]) -> list[str]:
-        """What is wrong with some files of a committed checkpoint, each read whole; empty if they are intact."""
+        """Problems of some files of a committed checkpoint, found by reading them in full; empty if intact."""
         problems = []
         for name in names:
             problem = self._file_damage(manifest.step, name, manifest.files[name])
@@ -218,7 +218,7 @@ class CheckpointFolder:
         return StoredCheckpoint(step, manifest, problems[0] if problems else "")
 
     def _unlisted(self, step: int, manifest: Manifest, found: Collection[str]) -> list[str]:
-        """Files of torch's that the manifest does not know."""
+        """Report files written by torch that the manifest does not list."""
         unknown = {name for name in found if name == INDEX or name.endswith(".distcp")} - manifest.files.keys()
         return [f"{self._file(step, name)} is not in the manifest" for name in sorted(unknown)]
 
@@ -244,13 +244,13 @@ class CheckpointFolder:
         return f"{path} {wrong}" if wrong else ""
 
     def _unreadable(self, path: str, error: OSError) -> CheckpointDamaged:
-        """A disk's refusal to read a file as damage; a store may only be away, so its refusal is raised as it is."""
+        """Treat a disk's read error as damage; a store may only be unavailable, so its error is re-raised."""
         if not self.is_local or isinstance(error, PermissionError):
             raise error
         return CheckpointDamaged(f"{path} cannot be read: {error.strerror}")
 
     def pin(self, step: int) -> None:
-        """Have a committed checkpoint stay until it is unpinned; harmless if it is pinned already.
+        """Keep a committed checkpoint until it is unpinned; harmless if it is already pinned.
 
         Raises:
             FileNotFoundError: That step has no committed checkpoint, or it was just being removed.
@@ -259,38 +259,38 @@ class CheckpointFolder:
         self._filesystem.makedirs(f"{self._path}/{PINS}", exist_ok=True)
         self._filesystem.pipe_file(self._pin(step), b"pinned\n")
         try:
-            # Pinned first and looked for then, while ``remove`` does it the other way round: one notices the other.
+            # Pin first and then check; ``remove`` does the reverse, so one of the two notices the other.
             self._refuse_uncommitted(step)
         except FileNotFoundError:
             self.unpin(step)
             raise
 
     def unpin(self, step: int) -> None:
-        """Let a checkpoint go again; harmless if it is not pinned."""
+        """Unpin a checkpoint; harmless if it is not pinned."""
         with suppress(FileNotFoundError):
             self._filesystem.rm_file(self._pin(step))
 
     def remove(self, step: int) -> None:
-        """Remove a checkpoint, its manifest first, so that no reader ever sees half of it.
+        """Remove a checkpoint, its manifest first, so that no reader ever sees a partial one.
 
         Raises:
-            CheckpointPinned: It is pinned, and stays.
+            CheckpointPinned: It is pinned, and is kept.
             FileNotFoundError: That step has no committed checkpoint.
         """
         self._refuse_pinned(step)
         self._refuse_uncommitted(step)
         kept = {}
-        for path in (self._marker(step), self._manifest(step)):  # without both, it has never been committed
+        for path in (self._marker(step), self._manifest(step)):  # without both, it counts as never committed
             with suppress(FileNotFoundError):
                 kept[path] = read_small(self._filesystem, path, _LARGEST_MANIFEST_BYTES)
                 self._filesystem.rm_file(path)
         try:
             self._refuse_pinned(step)
-        except CheckpointPinned:  # between the lines before: all else is still there
+        except CheckpointPinned:  # pinned meanwhile; everything else is still there
             for path, content in reversed(kept.items()):
                 self._write_in_one_piece(path, content)
             raise
-        with suppress(FileNotFoundError):  # a store has no folder without files in it
+        with suppress(FileNotFoundError):  # an object store has no empty folders
             self._filesystem.rm(f"{self._path}/{_name(step)}", recursive=True)
 
     def _refuse_pinned(self, step: int) -> None:
@@ -302,15 +302,15 @@ class CheckpointFolder:
             raise FileNotFoundError(f"{self.url} holds no committed checkpoint of step {step}")
 
     def prune(self, keep_last: int | None, keep_every: int | None, read_files: bool = False) -> list[int]:
-        """Remove the checkpoints that ``prunable`` names and that nobody has pinned, and say which.
+        """Remove the unpinned checkpoints that ``prunable`` names, and return their steps.
 
         Damaged ones do not count among the newest.
 
         Args:
-            keep_last: How many of the newest stay; ``None``: all.
-            keep_every: Multiples of this many steps stay, too.
-            read_files: Whether to read the files of those that stay to see whether they are damaged, rather than to
-                look at the manifests and the files' sizes.
+            keep_last: Number of newest checkpoints to keep; ``None``: all.
+            keep_every: Checkpoints at multiples of this many steps are kept as well.
+            read_files: Whether to check for damage by reading the files of those kept, rather than only their
+                manifests and file sizes.
         """
         steps = self.steps()
         if keep_last is None or len(steps) <= keep_last:
@@ -318,13 +318,13 @@ class CheckpointFolder:
         removed = []
         damaged = self._damaged(keep_last, read_files)
         for step in prunable(steps, keep_last, keep_every, self.pinned(), damaged):
-            with suppress(CheckpointPinned, FileNotFoundError):  # pinned or removed by somebody else meanwhile
+            with suppress(CheckpointPinned, FileNotFoundError):  # pinned or removed by someone else meanwhile
                 self.remove(step)
                 removed.append(step)
         return removed
 
     def _damaged(self, keep_last: int, read_files: bool) -> list[int]:
-        """Which of the newest are damaged; looks no further than to the ``keep_last``-th that is not."""
+        """The damaged ones among the newest, down to the ``keep_last``-th intact one."""
         damaged: list[int] = []
         intact = 0
         for checkpoint in self.checkpoints():
@@ -344,8 +344,8 @@ class CheckpointFolder:
         Args:
             job: The job whose state it is.
             parallelism: The layout that wrote it.
-            step: Optimizer steps done.
-            samples: Samples consumed.
+            step: Number of optimizer steps done.
+            samples: Number of samples consumed.
             checksums: CRC-32 of each file by name.
         """
         manifest = Manifest(
@@ -363,18 +363,20 @@ class CheckpointFolder:
         return manifest
 
     def commit(self, manifest: Manifest) -> None:
-        """Write the manifest in one piece; the checkpoint exists from then on."""
+        """Write the manifest atomically; the checkpoint exists from then on."""
         self._write_in_one_piece(self._manifest(manifest.step), encode(manifest))
         try:
             self._filesystem.pipe_file(self._marker(manifest.step), b"")
-        except Exception as error:  # stores raise types of their own; without it only a lost manifest goes unnoticed
+        except (
+            Exception
+        ) as error:  # stores raise types of their own; without the marker, only a lost manifest goes unnoticed
             logger.warning("%s cannot be written: %s", self._marker(manifest.step), error)
 
     def _write_in_one_piece(self, path: str, content: bytes) -> None:
         if not self.is_local:
-            self._filesystem.pipe_file(path, content)  # seen once the upload is complete
+            self._filesystem.pipe_file(path, content)  # visible once the upload is complete
             return
-        temporary = Path(f"{path}.tmp")  # beside it, because only within a file system is a rename one step
+        temporary = Path(f"{path}.tmp")  # in the same file system, where renaming is atomic
         with temporary.open("wb") as stream:
             stream.write(content)
             stream.flush()
@@ -382,10 +384,10 @@ class CheckpointFolder:
         temporary.replace(path)
 
     def _committed(self) -> dict[int, dict[str, int]]:
-        """Sizes of the files, by name, of each step that has been committed."""
+        """File sizes by name of each committed step."""
         sizes: dict[str, dict[str, int]] = {}
-        # Of an object store, one flat listing; a pattern would take one for each step. Of a disk, fsspec would take
-        # what cannot be listed for empty, and a job would begin anew.
+        # An object store needs one flat listing, where a pattern would take one per step. On a disk, fsspec would take
+        # a folder that cannot be listed for an empty one, and a job would start over.
         on_disk = {"on_error": _raise_unless_gone} if self.is_local else {}
         for path, entry in self._filesystem.find(self._path, detail=True, **on_disk).items():
             if match := _FILE.fullmatch(path.removeprefix(self._path)):
@@ -394,7 +396,7 @@ class CheckpointFolder:
         return {step: files for name, files in found.items() if (step := step_named(name)) is not None}
 
     def _sizes(self, step: int) -> dict[str, int]:
-        """Sizes of a step's files by name."""
+        """File sizes of a step by name."""
         path = f"{self._path}/{_name(step)}"
         try:
             listing = self._filesystem.ls(path, detail=True)
@@ -430,7 +432,7 @@ def _name(step: int) -> str:
 
 
 def step_named(name: str) -> int | None:
-    """The step whose folder this is, if it is one's.
+    """The step whose folder has this name; ``None`` if it is not a step's folder.
 
     Args:
         name: The folder's name.

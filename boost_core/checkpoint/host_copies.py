@@ -1,7 +1,7 @@
 """Copies of a rank's state in the host's memory.
 
-On a GPU they are made on a stream of their own, after all that was queued when they were asked for. The step after goes
-on meanwhile, up to its update, which waits for them on the device: nothing but updates changes the state.
+On a GPU, copies are made on a separate stream, after all work queued at the time of the request. The next step proceeds
+meanwhile, up to its update, which waits for the copies on the device, since only updates change the state.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ from boost_core.parallel.locked_memory import page_locked_like
 
 
 class HostCopies:
-    """Makes copies in some places, so that one stays as it is while others are made.
+    """Makes copies in several buffers, so that one copy stays intact while others are made.
 
     Args:
-        places: How many; each is as large as the rank's state.
-        is_held: Whether somebody still reads a copy in a place whose turn has come. Then a new place is made.
+        places: Number of buffers; each is as large as the rank's state.
+        is_held: Whether someone still reads a copy in the buffer to be used next. If so, a new buffer is allocated.
     """
 
     def __init__(self, places: int, is_held: Callable[[torch.Tensor], bool] = lambda _: False) -> None:
@@ -29,16 +29,16 @@ class HostCopies:
         self._made: torch.cuda.Event | None = None  # the newest copy
 
     def prepare(self, chunks: Sequence[Chunk]) -> None:
-        """Take the memory of the next copy now, where that is slow: a GPU's copies go to memory that is page-locked."""
+        """Allocate memory for the next copy now if that is slow, as for a GPU's copies, which are page-locked."""
         if not self._places[self._turn] and _on_gpu(chunks):
             self._places[self._turn] = _memory_for(chunks)
 
     def take(self, chunks: Sequence[Chunk], lasting: bool = False) -> list[Chunk]:
-        """Copies of chunks; of a GPU's they may be read after ``wait``, and the state changed after ``before_update``.
+        """Copy chunks; from a GPU, read copies only after ``wait`` and change the state only after ``before_update``.
 
         Args:
-            chunks: The same ones every time.
-            lasting: Whether the next copies go to other places, as long as there are any; else the next one goes here.
+            chunks: The chunks, the same ones every time.
+            lasting: Whether the next copy goes to the next buffer, in turn; otherwise it overwrites this one.
         """
         if self._places[self._turn] and self._is_held(self._places[self._turn][0]):
             self._places[self._turn] = []
@@ -55,12 +55,12 @@ class HostCopies:
         return [replace(chunk, tensor=copy) for chunk, copy in zip(chunks, place, strict=True)]
 
     def before_update(self) -> None:
-        """Have what is queued from now on wait, on the device, until the newest copy has been made."""
+        """Make work queued from now on wait, on the device, until the newest copy has been made."""
         if self._made is not None:
             torch.cuda.current_stream().wait_event(self._made)
 
     def wait(self) -> None:
-        """Return when the newest copy has been made. Another thread may call it, before the next copy is taken."""
+        """Wait until the newest copy has been made. Another thread may call this before the next copy is taken."""
         if self._made is not None:
             self._made.synchronize()
 
@@ -71,7 +71,7 @@ class HostCopies:
         with torch.cuda.stream(self._stream):
             for chunk, copy in behind:
                 copy.copy_(chunk.tensor, non_blocking=True)
-                chunk.tensor.record_stream(self._stream)  # for a state that is let go before it has been copied
+                chunk.tensor.record_stream(self._stream)  # in case the state is freed before it has been copied
             self._made = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._made.record(self._stream)
 
@@ -81,7 +81,7 @@ def _on_gpu(chunks: Sequence[Chunk]) -> bool:
 
 
 def _memory_for(chunks: Sequence[Chunk]) -> list[torch.Tensor]:
-    """A storage for each: of a view torch's checkpoint would make one more copy to write it."""
+    """Allocate a separate storage for each chunk; torch's checkpoint would copy a view again to write it."""
     of_gpu = [chunk.tensor for chunk in chunks if chunk.tensor.is_cuda]
     locked = iter(page_locked_like(of_gpu) if of_gpu else ())
     return [next(locked) if chunk.tensor.is_cuda else torch.empty_like(chunk.tensor) for chunk in chunks]

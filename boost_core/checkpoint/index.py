@@ -1,4 +1,4 @@
-"""What torch's index of a checkpoint names, read without torch, and without running anything of it."""
+"""The files named by torch's index of a checkpoint, read without torch and without executing anything in it."""
 
 import io
 import pickle
@@ -8,7 +8,7 @@ INDEX = ".metadata"
 
 
 def files_named(index: bytes) -> set[str]:
-    """Names of the files that torch's index, a pickle, says the tensors are in.
+    """Names of the files that hold the tensors according to torch's index, which is a pickle.
 
     Raises:
         ValueError: The content is not such an index.
@@ -16,12 +16,12 @@ def files_named(index: bytes) -> set[str]:
     try:
         stored = _Reader(io.BytesIO(index)).load().state["storage_data"]
         return {str(place.state["relative_path"]) for place in stored.values()}
-    except Exception as error:  # of all the kinds that a pickle can raise
+    except Exception as error:  # a pickle can raise anything
         raise ValueError(f"is not a torch checkpoint index: {type(error).__name__}: {error}") from error
 
 
 class _Anything:
-    """Stands for whatever class a pickle asks for; keeps the state that it would have given to it."""
+    """Stands in for any class that a pickle names, and keeps the state given to it."""
 
     state: Any = None
 

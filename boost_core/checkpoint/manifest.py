@@ -1,8 +1,8 @@
-"""What a committed checkpoint says about itself. Torch-free.
+"""The manifest of a committed checkpoint. Does not import torch.
 
-A manifest outlives the version that wrote it. So it has a format of its own, which is checked, and facts about the
-model under names of its own (``model_facts``): a field of the job spec that is renamed tomorrow leaves them as they
-are. The whole spec is in it, too, for people to look at; nothing reads it.
+A manifest outlives the version that wrote it. So it has its own format number, which is checked, and facts about the
+model under its own names (``model_facts``), which do not change if a field of the job spec is renamed. It also contains
+the whole spec for people to read; the model is not read from it.
 """
 
 import json
@@ -16,34 +16,34 @@ from boost_core.config import ModelConfig
 from boost_core.config.base import in_lines
 
 FORMAT = 3
-OLDEST_FORMAT = 2  # it had no checksum of its own, and the model's shape in the copy of the spec alone
+OLDEST_FORMAT = 2  # had no checksum of its own, and the model's shape only in the copy of the spec
 _CHECKSUM = "crc32"
 
 
 class CheckpointDamaged(ValueError):
-    """A checkpoint was committed and cannot be read any more, or not by this version."""
+    """A committed checkpoint can no longer be read, or not by this version."""
 
 
 class _Stored(BaseModel):
-    # Fields that a later version adds within a format are left alone; what must be understood gets a new format.
+    # Fields that later versions add within a format are ignored; anything that must be understood gets a new format.
     model_config = ConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True)
 
 
 class StoredFile(_Stored):
-    """What was written of one file."""
+    """The size and checksum of a file as written."""
 
     bytes: int = Field(ge=0)
     crc32: int = Field(ge=0, lt=2**32)
 
     def difference(self, found_bytes: int, found_crc32: int) -> str:
-        """In which way a file is not this one, to be said after its name; empty if it is."""
+        """How a file differs from this one, phrased to follow its name; empty if it does not."""
         if found_bytes != self.bytes:
             return f"has {found_bytes} bytes of {self.bytes}"
         return "" if found_crc32 == self.crc32 else "is not what was written (CRC-32 differs)"
 
 
 class WriterLayout(_Stored):
-    """The layout of the gang that wrote a checkpoint; any other one loads it, too."""
+    """The layout of the gang that wrote a checkpoint; any other layout can load it, too."""
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
@@ -52,18 +52,18 @@ class WriterLayout(_Stored):
 
 
 class Manifest(_Stored):
-    """What a committed checkpoint says about itself.
+    """The description of a committed checkpoint.
 
     Attributes:
-        format: Of the manifest.
-        step: Optimizer steps done.
-        samples: The data cursor: samples of the job consumed so far.
-        model: The model, as ``model_facts`` has it.
-        sequence_length: Tokens of the sequences that it is trained on.
+        format: Format number of the manifest.
+        step: Number of optimizer steps done.
+        samples: The data cursor: number of the job's samples consumed so far.
+        model: The model, as described by ``model_facts``.
+        sequence_length: Tokens per training sequence.
         parallelism: The layout that wrote it.
-        versions: Of the packages that wrote it.
+        versions: Versions of the packages that wrote it.
         saved_at: When it was committed.
-        job: The job spec as it was, for people.
+        job: The job spec at the time, mainly for people.
         files: All other files of the checkpoint by name.
     """
 
@@ -80,14 +80,14 @@ class Manifest(_Stored):
 
     @property
     def bytes(self) -> int:
-        """Size of all shards."""
+        """Total size of all files."""
         return sum(file.bytes for file in self.files.values())
 
     def read_model(self) -> ModelConfig:
-        """The model.
+        """The model's configuration.
 
         Raises:
-            ValueError: This version knows no such model.
+            ValueError: This version does not support the model.
         """
         try:
             return ModelConfig.model_validate(self.model)
@@ -100,26 +100,26 @@ class Manifest(_Stored):
 
 
 def encode(manifest: Manifest) -> bytes:
-    """A manifest as it is stored: JSON with a checksum of all the rest."""
+    """Serialize a manifest as JSON with a checksum of its content."""
     content = manifest.model_dump(mode="json")
     return json.dumps(content | {_CHECKSUM: _checksum(content)}, indent=1).encode()
 
 
 def decode(stored: bytes, step: int) -> Manifest:
-    """Read what ``encode`` of this version or an older one has made.
+    """Read a manifest written by ``encode`` of this version or an older one.
 
     Args:
         stored: The file's content.
         step: The step that its folder is named after.
 
     Raises:
-        CheckpointDamaged: It is not what was written, is of another step, or of a newer version. The message is to be
-            put after the file's name.
+        CheckpointDamaged: It is not what was written, is of another step, or is from a newer version. The message is
+            phrased to follow the file's name.
     """
     content = _parsed(stored)
     _refuse_other_format(content.get("format"))
     found = content.pop(_CHECKSUM, None)
-    # A checksum is believed wherever there is one: else a damaged format would do away with it.
+    # A checksum is checked wherever there is one; otherwise a damaged format number could disable it.
     if found != _checksum(content) and (found is not None or content["format"] > OLDEST_FORMAT):
         raise CheckpointDamaged("is not what was written (its own CRC-32 differs)")
     if content["format"] == OLDEST_FORMAT:
@@ -137,10 +137,10 @@ def decode(stored: bytes, step: int) -> Manifest:
 
 
 def model_facts(model: ModelConfig) -> dict[str, Any]:
-    """All that decides which function a model's weights compute, under the names that manifests have for it.
+    """Everything that determines the function a model's weights compute, under the manifest's names.
 
-    The names and what they mean stay, whatever becomes of ``ModelConfig``'s. Defaults are filled in, for they may
-    change; but what a model does without is left out where earlier versions knew no such thing.
+    The names and their meanings are fixed, however ``ModelConfig`` changes. Defaults are filled in, because they may
+    change; but features unknown to earlier versions are left out if the model does not use them.
     """
     later = {
         "rope_scaling": model.rope_scaling and model.rope_scaling.model_dump(),
@@ -165,7 +165,7 @@ def model_facts(model: ModelConfig) -> dict[str, Any]:
 
 
 def _facts_in_the_job(job: Any) -> dict[str, Any]:
-    """What the oldest format has nowhere but in the copy of the spec."""
+    """The facts that the oldest format has only in its copy of the spec."""
     try:
         return {"model": job["model"], "sequence_length": job["training"]["sequence_length"]}
     except (KeyError, TypeError) as error:
@@ -192,5 +192,5 @@ def _refuse_other_format(found: object) -> None:
 
 
 def _checksum(content: dict[str, Any]) -> int:
-    """CRC-32 of the content in a form that depends on what it says alone."""
+    """CRC-32 of the content in a canonical form."""
     return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())

@@ -10,15 +10,15 @@ from pydantic import TypeAdapter
 from boost_core.checkpoint.snapshot_store import Snapshot, SnapshotStore
 from boost_core.plan.snapshots import TensorSlice
 
-_BOXES = TypeAdapter(tuple[TensorSlice, ...])  # JSON between ranks: a pickle would run what it says
+_BOXES = TypeAdapter(tuple[TensorSlice, ...])  # JSON between ranks, because a pickle could execute code
 
 
 class PeerCopies:
-    """Sends this rank's snapshots to the rank that keeps them, and keeps those of another.
+    """Sends this rank's snapshots to the rank that keeps copies of them, and keeps copies of another rank's.
 
     Args:
-        snapshots: This process's store of them.
-        owner_of: Which rank keeps the copy of each rank's.
+        snapshots: This process's snapshot store.
+        owner_of: For each rank, the rank that keeps the copy of its snapshots.
         ranks: A gloo group of all ranks.
     """
 
@@ -26,12 +26,12 @@ class PeerCopies:
         self._snapshots, self._ranks = snapshots, ranks
         self._rank = dist.get_rank()
         self._to, self._of = owner_of[self._rank], list(owner_of).index(self._rank)
-        self._boxes: tuple[TensorSlice, ...] | None = None  # of the one that we keep; they stay the same
+        self._boxes: tuple[TensorSlice, ...] | None = None  # of the copies kept here; they never change
 
     def exchange(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot here, and a copy of it in the peer's memory; all ranks call it with theirs of the same step.
+        """Keep a snapshot here and a copy of it in the peer's memory; all ranks call this with theirs of the same step.
 
-        When it returns, every rank's is in two places, and all older ones are forgotten.
+        When it returns, every rank's snapshot is in two places, and all older ones have been dropped.
         """
         self._snapshots.put(snapshot)
         if self._to != self._rank:

@@ -1,9 +1,9 @@
-"""Reading checkpoints that somebody else may have put there.
+"""Reading checkpoints that may come from untrusted sources.
 
-torch keeps its index of the shards as a pickle, and whoever loads one does what it says. A job may name any folder to
-start from, so here an index may consist of nothing but torch's own descriptions of tensors and files beside it.
+torch's index of the shards is a pickle, and loading a pickle can execute code. A job may name any folder to start from,
+so here an index may contain only torch's own descriptions of tensors and of files beside it.
 
-torch compares nothing that it reads with what was written, so that is done here, by the manifest.
+torch does not compare what it reads with what was written, so that is done here, using the manifest.
 """
 
 import io
@@ -51,20 +51,20 @@ _ALLOWED = frozenset(
 
 
 class ShardReader(FsspecReader):
-    """torch's reader of shards over fsspec that takes an index for data, and compares files with what was written.
+    """torch's reader of shards over fsspec, which treats the index as plain data and verifies files.
 
-    A file of which this process needs a good part is read once, from end to end, and compared on the way; at most one
-    tensor is in memory besides those that are filled. Of the others it reads what it needs, without comparing it. What
-    the tensors hold counts only once all is read and compared.
+    A file of which this process needs a large part is read once, from start to end, and verified along the way; at most
+    one tensor is in memory besides those being filled. Of other files, only what is needed is read, unverified. The
+    tensors' contents are valid only once everything has been read and verified.
 
     Args:
         path: The checkpoint's folder.
-        files: What was written, by name.
-        least_share: The share of a file from which on it is read whole; 0 to read each so.
-        storage_options: What the folder is reached with.
+        files: The files as written, by name.
+        least_share: The share of a file from which on it is read whole; 0 to read every file whole.
+        storage_options: Options for accessing the folder.
 
     Attributes:
-        verified: Names of the files that were read whole and are what was written.
+        verified: Names of the files that were read whole and match what was written.
     """
 
     def __init__(
@@ -79,15 +79,15 @@ class ShardReader(FsspecReader):
         """The index.
 
         Raises:
-            CheckpointDamaged: It is not what was written, or names files that were not.
-            ValueError: It has what no index of ours has.
+            CheckpointDamaged: It is not what was written, or names files that are not in the manifest.
+            ValueError: It contains what an index written by the trainer never does.
         """
         if self._index is None:
             self._index = self._read_index()
         return self._index
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """The index, for torch, which tells of what goes wrong here in words of its own."""
+        """The index, for torch, which wraps errors raised here in its own."""
         index = self.index()
         index.storage_meta = index.storage_meta or StorageMeta()
         index.storage_meta.load_id = self.load_id
@@ -110,7 +110,7 @@ class ShardReader(FsspecReader):
         return index
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what a plan says, each file in the order in which it lies there.
+        """Read the items of a plan, in their order within each file.
 
         Raises:
             CheckpointDamaged: A file that was read whole is not what was written.
@@ -132,7 +132,7 @@ class ShardReader(FsspecReader):
 
 
 class _Verifying(FileSystem):
-    """Sums files of these names while they are read, and compares them when they are closed."""
+    """Computes checksums of the named files while they are read, and compares them when they are closed."""
 
     def __init__(self, filesystem: Any, files: Mapping[str, StoredFile]) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class _Verifying(FileSystem):
             summed = _SummedParts(stream)
             try:
                 yield summed
-            except Exception as error:  # what is made of damaged bytes can fail in any way: then it is the damage's
+            except Exception as error:  # damaged bytes can cause any error; then report the damage
                 self._compare(path, summed, name, error)
                 raise
             self._compare(path, summed, name, None)
@@ -162,20 +162,20 @@ class _Verifying(FileSystem):
 
 
 class _SummedParts:
-    """Parts of a stream in the order in which they lie there; what is between them is read and summed as well."""
+    """Reads parts of a stream in order; the bytes in between are read and included in the checksum as well."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._last, self.position, self.checksum = stream, (0, b""), 0, 0
 
     def part(self, offset: int, length: int) -> bytes:
-        """So many bytes from an offset on; fewer at the end. The same part may be asked for again, but none before."""
+        """Read ``length`` bytes at an offset, fewer at the end. The last part may be read again, but no earlier one."""
         if (offset, length) != (self._last[0], len(self._last[1])):
             self._skip(offset - self.position)
             self._last = offset, self._read(length)
         return self._last[1]
 
     def skip_to_end(self) -> None:
-        """Sum the rest."""
+        """Include the rest of the stream in the checksum."""
         while self._read(_READ_BYTES):
             pass
 
@@ -194,5 +194,5 @@ class _SummedParts:
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
-            raise ValueError(f"the checkpoint's index would run {module}.{name}; it is none of ours, do not load it")
+            raise ValueError(f"the checkpoint's index would run {module}.{name}; it is not one of ours, do not load it")
         return super().find_class(module, name)

@@ -1,4 +1,4 @@
-"""Which checkpoints a job no longer needs. Torch-free."""
+"""Which checkpoints a job no longer needs. Does not import torch."""
 
 from collections.abc import Collection, Sequence
 
@@ -10,14 +10,14 @@ def prunable(
     pinned: Collection[int] = (),
     damaged: Collection[int] = (),
 ) -> list[int]:
-    """Steps whose checkpoints may go, ascending.
+    """Steps whose checkpoints may be removed, ascending.
 
     Args:
         steps: Steps with a committed checkpoint, ascending.
-        keep_last: How many of the newest stay; ``None``: all.
-        keep_every: Multiples of this many steps stay, too.
-        pinned: Steps that stay, whatever else is said.
-        damaged: Steps that do not count among the newest, so that what can be resumed from stays.
+        keep_last: Number of newest checkpoints to keep; ``None``: all.
+        keep_every: Checkpoints at multiples of this many steps are kept as well.
+        pinned: Steps that are always kept.
+        damaged: Steps that do not count among the newest, so that checkpoints to resume from are kept.
     """
     intact = [step for step in steps if step not in damaged]
     if keep_last is None or len(intact) < keep_last:

@@ -1,7 +1,7 @@
-"""Copies in peers' memory and checkpoints, made behind the training loop.
+"""Copies in peers' memory and checkpoints, made in the background of the training loop.
 
-The loop is held only while the state is copied to the host, and on a GPU not by that, but for what is in the host's
-memory already (``parallelism.optimizer_offload``).
+The loop blocks only while state is copied on the host: on a CPU, or for what is in the host's memory already
+(``parallelism.optimizer_offload``). Copying from a GPU does not block it.
 """
 
 import logging
@@ -24,20 +24,20 @@ from boost_core.config.checkpoint import CheckpointConfig
 
 logger = logging.getLogger(__name__)
 
-RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)  # between tries to write a checkpoint; the last one again and again
+RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts to write a checkpoint; the last one repeats
 
 Checksums = dict[str, int]
 
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """What is to be written of a copy.
+    """How to write a copy to the store.
 
     Attributes:
         commit: Commits what was written, on the first rank.
-        unless_newest_is: Nothing is written where a checkpoint of this step or a later one is committed already;
-            ``None`` where that is known not to be so.
-        read_back: Whether it counts only when all of it has been read back.
+        unless_newest_is: Nothing is written if a checkpoint of this step or a later one is already committed; ``None``
+            if that is known not to be the case.
+        read_back: Whether the checkpoint counts only once all of it has been read back.
     """
 
     commit: Callable[[Checksums], Manifest]
@@ -47,12 +47,12 @@ class SaveRequest:
 
 @dataclass(frozen=True)
 class SaveOutcome:
-    """What became of a copy of the state, the same on all ranks.
+    """The outcome of handling a copy of the state, the same on all ranks.
 
     Attributes:
-        step: Its step.
-        stored_step: The newest step that the store is known to have by it; -1 if it was not written.
-        manifest: Its manifest in the store, if it has been written there.
+        step: The copy's step.
+        stored_step: The newest step known to be in the store as a result; -1 if the copy was not written.
+        manifest: Its manifest in the store, if it was written.
         failure: Why it could not be written.
         seconds: How long it took.
     """
@@ -65,19 +65,19 @@ class SaveOutcome:
 
 
 class Saver:
-    """Keeps or writes one copy of the state at a time, and removes old ones. All ranks do the same with theirs.
+    """Keeps or writes one copy of the state at a time, and removes old ones. All ranks act in step on their own parts.
 
-    A store that fails is tried again, at longer and longer intervals, until it takes the copy or the copy is told to
-    make way. How long to wait is remembered from one copy to the next.
+    A failing store is retried at increasing intervals until it accepts the copy or the copy is told to make way. The
+    interval carries over from one copy to the next.
 
     Args:
         folder: The job's checkpoints.
-        keep: What is kept of them.
-        snapshots: This process's store of them, in memory.
-        owner_of: Which rank keeps the copy of each rank's snapshots; empty if none does.
+        keep: Which of them to keep.
+        snapshots: This process's in-memory snapshot store.
+        owner_of: For each rank, the rank that keeps the copy of its snapshots; empty if none does.
         before_copy: Called before a copy is kept anywhere.
-        after_copy: Told of each step whose snapshots are in two places.
-        before_save: Called on the first rank before each try to write; what it raises counts as the store's refusal.
+        after_copy: Called with each step whose snapshots are in two places.
+        before_save: Called on the first rank before each attempt to write; its errors count as the store's.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class Saver:
     ) -> None:  # fmt: skip
         self._folder, self._keep = folder, keep
         self._before_copy, self._after_copy, self._before_save = before_copy, after_copy, before_save
-        # Of its own, because the training loop's collectives go on meanwhile.
+        # A separate group, because the training loop's collectives continue meanwhile.
         self._ranks = dist.new_group(backend="gloo")
         self._peers = PeerCopies(snapshots, owner_of, self._ranks) if owner_of else None
         self._thread: threading.Thread | None = None
         self._outcome: SaveOutcome | Exception | None = None
-        self._failures, self._next_try = 0, 0.0  # tries in a row that failed; when the next may begin
-        # Of these, the first rank's count; the others hear from it.
+        self._failures, self._next_try = 0, 0.0  # consecutive failed attempts; when the next may begin
+        # Only the first rank's values matter; it tells the others.
         self._makes_way, self._trying = threading.Event(), False
         self._lock = threading.Lock()
         self.failure = ""
@@ -100,41 +100,41 @@ class Saver:
     def start(
         self, step: int, chunks: Sequence[Chunk], snapshot: Snapshot | None, checkpoint: SaveRequest | None
     ) -> None:
-        """Start with a copy; the one before has been collected.
+        """Start handling a copy; the outcome of the previous one must have been collected.
 
         Args:
-            step: Its step.
-            chunks: The copy of what this rank keeps; not to be changed before the outcome is there.
-            snapshot: The same, if it is to be kept in memory, too; not to be changed as long as it is kept.
-            checkpoint: What to write of it; ``None`` to write nothing.
+            step: The copy's step.
+            chunks: The copy of this rank's state; must not change until the outcome is known.
+            snapshot: The same as a snapshot, if it is to be kept in memory; must not change as long as it is kept.
+            checkpoint: How to write it; ``None`` to write nothing.
         """
         if self._thread is not None:
             raise AssertionError("a copy is being written")
         self._makes_way.clear()
-        # A daemon, so that a process that has failed does not wait for a store.
+        # A daemon, so that a failed process does not wait for a store.
         device = torch.cuda.current_device() if dist.get_backend() == "nccl" else None
         work = partial(self._run, device, step, chunks, snapshot, checkpoint)
         self._thread = threading.Thread(target=work, name="saver", daemon=True)
         self._thread.start()
 
     def make_way(self) -> bool:
-        """Have the copy tried no further if its store fails. All ranks call it; on the first one it takes effect.
+        """Stop retrying the copy if its store fails. All ranks call this; it takes effect on the first.
 
         Returns:
-            Whether a try is under way at a store that has failed before, so that nobody should wait for its end.
+            Whether an attempt is under way at a store that has failed before, so that its end is not worth waiting for.
         """
         with self._lock:
             self._makes_way.set()
             return self._trying and self._failures > 0
 
     def outcome(self, wait: bool) -> SaveOutcome | None:
-        """What became of the copy that was started, once; ``None`` if there is none, or it is not known yet.
+        """The outcome of the current copy, returned once; ``None`` if there is no copy or no outcome yet.
 
         Args:
-            wait: Whether to wait for it; it makes way then.
+            wait: Whether to wait for it; the copy then makes way.
 
         Raises:
-            Exception: What the ranks' exchange has failed with, as when one of them is gone.
+            Exception: The ranks' exchange failed, for example because a rank is gone.
         """
         if wait:
             self.make_way()
@@ -159,7 +159,7 @@ class Saver:
         started = time.perf_counter()
         stored_step, manifest = -1, None
         try:
-            if device is not None:  # threads begin on the first one, where CUDA would take memory for each rank
+            if device is not None:  # threads start on the first GPU, where CUDA would allocate memory for each rank
                 torch.cuda.set_device(device)
             self._before_copy()
             if self._peers and snapshot:
@@ -167,7 +167,7 @@ class Saver:
                 self._after_copy(step)
             if checkpoint:
                 stored_step, manifest = self._stored(step, chunks, checkpoint)
-        except Exception as error:  # for the loop, which collects the outcome
+        except Exception as error:  # raised in the loop, which collects the outcome
             self._outcome = error
             return
         failure = self.failure if checkpoint and stored_step < 0 else ""
@@ -182,7 +182,7 @@ class Saver:
             logger.warning("old checkpoints in %s cannot be removed now: %s", self._folder.url, error)
 
     def _stored(self, step: int, chunks: Sequence[Chunk], checkpoint: SaveRequest) -> tuple[int, Manifest | None]:
-        """Try until it is written or makes way; the step that is stored then, and what was written."""
+        """Retry until the copy is written or makes way; return the step then stored, and its manifest."""
         while self._may_try():
             try:
                 stored = self._tried(step, chunks, checkpoint)
@@ -196,7 +196,7 @@ class Saver:
         return -1, None
 
     def _may_try(self) -> bool:
-        """Wait until it is time for a try; whether it is still wanted. The first rank says so to all."""
+        """Wait until the next attempt is due; return whether it is still wanted, as decided by the first rank."""
         if not self._failures:
             self._trying = True
             return True
@@ -223,7 +223,7 @@ class Saver:
         return step, manifest
 
     def _read_back(self, step: int) -> Manifest | None:
-        """The manifest of a checkpoint that somebody has committed; ``None`` if it is not what was written."""
+        """The manifest of an already committed checkpoint; ``None`` if it does not read back as written."""
         try:
             manifest = on_first_rank(lambda: self._folder.manifest(step), self._ranks)
             refuse_damaged(self._folder, step, self._ranks)
@@ -242,7 +242,7 @@ class Saver:
             self._discard(step)
 
     def _discard(self, step: int) -> None:
-        """Free what the parts of it take that were written; a later step's checkpoint may be tried in its place."""
+        """Remove what was written of a failed checkpoint; a later step's may be attempted instead."""
         try:
             self._folder.discard(step)
         except Exception as error:  # stores raise types of their own

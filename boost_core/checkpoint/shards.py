@@ -17,37 +17,37 @@ from boost_core.checkpoint.reading import ShardReader
 
 Result = TypeVar("Result")
 
-# A rank that needs this much of a file reads it whole, and so finds out whether it is what was written. Less, and the
-# ranks together would read the files many times over.
+# A rank that needs this share of a file reads it whole and so verifies it. With a smaller share, the ranks together
+# would read the files many times over.
 _WORTH_READING_WHOLE = 0.5
 
 
 class SaveFailed(OSError):
-    """A checkpoint could not be written; all ranks know. Nothing is committed, and what is there stays."""
+    """A checkpoint could not be written, as all ranks know. Nothing was committed, and existing checkpoints remain."""
 
 
 def save_chunks(
     folder: CheckpointFolder, step: int, chunks: Iterable[Chunk], ranks: dist.ProcessGroup | None = None
 ) -> dict[str, int]:
-    """Write every rank's chunks of a step; the checkpoint is not committed by it. All ranks call it.
+    """Write every rank's chunks of a step without committing the checkpoint. All ranks call this.
 
     Args:
         folder: The job's checkpoints.
         step: The checkpoint's step.
-        chunks: What this rank has.
-        ranks: A group of all ranks to agree over; ``None`` for the default one.
+        chunks: This rank's chunks.
+        ranks: A group of all ranks to coordinate through; ``None`` for the default group.
 
     Returns:
         The checksum of each file that any rank has written, by name.
 
     Raises:
-        SaveFailed: On all ranks, whichever failed.
+        SaveFailed: Raised on all ranks if any of them fails.
     """
     on_first_rank(lambda: folder.prepare(step), ranks)
     writer = _writer(folder, step)
     try:
         save({}, storage_writer=writer, planner=SaveChunks(chunks), process_group=ranks)
-    except CheckpointException as failure:  # raised on all ranks; no Exception, by torch's choice
+    except CheckpointException as failure:  # raised on all ranks; not a subclass of Exception
         raise SaveFailed(_first_cause(failure)) from failure
     checksums: list[dict[str, int]] = [{}] * dist.get_world_size()
     dist.all_gather_object(checksums, writer.checksums, group=ranks)
@@ -55,13 +55,13 @@ def save_chunks(
 
 
 def refuse_damaged(folder: CheckpointFolder, step: int, ranks: dist.ProcessGroup | None = None) -> None:
-    """Read a committed checkpoint back against its manifest, each rank a part of its files. All ranks call it.
+    """Verify a committed checkpoint by reading it back, each rank a part of its files. All ranks call this.
 
     Raises:
-        SaveFailed: On all ranks: the store does not give back what was written.
+        SaveFailed: Raised on all ranks if the store does not return what was written.
     """
     if problems := _of_all_ranks(_damage(folder, step), ranks):
-        raise SaveFailed(f"what was written does not come back: {'; '.join(problems)}")
+        raise SaveFailed(f"what was written cannot be read back: {'; '.join(problems)}")
 
 
 def _damage(folder: CheckpointFolder, step: int) -> list[str]:
@@ -72,10 +72,10 @@ def _damage(folder: CheckpointFolder, step: int) -> list[str]:
 
 
 def on_first_rank(action: Callable[[], Result], ranks: dist.ProcessGroup | None = None) -> Result:
-    """Do something on the first rank alone; all ranks call it and get its result.
+    """Do something on the first rank only; all ranks call this and get its result.
 
     Raises:
-        SaveFailed: On all ranks, if it failed on the first.
+        SaveFailed: Raised on all ranks if it failed on the first.
     """
     outcome: list[Any] = [None, None]
     if dist.get_rank() == 0:
@@ -100,27 +100,27 @@ def _in_words(error: BaseException) -> str:
 
 
 def load_chunks(folder: CheckpointFolder, manifest: Manifest, chunks: Iterable[Chunk]) -> None:
-    """Fill every rank's chunks, whatever layout wrote the checkpoint. All ranks call it.
+    """Fill every rank's chunks, whatever layout wrote the checkpoint. All ranks call this.
 
-    Every file is read whole by some rank and compared with what was written: by one that needs much of it, or else
-    afterwards. What the chunks hold counts only if nothing is raised.
+    Every file is read whole by some rank and verified, either by a rank that needs much of it or afterwards. The
+    chunks' contents are valid only if nothing is raised.
 
     Raises:
-        CheckpointDamaged: On all ranks: a file is not what was written.
-        ValueError: On all ranks: it lacks a tensor, as of an optimizer that keeps fewer moments.
-        OSError: On all ranks, whichever failed.
+        CheckpointDamaged: Raised on all ranks if a file is not what was written.
+        ValueError: Raised on all ranks if the checkpoint lacks a tensor, as if its optimizer keeps fewer moments.
+        OSError: Raised on all ranks if any of them fails to read.
     """
     url, rank, ranks = folder.step_url(manifest.step), dist.get_rank(), dist.get_world_size()
     reader = ShardReader(url, manifest.files, _WORTH_READING_WHOLE, **folder.storage_options)
     try:
         load({}, storage_reader=reader, planner=LoadChunks(chunks))
-    except CheckpointException as failure:  # raised on all ranks; no Exception, by torch's choice
+    except CheckpointException as failure:  # raised on all ranks; not a subclass of Exception
         _refuse(_of_all_ranks(folder.damage(manifest.step, rank, ranks)), failure)
         for cause, _ in failure.failures.values():
             if isinstance(cause, TensorMissing):
                 raise ValueError(
                     f"the checkpoint at {url} has no tensor {cause}; if another optimizer.kind wrote it, use that, or "
-                    "start from its weights alone (boost export, then python -m boost_core.convert start)"
+                    "start from its weights only (boost export, then python -m boost_core.convert start)"
                 ) from failure
         raise OSError(f"checkpoint {url} cannot be read: {_first_cause(failure)}") from failure
     unread = sorted(manifest.files.keys() - set(_of_all_ranks(reader.verified)))
@@ -139,14 +139,14 @@ def _refuse(damage: list[str], cause: BaseException | None = None) -> None:
 
 
 def save_whole(folder: CheckpointFolder, step: int, tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """``save_chunks`` of whole tensors, in one process."""
+    """``save_chunks`` for whole tensors, in a single process."""
     return _save_alone(folder, step, SaveChunks(Chunk.whole(*each) for each in tensors.items()), single_file=True)
 
 
 def save_one_by_one(folder: CheckpointFolder, step: int, planner: SaveChunks) -> dict[str, int]:
-    """``save_chunks`` of a planner's, in one process, each made when it is its turn, and gone when it is written.
+    """``save_chunks`` for a planner's chunks, in a single process; each is created on demand and freed once written.
 
-    Each has a file of its own, because torch keeps all tensors of a file until it is whole.
+    Each chunk has its own file, because torch keeps all tensors of a file until it is complete.
     """
     return _save_alone(folder, step, planner, single_file=False)
 
@@ -159,24 +159,24 @@ def _save_alone(folder: CheckpointFolder, step: int, planner: SaveChunks, single
 
 
 def load_whole(folder: CheckpointFolder, manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
-    """``load_alone`` of whole tensors."""
+    """``load_alone`` for whole tensors."""
     load_alone(folder, manifest, LoadChunks(Chunk.whole(*each) for each in tensors.items()))
 
 
 def load_alone(folder: CheckpointFolder, manifest: Manifest, planner: LoadChunks) -> None:
-    """Fill the chunks of a planner, in one process; every file that is read is compared with what was written.
+    """Fill a planner's chunks in a single process; every file that is read is verified.
 
     Raises:
-        CheckpointDamaged: A file is not what was written. What the chunks hold is of no use.
-        ValueError: Its index has what no index of ours has.
-        OSError: It cannot be read.
+        CheckpointDamaged: A file is not what was written. The chunks' contents must not be used.
+        ValueError: The index contains what an index written by the trainer never does.
+        OSError: The checkpoint cannot be read.
     """
     url = folder.step_url(manifest.step)
     reader = ShardReader(url, manifest.files, **folder.storage_options)
     reader.index()
     try:
         load({}, storage_reader=reader, planner=planner, no_dist=True)
-    except CheckpointException as failure:  # no Exception, by torch's choice
+    except CheckpointException as failure:  # not a subclass of Exception
         cause, _ = next(iter(failure.failures.values()))
         if isinstance(cause, CheckpointDamaged):
             raise cause from failure

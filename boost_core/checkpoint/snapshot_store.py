@@ -1,8 +1,8 @@
-"""State kept in the memory of processes, to recover from without a checkpoint store.
+"""State kept in the memory of processes, for recovery without a checkpoint store.
 
-Each process has a ``SnapshotStore`` for its own snapshots and for copies of another rank's; it outlives the gang whose
-rank the process was. When a gang is formed anew, what all the living processes have is put together: a step of which
-every rank's snapshot is somewhere is loaded, in any layout, as from a checkpoint.
+Each process has a ``SnapshotStore`` for its own snapshots and for copies of another rank's; it outlives the gang of
+which the process was a rank. When a gang is formed again, the snapshots of all living processes are combined: a step
+for which every rank's snapshot exists somewhere is loaded, in any layout, as from a checkpoint.
 """
 
 import threading
@@ -29,11 +29,11 @@ from torch.futures import Future
 from boost_core.checkpoint.chunks import Chunk, LoadChunks
 from boost_core.plan.snapshots import MemoryState, Region, Sizes, SnapshotIndex, SnapshotKey, TensorSlice
 
-HOLD_SECONDS = 60.0  # without a read, after which a snapshot that is held is let go: who read it is gone
+HOLD_SECONDS = 60.0  # time without a read after which a held snapshot is released, as its reader must be gone
 
 
 class StateLost(RuntimeError):
-    """A state that was in memory cannot be had any more. What was loaded of it is of no use."""
+    """A state that was in memory is no longer available. What was loaded of it must not be used."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, key: SnapshotKey, ranks: int, samples: int, chunks: Iterable[Chunk]) -> "Snapshot":
-        """Chunks on the host as a snapshot; they are not copied."""
+        """Make a snapshot of chunks on the host, without copying them."""
         chunks = tuple(chunks)
         boxes = tuple(_box(chunk) for chunk in chunks)
         return cls(SnapshotIndex(key, ranks, samples, boxes), tuple(chunk.tensor for chunk in chunks))
@@ -57,7 +57,7 @@ def _box(chunk: Chunk) -> TensorSlice:
 
 
 class SnapshotStore:
-    """A process's snapshots. Threads may share it."""
+    """A process's snapshots. Thread-safe."""
 
     def __init__(self) -> None:
         self._snapshots: dict[SnapshotKey, Snapshot] = {}
@@ -71,7 +71,7 @@ class SnapshotStore:
             self._snapshots[snapshot.index.key] = snapshot
 
     def keep_only(self, generation: int, step: int) -> None:
-        """Forget all but the snapshots of one step of one gang."""
+        """Drop all snapshots except those of one step of one gang."""
         with self._lock:
             self._snapshots = {
                 key: snapshot
@@ -80,12 +80,12 @@ class SnapshotStore:
             }
 
     def hold(self, generation: int, rank: int) -> SnapshotIndex | None:
-        """Keep the newest snapshot of a rank readable and as it is, whatever is kept or forgotten besides.
+        """Keep the newest snapshot of a rank readable and unchanged, whatever else is kept or dropped.
 
-        That lasts until another is held, this one is released, or nobody has read it for a minute.
+        The hold lasts until another snapshot is held, this one is released, or it has not been read for a minute.
 
         Returns:
-            What is held; ``None`` if nothing is here of that rank in that gang.
+            The index of the held snapshot; ``None`` if there is none of that rank in that gang here.
         """
         with self._lock:
             found = [key for key in self._snapshots if (key.generation, key.rank) == (generation, rank)]
@@ -94,27 +94,27 @@ class SnapshotStore:
             return None if self._held is None else self._held.index
 
     def release(self) -> None:
-        """Let go what is held."""
+        """Release the held snapshot."""
         with self._lock:
             self._held = None
 
     def is_held(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is of the snapshot that is held, and must not be written to."""
+        """Whether a tensor belongs to the held snapshot and must not be written to."""
         with self._lock:
             if time.monotonic() > self._held_until:
                 self._held = None
             return self._held is not None and any(each is tensor for each in self._held.tensors)
 
     def indexes(self) -> list[SnapshotIndex]:
-        """What is here."""
+        """Indexes of all snapshots here."""
         with self._lock:
             return [snapshot.index for snapshot in self._snapshots.values()]
 
     def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[torch.Tensor]:
-        """Parts of a snapshot.
+        """Read parts of a snapshot.
 
         Raises:
-            LookupError: It is not here.
+            LookupError: The snapshot is not here.
         """
         with self._lock:
             if self._held is not None and self._held.index.key == key:
@@ -133,19 +133,19 @@ def _part(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     return tensor
 
 
-Fetch = Callable[[Any, SnapshotKey, Sequence[Region]], Sequence[torch.Tensor]]  # from their owner
+Fetch = Callable[[Any, SnapshotKey, Sequence[Region]], Sequence[torch.Tensor]]  # fetches from the owner
 
 
 def load_from_memory(state: MemoryState[Any], fetch: Fetch, chunks: Iterable[Chunk]) -> None:
-    """Fill every rank's chunks. All ranks call it.
+    """Fill every rank's chunks from snapshots. All ranks call this.
 
     Args:
         state: Where the state is.
-        fetch: Gets parts of a snapshot from its owner.
-        chunks: What this rank keeps.
+        fetch: Fetches parts of a snapshot from its owner.
+        chunks: This rank's chunks.
 
     Raises:
-        StateLost: On all ranks, whichever failed, as when an owner is gone.
+        StateLost: Raised on all ranks if any of them fails, for example because an owner is gone.
     """
     try:
         load({}, storage_reader=_MemoryReader(state, fetch), planner=LoadChunks(chunks))
@@ -155,18 +155,18 @@ def load_from_memory(state: MemoryState[Any], fetch: Fetch, chunks: Iterable[Chu
 
 
 class _MemoryReader(StorageReader):
-    """Snapshots as torch's distributed checkpoint reads them."""
+    """Lets torch's distributed checkpoint read snapshots."""
 
     def __init__(self, state: MemoryState[Any], fetch: Fetch) -> None:
         self._state, self._fetch = state, fetch
-        # Of equal boxes that several ranks have, the first one's: all ask alike, so the choice is the same everywhere.
+        # A box that several ranks have is taken from the first; all ranks make the same choice.
         self._keys: dict[MetadataIndex, SnapshotKey] = {}
         for part in state.parts:
             for box in part.boxes:
                 self._keys.setdefault(MetadataIndex(box.name, torch.Size(box.offsets)), part.key)
 
     def reset(self, checkpoint_id: object = None) -> None:
-        """Nothing is kept between loads."""
+        """Do nothing, because nothing is kept between loads."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """The boxes of each tensor."""
@@ -186,18 +186,18 @@ class _MemoryReader(StorageReader):
         )
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
-        """Nothing is to be opened."""
+        """Do nothing, because there is nothing to open."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
+        """Return the plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fetch what a rank reads, from each owner at once."""
+        """Fetch the items that this rank reads, with one request per owner's snapshot."""
         wanted: dict[SnapshotKey, list[ReadItem]] = defaultdict(list)
         for item in plan.items:
             wanted[self._keys[MetadataIndex(item.storage_index.fqn, item.storage_index.offset)]].append(item)
@@ -211,7 +211,7 @@ class _MemoryReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:
-        """There is nothing to name a snapshot by."""
+        """Whether the ID is ``None``: snapshots are not named by IDs."""
         return checkpoint_id is None
 
 

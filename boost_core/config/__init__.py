@@ -1,6 +1,6 @@
-"""The job spec: all that a user may say about a job, checked before any of it runs.
+"""The job spec: everything a user can specify about a job, checked before anything runs.
 
-Nothing here imports torch, so that the API can check a job without it.
+Nothing here imports torch, so the API can check jobs without it.
 """
 
 from boost_core.config.checkpoint import CheckpointConfig

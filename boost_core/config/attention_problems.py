@@ -1,4 +1,4 @@
-"""What sparse attention does not go with."""
+"""What sparse attention cannot be combined with."""
 
 from boost_core.config.base import FieldProblem
 from boost_core.config.model import ModelConfig
@@ -9,34 +9,33 @@ from boost_core.config.training import TrainingConfig
 def attention_problems(
     model: ModelConfig, parallelism: ParallelismConfig, training: TrainingConfig
 ) -> list[FieldProblem]:
-    """Why a job cannot be trained with the sparse attention that it asks for."""
+    """Why a job cannot train with the sparse attention it asks for."""
     attention, length = training.attention, training.sequence_length
     if attention is None:
         return []
     messages, field = [], ("training", "attention")
     if parallelism.pipeline_parallel_size > 1:
-        messages.append("a pipeline's stages attend densely; use tensor parallel ranks instead, or leave it out")
+        messages.append("pipeline stages use dense attention; use tensor parallel ranks instead, or leave it out")
     if parallelism.split_micro_batch:
-        messages.append("the halves of split_micro_batch attend densely; leave one of them out")
+        messages.append("the halves of split_micro_batch use dense attention; leave one of the two out")
     if model.sliding_window is not None:
         messages.append(
-            f"model.sliding_window={model.sliding_window} says already what each query sees; leave one of them out"
+            f"model.sliding_window={model.sliding_window} already says what each query sees; leave one of the two out"
         )
     if training.cuda_graphs == "on":
         messages.append(
-            "what it computes is chosen on the host in each step, which cannot be captured; set cuda_graphs to auto or "
-            "off"
+            "the host chooses what to compute in each step, which cannot be captured; set cuda_graphs to auto or off"
         )
     shortest = attention.from_length
     if shortest > length:
         messages.append(
-            f"from_length={shortest} is above training.sequence_length={length}, so that no document would be attended "
-            f"to sparsely; use at most {length}"
+            f"from_length={shortest} is above training.sequence_length={length}, so no document would use sparse "
+            f"attention; use at most {length}"
         )
     always, budget = attention.always_pairs(shortest), attention.pairs(shortest)
     if always > budget:
         messages.append(
-            f"sink and window alone take {always} pairs of a document of from_length={shortest}, and budget="
+            f"sink and window alone take {always} pairs in a document of from_length={shortest}, but budget="
             f"{attention.budget:g} allows {budget}; lower window or sink, or raise from_length or budget"
         )
     return [FieldProblem(field, None, message) for message in messages]

@@ -1,4 +1,4 @@
-"""The base of every configuration model and the way a cross-field error names its field."""
+"""The base class of all configuration models, and errors that name the fields at fault."""
 
 import signal
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ Location = Annotated[str, Field(min_length=1, max_length=4096)]  # a path or URL
 
 
 class Frozen(BaseModel):
-    """An immutable model that refuses fields it does not know. The text of its errors shows no values."""
+    """An immutable model that refuses unknown fields. The text of its errors shows no values."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class Config(Frozen):
-    """A configuration, as people write it: a string is not taken for a number, nor a number for true or false."""
+    """A configuration as people write it: strings are not accepted as numbers, nor numbers as true or false."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -64,30 +64,30 @@ class FieldProblem:
 
 
 def in_lines(error: Exception) -> str:
-    """An error for a terminal; one that names fields, a line each."""
+    """Format an error for a terminal; a validation error has one line per field."""
     if not isinstance(error, ValidationError):
         return str(error)
     return "\n".join(f"{'.'.join(map(str, each['loc']))}: {in_words(each, shown=False)}" for each in error.errors())
 
 
 def hear_interrupts() -> None:
-    """Have Ctrl-C raise KeyboardInterrupt, also in a program that was started to end at once until it is loaded."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # else it is heard, or somebody wants it ignored
+    """Make Ctrl-C raise KeyboardInterrupt, even if the program was started so that Ctrl-C kills it while it loads."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # otherwise it is handled, or ignored on purpose
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things, such as ``1 job`` or ``1,200 documents``."""
+    """Format a count with its noun, such as ``1 job`` or ``1,200 documents``."""
     return f"{number:,} {noun if number == 1 else f'{noun}s'}"
 
 
 def raise_problems(title: str, problems: list[FieldProblem]) -> None:
-    """Raise one ``ValidationError`` that names every field at fault; do nothing if there is none."""
+    """Raise one ``ValidationError`` that names every field at fault; do nothing if there are no problems."""
     if not problems:
         return
     details = [
         InitErrorDetails(
-            # The message travels as a context value so that braces in it are left alone.
+            # The message is passed as a context value so that braces in it are left alone.
             type=PydanticCustomError("illegal_value", "{problem}", {"problem": problem.message}),
             loc=problem.field,
             input=problem.value,
@@ -98,10 +98,10 @@ def raise_problems(title: str, problems: list[FieldProblem]) -> None:
 
 
 def spelled(words: str) -> WrapValidator:
-    """Have a string that is not of its pattern refused with the pattern in words.
+    """Make the error for a string that does not match its pattern describe the pattern in words.
 
     Args:
-        words: What the pattern takes.
+        words: What the pattern accepts.
     """
 
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -112,7 +112,7 @@ def spelled(words: str) -> WrapValidator:
             if problem["type"] != "string_pattern_mismatch":
                 raise
             message = f"should match pattern {problem['ctx']['pattern']}: {words}"
-            # Braces in a message would be taken for places to fill in, so it travels as a value.
+            # Braces in a message would be read as placeholders, so it is passed as a value.
             raise PydanticCustomError("illegal_spelling", "{problem}", {"problem": message}) from error
 
     return WrapValidator(check)
@@ -121,5 +121,5 @@ def spelled(words: str) -> WrapValidator:
 ResourceName = Annotated[
     str,
     StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$"),
-    spelled("small letters, digits and hyphens, at most 63 and no hyphen first"),
+    spelled("lower-case letters, digits and hyphens, at most 63, not starting with a hyphen"),
 ]

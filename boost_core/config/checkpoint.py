@@ -1,4 +1,4 @@
-"""Where checkpoints go."""
+"""Where checkpoints are stored."""
 
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ class CheckpointConfig(Config):
     url: StorageUrl | None = Field(
         None, description="Folder for the checkpoints: a path, file:// or s3://. The service adds the job id."
     )
-    every_steps: Count = Field(100, description="Save this often, and at the end.")
+    every_steps: Count = Field(100, description="Save every this many steps, and at the end.")
     keep_last: Count | None = Field(
         None, description="Keep this many of the newest checkpoints and remove older ones; default: keep all."
     )
@@ -31,7 +31,7 @@ class CheckpointConfig(Config):
         "checkpoint before it fails.",
     )
     resume_from: StorageUrl | None = Field(
-        None, description="Folder of another job's checkpoints to start from when this job has none of its own."
+        None, description="Folder of another job's checkpoints to start from if this job has none of its own."
     )
 
     @field_validator("keep_every")

@@ -1,19 +1,19 @@
-"""Into what chunks the tokens of a sequence are cut for context parallel ranks."""
+"""The chunks into which the tokens of a sequence are cut for context parallel ranks."""
 
 from functools import lru_cache
 
-EFFICIENT = 2048  # tokens, below which attention's kernels lose much of their rate
-MOST_CHUNKS = 64  # of a rank: planning takes the host long with more
-_CHUNKS, _FEWEST_CHUNKS = 8, 4  # of a rank: how many even its work out, and how many at least
+EFFICIENT = 2048  # tokens per chunk, below which attention kernels slow down considerably
+MOST_CHUNKS = 64  # per rank: with more, planning takes the host too long
+_CHUNKS, _FEWEST_CHUNKS = 8, 4  # per rank: enough to balance the work, and the minimum
 
 
 @lru_cache(1024)
 def chunk_tokens(sequence_length: int, ranks: int) -> int:
-    """Tokens of a chunk: a divisor of a rank's part of a sequence.
+    """Tokens per chunk: a divisor of a rank's part of a sequence.
 
     Args:
-        sequence_length: Tokens of a sequence; a multiple of ``ranks``.
-        ranks: Of the context parallel group.
+        sequence_length: Tokens per sequence; a multiple of ``ranks``.
+        ranks: Size of the context parallel group.
     """
     tokens = sequence_length // ranks
     wanted = max(tokens // _CHUNKS, min(EFFICIENT, tokens // _FEWEST_CHUNKS), 1)

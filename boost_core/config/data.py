@@ -10,23 +10,23 @@ from boost_core.config.parsing.urls import SOURCE_SCHEMES, refuse_unserved
 BYTES = "bytes"
 BYTE_TOKENS = 256
 
-_MOST_PATHS = 10_000  # of all sources together
+_MOST_PATHS = 10_000  # over all sources
 _MOST_SOURCES = 256  # each is checked and looked up before a job is accepted
-MOST_VALIDATION_SETS = 8  # each is evaluated every time, and is a series of metrics
+MOST_VALIDATION_SETS = 8  # each adds to every evaluation, and is a series of metrics
 
-# Samples after which the order of a mixture's sources repeats.
+# Number of samples after which the order of a mixture's sources repeats.
 MIXTURE_PERIOD = 4096
 
 
 DatasetName = Annotated[
     str,
     StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$"),
-    spelled("small letters, digits, dots and hyphens, at most 63, and a letter or digit first"),
+    spelled("lower-case letters, digits, dots and hyphens, at most 63, starting with a letter or digit"),
 ]
 
 
 def _at_most(count: int, remedy: str) -> BeforeValidator:
-    """Have longer lists refused at once, and not for each of their entries."""
+    """Refuse longer lists with a single error rather than one for each entry."""
 
     def check(value: Any) -> Any:
         if isinstance(value, list | tuple) and len(value) > count:
@@ -37,7 +37,7 @@ def _at_most(count: int, remedy: str) -> BeforeValidator:
 
 
 def _few_paths(value: Any) -> Any:
-    """Refuse a mixture of too many paths at once."""
+    """Refuse a mixture with too many paths in total, with a single error."""
     paths = [source.get("paths") for source in value if isinstance(source, dict)] if isinstance(value, list) else []
     count = sum(len(each) for each in paths if isinstance(each, list))
     if count > _MOST_PATHS:
@@ -46,10 +46,10 @@ def _few_paths(value: Any) -> Any:
 
 
 def check_end_of_document(token: str | None, tokenizer: str | None) -> str | None:
-    """Return the token that ends a document if its tokenizer can have one of the user's.
+    """Return the token that ends a document if the tokenizer lets the user choose it.
 
     Raises:
-        ValueError: It cannot.
+        ValueError: It does not.
     """
     if token is not None and tokenizer in (None, BYTES):
         raise ValueError("byte-level documents end with byte 0; leave end_of_document out, or give a tokenizer")
@@ -59,23 +59,23 @@ def check_end_of_document(token: str | None, tokenizer: str | None) -> str | Non
 class SourceConfig(Config):
     """Where documents come from.
 
-    ``standard_library`` is the source text of the user's own Python installation: real input that is there without a
-    download. The others take local paths, globs, folders and fsspec URLs.
+    ``standard_library`` is the source text of the user's own Python installation: real input without a download. The
+    other kinds take local paths, globs, folders and fsspec URLs.
     """
 
     kind: Literal["standard_library", "text", "jsonl", "parquet", "arrow", "dataset", "tokenized"] = Field(
         "standard_library",
-        description="text: a document a file; jsonl: one a line; parquet and arrow: one a row; dataset: a Hugging Face "
-        "dataset saved to disk; tokenized: what `boost data tokenize` has written.",
+        description="text: one document per file; jsonl: one per line; parquet and arrow: one per row; dataset: a "
+        "Hugging Face dataset saved to disk; tokenized: the output of `boost data tokenize`.",
     )
     paths: Annotated[tuple[Location, ...], _at_most(_MOST_PATHS, "name folders or globs instead of files")] = Field(
         (),
         validate_default=True,
-        description="Files, folders, globs or URLs on file://, s3:// or hf://datasets/, of text and jsonl also .gz "
-        "and .zst; none for kind=standard_library.",
+        description="Files, folders, globs, or file://, s3:// or hf://datasets/ URLs; text and jsonl also as .gz or "
+        ".zst; none for kind=standard_library.",
     )
     text_field: str = Field(
-        "text", min_length=1, max_length=256, description="Field of a line or row that holds the text."
+        "text", min_length=1, max_length=256, description="Field of each line or row that holds the text."
     )
 
     @field_validator("paths")
@@ -100,9 +100,9 @@ class WeightedSource(SourceConfig):
 
 
 class ValidationSet(SourceConfig):
-    """Text to validate on that is not trained on, told apart by a name.
+    """A named set of text to validate on that is not trained on.
 
-    All of its documents; of tokenized folders, what these have for validation.
+    All its documents are used; of tokenized folders, only their validation part.
     """
 
     name: str = Field(
@@ -112,7 +112,7 @@ class ValidationSet(SourceConfig):
 
 
 class DataConfig(Config):
-    """What to train on, and as what tokens."""
+    """What to train on, and how it is tokenized."""
 
     source: SourceConfig | None = Field(None, description="Default: the source text of Python's standard library.")
     mixture: Annotated[
@@ -122,18 +122,18 @@ class DataConfig(Config):
     ] = Field((), description="Several weighted sources, instead of source.")
     dataset: DatasetName | None = Field(
         None,
-        description="A dataset that the service has made, by its name, instead of source; its shards, which are "
-        "written into source, stay the same ones for this job.",
+        description="Name of a dataset made by the service, instead of source; its shards are written into source "
+        "and stay the same for this job.",
     )
     validation: Annotated[
         tuple[ValidationSet, ...],
         BeforeValidator(_few_paths),
         _at_most(MOST_VALIDATION_SETS, f"give at most {MOST_VALIDATION_SETS} sets"),
-    ] = Field((), description="Named sets to validate on, besides the part of the sources kept for that.")
+    ] = Field((), description="Named sets to validate on, besides the part of the sources kept for validation.")
     tokenizer: Location | None = Field(
         None,
-        description="bytes, or path or URL of a tokenizer.json of Hugging Face's tokenizers. Default: bytes; "
-        "tokenized sources have theirs with them.",
+        description="bytes, or the path or URL of a tokenizer.json of Hugging Face's tokenizers. Default: bytes; "
+        "tokenized sources come with their own.",
     )
     end_of_document: str | None = Field(
         None,
@@ -153,7 +153,7 @@ class DataConfig(Config):
     def _read_old_name(cls, value: Any) -> Any:
         if isinstance(value, dict) and "held_out_fraction" in value and "validation_fraction" not in value:
             value = dict(value)
-            value["validation_fraction"] = value.pop("held_out_fraction")  # as job files called it first
+            value["validation_fraction"] = value.pop("held_out_fraction")  # its name in old job files
         return value
 
     @field_validator("mixture")
@@ -170,7 +170,7 @@ class DataConfig(Config):
                 )
         kinds = {source.kind == "tokenized" for source in value}
         if len(kinds) > 1:
-            raise ValueError("a mixture is of tokenized sources or of others; tokenize the others first")
+            raise ValueError("a mixture cannot combine tokenized sources with others; tokenize the others first")
         return value
 
     @field_validator("dataset")
@@ -178,7 +178,7 @@ class DataConfig(Config):
     def _dataset_is_the_source(cls, value: str | None, info: Any) -> str | None:
         source = info.data.get("source")
         if value is not None and (info.data.get("mixture") or (source is not None and source.kind != "tokenized")):
-            raise ValueError("data has a dataset and sources of its own; leave one out")
+            raise ValueError("data has both a dataset and its own sources; leave one out")
         return value
 
     @field_validator("validation")
@@ -186,13 +186,13 @@ class DataConfig(Config):
     def _sets_have_names_of_their_own(cls, value: tuple[ValidationSet, ...], info: Any) -> tuple[ValidationSet, ...]:
         names = [each.name for each in value]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"two sets have the name {twice!r}; give each its own")
+            raise ValueError(f"two sets are named {twice!r}; give each its own name")
         sources = (info.data.get("source"), *info.data.get("mixture", ()))
         kinds = {each.kind == "tokenized" for each in (*value, *sources) if each is not None}
         if value and not any(sources):
             kinds.add(info.data.get("dataset") is not None)  # else it is the standard library
         if len(kinds) > 1:
-            raise ValueError("sources and validation sets are all tokenized, or none; tokenize the others first")
+            raise ValueError("sources and validation sets must be all tokenized, or none; tokenize the others first")
         return value
 
     @field_validator("tokenizer")
@@ -200,9 +200,9 @@ class DataConfig(Config):
     def _tokenizer_is_not_given_twice(cls, value: str | None, info: Any) -> str | None:
         sources = (info.data.get("source"), *info.data.get("mixture", ()))
         if value is not None and info.data.get("dataset") is not None:
-            raise ValueError("datasets have their tokenizer with them; leave tokenizer out")
+            raise ValueError("datasets come with their tokenizer; leave tokenizer out")
         if value is not None and any(source is not None and source.kind == "tokenized" for source in sources):
-            raise ValueError("tokenized sources have their tokenizer with them; leave tokenizer out")
+            raise ValueError("tokenized sources come with their tokenizer; leave tokenizer out")
         if value is not None and value != BYTES:
             refuse_unserved(value)
         return value

@@ -1,4 +1,4 @@
-"""What a corpus is made of, and how: its documents, which of them stay, and as what tokens."""
+"""What a corpus is made from and how: its documents, which of them are kept, and how they are tokenized."""
 
 from typing import Annotated, Any, Literal
 
@@ -14,18 +14,23 @@ OnError = Literal["fail", "skip"]
 
 
 class QualityFilter(Config):
-    """Bounds of one measure; documents outside of them are left out."""
+    """Bounds on one measure; documents outside them are dropped."""
 
     measure: Measure = Field(
-        description="characters or words: how many; word_length: characters of a word, on average; symbols: hashes and "
-        "ellipses a word; letters: share of the words that hold a letter; repeated_lines: share of the text's "
-        "characters in lines that came before in it.",
+        description="characters or words: their number; word_length: mean characters per word; symbols: hashes and "
+        "ellipses per word; letters: share of words that contain a letter; repeated_lines: share of the text's "
+        "characters in lines that repeat earlier ones.",
     )
     min: float | None = Field(
-        None, ge=0, le=1e12, allow_inf_nan=False, description="The least that stays; null: no bound."
+        None, ge=0, le=1e12, allow_inf_nan=False, description="Smallest value kept; null: no bound."
     )
     max: float | None = Field(
-        None, ge=0, le=1e12, allow_inf_nan=False, validate_default=True, description="The most; null: no bound."
+        None,
+        ge=0,
+        le=1e12,
+        allow_inf_nan=False,
+        validate_default=True,
+        description="Largest value kept; null: no bound.",
     )
 
     @field_validator("max")
@@ -40,22 +45,22 @@ class QualityFilter(Config):
 
 
 class NearDedup(Config):
-    """MinHash: of documents that share a band of their signatures, and of those that these share one with, one stays.
+    """MinHash: of documents whose signatures share a band, directly or through others, only the first is kept.
 
-    Two documents whose shingles overlap by the share s (Jaccard) share a band with probability 1 − (1 − sʳ)ᵇ; it rises
-    steeply around (1/b)^(1/r), which is 0.72 by default.
+    Two documents whose shingles have Jaccard similarity s share a band with probability 1 − (1 − sʳ)ᵇ, which rises
+    steeply around s = (1/b)^(1/r), by default 0.72.
     """
 
-    shingle_words: int = Field(5, ge=1, le=50, description="Consecutive words that are compared as one.")
-    bands: int = Field(14, ge=1, le=64, description="b: bands of a signature; more find documents that differ more.")
-    rows: int = Field(8, ge=1, le=64, description="r: hashes in a band; more leave documents that differ more.")
+    shingle_words: int = Field(5, ge=1, le=50, description="Consecutive words per shingle.")
+    bands: int = Field(14, ge=1, le=64, description="b: bands per signature; more also match less similar documents.")
+    rows: int = Field(8, ge=1, le=64, description="r: hashes per band; more match only more similar documents.")
 
 
 class CorpusConfig(Config):
     """How documents become shards of tokens."""
 
     source: SourceConfig = Field(description="The documents.")
-    tokenizer: Location = Field(BYTES, description="bytes, or path or URL of a tokenizer.json.")
+    tokenizer: Location = Field(BYTES, description="bytes, or the path or URL of a tokenizer.json.")
     end_of_document: str | None = Field(
         None,
         min_length=1,
@@ -63,24 +68,24 @@ class CorpusConfig(Config):
         description="The token that ends a document; default: one of the usual ones.",
     )
     filters: Annotated[tuple[QualityFilter, ...], Field(max_length=16)] = Field(
-        (), description="Bounds that documents have to be within."
+        (), description="Bounds that documents must satisfy."
     )
     exact_dedup: bool = Field(
-        False, description="Of documents with the same words, apart from case and white space, keep the first."
+        False, description="Keep only the first of documents that are equal apart from case and white space."
     )
-    near_dedup: NearDedup | None = Field(None, description="Keep the first of documents that are almost the same.")
-    seed: int = Field(0, ge=0, lt=2**63, description="Of the order in which documents are shuffled.")
+    near_dedup: NearDedup | None = Field(None, description="Keep only the first of documents that are nearly equal.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the shuffle of documents.")
     validation_fraction: float = Field(0.05, ge=0, lt=1, description="Share of the documents kept for validation.")
     shard_tokens: int = Field(
-        1 << 28, ge=1, le=1 << 32, description="Training tokens of a shard, about; one is put in order in memory."
+        1 << 28, ge=1, le=1 << 32, description="Approximate training tokens per shard; each is ordered in memory."
     )
-    on_error: OnError = Field("fail", description="skip: leave out a bad document, and list it in quarantine-*.jsonl.")
+    on_error: OnError = Field("fail", description="skip: leave out bad documents and list them in quarantine-*.jsonl.")
 
     @field_validator("source")
     @classmethod
     def _source_is_text(cls, value: SourceConfig) -> SourceConfig:
         if value.kind == "tokenized":
-            raise ValueError("kind=tokenized is tokens already; name the documents they were made of")
+            raise ValueError("kind=tokenized is tokens already; name the documents they were made from")
         return value
 
     @field_validator("tokenizer")

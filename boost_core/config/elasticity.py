@@ -18,7 +18,7 @@ from boost_core.config.layout import Layout
 from boost_core.config.parallelism import ContextSize, DataSize, PipelineSize, TensorSize
 from boost_core.config.parsing.kinds import Wanted
 
-MOST_LAYOUTS = 32  # that a job may allow, replicas counted: each is looked at when a job is checked and scheduled
+MOST_LAYOUTS = 32  # per job, over all numbers of replicas: each is examined when a job is checked and scheduled
 
 Pair = tuple[TensorSize, PipelineSize]
 Triple = tuple[TensorSize, PipelineSize, ContextSize]
@@ -28,13 +28,13 @@ _TRIPLE: TypeAdapter[tuple[int, int, int]] = TypeAdapter(Triple)
 
 
 def _pair_or_triple(value: Any, _: ValidatorFunctionWrapHandler) -> tuple[int, int] | tuple[int, int, int]:
-    """Name what is wrong with it as one of them: a union's error would speak of both."""
+    """Validate as either a pair or a triple, so that errors do not mention both as a union's would."""
     three = isinstance(value, list | tuple) and len(value) > 2
     return _TRIPLE.validate_python(value) if three else _PAIR.validate_python(value)
 
 
 def _in_one(schema: dict[str, Any]) -> None:
-    """Say the same as one list, for editors, whose errors would else speak of both."""
+    """Merge both forms into one list, so that editors' errors do not mention both."""
     pair, triple = schema.pop("anyOf")
     schema.update(triple, minItems=pair["minItems"])
 
@@ -47,7 +47,7 @@ _LISTED: TypeAdapter[tuple[tuple[int, int] | tuple[int, int, int], ...]] = TypeA
 
 
 class DataParallelRange(Config):
-    """The fewest and the most replicas."""
+    """The minimum and maximum number of replicas."""
 
     min: DataSize = 1
     max: DataSize
@@ -60,38 +60,38 @@ class DataParallelRange(Config):
 
 
 class GpuRange(DataParallelRange):
-    """The fewest and the most GPUs of a gang; on CPUs, workers."""
+    """The minimum and maximum number of a gang's GPUs; on CPUs, of workers."""
 
 
 class ElasticityConfig(Config):
-    """What the service may do to a gang when nodes and other jobs come and go. The global batch stays what it is."""
+    """How the service may resize a gang as nodes and other jobs come and go. The global batch stays the same."""
 
     layouts: Literal["auto"] | Listed | None = Field(
         None,
         json_schema_extra={"minItems": 1},
-        description="Allowed sizes of a replica, each as [tensor_parallel_size, pipeline_parallel_size] with "
-        "parallelism's own context_parallel_size, or as [tensor_parallel_size, pipeline_parallel_size, "
-        "context_parallel_size]; default: parallelism's own. auto: the service chooses among all without context "
-        "parallelism that are legal and fit the GPUs, for each number of gpus.",
+        description="Allowed sizes of a replica, each as [tensor_parallel_size, pipeline_parallel_size] with the "
+        "context_parallel_size of parallelism, or as [tensor_parallel_size, pipeline_parallel_size, "
+        "context_parallel_size]; default: those of parallelism. auto: for each number of gpus the service chooses "
+        "among all sizes without context parallelism that are legal and fit the GPUs.",
     )
     gpus: GpuRange | None = Field(
-        None, description="With layouts=auto: the fewest and the most GPUs of the gang; on CPUs, workers."
+        None, description="With layouts=auto: minimum and maximum number of the gang's GPUs; on CPUs, of workers."
     )
     data_parallel_size: DataParallelRange | None = Field(
         None,
         validate_default=True,
-        description="The fewest and the most replicas; required, unless layouts=auto, where it follows from gpus.",
+        description="Minimum and maximum number of replicas; required unless layouts=auto, where gpus determines it.",
     )
     resolved: Chosen | None = Field(
         None,
-        description="With layouts=auto: the layouts that the service has chosen, as [tensor_parallel_size, "
-        "pipeline_parallel_size, data_parallel_size]. The service writes it, and chooses anew for files that have it.",
+        description="With layouts=auto: the layouts chosen by the service, as [tensor_parallel_size, "
+        "pipeline_parallel_size, data_parallel_size]. Written by the service, which chooses anew if it is submitted.",
     )
 
     @field_validator("layouts", mode="wrap")
     @classmethod
     def _auto_or_listed(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        """Name the entry at fault alone: a union's error would speak of all its types."""
+        """Report only the entry at fault; a union's error would mention all its types."""
         if value is None or value == "auto":
             return handler(value)
         if isinstance(value, str):
@@ -99,17 +99,17 @@ class ElasticityConfig(Config):
         wanted = Wanted.by(Listed)
         if wanted and (found := wanted.mixed_up(value)):
             raise ValidationError.from_exception_data(cls.__name__, found, hide_input=True)
-        # As a min_length this would also be said of layouts that are there and wrong.
+        # A min_length would also be reported for layouts that are given but wrong.
         if not (listed := _LISTED.validate_python(value)):
-            raise ValueError("no sizes are allowed so; give one pair or more, or leave layouts out")
+            raise ValueError("this allows no sizes; give one pair or more, or leave layouts out")
         return listed
 
     @field_validator("data_parallel_size")
     @classmethod
     def _needed_without_auto(cls, value: DataParallelRange | None, info: Any) -> DataParallelRange | None:
         if info.data.get("gpus") is not None:
-            return value  # which says by itself that it goes with layouts=auto
-        if value is None and info.data.get("layouts", "auto") != "auto":  # not there if they are wrong themselves
+            return value  # gpus without layouts=auto is reported by itself
+        if value is None and info.data.get("layouts", "auto") != "auto":  # absent if layouts are invalid themselves
             raise PydanticKnownError("missing")
         return value
 
@@ -120,13 +120,13 @@ class ElasticityConfig(Config):
             message = "required with layouts=auto, for example gpus: {min: 1, max: 8}"
             problems.append(FieldProblem(("gpus",), None, message))
         if self.automatic and self.data_parallel_size is not None:
-            message = "layouts=auto chooses the number of replicas, too; leave it out, and limit gpus"
+            message = "layouts=auto also chooses the number of replicas; leave it out, and limit gpus"
             problems.append(FieldProblem(("data_parallel_size",), None, message))
         if not self.automatic and self.gpus is not None:
             message = "only goes with layouts=auto; set that, or limit data_parallel_size instead"
             problems.append(FieldProblem(("gpus",), None, message))
         if not self.automatic and self.resolved is not None:
-            problems.append(FieldProblem(("resolved",), None, "is for layouts=auto; leave it out"))
+            problems.append(FieldProblem(("resolved",), None, "is only for layouts=auto; leave it out"))
         raise_problems("ElasticityConfig", problems)
         return self
 
@@ -136,10 +136,10 @@ class ElasticityConfig(Config):
         return self.layouts == "auto"
 
     def replicas(self, own: Layout) -> tuple[Layout, ...]:
-        """How a replica may be laid out, dp 1, each once.
+        """The distinct layouts that a replica may have, with dp 1.
 
         Args:
-            own: Parallelism's own, which also has what pairs leave out.
+            own: The layout in parallelism, which also supplies the cp that pairs leave out.
         """
         listed = self.layouts if isinstance(self.layouts, tuple) else ()
         allowed = (Layout(tp, pp, dp=1, cp=cp[0] if cp else own.cp) for tp, pp, *cp in listed)
@@ -147,11 +147,11 @@ class ElasticityConfig(Config):
 
     @property
     def chosen(self) -> tuple[Layout, ...]:
-        """What it has chosen, the fewest ranks first; none where it has not yet."""
+        """The layouts that the service has chosen, fewest ranks first; empty before the choice."""
         layouts = (Layout(*sizes) for sizes in self.resolved or ())
         return tuple(sorted(layouts, key=lambda layout: (layout.world_size, layout)))
 
     def with_chosen(self, layouts: tuple[Layout, ...] | None) -> "ElasticityConfig":
-        """The same with layouts that the service has chosen; ``None``: with none."""
+        """Return a copy with layouts chosen by the service; ``None`` for none."""
         sizes = None if layouts is None else tuple((layout.tp, layout.pp, layout.dp) for layout in layouts)
         return self.model_copy(update={"resolved": sizes})

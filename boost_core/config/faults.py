@@ -1,4 +1,4 @@
-"""What a job does about faults."""
+"""How a job handles faults."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from boost_core.config.base import Config, Count
 
 
 class FaultToleranceConfig(Config):
-    """How often to restart, how to tell that something is wrong, and what to do then."""
+    """How often to restart, how to detect faults, and what to do about them."""
 
     max_restarts: int = Field(
         3, ge=0, le=1000, description="Restarts after faults within restart_window_seconds before the job fails."
@@ -20,21 +20,21 @@ class FaultToleranceConfig(Config):
         "without the store; null: never.",
     )
     hang_factor: float = Field(
-        20, ge=2, le=1e6, description="A gang hangs when a step takes this many times the median step,"
+        20, ge=2, le=1e6, description="A gang counts as hung if a step takes this many times the median step,"
     )
-    hang_seconds: float = Field(600, ge=1, le=30 * 86_400, description="and at least this long.")
+    hang_seconds: float = Field(600, ge=1, le=30 * 86_400, description="and at least this many seconds.")
     slow_rank_factor: float = Field(
         1.5,
         gt=1,
         le=1e6,
-        description="Report a rank as slow when it computes this many times as long as the median rank.",
+        description="Report a rank as slow if it computes this many times as long as the median rank.",
     )
     on_divergence: Literal["stop", "skip", "roll_back"] = Field(
         "stop",
-        description="When a step's loss or gradient is not finite, or the loss jumps: fail the job; skip the "
+        description="If a step's loss or gradient is not finite, or the loss jumps: fail the job; skip the "
         "update; or roll back to the newest copy of the state and skip the batches since.",
     )
     loss_jump: float | None = Field(
-        None, gt=0, le=1e6, description="Nats above the median of the last 32 steps' losses that count as divergence."
+        None, gt=0, le=1e6, description="Nats above the median loss of the last 32 steps that count as divergence."
     )
-    max_divergences: Count = Field(10, description="Divergences within 100 steps before the job fails after all.")
+    max_divergences: Count = Field(10, description="Divergences within 100 steps before the job fails anyway.")

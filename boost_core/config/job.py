@@ -1,4 +1,4 @@
-"""The job spec: everything a user may say about a training job."""
+"""The job spec: everything a user can specify about a training job."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,29 +22,29 @@ from boost_core.config.training import OptimizerConfig, TrainingConfig
 Name = Annotated[
     str,
     StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]*$"),
-    spelled("it begins with a letter or digit, then come letters, digits, dots, underscores, spaces and hyphens"),
+    spelled("letters, digits, dots, underscores, spaces and hyphens, starting with a letter or digit"),
 ]
 Label = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$"),
-    spelled("it begins with a letter or digit, then come those, underscores, dots, slashes and hyphens; at most 63"),
+    spelled("letters, digits, underscores, dots, slashes and hyphens, at most 63, starting with a letter or digit"),
 ]
 AcceleratorType = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,63}$"), spelled("Ray's name of it, such as H100")
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,63}$"), spelled("Ray's name for it, such as H100")
 ]
 
 
 class ResourcesConfig(Config):
-    """What one worker needs of its node."""
+    """What one worker needs from its node."""
 
     cpus_per_worker: float = Field(1, ge=0.01, le=1024)
     gpus_per_worker: Literal[0, 1] = Field(0, description="1: NCCL, one GPU per rank; 0: gloo on CPU.")
-    accelerator_type: AcceleratorType | None = Field(None, description="GPU model by Ray's name, for example H100.")
+    accelerator_type: AcceleratorType | None = Field(None, description="Ray's name for the GPU model, such as H100.")
     node_labels: dict[Label, Label] = Field({}, max_length=16, description="Labels that nodes must have.")
     placement: Literal["PACK", "STRICT_PACK", "SPREAD"] = Field(
         "PACK",
-        description="How to place a replica's tensor parallel groups, each of which stays on one node: on few "
-        "nodes, on a single node, or on different nodes where there are enough.",
+        description="How to place a replica's tensor parallel groups, each of which stays on one node: on as few "
+        "nodes as possible, on a single node, or on different nodes if there are enough.",
     )
 
 
@@ -52,8 +52,8 @@ class JobSpec(Config):
     """One training job.
 
     Raises:
-        pydantic.ValidationError: A field is unknown, out of range, or does not go with another one;
-            every problem is listed with its field and a remedy.
+        pydantic.ValidationError: A field is unknown, out of range, or conflicts with another; every problem is
+            listed with its field and a remedy.
     """
 
     name: Name
@@ -65,7 +65,7 @@ class JobSpec(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     resources: ResourcesConfig = ResourcesConfig()
     elasticity: ElasticityConfig | None = Field(
-        None, description="Layouts that the gang may take; default: only parallelism's own."
+        None, description="Layouts that the gang may take; default: only the one in parallelism."
     )
     fault_tolerance: FaultToleranceConfig = FaultToleranceConfig()
     trackers: TrackersConfig = TrackersConfig()
@@ -93,9 +93,9 @@ class JobSpec(Config):
         return self
 
     def layouts(self) -> tuple[Layout, ...]:
-        """All layouts that the gang may take, the largest last; at most ``MOST_LAYOUTS``.
+        """All layouts that the gang may take, largest last; at most ``MOST_LAYOUTS``.
 
-        With ``layouts: auto`` those that were chosen, or parallelism's own before that.
+        With ``layouts: auto``, these are the chosen ones or, before the choice, the one in parallelism.
         """
         if self.elasticity is None:
             return (Layout.of(self.parallelism),)
@@ -106,21 +106,21 @@ class JobSpec(Config):
         )
 
     def at(self, layout: Layout) -> "JobSpec":
-        """The job with a gang of another layout."""
+        """Return the job with its gang in another layout."""
         return self.model_copy(update={"parallelism": self.parallelism.at(layout)})
 
     @property
     def leaves_layouts(self) -> bool:
-        """Whether it leaves the choice of its layouts to the service."""
+        """Whether the job leaves the choice of its layouts to the service."""
         return self.elasticity is not None and self.elasticity.automatic
 
     @property
     def lacks_layouts(self) -> bool:
-        """Whether the service has not chosen them yet."""
+        """Whether the service has yet to choose the job's layouts."""
         return self.elasticity is not None and self.elasticity.automatic and not self.elasticity.resolved
 
     def with_layouts(self, layouts: tuple[Layout, ...] | None) -> "JobSpec":
-        """The job with the layouts that the service has chosen for it; ``None``: as though it had not yet."""
+        """Return the job with layouts chosen by the service; ``None`` undoes the choice."""
         if self.elasticity is None:
             return self
         return self.model_copy(update={"elasticity": self.elasticity.with_chosen(layouts)})

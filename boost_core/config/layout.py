@@ -1,11 +1,11 @@
-"""How the ranks of a gang are laid out: the one value that job files, plan, scheduler, gang and metrics mean by it."""
+"""How the ranks of a gang are laid out: one type for job files, plan, scheduler, gang and metrics."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 
 class ParallelSizes(Protocol):
-    """What states the sizes under the names of the job file: its ``parallelism``, and reports of what a gang has."""
+    """Anything with the sizes under the job file's names: a job's ``parallelism``, and reports on a gang."""
 
     @property
     def tensor_parallel_size(self) -> int: ...  # noqa: D102
@@ -22,7 +22,7 @@ class ParallelSizes(Protocol):
 
 @dataclass(frozen=True, order=True)
 class Layout:
-    """How many ranks a gang has along each dimension.
+    """The number of ranks of a gang along each dimension.
 
     Attributes:
         tp: Tensor parallel ranks; a group of them shares a node.
@@ -38,7 +38,7 @@ class Layout:
 
     @classmethod
     def of(cls, sizes: ParallelSizes) -> "Layout":
-        """That of a configuration or a report."""
+        """The layout given by a configuration or a report."""
         return cls(
             sizes.tensor_parallel_size,
             sizes.pipeline_parallel_size,
@@ -48,7 +48,7 @@ class Layout:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes under the names of the job file."""
+        """The sizes under the job file's names."""
         return {
             "tensor_parallel_size": self.tp,
             "pipeline_parallel_size": self.pp,
@@ -58,17 +58,17 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """Total number of ranks."""
         return self.tp * self.pp * self.dp * self.cp
 
     @property
     def same_weights(self) -> int:
-        """Ranks with the same weights, which share their state and sum up their gradients."""
+        """Number of ranks with the same weights, which share their state and sum their gradients."""
         return self.dp * self.cp
 
     @property
     def per_replica(self) -> "Layout":
-        """The layout of each replica, which stays the same while replicas come and go."""
+        """The layout of one replica, which stays the same as replicas come and go."""
         return Layout(self.tp, self.pp, dp=1, cp=self.cp)
 
     @property
@@ -78,7 +78,7 @@ class Layout:
         return f"tp {self.tp} × pp {self.pp}{context}"
 
     def coordinates(self, rank: int) -> "Layout":
-        """A rank's tensor, pipeline, data and context parallel ranks; the first are innermost, then the last."""
+        """A rank's tensor, pipeline, data and context parallel ranks; tp varies fastest, then cp, pp and dp."""
         group, tp = divmod(rank, self.tp)
         stage, cp = divmod(group, self.cp)
         dp, pp = divmod(stage, self.pp)

@@ -16,7 +16,7 @@ _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attentio
 
 
 def _sizes_or_preset(schema: dict[str, Any]) -> None:
-    """Say in a JSON schema that a preset stands for the sizes, which the fields cannot say one by one."""
+    """Let a preset replace the sizes in the JSON schema, which the fields cannot express one by one."""
     schema["required"] = [field for field in schema["required"] if field not in _SIZES]
     schema["anyOf"] = [{"required": ["preset"], "properties": {"preset": {"type": "string"}}}, {"required": [*_SIZES]}]
 
@@ -32,12 +32,12 @@ class LaxConfig(Config):
         None,
         ge=1,
         le=512,
-        description="Start the latents afresh every this many blocks. Default: they cross into every block but "
-        "the first, and between pipeline stages along with the residual.",
+        description="Start the latents afresh every this many blocks. Default: they cross into every block except "
+        "the first, and cross pipeline stages along with the residual.",
     )
 
 
-# The rope_type whose setting each is, and its default; None for one that depends on the factor.
+# The rope_type to which each setting belongs, and its default; None if the default depends on the factor.
 _OF_ROPE_TYPE = {
     "low_freq_factor": ("llama3", 1.0),
     "high_freq_factor": ("llama3", 4.0),
@@ -48,31 +48,40 @@ _OF_ROPE_TYPE = {
 
 
 class RopeScalingConfig(Config):
-    """How rotary frequencies are scaled for longer sequences, in the words of Hugging Face's ``config.json``."""
+    """How rotary frequencies are scaled for longer sequences, named as in Hugging Face's ``config.json``."""
 
-    rope_type: Literal["llama3", "yarn"] = Field(description="The published way of scaling.")
-    factor: float = Field(ge=1, le=10_000, description="How many times as slowly slow pairs of elements turn.")
+    rope_type: Literal["llama3", "yarn"] = Field(description="The published scaling method.")
+    factor: float = Field(ge=1, le=10_000, description="Factor by which slow pairs of elements are slowed down.")
     original_max_position_embeddings: int = Field(
-        ge=2, le=16_777_216, description="Length of the sequences for which the frequencies were right unscaled."
+        ge=2, le=16_777_216, description="Sequence length for which the unscaled frequencies were meant."
     )
     low_freq_factor: float | None = Field(
-        None, gt=0, validate_default=True, description="llama3: a pair that turns no more often is slow. Default: 1."
+        None,
+        gt=0,
+        validate_default=True,
+        description="llama3: pairs with at most this many turns are slow. Default: 1.",
     )
     high_freq_factor: float | None = Field(
-        None, gt=0, validate_default=True, description="llama3: a pair that turns as often is fast. Default: 4."
+        None,
+        gt=0,
+        validate_default=True,
+        description="llama3: pairs with at least this many turns are fast. Default: 4.",
     )
     beta_slow: float | None = Field(
-        None, gt=0, validate_default=True, description="yarn: a pair that turns no more often is slow. Default: 1."
+        None, gt=0, validate_default=True, description="yarn: pairs with at most this many turns are slow. Default: 1."
     )
     beta_fast: float | None = Field(
-        None, gt=0, validate_default=True, description="yarn: a pair that turns as often is fast. Default: 32."
+        None,
+        gt=0,
+        validate_default=True,
+        description="yarn: pairs with at least this many turns are fast. Default: 32.",
     )
     attention_factor: float | None = Field(
         None,
         gt=0,
         le=100,
         validate_default=True,
-        description="yarn: what queries and keys are multiplied by. Default: 0.1 ln(factor) + 1.",
+        description="yarn: factor applied to queries and keys. Default: 0.1 ln(factor) + 1.",
     )
 
     @field_validator(*_OF_ROPE_TYPE)
@@ -96,15 +105,15 @@ class RopeScalingConfig(Config):
 
     @property
     def attention(self) -> float:
-        """What queries and keys are multiplied by."""
+        """The factor applied to queries and keys."""
         return self.attention_factor or 1.0
 
 
 class ModelConfig(Config):
-    """A decoder of the LLaMA shape, dense or with low-rank bottlenecks for its seven projections a block.
+    """A LLaMA-shaped decoder, dense or with low-rank bottlenecks for the seven projections of each block.
 
-    A ``preset`` fills in whatever is not given next to it, so ``{preset: tiny, rank: 16}`` is the
-    tiny model with a narrower bottleneck.
+    A ``preset`` fills in whatever is not given beside it, so ``{preset: tiny, rank: 16}`` is the tiny model with a
+    narrower bottleneck.
     """
 
     model_config = ConfigDict(json_schema_extra=_sizes_or_preset)
@@ -114,7 +123,7 @@ class ModelConfig(Config):
     )
     family: FamilyName = Field(
         "cola",
-        description="dense: no bottleneck; svd: a linear one; cola: with a SiLU; lax: latents that cross blocks.",
+        description="dense: no bottleneck; svd: a linear bottleneck; cola: one with a SiLU; lax: latents cross blocks.",
     )
     lax: LaxConfig | None = Field(None, validate_default=True, description="For family=lax only.")
     vocab_size: int = Field(256, ge=2, le=1_000_000, description="Number of token ids.")
@@ -130,25 +139,25 @@ class ModelConfig(Config):
     )
     gate_activation: bool | None = Field(
         None,
-        description="Apply SiLU to the MLP's gate. Default: on, except where the bottleneck applies one (CoLA "
+        description="Apply SiLU to the MLP's gate. Default: on, unless the bottleneck applies one (CoLA "
         "keeps both at 60M and 130M).",
     )
     tie_embeddings: bool = Field(False, description="Share the embedding's weights with the head.")
     rope_theta: float = Field(10_000.0, gt=0, le=1e12, description="Base of the rotary position frequencies.")
     rope_scaling: RopeScalingConfig | None = Field(
-        None, description="Scale the rotary frequencies for sequences longer than a model has seen."
+        None, description="Scale the rotary frequencies for sequences longer than the model has seen."
     )
     sliding_window: int | None = Field(
         None,
         ge=1,
         le=16_777_216,
-        description="How many positions each position attends to, itself included. Default: all up to itself.",
+        description="Number of positions each position attends to, itself included. Default: all up to itself.",
     )
     qk_norm: bool = Field(
         False,
-        description="RMSNorm of each head's queries and keys before they are rotated, as in Qwen3; not for vanilla.",
+        description="Apply RMSNorm to each head's queries and keys before rotation, as in Qwen3; not for vanilla.",
     )
-    norm_epsilon: float = Field(1e-6, gt=0, lt=1, description="Added to the mean square in RMSNorm.")
+    norm_epsilon: float = Field(1e-6, gt=0, lt=1, description="Term added to the mean square in RMSNorm.")
 
     @model_validator(mode="before")
     @classmethod
@@ -219,7 +228,7 @@ class ModelConfig(Config):
         """Width r of every bottleneck.
 
         Raises:
-            ValueError: The family has none.
+            ValueError: The family has no bottleneck.
         """
         if self.rank is None:
             raise ValueError(f"family={self.family} has no bottleneck")
@@ -231,14 +240,14 @@ class ModelConfig(Config):
         return self.family == "cola" or (self.lax is not None and self.lax.base == "cola")
 
     def crosses_into(self, layer: int) -> bool:
-        """Whether latents of the block before cross into this one."""
+        """Whether latents of the previous block cross into this one."""
         if self.lax is None or layer == 0:
             return False
         return self.lax.chain_length is None or layer % self.lax.chain_length != 0
 
     @property
     def gated_by_silu(self) -> bool:
-        """Whether the MLP's gate passes a SiLU, with the family's default filled in."""
+        """Whether a SiLU is applied to the MLP's gate, with the family's default filled in."""
         return not self.latent_activation if self.gate_activation is None else self.gate_activation
 
     @property
@@ -248,10 +257,10 @@ class ModelConfig(Config):
 
     @property
     def key_value_heads(self) -> int:
-        """Key and value heads, with the default filled in."""
+        """Number of key and value heads, with the default filled in."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property
     def key_value_size(self) -> int:
-        """Width of the keys (and of the values) of one token over all heads."""
+        """Width of a token's keys (and of its values) over all heads."""
         return self.key_value_heads * self.head_size

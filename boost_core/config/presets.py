@@ -1,8 +1,8 @@
 """Published model shapes.
 
-``60m`` to ``1b`` and ``7b`` are those of the CoLA paper (arXiv 2502.10940); ``3b``, ``13b`` and ``30b`` those of
-BOOST's systems runs (arXiv 2512.12131), which are LLaMA's with r = d/4; ``40b`` widens the 30B shape in the same
-proportions; ``tiny`` is ours, for laptops.
+``60m`` to ``1b`` and ``7b`` are from the CoLA paper (arXiv 2502.10940); ``3b``, ``13b`` and ``30b`` are from BOOST's
+systems runs (arXiv 2512.12131), which use LLaMA's shapes with r = d/4; ``40b`` adds layers to the 30B shape;
+``tiny`` is ours, for laptops.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Trackers: what shows a job's curves beside the service."""
+"""Trackers, which show a job's curves besides the service."""
 
 import re
 from typing import Annotated, Literal
@@ -25,16 +25,16 @@ WandbName = Annotated[
 
 
 def server_url(value: str) -> str:
-    """Return the address of a server without a / at its end.
+    """Return the address of a server without a trailing slash.
 
     Raises:
-        ValueError: It is not such an address. Nothing that is shown of the error repeats the value: people put
-            passwords into URLs.
+        ValueError: It is not a valid address. The error as shown never repeats the value, since people put passwords
+            into URLs.
     """
     if not _SERVER.fullmatch(value):
         problem = (
-            "an address begins with http:// or https://, and has no user, password, ? or #; what a server asks for "
-            "belongs into a named secret: set credentials instead"
+            "an address begins with http:// or https:// and has no user, password, ? or #; a server's credentials "
+            "belong in a named secret: set credentials instead"
         )
         raise PydanticCustomError(UNSHOWN, "{problem}", {"problem": problem})
     return value.rstrip("/")
@@ -46,14 +46,14 @@ ServerUrl = Annotated[str, Field(max_length=2000), AfterValidator(server_url)]
 class MlflowConfig(Config):
     """A run on an MLflow server."""
 
-    tracking_uri: ServerUrl | None = Field(None, description="Address of a server that asks for no credentials.")
+    tracking_uri: ServerUrl | None = Field(None, description="Address of a server that requires no credentials.")
     credentials: ResourceName | None = Field(
         None,
-        description="Name of the secret with a server's tracking_uri, and what it asks for.",
+        description="Name of the secret with a server's tracking_uri and the credentials it requires.",
         validate_default=True,
     )
     experiment: ExperimentName = Field(
-        "boost", description="The experiment that the run is in; made if it is not there."
+        "boost", description="The experiment that the run is in; created if it does not exist."
     )
 
     @field_validator("credentials")
@@ -61,8 +61,8 @@ class MlflowConfig(Config):
     def _one_server(cls, value: str | None, info: ValidationInfo) -> str | None:
         if "tracking_uri" in info.data and (info.data["tracking_uri"] is None) == (value is None):
             raise ValueError(
-                "give either tracking_uri, or credentials: the name of a secret that has a tracking_uri itself, so "
-                "that it is sent to no other server"
+                "give either tracking_uri or credentials, the name of a secret with its own tracking_uri, so that it "
+                "is sent to no other server"
             )
         return value
 
@@ -72,7 +72,7 @@ class WandbConfig(Config):
 
     mode: Literal["online", "offline"] = Field(
         "online",
-        description="online: sent while the job trains; offline: files beside the checkpoints, for `wandb sync`.",
+        description="online: sent during training; offline: files beside the checkpoints, for `wandb sync`.",
     )
     project: WandbName = Field("boost", description="The project that the run is in; created if it does not exist.")
     entity: WandbName | None = Field(
@@ -99,12 +99,12 @@ class WandbConfig(Config):
 
 
 class TrackersConfig(Config):
-    """Where a job's curves and states go besides the service."""
+    """Where a job's curves and state changes go besides the service."""
 
     tensorboard: bool | None = Field(
         None,
-        description="Event files for TensorBoard, in the folder tensorboard beside the checkpoints. Default: as the "
-        "service is set, which is true where TensorBoard is installed.",
+        description="Event files for TensorBoard, in the folder tensorboard beside the checkpoints. Default: the "
+        "service's setting, which is true if TensorBoard is installed.",
     )
     mlflow: MlflowConfig | None = Field(None, description="A run on an MLflow server. Default: none.")
     wandb: WandbConfig | None = Field(None, description="A run in Weights & Biases. Default: none.")

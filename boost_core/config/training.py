@@ -1,4 +1,4 @@
-"""The optimizer's trajectory: steps, batches, learning rate."""
+"""The training trajectory: steps, batches, optimizer and learning rate."""
 
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -16,13 +16,13 @@ class BatchStage(Config):
     global_batch_size: Count = Field(description="Sequences per optimizer step.")
 
 
-MOST_SAMPLINGS = 1000  # of a job: each is an event that its page reads
+MOST_SAMPLINGS = 1000  # per job: each is an event that the job's page reads
 
 
 class SampleConfig(Config):
-    """Text that the model makes while it trains: for each prompt the likeliest tokens, one after the other."""
+    """Text that the model generates during training: for each prompt, the likeliest tokens one by one."""
 
-    every_steps: Count = Field(description="Make it every this many steps, and at the end.")
+    every_steps: Count = Field(description="Generate text every this many steps, and at the end.")
     prompts: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] = Field(
         min_length=1, max_length=4, description="Beginnings of documents."
     )
@@ -30,7 +30,7 @@ class SampleConfig(Config):
 
 
 class TrainingConfig(Config):
-    """How long and in what portions to train."""
+    """How long to train, on what batches, and in what precision."""
 
     steps: int = Field(ge=1, le=100_000_000, description="Optimizer steps.")
     sequence_length: int = Field(256, ge=2, le=1_048_576, description="Tokens per sequence.")
@@ -38,38 +38,38 @@ class TrainingConfig(Config):
     batch_size_warmup: tuple[BatchStage, ...] = Field(
         (),
         max_length=16,
-        description="Smaller batches at the start, one after the other; then global_batch_size. Without a pipeline.",
+        description="Smaller batches at the start, in order; then global_batch_size. Not with a pipeline.",
     )
-    micro_batch_size: Count = Field(16, description="Sequences per micro-batch of a rank.")
+    micro_batch_size: Count = Field(16, description="Sequences per micro-batch on a rank.")
     precision: Literal["fp32", "bf16", "fp8"] = Field(
         "fp32",
-        description="Compute type; master weights stay fp32. fp8: as bf16, with blocks' products and their inputs' "
-        "gradients in 8 bits, a scale a row; bf16 where the GPU has no such products; for btp.",
+        description="Compute type; master weights stay fp32. fp8: like bf16, but blocks' products and their input "
+        "gradients use 8 bits with a scale per row; bf16 on GPUs without fp8; btp only.",
     )
     cuda_graphs: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Replay each step as a CUDA graph. auto: where that is possible, which it is not on CPU and in "
-        "pipelines; on: it is an error where it is not; off: launch every kernel anew. Steps of "
-        "batch_size_warmup are never captured.",
+        description="Replay each step as a CUDA graph. auto: if possible, which it is not on CPU or in pipelines; "
+        "on: fail if it is not possible; off: launch every kernel separately. Steps of batch_size_warmup are never "
+        "captured.",
     )
     seed: int = Field(0, ge=0, lt=2**31)
     z_loss: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="Weight of the z-loss, the square of the logits' log-sum-exp (PaLM: 1e-4). It is in the gradients, "
-        "and not in the losses that are reported.",
+        description="Weight of the z-loss, the square of the logits' log-sum-exp (PaLM: 1e-4). It contributes to the "
+        "gradients but not to reported losses.",
     )
     attention: SparseAttentionConfig | None = Field(
         None,
-        description="Sparse attention in training; validation and text are made with dense attention. Default: dense.",
+        description="Sparse attention in training; validation and samples use dense attention. Default: dense.",
     )
     evaluate_every_steps: Count = Field(
         100, description="Evaluate on the validation text every this many steps, and at the end."
     )
-    evaluate_sequences: Count = Field(64, description="Validation sequences per evaluation, of each set.")
+    evaluate_sequences: Count = Field(64, description="Validation sequences per evaluation, for each set.")
 
-    sample: SampleConfig | None = Field(None, description="Text to make while training. Default: none.")
+    sample: SampleConfig | None = Field(None, description="Text to generate during training. Default: none.")
 
     @field_validator("sample")
     @classmethod
@@ -105,20 +105,20 @@ class TrainingConfig(Config):
 
     @property
     def attended_share(self) -> float:
-        """The share of a sequence's pairs of query and key that attention computes at most."""
+        """Upper bound on the share of a sequence's query-key pairs that attention computes."""
         return 1.0 if self.attention is None else self.attention.budget
 
     def micro_batches(self, replicas: int) -> int:
-        """Micro-batches of a data parallel replica in a step, once the batch has grown."""
+        """Micro-batches per step of a data parallel replica, once the batch has its full size."""
         return self.global_batch_size // (self.micro_batch_size * replicas)
 
     def batch_size(self, step: int) -> int:
-        """Sequences of the optimizer step number ``step``, counted from 1."""
+        """Sequences in optimizer step ``step``, counted from 1."""
         stages = (stage.global_batch_size for stage in self.batch_size_warmup if step <= stage.until_step)
         return next(stages, self.global_batch_size)
 
     def samples(self, steps: int) -> int:
-        """Sequences of the first ``steps`` optimizer steps."""
+        """Sequences in the first ``steps`` optimizer steps."""
         total = done = 0
         for stage in self.batch_size_warmup:
             until = min(stage.until_step, steps)
@@ -128,27 +128,27 @@ class TrainingConfig(Config):
 
 
 class LoroConfig(Config):
-    """How LORO alternates its steps."""
+    """How LORO alternates exact and lazy steps."""
 
     exact_every_steps: Count = Field(500, description="Take an exact step every this many steps; the others are lazy.")
     rewarm_steps: Count = Field(
-        5, description="Steps over which the factors' learning rate is warmed up again after an exact step."
+        5, description="Steps over which the factors' learning rate warms up again after an exact step."
     )
 
 
 class MuonConfig(Config):
-    """How Muon moves low-rank factors; the other weights are AdamW's."""
+    """How Muon updates low-rank factors; AdamW updates the other weights."""
 
-    momentum: float = Field(0.95, ge=0, lt=1, description="Nesterov's momentum of the factors' gradients.")
+    momentum: float = Field(0.95, ge=0, lt=1, description="Nesterov momentum of the factors' gradients.")
 
 
 class OptimizerConfig(Config):
-    """The optimizer, and the learning rate's schedule after a linear warm-up; defaults of the CoLA paper."""
+    """The optimizer and the learning-rate schedule, which begins with a linear warm-up; CoLA paper's defaults."""
 
     kind: Literal["adamw", "loro", "muon"] = Field(
         "adamw",
-        description="loro: Riemannian steps on the low-rank products; for family=svd under btp. muon: orthogonalized "
-        "steps of the low-rank factors, as large as AdamW's; under btp.",
+        description="loro: Riemannian steps on the low-rank products; family=svd under btp only. muon: orthogonalized "
+        "steps of the low-rank factors, scaled to the size of AdamW's; under btp only.",
     )
     loro: LoroConfig | None = Field(None, validate_default=True, description="For kind=loro only.")
     muon: MuonConfig | None = Field(None, validate_default=True, description="For kind=muon only.")
@@ -159,8 +159,8 @@ class OptimizerConfig(Config):
     clip_norm: float = Field(0.5, gt=0, le=1e12, description="Largest global gradient norm.")
     schedule: Literal["cosine", "linear", "constant", "wsd"] = Field(
         "cosine",
-        description="The learning rate after the warm-up: down by a cosine, down by a line, constant, or wsd: constant "
-        "and then down by a line in the last decay_steps.",
+        description="The learning rate after the warm-up: cosine decay, linear decay, constant, or wsd: constant, then "
+        "linear decay in the last decay_steps.",
     )
     decay_steps: Count | None = Field(
         None, description="For schedule=wsd only. Default: a tenth of the steps after the warm-up."
@@ -175,7 +175,7 @@ class OptimizerConfig(Config):
     def _loro_belongs_to_loro(cls, value: LoroConfig | None, info: Any) -> LoroConfig | None:
         kind = info.data.get("kind")
         if value is not None and kind != "loro":
-            raise ValueError(f"kind={kind} makes no exact steps; leave loro out, or set kind=loro")
+            raise ValueError(f"kind={kind} takes no exact steps; leave loro out, or set kind=loro")
         return value or (LoroConfig() if kind == "loro" else None)
 
     @field_validator("muon")
@@ -191,14 +191,14 @@ class OptimizerConfig(Config):
     def _decay_belongs_to_wsd(cls, value: int | None, info: Any) -> int | None:
         schedule = info.data.get("schedule")
         if value is not None and schedule != "wsd":
-            raise ValueError(f"schedule={schedule} has no decay of its own length; leave it out, or set schedule=wsd")
+            raise ValueError(f"schedule={schedule} has no separate decay length; leave it out, or set schedule=wsd")
         return value
 
     def steps_of_decay(self, steps: int) -> int:
-        """Steps in which wsd's learning rate goes down at the end of a job of ``steps``."""
+        """Number of steps over which wsd's learning rate decays at the end of a job of ``steps`` steps."""
         return self.decay_steps or -(-(steps - self.warmup_steps) // 10)
 
     @property
     def adam_epsilon(self) -> float:
-        """Added to the root of the second moment, with the default filled in."""
+        """The term added to the root of the second moment, with the default filled in."""
         return self.epsilon or (1e-6 if self.kind == "loro" else 1e-8)

@@ -1,4 +1,4 @@
-"""Models in and out of the trainer: ``python -m boost_core.convert --help``."""
+"""Import and export of models: ``python -m boost_core.convert --help``."""
 
 import argparse
 import json
@@ -26,10 +26,12 @@ from boost_core.convert.whole import read_weights, write_start
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
-    """Run one command; 0 on success, 2 for what cannot be converted, 130 where it was interrupted."""
+    """Run one command; return 0 on success, 2 if something cannot be converted, 130 if interrupted."""
     arguments = _parser().parse_args(command_line)
     hear_interrupts()
-    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads the checkpoint: it is meant
+    warnings.filterwarnings(
+        "ignore", "torch.distributed is disabled"
+    )  # a single process reads the checkpoint, as intended
     try:
         with stores_in_words():
             if arguments.command == "export":
@@ -46,12 +48,12 @@ def main(command_line: Sequence[str] | None = None) -> int:
 
 
 def export(given: argparse.Namespace) -> None:
-    """Export a checkpoint's model, or write it as nanotron would.
+    """Export a checkpoint's model, in nanotron's format if requested.
 
     Raises:
         CheckpointDamaged: The checkpoint is not what was written; nothing is exported.
         ValueError: The checkpoint does not exist, cannot be exported this way, or the destination is not empty.
-        OSError: The checkpoint cannot be read, or the destination or the hub does not take the model.
+        OSError: The checkpoint cannot be read, or the destination or the hub does not accept the model.
     """
     folder, step = chosen_checkpoint(given.checkpoints, given.step)
     with damage_named(folder, step):
@@ -76,12 +78,12 @@ def export(given: argparse.Namespace) -> None:
 
 
 def start(model_folder: Path, job_file: Path, checkpoints: str) -> None:
-    """Make a model what a job starts from: ``checkpoint.resume_from`` of the job, when it is submitted.
+    """Convert a model into a checkpoint to start a job from, for the job's ``checkpoint.resume_from``.
 
-    A dense model is cut to the rank of a job whose model is svd or cola.
+    A dense model is factored to the rank of a job whose model is svd or cola.
 
     Raises:
-        ValueError: The model is not the job's, or computes something else.
+        ValueError: The model is not the job's, or computes a different function.
     """
     job = load_job(job_file)
     there, published = _model_in(model_folder)
@@ -104,22 +106,24 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     to_model = commands.add_parser("export", help="export a checkpoint as safetensors and config.json")
     to_model.add_argument("checkpoints", help="folder of a job's checkpoints or of one of them, a path or a URL")
-    to_model.add_argument("model", help="where the model goes: a new folder, or an s3:// URL")
+    to_model.add_argument("model", help="destination of the model: a new folder, or an s3:// URL")
     to_model.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
     to_model.add_argument("--dtype", choices=DTYPES, default="fp32", help="type of the tensors (default: fp32)")
     to_model.add_argument(
         "--max-shard-size", type=_size, default=MAX_SHARD_SIZE, help="largest size of a file (default: 5GB)"
     )
-    to_model.add_argument("--merge", action="store_true", help="multiply low-rank products out, to a plain dense model")
-    to_model.add_argument("--tokenizer", help="path of tokenizer.json, if it has moved since the job ran")
-    to_model.add_argument("--push", metavar="REPO", help="push the model to this repository of a hub, too")
-    to_model.add_argument("--known", type=Path, help=argparse.SUPPRESS)  # file with what a service knows of the job
     to_model.add_argument(
-        "--nanotron", type=int, metavar="TP", help="write a dense model as TP ranks of nanotron would"
+        "--merge", action="store_true", help="multiply out low-rank products, giving a plain dense model"
+    )
+    to_model.add_argument("--tokenizer", help="path of tokenizer.json, if it has moved since the job ran")
+    to_model.add_argument("--push", metavar="REPO", help="also push the model to this repository on a hub")
+    to_model.add_argument("--known", type=Path, help=argparse.SUPPRESS)  # file with the service's records of the job
+    to_model.add_argument(
+        "--nanotron", type=int, metavar="TP", help="write a dense model in nanotron's format, for TP ranks"
     )
     from_model = commands.add_parser("start", help="convert a model into a checkpoint that a job can start from")
     from_model.add_argument(
-        "model", type=Path, help="folder with config.json and safetensors, or a checkpoint of nanotron's"
+        "model", type=Path, help="folder with config.json and safetensors, or a nanotron checkpoint"
     )
     from_model.add_argument("job", type=Path, help="the job, YAML or JSON")
     from_model.add_argument("checkpoints", help="folder to write it to, for the job's checkpoint.resume_from")

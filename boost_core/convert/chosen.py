@@ -1,4 +1,4 @@
-"""Which checkpoint somebody means, and what to say when it is gone or damaged."""
+"""The choice of a checkpoint, and errors that explain if it is gone or damaged."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,11 +8,11 @@ from boost_core.checkpoint.manifest import CheckpointDamaged
 
 
 class CheckpointRemoved(ValueError):
-    """A checkpoint was removed while it was read."""
+    """A checkpoint was removed while it was being read."""
 
 
 def chosen_checkpoint(url: str, step: int | None) -> tuple[CheckpointFolder, int]:
-    """The folder of checkpoints at a URL, which may be that of one of them, and a step: the given one, or the newest.
+    """Find a folder of checkpoints, by its URL or that of one of them, and a step: the given one or the newest.
 
     Raises:
         ValueError: The checkpoint does not exist.
@@ -23,15 +23,15 @@ def chosen_checkpoint(url: str, step: int | None) -> tuple[CheckpointFolder, int
         raise ValueError(f"{folder.url} holds no checkpoint; check it")
     if step not in (None, *steps):
         raise ValueError(
-            f"{folder.url} holds no checkpoint of step {step}; there are: {', '.join(map(str, steps))}; if its job "
-            "still trains, it may have removed it: run the command again, or pin one first (boost ckpt pin)"
+            f"{folder.url} holds no checkpoint of step {step}; there are: {', '.join(map(str, steps))}; if its job is "
+            "still training, it may have removed it: run the command again, or pin one first (boost ckpt pin)"
         )
     return folder, steps[-1] if step is None else step
 
 
 @contextmanager
 def damage_named(folder: CheckpointFolder, step: int) -> Iterator[None]:
-    """Have damage say of which checkpoint it is, and which others there are."""
+    """Make errors about damage name the checkpoint and list the others."""
     try:
         yield
     except CheckpointDamaged as damage:
@@ -43,18 +43,18 @@ def damage_named(folder: CheckpointFolder, step: int) -> Iterator[None]:
 
 @contextmanager
 def removal_named(folder: CheckpointFolder, step: int) -> Iterator[None]:
-    """Have what goes wrong because a checkpoint is being removed say so.
+    """Replace errors caused by the removal of a checkpoint with one that says so.
 
     Raises:
-        CheckpointRemoved: It is gone.
+        CheckpointRemoved: The checkpoint is gone.
     """
     try:
         yield
     except (OSError, CheckpointDamaged) as error:
         if step not in folder.steps():
             raise CheckpointRemoved(
-                f"the checkpoint of step {step} was removed while it was read; choose another with --step, and pin "
-                "it first (boost ckpt pin) if the job still trains"
+                f"the checkpoint of step {step} was removed while it was being read; choose another with --step, and "
+                "pin it first (boost ckpt pin) if the job is still training"
             ) from error
         raise
 

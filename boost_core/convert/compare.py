@@ -1,13 +1,13 @@
-"""Whether a job's model computes what a given one does, weights aside."""
+"""Whether a job's model computes the same function as a given one, weights aside."""
 
 from boost_core.architecture.families import is_dense, is_low_rank
 from boost_core.config import ModelConfig
 from boost_core.convert.published_config import described
 
-# What a projection cut to low rank cannot keep.
+# Fields that change when projections are factored to low rank.
 _CHANGED_BY_A_CUT = {"family", "rank"}
 
-# Where published configurations have other names than a job.
+# Fields that have other names in published configurations than in a job.
 _PUBLISHED_NAMES = {
     "norm_epsilon": "rms_norm_eps", "tie_embeddings": "tie_word_embeddings", "family": "model_type and hidden_act",
     "gate_activation": "hidden_act and only_lr_act", "rope_theta": "rope_theta or rope_parameters",
@@ -16,20 +16,20 @@ _PUBLISHED_NAMES = {
 
 
 def is_cut(there: ModelConfig, job: ModelConfig) -> bool:
-    """Whether a model is cut to low rank for a job."""
+    """Whether a model must be factored to low rank for a job."""
     return is_dense(there) and is_low_rank(job)
 
 
 def refuse_another_function(there: ModelConfig, job: ModelConfig) -> None:
-    """Refuse a model that computes something else than a job's would with the same weights.
+    """Refuse a model that computes a different function from a job's model with the same weights.
 
     Raises:
-        ValueError: It does. The message has each field that differs, with both values.
+        ValueError: The functions differ. The message lists each differing field with both values.
     """
     theirs, ours = described(there), described(job)
     changed = _CHANGED_BY_A_CUT if is_cut(there, job) else set()
     if is_cut(there, job) and job.latent_activation:
-        # CoLA's activation makes of the cut a start only; its gate is the job's to choose.
+        # With CoLA's activation the factors are only a starting point, so the job may choose the gate.
         changed = changed | {"gate_activation"}
     different = [name for name in ours if name not in changed and theirs[name] != ours[name]]
     if different:

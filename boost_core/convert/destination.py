@@ -1,4 +1,4 @@
-"""Where an exported model goes: a folder, S3, a hub. It is written to a local folder, and shows when it is whole."""
+"""Destinations of exported models: folders, S3 and hubs. Models are staged locally and appear once complete."""
 
 import shutil
 import tempfile
@@ -14,17 +14,17 @@ from boost_core.config.parsing.urls import refuse_unserved
 
 
 class HubRefused(OSError):
-    """A hub is away, or does not take a model."""
+    """A hub is unavailable, or does not accept a model."""
 
 
 class Destination:
-    """A folder or S3 prefix that is to hold a model.
+    """A folder or S3 prefix for an exported model.
 
     Args:
-        url: A path, ``file://`` or ``s3://``; nothing is there yet.
+        url: A path, ``file://`` or ``s3://`` URL at which nothing exists yet.
 
     Raises:
-        ValueError: It is of another form, or something is there.
+        ValueError: The URL has another form, or something exists there.
     """
 
     def __init__(self, url: str) -> None:
@@ -41,13 +41,13 @@ class Destination:
         """A local folder to write the model to, removed at the end unless it has been published.
 
         Args:
-            needed: Bytes that the model takes.
+            needed: Size of the model in bytes.
 
         Raises:
-            OSError: There is not so much room.
+            OSError: There is not enough room.
         """
         parent = Path(tempfile.gettempdir())
-        if self._is_local:  # in the folder that is there, which may be a file system of its own, or beside the new one
+        if self._is_local:  # in the existing folder, which may be a separate file system, or beside the new one
             parent = Path(self._path) if self._filesystem.exists(self._path) else Path(self._path).parent
         parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(parent).free
@@ -62,11 +62,11 @@ class Destination:
             shutil.rmtree(folder, ignore_errors=True)
 
     def publish(self, folder: Path) -> Path:
-        """Have a staged model show at its destination; returns a local folder that has it."""
+        """Make a staged model appear at its destination; return a local folder that contains it."""
         if self._is_local and not self._filesystem.exists(self._path):
-            folder.chmod(0o755)  # a temporary folder is for its owner alone
+            folder.chmod(0o755)  # temporary folders are readable by their owner only
             return folder.rename(self._path)
-        # What says that there is a model comes last.
+        # config.json, which marks the folder as a model, comes last.
         for file in sorted(folder.iterdir(), key=lambda path: path.name == "config.json"):
             if self._is_local:
                 file.rename(f"{self._path}/{file.name}")
@@ -76,14 +76,14 @@ class Destination:
 
 
 class Hub:
-    """A repository of a hub with Hugging Face's protocol; address and token are as ``huggingface_hub`` finds them.
+    """A repository on a hub with Hugging Face's protocol; ``huggingface_hub`` determines the address and token.
 
     Args:
-        repository: Its name, such as ``team/model``. One that is not there is made, for its owner's eyes alone.
+        repository: Its name, such as ``team/model``. If it does not exist, it is created as a private one.
 
     Raises:
-        HubRefused: The hub is away, or does not let us write to it.
-        ValueError: That is not a name.
+        HubRefused: The hub is unavailable, or does not allow writing to it.
+        ValueError: The name is invalid.
     """
 
     def __init__(self, repository: str) -> None:
@@ -92,10 +92,10 @@ class Hub:
             self.repository = self._api.create_repo(repository, private=True, exist_ok=True).repo_id
 
     def push(self, folder: Path, message: str) -> str:
-        """Upload a model; returns the commit's address.
+        """Upload a model; return the commit's URL.
 
         Raises:
-            HubRefused: The hub is away, or does not take it.
+            HubRefused: The hub is unavailable, or does not accept it.
         """
         with self._in_words(self.repository):
             pushed = self._api.upload_folder(repo_id=self.repository, folder_path=folder, commit_message=message)
@@ -110,5 +110,5 @@ class Hub:
         except HfHubHTTPError as error:
             reason = " ".join((error.server_message or str(error)).split())
             raise HubRefused(f"the hub at {self._api.endpoint} refuses {repository}: {reason}") from error
-        except Exception as error:  # of the HTTP library underneath, which is another in each of its versions
+        except Exception as error:  # from the underlying HTTP library, which differs between versions
             raise HubRefused(f"the hub at {self._api.endpoint} does not answer: {error}; try again later") from error

@@ -1,8 +1,8 @@
-"""A checkpoint as a model that Hugging Face's tools load, without the model in memory.
+"""Export of a checkpoint as a model for Hugging Face's tools, without holding the model in memory.
 
-The checkpoint's files are read once, from end to end, and compared with what was written on the way; each box of a
-weight goes to its place in the model's files as it comes. So what is in memory at a time is one box, as it is stored
-and as a tensor, and one weight of the model.
+The checkpoint's files are read once, from start to end, and verified along the way; each box of a weight is written to
+its place in the model's files as it arrives. So at any time, memory holds only one box, both as stored and as a tensor,
+and one weight of the model.
 """
 
 import json
@@ -37,20 +37,20 @@ logger = logging.getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MAX_SHARD_SIZE = "5GB"
-_SMALL_FILES = 2**20  # room for what is besides tensors and tokenizer
+_SMALL_FILES = 2**20  # bytes reserved for files other than tensors and tokenizer
 
 
 @dataclass(frozen=True)
 class Export:
-    """How a model is exported.
+    """Options of an export.
 
     Attributes:
-        dtype: Type of its tensors.
-        max_shard_size: The largest size of a file, such as ``5GB``.
-        merge: Whether low-rank products are multiplied out.
+        dtype: Type of the tensors.
+        max_shard_size: Maximum size of a file, such as ``5GB``.
+        merge: Whether to multiply out low-rank products.
         tokenizer: Path or URL of the tokenizer, if it is not where the job says.
-        losses: What the job has last reported, for the model's card.
-        scores: What the checkpoint scored on tasks, in words, by task and metric; for the card, too.
+        losses: The losses that the job last reported, for the model card.
+        scores: The checkpoint's scores on tasks, as text by task and metric, also for the card.
     """
 
     dtype: torch.dtype = torch.float32
@@ -66,16 +66,16 @@ def export_model(folder: CheckpointFolder, step: int, destination: Destination, 
 
     Args:
         folder: The job's checkpoints.
-        step: Which of them.
-        destination: Where the model goes.
-        how: How.
-        hub: Where it is to be pushed from there.
+        step: Step of the checkpoint.
+        destination: Where to write the model.
+        how: Options.
+        hub: The repository to push it to afterwards, if any.
 
     Raises:
         CheckpointDamaged: The checkpoint is not what was written; nothing is exported.
-        CheckpointRemoved: Somebody has removed it meanwhile; nothing is exported.
-        ValueError: This version knows no such model, it cannot be merged, or the tokenizer is another's.
-        OSError: The checkpoint cannot be read, or the destination or the hub does not take the model.
+        CheckpointRemoved: The checkpoint was removed meanwhile; nothing is exported.
+        ValueError: This version does not support the model, it cannot be merged, or the tokenizer is another model's.
+        OSError: The checkpoint cannot be read, or the destination or the hub does not accept the model.
     """
     manifest = folder.manifest(step)
     model = manifest.read_model()
@@ -105,18 +105,18 @@ def export_model(folder: CheckpointFolder, step: int, destination: Destination, 
 
 
 def model_files(model: ModelConfig, about: TrainedOn, dtype: torch.dtype) -> dict[str, str]:
-    """What says which class computes a model, and the class where it is ours: content by file name."""
+    """The files that say which class computes a model, including the class if it is ours: content by file name."""
     config = published_config(model, about, str(dtype).removeprefix("torch."))
     code = {} if is_dense(model) else {MODELING: files("boost_core.convert").joinpath(MODELING).read_text("utf-8")}
     return code | {"config.json": json.dumps(config, indent=2)}
 
 
 def job_tokenizer_or_none(manifest: Manifest, model: ModelConfig, name: str | None) -> ExportedTokenizer | None:
-    """The tokenizer that a checkpoint's model was trained with; where the job's is gone, that is a warning.
+    """The tokenizer that a checkpoint's model was trained with; ``None``, with a warning, if the job's is gone.
 
     Raises:
         ValueError: The tokenizer is another model's, or the given file is not a tokenizer.
-        OSError: The one that was given cannot be read.
+        OSError: The given file cannot be read.
     """
     try:
         return job_tokenizer(DataConfig.model_validate(manifest.job["data"]), model, name)
@@ -133,7 +133,7 @@ def job_tokenizer_or_none(manifest: Manifest, model: ModelConfig, name: str | No
 
 
 class _FillFiles(LoadChunks):
-    """Fills the tensors of files, which take memory only while they are written to."""
+    """Fills tensors in files, which occupy memory only while they are written to."""
 
     def __init__(self, model: ModelConfig, into: TensorFiles) -> None:
         chunks = {name: slot.chunk(into.tensors[name]) for name, slot in published_slots(model).items()}
@@ -141,7 +141,7 @@ class _FillFiles(LoadChunks):
         self._into, self._published = into, {chunk.index: name for name, chunk in chunks.items()}
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:  # noqa: ARG002
-        """Leave what was written to the system, which writes it to the disk."""
+        """Release the tensor's memory, leaving it to the system to write it to disk."""
         self._into.release(self._published[read_item.dest_index])
 
 

@@ -1,4 +1,4 @@
-"""A dense model's projections cut to low rank by truncated singular value decomposition."""
+"""Factoring of a dense model's projections to low rank by truncated singular value decomposition."""
 
 import torch
 
@@ -9,16 +9,16 @@ _PROJECTION, _FACTORS = "_proj.weight", ("cola_a", "cola_b")
 
 
 class Factored:
-    """A dense model as the low-rank one whose A·B is each projection's best of a rank.
+    """A dense model as a low-rank one whose A·B is the best approximation of each projection at a given rank.
 
-    The singular values are shared evenly between the two.
+    The singular values are split evenly between the two factors.
 
     Args:
         dense: The dense model.
         rank: Width of every bottleneck.
 
     Attributes:
-        shapes: Of all tensors, by name; the two factors of a projection are neighbours.
+        shapes: Shapes of all tensors by name; the two factors of a projection are adjacent.
     """
 
     def __init__(self, dense: Source, rank: int) -> None:
@@ -34,7 +34,7 @@ class Factored:
                 self.shapes[name] = shape
 
     def read(self, name: str) -> torch.Tensor:
-        """A tensor in fp32; a projection is factored when the first of its two factors is read."""
+        """Read a tensor in fp32; a projection is factored when the first of its two factors is read."""
         if name in self._dense.shapes:
             return self._dense.read(name)
         whole = f"{name.rpartition('.')[0]}.weight"
@@ -49,7 +49,7 @@ def _factors_of(weight: str) -> tuple[str, ...]:
 
 
 def truncated(w_df: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """W ≈ A B: d × r and r × f. Where W is narrower than the rank, the rest of both is zero."""
+    """Approximate W by A B, with A d × r and B r × f. If W is narrower than the rank, both are padded with zeros."""
     left, values, right = torch.linalg.svd(w_df.double(), full_matrices=False)
     kept = min(rank, len(values))
     root = values[:kept].sqrt()

@@ -1,4 +1,4 @@
-"""A linear low-rank model as a dense one: its products multiplied out.
+"""Conversion of a linear low-rank model to a dense one by multiplying out its products.
 
 Shape suffixes: d input width, r rank, f output width.
 """
@@ -9,20 +9,20 @@ from boost_core.architecture.families import is_low_rank
 from boost_core.config import ModelConfig
 from boost_core.convert.names import Tensors
 
-_ROWS = 1024  # of a product at a time
+_ROWS = 1024  # rows of a product computed at a time
 
 
 def merged_model(model: ModelConfig) -> ModelConfig:
-    """The dense model that computes what a linear low-rank one does.
+    """The dense model that computes the same function as a linear low-rank one.
 
     Raises:
-        ValueError: It has something else than a product between its factors, or none.
+        ValueError: The model is already dense, or more than a product joins its factors.
     """
     if model.rank is None:
         raise ValueError("the model is dense already; export it without --merge")
     if not is_low_rank(model):
         raise ValueError(
-            f"family={model.family} has a norm and the latent of the block before between the two factors of a "
+            f"family={model.family} has a norm and the previous block's latent between the two factors of a "
             "projection, so there is no product to multiply out; export it without --merge"
         )
     if model.latent_activation:
@@ -37,15 +37,15 @@ def merged_model(model: ModelConfig) -> ModelConfig:
 def multiply_out(name: str, weight_fd: torch.Tensor, published: Tensors) -> tuple[str, ...]:
     """Fill a published tensor of the dense model.
 
-    Products are summed in fp64, so that they are rounded once, to the tensor's type.
+    Products are summed in fp64, so that they are rounded only once, to the tensor's type.
 
     Args:
-        name: The tensor's.
+        name: Name of the tensor.
         weight_fd: The tensor.
-        published: The low-rank model's.
+        published: The low-rank model's tensors.
 
     Returns:
-        Which of these it is made of.
+        The names of the low-rank model's tensors that were used.
     """
     if name in published:
         weight_fd.copy_(published[name])

@@ -1,4 +1,4 @@
-"""The card of an exported model: a README.md in the form that hubs show."""
+"""The model card of an exported model: a README.md in the format that hubs display."""
 
 from collections.abc import Mapping
 
@@ -9,9 +9,9 @@ from boost_core.checkpoint.manifest import Manifest
 from boost_core.config import Layout, ModelConfig
 from boost_core.plan.parameters import parameter_count
 
-Losses = Mapping[str, float]  # nats a token, by what they are of: training, validation
+Losses = Mapping[str, float]  # nats per token, by kind: training, validation
 
-# Of the job: what made the model what it is, without where things were kept.
+# Sections of the job that determined the model; those about where things are stored are left out.
 _SECTIONS = ("model", "data", "training", "optimizer", "parallelism")
 
 
@@ -19,11 +19,11 @@ def model_card(manifest: Manifest, model: ModelConfig, merged: bool, losses: Los
     """The card's content.
 
     Args:
-        manifest: Of the checkpoint.
-        model: What was trained.
-        merged: Whether the low-rank products are multiplied out.
-        losses: The last that the job has reported; none where only the checkpoint is known.
-        scores: What it scored on tasks, in words, by task and metric.
+        manifest: The checkpoint's manifest.
+        model: The model that was trained.
+        merged: Whether the low-rank products were multiplied out.
+        losses: The last losses reported by the job; empty if only the checkpoint is known.
+        scores: Its scores on tasks, as text by task and metric.
     """
     about = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["boost", model.family]}
     rank = "" if model.rank is None else f" with bottlenecks of rank {model.rank}{', multiplied out' if merged else ''}"

@@ -1,4 +1,4 @@
-"""A model in a local folder: safetensors, in one file or several, and ``config.json``."""
+"""A model in a local folder: safetensors, in one or several files, and ``config.json``."""
 
 import json
 from collections.abc import Mapping
@@ -18,25 +18,25 @@ _DTYPES = {"F64", "F32", "F16", "BF16"}
 
 
 class Source(Protocol):
-    """A model's published tensors, each read when it is its turn."""
+    """A model's published tensors, each read on demand."""
 
     @property
     def shapes(self) -> Mapping[str, Sizes]:
-        """Of all tensors, by name."""
+        """Shapes of all tensors by name."""
 
     def read(self, name: str) -> torch.Tensor:
-        """One of them, in fp32."""
+        """Read a tensor in fp32."""
 
 
 class InMemory:
-    """Tensors that are all there."""
+    """Tensors that are all in memory."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
     def read(self, name: str) -> torch.Tensor:
-        """One of them."""
+        """Return a tensor."""
         return self._tensors[name]
 
 
@@ -47,11 +47,11 @@ class ModelFolder:
         folder: The folder.
 
     Attributes:
-        model: What its ``config.json`` describes.
-        shapes: Of all tensors, by name.
+        model: The model that its ``config.json`` describes.
+        shapes: Shapes of all tensors by name.
 
     Raises:
-        ValueError: The folder holds no model that can be read.
+        ValueError: The folder holds no readable model.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,8 +78,8 @@ class ModelFolder:
             self.shapes.pop("lm_head.weight", None)  # some writers store it twice
 
     def read(self, name: str) -> torch.Tensor:
-        """A tensor in fp32."""
-        # Opened for each, because a file that stays open, mapped into memory, keeps there what was read of it.
+        """Read a tensor in fp32."""
+        # Reopened each time, because a file kept open and memory-mapped would keep what was read of it in memory.
         tensor: torch.Tensor = _opened(self._files[name]).get_tensor(name)
         return tensor.float()
 

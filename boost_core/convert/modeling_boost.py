@@ -1,10 +1,10 @@
-"""A LLaMA whose seven projections a block are low-rank, for transformers; exports have a copy of this file.
+"""A LLaMA with low-rank projections, seven per block, for transformers; exports contain a copy of this file.
 
     y = act(x A) B                               A is cola_a, B is cola_b
     y = act(LN(x A + G(z)) ∘ scale + shift) B    LaX: z is the latent, act(…), of the same projection one block before
 
-All else is the Mistral of transformers, which is a LLaMA that may have a sliding window: rotary embeddings, grouped
-queries, KV cache, attention backends, generation. The file needs torch and transformers alone.
+Everything else is transformers' Mistral, which is a LLaMA with an optional sliding window: rotary embeddings, grouped
+queries, KV cache, attention backends, generation. This file needs only torch and transformers.
 
 Shape suffixes: b sequences, s positions, d input, r rank, f output; p·q = r for LaX's tensor gate.
 """
@@ -18,16 +18,17 @@ from transformers.activations import ACT2FN
 
 
 class BoostConfig(MistralConfig):
-    """The fields of CoLA's published configuration, and some more.
+    """The fields of CoLA's published configuration, and a few more.
 
     Args:
         rank: Width r of every bottleneck.
         hidden_act: Activation of all bottlenecks.
-        only_lr_act: Whether the MLP's gate has none, or that of the bottlenecks, where ``gate_act`` does not say.
+        only_lr_act: If ``gate_act`` is not given, whether the MLP's gate has no activation; otherwise it has
+            ``hidden_act``.
         gate_act: Activation of the MLP's gate.
         lax: LaX's ``gate`` (``identity``, ``dense`` or ``tensor``) and ``chain_length``; ``None`` for a model without.
-        qk_norm: Whether each head's queries and keys are normed (RMSNorm).
-        sliding_window: How many positions each sees, itself included; ``None`` for all before it.
+        qk_norm: Whether RMSNorm is applied to each head's queries and keys.
+        sliding_window: Number of positions that each position sees, itself included; ``None`` for all up to itself.
     """
 
     model_type = "boost"
@@ -50,7 +51,7 @@ class BoostConfig(MistralConfig):
         self.rank = rank or self.hidden_size // 4
 
     def crosses_into(self, layer: int) -> bool:
-        """Whether latents of the block before cross into this one."""
+        """Whether latents of the previous block cross into this one."""
         if self.lax is None or layer == 0:
             return False
         chain = self.lax["chain_length"]
@@ -58,10 +59,10 @@ class BoostConfig(MistralConfig):
 
 
 class BoostForCausalLM(MistralForCausalLM):
-    """Its parameters have the names of CoLA's published class."""
+    """A causal language model whose parameters are named as in CoLA's published class."""
 
     config_class = BoostConfig
-    supports_gradient_checkpointing = False  # a block that is computed again would find no latent of the one before
+    supports_gradient_checkpointing = False  # a recomputed block would not find the previous one's latent
 
     def __init__(self, config: BoostConfig) -> None:
         super().__init__(config)
@@ -90,9 +91,9 @@ class Bottleneck(nn.Module):
     """A projection in low-rank form.
 
     Args:
-        config: The model's.
-        dense: The projection in whose place it is.
-        before: The same projection of the block before, if its latent crosses into this one.
+        config: The model's configuration.
+        dense: The projection that it replaces.
+        before: The same projection of the previous block, if its latent crosses into this one.
     """
 
     def __init__(self, config: BoostConfig, dense: nn.Linear, before: "Bottleneck | None") -> None:
@@ -102,7 +103,7 @@ class Bottleneck(nn.Module):
         self.cola_b = nn.Parameter(empty(config.rank, dense.out_features))
         self.act_fn = ACT2FN[config.hidden_act]
         self.crossing = Crossing(config, empty) if before is not None else None
-        self._before: tuple[Any] = (before,)  # in a tuple, so that it does not become a part of this one, too
+        self._before: tuple[Any] = (before,)  # in a tuple, so that it is not registered as a submodule of this one
         self._hands_on = False
         self._latent: Any = None
         self._norm: tuple[Any] = (None,)  # the attention's, as in Qwen3
@@ -125,17 +126,17 @@ class Bottleneck(nn.Module):
         return y_bsf
 
     def norms_heads_by(self, norm: nn.Module) -> None:
-        """Let each head of the output be normed."""
+        """Apply a norm to each head of the output."""
         self._norm = (norm,)
 
     def take_latent(self) -> torch.Tensor:
-        """The latent of this forward pass, once, so that none outlives it."""
+        """Return this forward pass's latent and drop it, so that it does not outlive the pass."""
         latent_bsr: torch.Tensor = self._latent
         self._latent = None
         return latent_bsr
 
     def initialize(self) -> None:
-        """CoLA's initial values (arXiv 2502.10940); the norm begins as one, the gate as a linear map's default."""
+        """Set CoLA's initial values (arXiv 2502.10940); norm scales start at one, gates like default linear maps."""
         wide = len(self.cola_a) + self.cola_b.shape[1]
         for factor in (self.cola_a, self.cola_b):
             nn.init.normal_(factor, std=(self.cola_b.shape[0] * wide) ** -0.25)
@@ -165,7 +166,7 @@ class Crossing(nn.Module):
         self.norm_scale, self.norm_shift = nn.Parameter(empty(rank)), nn.Parameter(empty(rank))
 
     def forward(self, h_bsr: torch.Tensor, z_bsr: torch.Tensor) -> torch.Tensor:
-        """What goes into the activation, of x A and the latent of the block before."""
+        """The activation's input, from x A and the previous block's latent."""
         crossed_bsr = h_bsr + self._gated(z_bsr)
         return nn.functional.layer_norm(
             crossed_bsr, crossed_bsr.shape[-1:], self.norm_scale, self.norm_shift, self.epsilon

@@ -1,4 +1,4 @@
-"""Where each published tensor of a model is among the trainer's weights."""
+"""The location of each published tensor of a model within the trainer's weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ class Slot:
     Attributes:
         weight: The weight's name.
         shape: The weight's shape.
-        axis: The axis of which it is one place; ``None`` for the whole weight.
-        place: Which.
+        axis: The axis along which it is one slice; ``None`` for the whole weight.
+        place: The index of the slice.
         transposed: Whether the published tensor is its transpose.
     """
 
@@ -32,18 +32,18 @@ class Slot:
 
     @property
     def published_shape(self) -> Sizes:
-        """Shape of the published tensor."""
+        """The shape of the published tensor."""
         part = tuple(size for axis, size in enumerate(self.shape) if axis != self.axis)
         return part[::-1] if self.transposed else part
 
     def of(self, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The part, seen as the published tensor is."""
+        """The part, as a view in the published form."""
         weight = weights[self.weight]
         part = weight if self.axis is None else weight.select(self.axis, self.place)
         return part.T if self.transposed else part
 
     def chunk(self, published: torch.Tensor, kind: str = "master") -> Chunk:
-        """The published tensor as a box of what a checkpoint has of the weight: its master values, or a moment."""
+        """The published tensor as a box of one of the weight's tensors in a checkpoint: its master or a moment."""
         part, name = published.T if self.transposed else published, f"{self.weight}.{kind}"
         if self.axis is None:
             return Chunk.whole(name, part)

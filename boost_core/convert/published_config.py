@@ -1,20 +1,20 @@
-"""Writing ``config.json``: the published class that computes what the trainer does, and the fields that make it do so.
+"""Writing ``config.json``: the published class that computes what the trainer does, and its fields.
 
 ===========================================  ================  ===================================================
 the model                                    the class         why
 ===========================================  ================  ===================================================
 dense                                        LlamaForCausalLM  ``hidden_act`` is the gate's activation; with a sliding
-                                                               window MistralForCausalLM, with normed queries and keys
+                                                               window MistralForCausalLM, with QK-norm
                                                                Qwen3ForCausalLM
 cola and svd without grouped queries,        ColaForCausalLM   ``hidden_act`` is the activation of all bottlenecks,
-scaled rotations, windows or QK-norm,                          and of the gate too unless ``only_lr_act``
+scaled rotations, windows or QK-norm,                          and also of the gate unless ``only_lr_act``
 whose gate has their activation or none
-any other                                    BoostForCausalLM  ours, which is beside the model: ``gate_act`` is the
+any other                                    BoostForCausalLM  ours, exported with the model: ``gate_act`` is the
                                                                gate's activation, ``lax`` says what crosses blocks
 ===========================================  ================  ===================================================
 
 ColaForCausalLM is CoLA's published code (https://github.com/alvin-zyl/CoLA, ``cola/modeling_cola.py``). transformers
-does not have it, so ``auto_map`` names our class there as well: it computes the same from the same fields.
+does not have it, so ``auto_map`` names our class for it as well, which computes the same from the same fields.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from boost_core.config import ModelConfig
 
 LLAMA, MISTRAL, QWEN3, COLA = "llama", "mistral", "qwen3", "cola"
 OWN_TYPE = "boost"
-# The file that is exported with all models but dense ones, and what transformers is to take from it.
+# The file that is exported with all models except dense ones, and the classes that transformers loads from it.
 MODELING = "modeling_boost.py"
 AUTO_MAP = {"AutoConfig": "modeling_boost.BoostConfig", "AutoModelForCausalLM": "modeling_boost.BoostForCausalLM"}
 
@@ -37,11 +37,11 @@ _ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """What a model was trained on, as far as those who run it need to know.
+    """What users of a model need to know about its training data.
 
     Attributes:
-        sequence_length: Tokens a sequence.
-        end_of_document: The token that ends a document; ``None`` if it is not known.
+        sequence_length: Tokens per sequence.
+        end_of_document: The token that ends a document; ``None`` if unknown.
     """
 
     sequence_length: int
@@ -49,7 +49,7 @@ class TrainedOn:
 
 
 def model_type(model: ModelConfig) -> str:
-    """The ``model_type`` of the class that computes the model; ``boost`` if none that is published does."""
+    """The ``model_type`` of the class that computes the model; ``boost`` if no published class does."""
     if is_dense(model):
         return QWEN3 if model.qk_norm else LLAMA if model.sliding_window is None else MISTRAL
     grouped_queries = model.key_value_heads != model.num_attention_heads
@@ -63,13 +63,13 @@ def published_config(model: ModelConfig, trained_on: TrainedOn, dtype: str = "fl
 
     Args:
         model: The model.
-        trained_on: How it was trained.
-        dtype: Of its tensors, by torch's name.
+        trained_on: What it was trained on.
+        dtype: torch's name for the type of its tensors.
     """
     kind = model_type(model)
     return {"architectures": [_ARCHITECTURES[kind]], "model_type": kind} | _shape(model, kind) | {
         "max_position_embeddings": trained_on.sequence_length,
-        # Written even if there is none, because the classes have defaults. The trainer puts no token before documents.
+        # Written even if null, because the classes have defaults. The trainer puts no token before documents.
         "bos_token_id": None,
         "eos_token_id": trained_on.end_of_document,
         "torch_dtype": dtype,
@@ -77,7 +77,7 @@ def published_config(model: ModelConfig, trained_on: TrainedOn, dtype: str = "fl
 
 
 def described(model: ModelConfig) -> dict[str, Any]:
-    """Everything that decides what a model computes, in the words of a job's ``model``, its defaults filled in."""
+    """Everything that determines what a model computes, as fields of a job's ``model`` with defaults filled in."""
     filled = {"num_key_value_heads": model.key_value_heads, "gate_activation": model.gated_by_silu}
     return model.model_dump(mode="json", exclude={"preset"}) | filled
 

@@ -1,6 +1,6 @@
-"""Reading ``config.json``: what a published class would compute, as a model of the trainer's, or a refusal.
+"""Reading ``config.json``: the trainer's model that computes the same as the published class, or a refusal.
 
-A field that is known to change nothing is passed over, and one that is not known is taken for one that does.
+Fields that are known to change nothing are ignored; unknown fields are assumed to change something.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,7 @@ from boost_core.config.base import in_lines
 from boost_core.config.model import RopeScalingConfig
 from boost_core.convert.published_config import AUTO_MAP, COLA, LLAMA, MISTRAL, OWN_TYPE, QWEN3
 
-# Those of LlamaConfig, from which CoLA's class inherits.
+# Defaults of LlamaConfig, from which CoLA's class inherits.
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
@@ -23,7 +23,7 @@ _DEFAULTS_OF_QWEN3 = _DEFAULTS | {
     "vocab_size": 151936, "intermediate_size": 22016, "head_dim": 128, "use_sliding_window": False,
     "sliding_window": 4096, "max_window_layers": 28,
 }  # fmt: skip
-# What the like of a LLaMA has that the trainer's models do not.
+# Features of LLaMA-like models that the trainer's models do not have.
 _OTHERS = {
     "qwen2": "its query, key and value projections have biases",
     "qwen2_moe": "its MLP is a mixture of experts", "qwen3_moe": "its MLP is a mixture of experts",
@@ -33,13 +33,13 @@ _OTHERS = {
 _JOBS_NAMES = {"rms_norm_eps": "norm_epsilon", "tie_word_embeddings": "tie_embeddings"}
 _DEFAULT_ROPE_THETA = 10_000.0
 
-# Where the rotary embedding is described, and the ways of scaling it that the trainer has.
+# The fields that describe the rotary embedding, and the scaling methods that the trainer supports.
 _ROPES = ("rope_parameters", "rope_scaling")
 _SCALED = get_args(RopeScalingConfig.model_fields["rope_type"].annotation)
 
 _ACTIVATIONS = {"silu": True, "swish": True, "linear": False}
 
-# What may be set to this, because it then changes nothing.
+# Fields that may be set, but only to the value at which they change nothing.
 _ONLY: dict[str, Any] = {
     "attention_bias": False, "mlp_bias": False, "attention_dropout": 0, "partial_rotary_factor": 1,
     "use_sliding_window": False, "is_encoder_decoder": False, "add_cross_attention": False,
@@ -47,7 +47,7 @@ _ONLY: dict[str, Any] = {
     "auto_map": AUTO_MAP,
 }  # fmt: skip
 
-# What no logit depends on: how a model was made, stored, batched or is sampled from.
+# Fields that do not affect logits: how a model was made or stored, or how it is batched or sampled from.
 _WITHOUT_EFFECT = frozenset((
     "architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "use_cache", "initializer_range",
     "max_position_embeddings", "max_sequence_length", "pretraining_tp", "name_or_path", "_name_or_path",
@@ -74,7 +74,7 @@ def model_of(config: Any, file: str = "config.json") -> ModelConfig:
         file: Its name, for errors.
 
     Raises:
-        ValueError: It is of none of these classes, or the trainer has no model that computes the same.
+        ValueError: Its class is not supported, or the trainer has no model that computes the same.
     """
     kind = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
@@ -82,7 +82,7 @@ def model_of(config: Any, file: str = "config.json") -> ModelConfig:
         raise ValueError(f"{file}: model_type is {kind!r}{has}; give a model of type {', '.join(_KINDS)}")
     own_fields, defaults, function = _KINDS[kind]
     _refuse(file, _unknown(config, _READ | own_fields, defaults))
-    if config.get("model") is not None:  # as exports of ours had it first
+    if config.get("model") is not None:  # as in early exports of ours
         return _validated(file, config["model"])
     _refuse(file, (*_rope_problems(config, kind), *_activation_problems(config, kind), *_window_problems(config)))
     model = _validated(file, _common(config, defaults) | function(config))
@@ -93,7 +93,7 @@ def model_of(config: Any, file: str = "config.json") -> ModelConfig:
 def _refuse(file: str, problems: Iterable[str]) -> None:
     if found := "; ".join(problems):
         raise ValueError(
-            f"{file}: {found}; start from another model, or take out of {file} what changes nothing in this one"
+            f"{file}: {found}; start from another model, or remove from {file} what changes nothing in this one"
         )
 
 
@@ -150,7 +150,7 @@ def _of_ours(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# The fields that each type has of its own, the defaults of its class, and what makes a job's model of them.
+# For each type, its additional fields, the defaults of its class, and the function that makes a job's model of them.
 _KINDS: dict[str, tuple[set[str], dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]] = {
     LLAMA: (set(), _DEFAULTS, _of_llama),
     MISTRAL: ({"sliding_window"}, _DEFAULTS_OF_MISTRAL, _of_mistral),
@@ -171,20 +171,20 @@ def _unknown(config: dict[str, Any], known: set[str], defaults: dict[str, Any]) 
         if name not in _ONLY:
             yield f"{name} is {_short(value)}, which the trainer does not know"
         elif value != _ONLY[name]:
-            yield f"{name} is {_short(value)}, and the trainer's models have {_short(_ONLY[name])} only"
+            yield f"{name} is {_short(value)}, and the trainer's models support {_short(_ONLY[name])} only"
 
 
 def _head_problems(config: dict[str, Any], model: ModelConfig, kind: str) -> Iterator[str]:
     head_dim = config.get("head_dim", _KINDS[kind][1].get("head_dim"))
     if head_dim not in (None, model.head_size):
         yield (
-            f"head_dim is {_short(head_dim)}, and the trainer's models have "
+            f"head_dim is {_short(head_dim)}, and the trainer's models support "
             f"hidden_size/num_attention_heads={model.head_size} only"
         )
     if kind == COLA and model.key_value_heads != model.num_attention_heads:
         yield (
             f"num_key_value_heads is {model.key_value_heads} of {model.num_attention_heads}, with which "
-            "ColaForCausalLM does not run (export the model again if an earlier version has written this)"
+            "ColaForCausalLM does not run (export the model again if an earlier version wrote this)"
         )
 
 
@@ -201,11 +201,11 @@ def _activation_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
     activation, of_bottleneck = _activation(config), config.get("lr_act_type")
     for name in ("hidden_act", "gate_act") if kind == OWN_TYPE else ("hidden_act",):
         if (found := _activation(config, name)) not in _ACTIVATIONS:
-            yield f"{name} is {_short(found)}, and the trainer's models have silu or linear only"
+            yield f"{name} is {_short(found)}, and the trainer's models support silu or linear only"
     if kind == COLA and of_bottleneck not in (None, activation):
         yield (
             f"lr_act_type is {_short(of_bottleneck)} and hidden_act {_short(activation)}, and ColaForCausalLM goes by "
-            "hidden_act alone (export the model again if an earlier version has written this)"
+            "hidden_act alone (export the model again if an earlier version wrote this)"
         )
 
 
@@ -214,7 +214,7 @@ def _activation(config: dict[str, Any], name: str = "hidden_act") -> str:
 
 
 def _rope_thetas(config: dict[str, Any]) -> dict[str, Any]:
-    """The base of the rotary frequencies by each of the names under which it is given."""
+    """The base of the rotary frequencies under each name by which it is given."""
     places = {"": config} | {f"{name}.": config.get(name) for name in _ROPES}
     return {
         f"{prefix}rope_theta": place["rope_theta"]
@@ -224,7 +224,7 @@ def _rope_thetas(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scaling(rope: Any) -> dict[str, Any] | None:
-    """Scaled rotary frequencies in a job's words, which are the published ones; ``None`` for another kind, or none."""
+    """A job's ``rope_scaling``, whose fields have the published names; ``None`` if unscaled or not supported."""
     if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) not in _SCALED:
         return None
     settings = {name: value for name, value in rope.items() if name not in ("type", "rope_theta") and value is not None}
@@ -232,9 +232,9 @@ def _scaling(rope: Any) -> dict[str, Any] | None:
 
 
 def _rope_problems(config: dict[str, Any], kind: str) -> Iterator[str]:
-    """What the trainer's rotary embedding is not, in the form of either time: a base of its own, and scaling or none.
+    """Problems with the rotary embedding, in the older form of configuration or the newer one.
 
-    What is wrong with a way of scaling that the trainer has, its model says.
+    Invalid settings of a supported scaling method are reported by the trainer's model configuration.
     """
     for name in _ROPES:
         rope = config.get(name)

@@ -1,8 +1,8 @@
-"""Safetensors files that are filled in any order, without the model in memory.
+"""Safetensors files that are filled in any order, without holding the model in memory.
 
-The library writes a file from tensors that are all there. Here a file is laid out first, by the format's own rules
+The library can only write a file from tensors that all exist. Here a file is laid out first, according to the format
 (https://huggingface.co/docs/safetensors: eight bytes of length, a JSON header, the tensors), and its tensors are views
-of it, mapped into memory.
+of the memory-mapped file.
 """
 
 import json
@@ -23,16 +23,16 @@ _ALIGNMENT = 8
 
 
 class TensorFiles:
-    """The safetensors of a model, in as many files as it takes, with an index if there are several.
+    """The safetensors of a model, in as many files as needed, with an index if there are several.
 
     Args:
-        folder: Where they go; there are none yet.
-        shapes: Of all tensors, by name.
-        dtype: Of all tensors, fp32 or bf16.
-        max_shard_size: The largest size of a file, such as ``5GB``, unless a single tensor is larger.
+        folder: The folder for the files, which has none yet.
+        shapes: Shapes of all tensors by name.
+        dtype: Type of all tensors, fp32 or bf16.
+        max_shard_size: Maximum size of a file, such as ``5GB``, unless a single tensor is larger.
 
     Attributes:
-        tensors: The tensors, zeros at first; what is written to them is in the files.
+        tensors: The tensors, initially zero; writing to them writes to the files.
 
     Raises:
         OSError: There is not enough room for all of them.
@@ -56,21 +56,21 @@ class TensorFiles:
             (folder / INDEX).write_text(json.dumps(index, indent=2))
 
     def release(self, name: str) -> None:
-        """Have the file of a tensor take none of this process's memory until it is used again."""
+        """Free the memory of a tensor's file until it is used again."""
         self._memory[name].madvise(mmap.MADV_DONTNEED)
 
     def flush(self) -> None:
-        """Wait until all is on the disk.
+        """Wait until everything has been written to disk.
 
         Raises:
-            OSError: The disk does not take it.
+            OSError: Writing to the disk failed.
         """
         for memory in {id(memory): memory for memory in self._memory.values()}.values():
             memory.flush()
 
 
 def _laid_out(path: Path, shapes: Mapping[str, Sizes], dtype: torch.dtype) -> tuple[mmap.mmap, int]:
-    """A file of zeros in memory, and where its tensors begin."""
+    """Create a memory-mapped file of zeros; return it and the offset at which its tensors begin."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
@@ -81,6 +81,6 @@ def _laid_out(path: Path, shapes: Mapping[str, Sizes], dtype: torch.dtype) -> tu
     with path.open("x+b") as stream:
         stream.write(len(header).to_bytes(8, "little") + header)
         stream.flush()
-        # All of it now: a disk that is full while its memory is written to would kill the process.
+        # Allocated in full now, because a disk that fills up while mapped memory is written would kill the process.
         os.posix_fallocate(stream.fileno(), 0, stream.tell() + end)
         return mmap.mmap(stream.fileno(), 0), stream.tell()

@@ -1,4 +1,4 @@
-"""Models out of checkpoints and into them, in one process."""
+"""Reading models from checkpoints and writing them to checkpoints, in a single process."""
 
 from typing import Any
 
@@ -18,17 +18,17 @@ _MASTER, _MOMENTS = "master", ("first_moment", "second_moment")
 
 
 def empty_weights(model: ModelConfig) -> dict[str, torch.Tensor]:
-    """A model's whole weights, fp32, not yet filled."""
+    """A model's whole weights in fp32, uninitialized."""
     return {name: torch.empty(spec.shape) for name, spec in model_weights(model).items()}
 
 
 def read_weights(folder: CheckpointFolder, step: int) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """The model of a committed checkpoint and its whole master weights.
+    """Read the model of a committed checkpoint and its whole master weights.
 
     Raises:
         FileNotFoundError: That step has no committed checkpoint.
-        CheckpointDamaged: It is not what was written.
-        ValueError: This version knows no such model.
+        CheckpointDamaged: The checkpoint is not what was written.
+        ValueError: This version does not support the model.
     """
     manifest = folder.manifest(step)
     model = manifest.read_model()
@@ -38,7 +38,7 @@ def read_weights(folder: CheckpointFolder, step: int) -> tuple[ModelConfig, dict
 
 
 def write_start(folder: CheckpointFolder, job: JobSpec, published: Source) -> None:
-    """Commit a model as a checkpoint of step 0, from which a job can start; one tensor is in memory at a time.
+    """Commit a model as a checkpoint of step 0, from which a job can start, with one tensor in memory at a time.
 
     Raises:
         ValueError: The tensors are not those of the job's model.
@@ -49,7 +49,7 @@ def write_start(folder: CheckpointFolder, job: JobSpec, published: Source) -> No
 
 
 class _SaveSource(SaveChunks):
-    """Writes tensors in the order in which their source has them, each read when it is its turn, and zero moments."""
+    """Writes tensors in their source's order, each read on demand, along with zero moments."""
 
     def __init__(self, job: JobSpec, published: Source) -> None:
         self._slots, self._published, specs = published_slots(job.model), published, model_weights(job.model)

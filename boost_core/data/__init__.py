@@ -1,1 +1,1 @@
-"""Text in, batches of tokens out, addressed by one global sample index."""
+"""From text to batches of tokens, addressed by a global sample index."""

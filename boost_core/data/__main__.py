@@ -22,7 +22,7 @@ _TRAINED = "tokenizer.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tokenize; 0 on success, 2 for what cannot be read or written, 130 where it was interrupted."""
+    """Tokenize; return 0 on success, 2 if something cannot be read or written, 130 if interrupted."""
     given = _parser().parse_args(arguments)
     hear_interrupts()
     try:
@@ -64,7 +64,7 @@ def _plan(given: argparse.Namespace) -> TokenizePlan:
 
 
 def _tokenizer_of(given: argparse.Namespace) -> str:
-    """The name of the tokenizer, which is learnt now if that is asked for."""
+    """The name of the tokenizer, which is trained first if requested."""
     if not given.train_bpe:
         return str(given.tokenizer)
     name = f"{given.folder.rstrip('/')}/{_TRAINED}"
@@ -73,7 +73,7 @@ def _tokenizer_of(given: argparse.Namespace) -> str:
 
 
 def _train_once(source: SourceConfig, name: str, vocabulary: int, on_error: OnError) -> None:
-    """Learn a tokenizer and leave it where it is looked for; one that an interrupted run has left there stays."""
+    """Train a tokenizer and store it where it is looked for; one left there by an interrupted run is kept."""
     filesystem, path = fsspec.url_to_fs(name)
     if filesystem.exists(path):
         return
@@ -84,13 +84,13 @@ def _train_once(source: SourceConfig, name: str, vocabulary: int, on_error: OnEr
 
 
 def _texts(source: SourceConfig, on_error: OnError) -> Iterator[bytes]:
-    """The good documents; a bad one is an error, unless such are skipped."""
+    """The good documents; a bad one is an error unless bad ones are skipped."""
     for file in list_files(source):
         for document in documents(file, source):
             if not document.problem:
                 yield document.content
             elif on_error == "fail":
-                raise ValueError(f"{document}\nmend it, or leave out what is bad with --on-error skip")
+                raise ValueError(f"{document}\nfix it, or leave bad documents out with --on-error skip")
 
 
 def _show(progress: Progress) -> None:
@@ -110,16 +110,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("folder", metavar="DST", help="folder or URL for the tokens; an interrupted run resumes there")
     command.add_argument("--kind", choices=("text", "jsonl", "parquet", "arrow", "dataset"), default="text")
-    command.add_argument("--text-field", default="text", help="field of a line or row that holds the text")
-    command.add_argument("--tokenizer", default=BYTES, help="bytes, or a tokenizer.json by path or URL")
-    command.add_argument("--train-bpe", type=int, metavar="N", help="learn a byte-level BPE of N tokens from SRC first")
+    command.add_argument("--text-field", default="text", help="field of each line or row that holds the text")
+    command.add_argument("--tokenizer", default=BYTES, help="bytes, or the path or URL of a tokenizer.json")
+    command.add_argument("--train-bpe", type=int, metavar="N", help="train a byte-level BPE of N tokens on SRC first")
     command.add_argument("--end-of-document", help="the token that ends a document (default: one of the usual ones)")
     command.add_argument(
         "--validation", "--held-out", type=float, default=0.05, help="share of the documents kept for validation"
     )
     command.add_argument(
         "--on-error", choices=get_args(OnError), default="fail",
-        help="what to do about a document that cannot be used: stop, or skip it and list it in DST/quarantine-*.jsonl",
+        help="what to do with a document that cannot be used: stop, or skip it and list it in DST/quarantine-*.jsonl",
     )  # fmt: skip
     command.add_argument("--shard-tokens", type=int, default=1 << 28, help="training tokens per shard")
     add_corpus_options(command)

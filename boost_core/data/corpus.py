@@ -20,9 +20,9 @@ class Stream:
     """One source's tokens.
 
     Attributes:
-        training: What is trained on.
-        validation: What is evaluated on.
-        weight: Its share of the samples, relative to the others'.
+        training: The tokens to train on.
+        validation: The tokens to validate on.
+        weight: The source's share of the samples, relative to the others.
     """
 
     training: TokenStream
@@ -35,7 +35,7 @@ class Corpus:
     """All sources of a job.
 
     Attributes:
-        streams: The tokens of each.
+        streams: The tokens of each source.
         end_of_document: The token that ends a document.
         validation: The tokens of the named sets to validate on.
     """
@@ -46,11 +46,11 @@ class Corpus:
 
 
 def load_corpus(data: DataConfig, sequence_length: int) -> Corpus:
-    """Tokenize all sources into memory, or map those that are tokens already.
+    """Tokenize all sources into memory, or map sources that are already tokenized.
 
     Raises:
-        ValueError: A path names no file, a document cannot be used, there is too little text, or the tokenized
-            sources of a mixture differ in their tokenizer; see ``check_data``.
+        ValueError: A path names no file, a document cannot be used, there is too little text, or tokenized sources
+            were made by different tokenizers; see ``check_data``.
         OSError: A file cannot be read.
     """
     if data.tokenized:
@@ -65,7 +65,7 @@ def load_corpus(data: DataConfig, sequence_length: int) -> Corpus:
 
 
 def unigram_entropy(corpus: Corpus) -> float:
-    """Entropy of single validation tokens, −Σ p log p in nats: what knowing their frequencies alone would lose."""
+    """Entropy of single validation tokens, −Σ p log p in nats: the loss of a model that knows only frequencies."""
     of_streams = [stream.validation.counts() for stream in corpus.streams]
     counts = np.zeros(max(map(len, of_streams)))
     for of_stream in of_streams:
@@ -82,7 +82,7 @@ def _tokenized(
     if split.lone_file:
         boundary = len(training) - validation_tail(len(training), validation_fraction)
         training, validation = training[:boundary], training[boundary:]
-        # The boundary is between two tokens: the tail is taken to have its share of the file's bytes.
+        # The boundary is between two tokens; the tail is assumed to have its share of the file's bytes.
         text_bytes *= len(validation) / max(len(training) + len(validation), 1)
     else:
         validation, text_bytes = _tokens_of(split.validation, source, tokenizer)
@@ -98,13 +98,13 @@ def _whole(named: ValidationSet, sequence_length: int, tokenizer: Tokenizer) -> 
 
 
 def _tokens_of(files: Sequence[SourceFile], source: SourceConfig, tokenizer: Tokenizer) -> tuple[Tokens, float]:
-    """All documents one after the other, with the token that ends one between them, and the bytes of their text."""
+    """All documents' tokens in sequence, with end-of-document tokens between them, and the bytes of their text."""
     parts, text_bytes = [np.array([], dtype_for(tokenizer.vocabulary))], 0.0
     for file in files:
         for batch in batches(documents(file, source)):
             for document, tokens in encode(batch, tokenizer):
                 if document.problem:
-                    raise ValueError(f"{document}; or tokenize it beforehand: boost data tokenize --on-error skip")
+                    raise ValueError(f"{document}; or tokenize beforehand with: boost data tokenize --on-error skip")
                 parts.append(tokens)
                 text_bytes += len(document.content)
     return np.concatenate(parts)[:-1], text_bytes
@@ -114,7 +114,7 @@ def _mapped(data: DataConfig) -> Corpus:
     sources = [*(source for source, _ in data.sources), *data.validation]
     indices = {path: read_index(path) for source in sources for path in source.paths}
     if len({(index.vocabulary, index.end_of_document) for index in indices.values()}) > 1:
-        raise ValueError(f"{', '.join(indices)} were made by different tokenizers; make all by the same one")
+        raise ValueError(f"{', '.join(indices)} were made by different tokenizers; make them all with the same one")
     streams = tuple(
         Stream(_mapped_part(source, "training", indices), _mapped_part(source, "validation", indices), weight)
         for source, weight in data.sources
@@ -124,7 +124,7 @@ def _mapped(data: DataConfig) -> Corpus:
 
 
 def _mapped_part(source: SourceConfig, part: Part, indices: Mapping[str, TokenIndex]) -> TokenStream:
-    """One part of a source's shards, mapped into memory; those in an object store are copied to a cache first."""
+    """One part of a source's shards, mapped into memory; shards in an object store are first copied to a cache."""
     pieces, text_bytes = [], []
     for folder in source.paths:
         index = indices[folder]

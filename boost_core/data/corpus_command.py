@@ -1,4 +1,4 @@
-"""The options of ``boost data tokenize`` that make a corpus of many files: filters, duplicates, shuffling, engines."""
+"""The options of ``boost data tokenize`` for corpora of many files: filters, duplicates, shuffling, engines."""
 
 import argparse
 import os
@@ -19,39 +19,39 @@ from boost_core.data.pipeline.engine import Engine, LocalEngine
 def add_corpus_options(command: argparse.ArgumentParser) -> None:
     """Add the options."""
     group = command.add_argument_group(
-        "corpora", "Any of these shuffles the documents, by several processes, and writes DST/lineage.json."
+        "corpora", "Any of these shuffles the documents, uses several processes and writes DST/lineage.json."
     )
     group.add_argument(
         "--filter", action="append", default=[], metavar="MEASURE:MIN:MAX", type=_filter,
-        help=f"keep documents within these bounds, of which one may be empty; of {', '.join(get_args(Measure))}",
+        help=f"keep documents within these bounds, one of which may be empty; on {', '.join(get_args(Measure))}",
     )  # fmt: skip
-    group.add_argument("--exact-dedup", action="store_true", help="of documents with the same words, keep the first")
+    group.add_argument("--exact-dedup", action="store_true", help="keep the first of documents with the same words")
     group.add_argument(
-        "--near-dedup", action="store_true", help="keep the first of documents that are almost the same (MinHash)"
+        "--near-dedup", action="store_true", help="keep the first of documents that are nearly equal (MinHash)"
     )
-    group.add_argument("--shuffle", type=int, metavar="SEED", help="shuffle the documents by this seed (default: 0)")
-    group.add_argument("--workers", type=int, metavar="N", help="processes here (default: as many as there are cores)")
-    group.add_argument("--ray", action="store_true", help="have a Ray cluster do it, by Ray Data")
-    group.add_argument("--address", help="with --ray: of the cluster (default: RAY_ADDRESS, or a Ray of its own here)")
+    group.add_argument("--shuffle", type=int, metavar="SEED", help="shuffle the documents with this seed (default: 0)")
+    group.add_argument("--workers", type=int, metavar="N", help="local processes (default: one per core)")
+    group.add_argument("--ray", action="store_true", help="run on a Ray cluster with Ray Data")
+    group.add_argument("--address", help="with --ray: the cluster's address (default: RAY_ADDRESS, or a new local Ray)")
 
 
 def is_corpus(given: argparse.Namespace) -> bool:
-    """Whether one of the options is given."""
+    """Whether any of the options is given."""
     several = given.workers is not None or given.ray or given.shuffle is not None
     if given.address is not None and not given.ray:
-        raise ValueError("--address is of a Ray cluster; give --ray, too")
+        raise ValueError("--address is for a Ray cluster; give --ray, too")
     if given.workers is not None and given.ray:
-        raise ValueError("--workers is of this machine, and --ray takes the cluster's CPUs; leave one out")
+        raise ValueError("--workers is for this machine, and --ray uses the cluster's CPUs; leave one out")
     return bool(given.filter or given.exact_dedup or given.near_dedup or several)
 
 
 def source_of(given: argparse.Namespace) -> SourceConfig:
-    """The documents."""
+    """The source of the documents."""
     return SourceConfig(kind=given.kind, paths=tuple(given.sources), text_field=given.text_field)
 
 
 def build(given: argparse.Namespace, tokenizer: str) -> int:
-    """Make the corpus and say what it holds; 0.
+    """Build the corpus and print what it contains; return 0.
 
     Raises:
         ValueError, OSError: See ``Build``.
@@ -83,7 +83,7 @@ def _engine(given: argparse.Namespace) -> Iterator[Engine]:
             yield local
         return
     try:
-        from boost_core.data.pipeline.ray_engine import ray_engine  # an extra's, and slow to import
+        from boost_core.data.pipeline.ray_engine import ray_engine  # needs an extra, and slow to import
     except ImportError as error:
         raise ValueError(f"--ray needs Ray ({error}); install boost-service[service], or leave --ray out") from error
     with ray_engine(given.address) as engine:

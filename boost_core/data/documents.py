@@ -1,4 +1,4 @@
-"""The documents of a file, one after the other, never all of them in memory; those that cannot be used are named."""
+"""Streaming of a file's documents, never all in memory at once; documents that cannot be used are reported."""
 
 import codecs
 import io
@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 from boost_core.config.data import SourceConfig
 from boost_core.config.sources.files import HUB, SourceFile, compression, hub_problem
 
-_LONGEST = 1 << 30  # bytes of one document, or of the line that it is in
-_READ_AHEAD = 1 << 16  # bytes; what lies in the last of them of a truncated archive is lost with it
-_ARROW_FILE = b"ARROW1"  # begins Arrow's files, Feather's among them; streams begin otherwise
-_ROWS = 1024  # that are decoded at once
+_LONGEST = 1 << 30  # bytes of one document, or of its line
+_READ_AHEAD = 1 << 16  # bytes; the last of them are lost if an archive is truncated
+_ARROW_FILE = b"ARROW1"  # begins Arrow files, including Feather; streams begin differently
+_ROWS = 1024  # rows decoded at once
 _BYTE_ORDER_MARKS = (  # the longer ones first: UTF-32's begins like UTF-16's
     (codecs.BOM_UTF32_LE, "UTF-32"),
     (codecs.BOM_UTF32_BE, "UTF-32"),
@@ -28,12 +28,12 @@ _BYTE_ORDER_MARKS = (  # the longer ones first: UTF-32's begins like UTF-16's
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document, or what stands where one should be.
+    """A document, or a placeholder for one that cannot be used.
 
     Attributes:
         file: URL of its file.
-        place: Where in the file, such as ``line 3``; empty if the file is the document.
-        content: Its text in UTF-8; of a bad document, as much as could be read.
+        place: Its place in the file, such as ``line 3``; empty if the file is the document.
+        content: Its text in UTF-8; for a bad document, as much as could be read.
         problem: Why it cannot be used; empty for a good one.
     """
 
@@ -47,12 +47,12 @@ class Document:
 
 
 def documents(file: SourceFile, source: SourceConfig) -> Iterator[Document]:
-    """The documents of a file, the bad ones in their places among them.
+    """Yield the documents of a file, including bad ones, in order.
 
-    Where the rest of a file cannot be read, as of a truncated archive, it counts as one bad document.
+    If the rest of a file cannot be read, as in a truncated archive, it counts as one bad document.
 
     Raises:
-        OSError: The file system does not give the file.
+        OSError: The file system cannot provide the file.
     """
     try:
         with fsspec.open(file.url, "rb") as stream:
@@ -71,14 +71,14 @@ def documents(file: SourceFile, source: SourceConfig) -> Iterator[Document]:
 
 
 def _damage(error: Exception) -> str:
-    """What Arrow says of damaged content. A file system's own errors, which have a class or a number, are raised."""
+    """Describe Arrow's error about damaged content. The file system's errors, with a class or errno, are re-raised."""
     if not isinstance(error, pa.ArrowException) and (type(error) is not OSError or error.errno is not None):
         raise error
     return f"is damaged or cut off: {error}"
 
 
 def _decompressed(stream: Any, url: str) -> io.BufferedReader:
-    """The content of a file; of an archive, of what is in it. The reader is told of a truncated one by an OSError."""
+    """The content of a file, decompressed if it is an archive. Reading a truncated one raises an OSError."""
     codec = compression(url)
     if codec is None:
         return io.BufferedReader(stream, _READ_AHEAD)
@@ -181,13 +181,13 @@ def _no_text_column(schema: pa.Schema, field: str) -> str:
 
 
 def _of_rows(column: pa.Array, url: str, place: str, first: int, field: str) -> Iterator[Document]:
-    # As binary: nobody holds writers to UTF-8 in what they call strings.
+    # As binary, because writers are not forced to use UTF-8 in what they call strings.
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     for row, value in enumerate(column.cast(pa.large_binary()), start=first):
         content = value.as_py()
         if content is None:
-            yield Document(url, f"{place} {row}", b"", f"{field!r} is null; remove the row, or give it a text")
+            yield Document(url, f"{place} {row}", b"", f"{field!r} is null; remove the row, or give it text")
         else:
             yield Document(url, f"{place} {row}", content, _too_long(content) or _not_utf8(content))
 

@@ -1,4 +1,4 @@
-"""Documents to tokens, a few MiB at once."""
+"""Tokenization of documents, a few MiB at a time."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -8,12 +8,12 @@ import numpy as np
 from boost_core.data.documents import Document
 from boost_core.data.tokenizers import Tokenizer, Tokens, dtype_for
 
-_BATCH_BYTES = 8 << 20  # of text that is tokenized at once
-_DOCUMENT_BYTES = 100  # that a document takes besides its text: empty ones fill a batch, too
+_BATCH_BYTES = 8 << 20  # text tokenized at once
+_DOCUMENT_BYTES = 100  # overhead per document, so that empty ones fill a batch, too
 
 
 def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Documents in lists of a few MiB, which is what is tokenized at once."""
+    """Group documents into lists of a few MiB, to be tokenized at once."""
     batch: list[Document] = []
     size = 0
     for document in documents:
@@ -27,9 +27,9 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def encode(batch: Sequence[Document], tokenizer: Tokenizer) -> Iterator[tuple[Document, Tokens]]:
-    """Each document with its tokens and the one that ends it; a bad one has none.
+    """Yield each document with its tokens and the end-of-document token; bad ones have no tokens.
 
-    A document that holds the token that ends documents is bad, too: it would come out as two.
+    A document that contains the end-of-document token is bad, too, as it would become two documents.
     """
     end = np.array([tokenizer.end_of_document], dtype_for(tokenizer.vocabulary))
     encoded = iter(tokenizer.encode([document.content for document in batch if not document.problem]))

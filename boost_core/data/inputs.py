@@ -1,4 +1,4 @@
-"""What finished shards hold of their input, so that a run goes on beside it only where that is what it was."""
+"""Records of the input that finished shards hold, so that a run continues only if that input is unchanged."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -10,11 +10,11 @@ from boost_core.data.documents import Document, documents
 
 
 class Reading:
-    """The documents of one file, with a digest of those that were read.
+    """Iterates over the documents of one file and keeps a digest of those read.
 
     Args:
         file: The file.
-        source: How its documents are found.
+        source: Its source, which says how documents are found in it.
     """
 
     def __init__(self, file: SourceFile, source: SourceConfig) -> None:
@@ -28,7 +28,7 @@ class Reading:
     def __next__(self) -> Document:
         document = next(self._documents)
         self.count += 1
-        # Lengths go in, so that text moved over a border changes the digest; no document is as long as a bad one's.
+        # Lengths are hashed so that moving text between documents changes the digest; bad documents count as -1.
         length = -1 if document.problem else len(document.content)
         self._digest.update(length.to_bytes(8, "little", signed=True))
         if not document.problem:
@@ -36,10 +36,10 @@ class Reading:
         return document
 
     def so_far(self, first: int, whole: bool) -> Input:
-        """What was read.
+        """A record of what was read.
 
         Args:
-            first: Place of the first document that shards hold of it.
+            first: Index of the first of its documents that the shards hold.
             whole: Whether nothing is left to read.
         """
         return Input(
@@ -48,41 +48,41 @@ class Reading:
         )  # fmt: skip
 
     def skip(self, held: Input) -> None:
-        """Read over what shards hold.
+        """Skip the documents that shards hold.
 
         Raises:
-            ValueError: It is not what they hold.
+            ValueError: The documents differ from what the shards hold.
         """
         while self.count < held.end and next(self, None) is not None:
             pass
         rest = next(self._documents, None) if held.whole else None
         if rest is not None or self._digest.hexdigest() != held.digest:
             raise ValueError(
-                f"{self.file.url} has changed, and finished shards hold tokens of what it was; put it back as it was, "
-                "or tokenize into another folder"
+                f"{self.file.url} has changed, and finished shards hold tokens of its old content; restore it, or "
+                "tokenize into another folder"
             )
 
 
 def refuse_changed(held: Sequence[Input], files: Sequence[SourceFile], source: SourceConfig) -> None:
-    """Refuse input that is not what shards hold. Files that they hold nothing of may change, come and go.
+    """Refuse input that differs from what shards hold. Files not in any shard may change, come and go.
 
     Args:
-        held: The files that shards hold something of, in order.
+        held: The files of which shards hold something, in order.
         files: The files that are there now, in order.
-        source: How their documents are found.
+        source: Their source, which says how documents are found in them.
 
     Raises:
-        ValueError: A file is gone, has changed, or has come between them.
+        ValueError: A file is gone, has changed, or was added between them.
     """
     for place, was in enumerate(held):
         file = files[place] if place < len(files) else None
         if file is None or file.url != was.file:
             there = file is not None and any(each.url == was.file for each in files)
-            problem = f"{file.url} has come before it" if file and there else "it is gone"
+            problem = f"{file.url} was added before it" if file and there else "it is gone"
             raise ValueError(
                 f"finished shards hold tokens of {was.file}, and {problem}; give the same files as before, with new "
-                "ones only after them in the order of their names, or tokenize into another folder"
+                "ones only after them in order of name, or tokenize into another folder"
             )
-        # Of a file that is to be read further, what is skipped is checked while skipping.
+        # A file with more to read is checked while what shards hold is skipped.
         if was.whole and (not file.stamp or (file.size, file.stamp) != (was.size, was.stamp)):
             Reading(file, source).skip(was)

@@ -1,4 +1,4 @@
-"""Which tokens the sample with a given global index holds: a pure function, so that resuming needs one number."""
+"""The tokens of the sample with a given global index, as a pure function, so that resuming needs only one number."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ Sequences = npt.NDArray[np.int64]
 
 
 class Windows:
-    """One source's windows of ``sequence_length + 1`` tokens that overlap by one, shuffled anew each epoch.
+    """One source's windows of ``sequence_length + 1`` tokens, overlapping by one and shuffled anew each epoch.
 
-    Its sample i is window ``permutation[i mod n]`` of epoch ``i div n``.
+    Sample i is window ``permutation[i mod n]`` of epoch ``i div n``.
 
     Args:
         tokens: The source's training tokens.
-        sequence_length: Tokens a sequence.
-        seed: What the permutations are drawn from, with the epoch's number.
+        sequence_length: Tokens per sequence.
+        seed: Seed of the permutations, together with the epoch's number.
     """
 
     def __init__(self, tokens: TokenStream, sequence_length: int, seed: Sequence[int]) -> None:
@@ -41,15 +41,14 @@ class Windows:
 
 
 class Sampler:
-    """The samples of a job: those of its sources, in turns by weight.
+    """The samples of a job, which take turns among its sources by weight.
 
-    Which sample is which source's repeats after 4096 of them, so every stretch of that length has each source to the
-    1/4096th of its share. The data cursor of a job is the number of samples that it has consumed, whatever the number
-    of workers was.
+    The order of sources repeats every 4096 samples, so each stretch of that length has every source's share to within
+    1/4096. A job's data cursor is the number of samples it has consumed, whatever the number of workers.
 
     Args:
         corpus: The sources.
-        sequence_length: Tokens a sequence.
+        sequence_length: Tokens per sequence.
         seed: The job's seed.
     """
 
@@ -66,7 +65,7 @@ class Sampler:
     def sequences(self, first_sample: int, count: int) -> Sequences:
         """Samples ``first_sample`` … ``first_sample + count − 1`` as ``[count, sequence_length + 1]``.
 
-        The newest are kept: who has looked ahead at a batch need not wait for it to be read again.
+        The newest batch is kept, so that a caller that has prefetched it need not wait for it to be read again.
         """
         if self._newest is None or self._newest[0] != (first_sample, count):
             samples = range(first_sample, first_sample + count)
@@ -80,11 +79,11 @@ class Sampler:
 
 
 def turns(weights: Sequence[float], period: int) -> npt.NDArray[np.int64]:
-    """Numbers of the sources in the order of their turns, each as often as its weight says, spread evenly.
+    """Source numbers in the order of their turns, each as often as its weight requires and spread evenly.
 
     Args:
         weights: A weight for each source; none less than 1/period of their sum.
-        period: Turns of all sources together.
+        period: Total number of turns.
     """
     if len(weights) == 1:
         return np.zeros(1, np.int64)
@@ -98,7 +97,7 @@ def turns(weights: Sequence[float], period: int) -> npt.NDArray[np.int64]:
 
 
 def _ranks(pattern: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """For each turn, how many the same source has had before."""
+    """For each turn, the number of earlier turns of the same source."""
     ranks = np.empty_like(pattern)
     for source in np.unique(pattern):
         here = np.flatnonzero(pattern == source)
@@ -107,13 +106,13 @@ def _ranks(pattern: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def replica_share(first_sample: int, global_batch_size: int, part: int, parts: int) -> tuple[int, int]:
-    """First sample and number of samples of what falls to one of several replicas in a step.
+    """First sample and number of samples of one replica's share of a step.
 
     Args:
         first_sample: First sample of the step's global batch.
-        global_batch_size: Samples a step; a multiple of ``parts``.
-        part: Which replica, from 0.
-        parts: How many replicas.
+        global_batch_size: Samples per step; a multiple of ``parts``.
+        part: Number of the replica, from 0.
+        parts: Number of replicas.
     """
     share = global_batch_size // parts
     return first_sample + share * part, share
@@ -124,8 +123,8 @@ class EvaluationSet:
     """Windows to evaluate on, the same each time.
 
     Attributes:
-        windows: The tokens that each is of, and its number among theirs.
-        sequence_length: Tokens a sequence.
+        windows: For each window, the tokens it is taken from and its number among their windows.
+        sequence_length: Tokens per sequence.
     """
 
     windows: Sequence[tuple[TokenStream, int]]
@@ -133,11 +132,11 @@ class EvaluationSet:
 
     @classmethod
     def of(cls, parts: Sequence[tuple[TokenStream, float]], sequence_length: int, sequences: int) -> "EvaluationSet":
-        """So many windows of some tokens, or all windows where there are fewer.
+        """Choose the given number of windows, or all if there are fewer.
 
         Args:
-            parts: The tokens, each with its weight: it has so large a share of the windows, spread evenly over it.
-            sequence_length: Tokens a sequence.
+            parts: The tokens, each with the weight that sets its share of the windows, which are spread evenly over it.
+            sequence_length: Tokens per sequence.
             sequences: Windows in the whole set.
         """
         total = sum(weight for _, weight in parts)
@@ -153,17 +152,17 @@ class EvaluationSet:
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Bytes of text that a token has here, on average; ``None`` where those of some windows are not known."""
+        """Mean bytes of text per token; ``None`` if they are unknown for some windows."""
         known = [tokens.bytes_per_token for tokens, _ in self.windows if tokens.bytes_per_token is not None]
         return sum(known) / len(known) if len(known) == len(self.windows) else None
 
     def batches(self, batch_size: int, part: int, parts: int) -> Iterator[Sequences]:
-        """The part that falls to one of several ranks, in batches.
+        """Yield one rank's part of the set, in batches.
 
         Args:
-            batch_size: Windows a batch; the last one of a part may be smaller.
-            part: Which part, from 0.
-            parts: In how many the set is dealt.
+            batch_size: Windows per batch; the last batch of a part may be smaller.
+            part: Number of the part, from 0.
+            parts: Number of parts.
         """
         chosen = self.windows[part::parts]
         for begin in range(0, len(chosen), batch_size):

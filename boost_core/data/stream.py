@@ -1,4 +1,4 @@
-"""A long row of tokens in one or more pieces, of which any part can be read."""
+"""A long sequence of tokens in one or more pieces, with random access."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from boost_core.data.tokenizers import Tokens
 
 
 class TokenStream:
-    """Pieces one after the other; they may be files mapped into memory, and are not copied.
+    """A concatenation of pieces, which may be memory-mapped files and are not copied.
 
     Args:
-        pieces: The pieces; each has tokens.
-        text_bytes: Of the text that they are of, in UTF-8; ``None`` if that is not known.
+        pieces: The pieces, none of them empty.
+        text_bytes: Size of the text they came from, in UTF-8; ``None`` if unknown.
 
     Attributes:
-        bytes_per_token: What a token has of the text, on average; ``None`` if that is not known.
+        bytes_per_token: Mean bytes of text per token; ``None`` if unknown.
     """
 
     def __init__(self, pieces: Sequence[Tokens], text_bytes: float | None = None) -> None:
@@ -30,7 +30,7 @@ class TokenStream:
         return self._ends[-1] if self._ends else 0
 
     def read(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """The tokens from place ``begin`` to ``end``."""
+        """The tokens from position ``begin`` up to ``end``."""
         found, place = [], begin
         while place < end:
             index = bisect_right(self._ends, place)
@@ -40,7 +40,7 @@ class TokenStream:
         return np.concatenate(found).astype(np.int64)
 
     def counts(self) -> npt.NDArray[np.int64]:
-        """How often each id is there, from 0 to the largest."""
+        """Number of occurrences of each token id, from 0 to the largest."""
         counts = [np.bincount(piece) for piece in self._pieces]
         total = np.zeros(max(map(len, counts)), np.int64)
         for of_piece in counts:

@@ -1,4 +1,4 @@
-"""The folder that tokens are written to, and the files in it that are written piece by piece."""
+"""The folder that tokens are written to, and the files in it that are written incrementally."""
 
 import hashlib
 import json
@@ -11,14 +11,14 @@ from boost_core.config.sources.tokenized import Part
 from boost_core.data.documents import Document
 from boost_core.data.tokenizers import Tokens
 
-_SHOWN = 1000  # bytes of a bad document that the quarantine shows
+_SHOWN = 1000  # bytes of a bad document shown in the quarantine
 
 
 class TokenFolder:
-    """Where the tokens go.
+    """The folder that tokens are written to.
 
     Args:
-        url: The folder's path or URL; it is made.
+        url: The folder's path or URL; it is created.
     """
 
     def __init__(self, url: str) -> None:
@@ -56,20 +56,20 @@ class TokenFolder:
         return content
 
     def open(self, name: str) -> Any:
-        """A new file to be written; one of that name is overwritten."""
+        """Open a new file for writing; an existing one is overwritten."""
         return self._filesystem.open(f"{self._path}/{name}", "wb")
 
     def make(self, name: str) -> None:
-        """Make a folder, unless there is one."""
+        """Create a folder unless it exists."""
         self._filesystem.makedirs(f"{self._path}/{name}", exist_ok=True)
 
     def shard(self, part: Part, number: int) -> "ShardFile":
-        """A new shard; what an interrupted run left of it is overwritten."""
+        """Start a new shard; what an interrupted run left of it is overwritten."""
         name = f"{part}-{number:05}.bin"
         return ShardFile(name, self.open(name))
 
     def quarantine(self, number: int) -> "QuarantineFile":
-        """The list of what is skipped while a pair of shards is filled; what an interrupted run left of it goes."""
+        """Start a list of documents skipped for a pair of shards; what an interrupted run left of it is removed."""
         path = f"{self._path}/quarantine-{number:05}.jsonl"
         if self._filesystem.exists(path):
             self._filesystem.rm(path)
@@ -80,8 +80,8 @@ class ShardFile:
     """A shard that is being written.
 
     Args:
-        name: Its file's name.
-        stream: Takes its bytes.
+        name: The file's name.
+        stream: The stream that its bytes are written to.
     """
 
     def __init__(self, name: str, stream: Any) -> None:
@@ -89,7 +89,7 @@ class ShardFile:
         self._digest = hashlib.sha256()
 
     def write(self, tokens: Tokens, text_bytes: int) -> None:
-        """Append a document's tokens, and count its bytes."""
+        """Append a document's tokens and count its bytes."""
         content = tokens.astype(tokens.dtype.newbyteorder("<"), copy=False).tobytes()
         self._stream.write(content)
         self._digest.update(content)
@@ -98,7 +98,7 @@ class ShardFile:
 
     @property
     def sha256(self) -> str:
-        """Of what was written."""
+        """SHA-256 of what was written."""
         return self._digest.hexdigest()
 
     def __enter__(self) -> "ShardFile":
@@ -109,10 +109,10 @@ class ShardFile:
 
 
 class QuarantineFile:
-    """The list of what is skipped, a line each; there is no file if there is nothing to list.
+    """The list of skipped documents, one per line; no file is created if there are none.
 
     Args:
-        open_file: Makes the file.
+        open_file: Creates the file.
     """
 
     def __init__(self, open_file: Callable[[], Any]) -> None:

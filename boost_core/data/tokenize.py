@@ -1,7 +1,7 @@
-"""Documents to shards of tokens: in streams, in constant memory, going on where it was interrupted.
+"""Tokenization of documents into shards: streaming, in constant memory, and resumable.
 
-Each round fills one shard of training tokens and, beside it, one of validation tokens; then the index names both and
-says which document comes next. What was written of a round that did not come to its end is written anew.
+Each round fills one shard of training tokens and one of validation tokens; then the index lists both and the next
+document to read. A round that was interrupted is repeated.
 """
 
 import hashlib
@@ -30,15 +30,15 @@ _INPUTS = TypeAdapter(list[Input])
 
 @dataclass(frozen=True)
 class Progress:
-    """How far it is.
+    """Progress of a run.
 
     Attributes:
         files: Files done.
-        of_files: All files.
+        of_files: Number of all files.
         documents: Documents done, those of earlier runs included.
         skipped: Bad documents left out, those of earlier runs included.
         tokens: Tokens written in this run.
-        seconds: Since this run began.
+        seconds: Seconds since this run began.
     """
 
     files: int
@@ -55,12 +55,12 @@ class TokenizePlan:
 
     Attributes:
         source: The documents.
-        folder: Where the tokens go: a path or URL.
-        tokenizer: Makes tokens of documents.
+        folder: Path or URL of the folder for the tokens.
+        tokenizer: The tokenizer.
         tokenizer_json: The tokenizer's file; empty for bytes.
-        validation_fraction: Share of the documents kept for validation, chosen by a hash of their place.
-        shard_tokens: Training tokens of a shard, at least.
-        on_error: Whether a bad document ends the run, or is left out and listed in a file beside the shards.
+        validation_fraction: Share of the documents kept for validation, chosen by a hash of their position.
+        shard_tokens: Minimum training tokens per shard, except the last.
+        on_error: Whether a bad document ends the run, or is skipped and listed in a file beside the shards.
     """
 
     source: SourceConfig
@@ -77,7 +77,7 @@ class TokenizePlan:
 
     @property
     def digest(self) -> str:
-        """The same for the same tokenizer and split."""
+        """A digest that is equal for equal tokenizers, splits and other settings."""
         said = [
             self.source.kind, self.source.text_field, self.tokenizer_json, self.validation_fraction, self.shard_tokens,
         ]  # fmt: skip
@@ -85,21 +85,21 @@ class TokenizePlan:
 
 
 def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenIndex:
-    """Write the tokens of all documents; what is there already is kept.
+    """Write the tokens of all documents, keeping those already written.
 
     Args:
-        plan: What and how.
-        report: Is told after each batch.
+        plan: What to tokenize and how.
+        report: Called with the progress after each batch.
 
     Raises:
-        ValueError: The folder has tokens of something else, a document is bad and not to be skipped, or there is no
-            good one.
+        ValueError: The folder has tokens of something else, a document is bad and bad ones are not skipped, or there
+            are no good documents.
         OSError: A file cannot be read or written.
     """
     started = time.monotonic()
     folder = TokenFolder(plan.folder)
     index, held = _begun(plan, folder)
-    # One reading for all rounds: each goes on where the one before it stopped.
+    # One iterator for all rounds: each continues where the previous one stopped.
     rest = _batches_from(plan, index.cursor, held)
     tokens = 0
     while not index.complete:
@@ -139,14 +139,14 @@ def tokenize(plan: TokenizePlan, report: Callable[[Progress], None]) -> TokenInd
 
 
 def part_of(file: int, document: int, validation_fraction: float) -> Part:
-    """The part that a document goes to, by a hash of its place: the file's number and its own in the file."""
+    """The part that a document belongs to, by a hash of the file's number and the document's number in the file."""
     share = int.from_bytes(hashlib.sha256(f"{file}/{document}".encode()).digest()[:4], "big") / 2**32
     return "validation" if share < validation_fraction else "training"
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Documents, where they begin, what comes after them, and what has been read of their file."""
+    """Documents, the positions of the first and of the next after them, and what was read of their file."""
 
     documents: list[Document]
     begin: Cursor
@@ -156,7 +156,7 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _Done:
-    """What became of a batch."""
+    """The outcome of a batch."""
 
     documents: int
     skipped: int
@@ -164,7 +164,7 @@ class _Done:
 
 
 def _begun(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[Input]]:
-    """The index to go on from, and what its shards hold of each file."""
+    """The index to continue from, and what its shards hold of each file."""
     index = find_index(plan.folder)
     if index is None:
         dtype: Any = dtype_for(plan.tokenizer.vocabulary).name
@@ -176,8 +176,8 @@ def _begun(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[In
         ), []  # fmt: skip
     if index.source != plan.digest:
         raise ValueError(
-            f"{plan.folder} has tokens by another tokenizer, kind, text field, split or shard size, or by an earlier "
-            "version; give the same as before to go on, or another folder"
+            f"{plan.folder} has tokens from another tokenizer, kind, text field, split or shard size, or from an "
+            "earlier version; give the same settings as before to continue, or another folder"
         )
     inputs: dict[str, Input] = {}
     for number in range(len(index.shards) // len(_PARTS)):
@@ -194,7 +194,7 @@ def _begun(plan: TokenizePlan, folder: TokenFolder) -> tuple[TokenIndex, list[In
 
 
 def _add(inputs: dict[str, Input], read: Input) -> None:
-    """Note what was read of a file beside what was read of it before."""
+    """Merge what was read of a file with what had been read of it before."""
     before = inputs.get(read.file)
     inputs[read.file] = read if before is None else read.model_copy(update={"first": before.first})
 

@@ -1,4 +1,4 @@
-"""The tokenizer of a job, as Hugging Face's ``AutoTokenizer`` reads it."""
+"""The tokenizer of a job, in the form that Hugging Face's ``AutoTokenizer`` reads."""
 
 import json
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ _FILE = "tokenizer.json"
 
 
 class TokenizerDiffers(ValueError):
-    """A tokenizer is not the one that a model was trained with."""
+    """A tokenizer is not the one the model was trained with."""
 
 
 @dataclass(frozen=True)
 class ExportedTokenizer:
-    """A tokenizer.
+    """A tokenizer to be exported.
 
     Attributes:
-        content: Of its ``tokenizer.json``.
+        content: Content of its ``tokenizer.json``.
         end_of_document: The token that ends a document.
-        end_name: Its text; ``None`` for a byte without a text of its own.
+        end_name: The text of that token; ``None`` for a byte, which has none.
     """
 
     content: str
@@ -36,7 +36,7 @@ class ExportedTokenizer:
     end_name: str | None
 
     def files(self, sequence_length: int) -> dict[str, str]:
-        """Its files by name."""
+        """The contents of its files by name."""
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": self.end_name,
@@ -50,12 +50,12 @@ def job_tokenizer(data: DataConfig, model: ModelConfig, name: str | None = None)
     """The tokenizer that a model was trained with.
 
     Args:
-        data: What it was trained on.
+        data: The data it was trained on.
         model: The model.
         name: Path or URL of the tokenizer, if it is not where the job says.
 
     Raises:
-        TokenizerDiffers: It is another.
+        TokenizerDiffers: The tokenizer is a different one.
         ValueError: The file is not a tokenizer.
         OSError: It cannot be read.
     """
@@ -66,8 +66,8 @@ def job_tokenizer(data: DataConfig, model: ModelConfig, name: str | None = None)
 
 
 def _of_tokens(folder: str, model: ModelConfig, name: str | None, end_of_document: str | None) -> ExportedTokenizer:
-    """The tokenizer that made the tokens of a folder, and lies in it unless it is bytes."""
-    if name is not None and find_index(folder) is None:  # the folder is gone: only the model is left to compare with
+    """The tokenizer that made a folder's tokens, which is stored in the folder unless it is bytes."""
+    if name is not None and find_index(folder) is None:  # the folder is gone, so compare with the model only
         return _of_file(name, model, end_of_document)
     index = read_index(folder)
     name = name or f"{folder.rstrip('/')}/{_FILE}"
@@ -90,7 +90,7 @@ def _of_file(
     if found > model.vocab_size or vocabulary not in (0, found):
         raise TokenizerDiffers(
             f"{name} has {found} tokens and the model was trained with {vocabulary or model.vocab_size}; give the "
-            "tokenizer that it was trained with"
+            "tokenizer it was trained with"
         )
     if end is None:
         end = FileTokenizer(tokenizer, name, end_of_document).end_of_document
@@ -100,9 +100,9 @@ def _of_file(
 
 
 def _of_bytes() -> ExportedTokenizer:
-    """A token a byte: the characters that byte-level tokenizers have for bytes, each with its byte as its number."""
+    """One token per byte: the characters that stand for bytes in byte-level tokenizers, with the byte as token id."""
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    # The bytes that are letters of their own, and after them, in order, those that get a character above 255.
+    # First the bytes that stand for themselves, then, in order, those that are mapped to a character above 255.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     own = [byte for byte in range(BYTE_TOKENS) if chr(byte) in alphabet]
     others = [byte for byte in range(BYTE_TOKENS) if byte not in own]

@@ -1,4 +1,4 @@
-"""Text to token ids: bytes as they are, or by Hugging Face's tokenizers."""
+"""Tokenizers: plain bytes, or Hugging Face's tokenizers."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -15,18 +15,18 @@ from boost_core.config.sources.vocabulary import MOST_BYTES
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 
-# Names under which published tokenizers have the token that ends a document.
+# Names of the end-of-document token in published tokenizers.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 _END = _ENDS[0]
 
 
 class Tokenizer(Protocol):
-    """Makes tokens of documents.
+    """Turns documents into tokens.
 
     Attributes:
-        vocabulary: How many tokens it has.
+        vocabulary: Number of tokens in the vocabulary.
         end_of_document: The token that ends a document.
-        end_name: What to call that token in errors.
+        end_name: The name of that token in errors.
     """
 
     vocabulary: int
@@ -34,11 +34,11 @@ class Tokenizer(Protocol):
     end_name: str
 
     def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
-        """The tokens of each document, without the one that ends it."""
+        """The tokens of each document, without the end-of-document token."""
 
 
 class ByteTokenizer:
-    """A token a byte; byte 0, which text does not have, ends a document."""
+    """One token per byte; byte 0, which text does not contain, ends a document."""
 
     vocabulary, end_of_document, end_name = 256, 0, "byte 0"
 
@@ -52,11 +52,11 @@ class FileTokenizer:
 
     Args:
         tokenizer: The tokenizer.
-        name: What to call it in errors.
-        end_of_document: The token that ends a document; ``None`` for a usual one.
+        name: The tokenizer's name in errors.
+        end_of_document: The token that ends a document; ``None`` for one of the usual ones.
 
     Raises:
-        ValueError: It does not have that token.
+        ValueError: The tokenizer does not have that token.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, name: str, end_of_document: str | None) -> None:
@@ -72,7 +72,7 @@ class FileTokenizer:
         self._dtype = dtype_for(self.vocabulary)
 
     def encode(self, documents: Sequence[bytes]) -> list[Tokens]:
-        """The tokens of each document, by all cores."""
+        """The tokens of each document, computed on all cores."""
         texts = [each.decode() for each in documents]
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)  # without offsets
         return [np.array(each.ids, self._dtype) for each in encoded]
@@ -82,8 +82,8 @@ def open_tokenizer(name: str | None, end_of_document: str | None) -> Tokenizer:
     """The tokenizer of a job.
 
     Args:
-        name: ``bytes``, or path or URL of a ``tokenizer.json``; ``None`` for bytes.
-        end_of_document: The token that ends a document; ``None`` for a usual one.
+        name: ``bytes``, or the path or URL of a ``tokenizer.json``; ``None`` for bytes.
+        end_of_document: The token that ends a document; ``None`` for one of the usual ones.
 
     Raises:
         ValueError: The file is not a tokenizer, or lacks that token.
@@ -101,11 +101,11 @@ def open_tokenizer(name: str | None, end_of_document: str | None) -> Tokenizer:
 
 
 def train_bpe(documents: Iterable[bytes], vocabulary: int) -> str:
-    """A byte-level BPE learnt from documents, as the content of a ``tokenizer.json``.
+    """Train a byte-level BPE on documents; return the content of a ``tokenizer.json``.
 
     Args:
-        documents: UTF-8 to learn from; each pair of neighbours is counted, the text itself is not kept.
-        vocabulary: How many tokens it has, at most.
+        documents: UTF-8 documents to train on; pairs of neighbours are counted, the text itself is not kept.
+        vocabulary: Maximum number of tokens.
     """
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -119,5 +119,5 @@ def train_bpe(documents: Iterable[bytes], vocabulary: int) -> str:
 
 
 def dtype_for(vocabulary: int) -> np.dtype[Any]:
-    """The smallest type that holds all ids."""
+    """The smallest type that can hold all token ids."""
     return np.min_scalar_type(vocabulary - 1)

@@ -1,1 +1,1 @@
-"""What a trained model says and knows: a checkpoint in transformers' classes, generation, evaluation."""
+"""Inference with trained models: checkpoints in transformers' classes, generation and evaluation."""

@@ -1,4 +1,4 @@
-"""What a trained model says and knows: ``python -m boost_core.inference --help``."""
+"""Generation and evaluation with trained models: ``python -m boost_core.inference --help``."""
 
 import argparse
 import logging
@@ -13,10 +13,12 @@ from boost_core.convert.chosen import chosen_checkpoint
 
 
 def main(command_line: Sequence[str] | None = None) -> int:
-    """Run one command; 0 on success, 2 for what cannot be run, 130 where it was interrupted."""
+    """Run one command; return 0 on success, 2 if it cannot be run, 130 if interrupted."""
     given = _parser().parse_args(command_line)
     hear_interrupts()
-    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads the checkpoint: it is meant
+    warnings.filterwarnings(
+        "ignore", "torch.distributed is disabled"
+    )  # a single process reads the checkpoint, as intended
     try:
         with stores_in_words():
             (_generate if given.command == "generate" else _evaluate)(given)
@@ -33,7 +35,7 @@ def main(command_line: Sequence[str] | None = None) -> int:
 
 
 def _generate(given: argparse.Namespace) -> None:
-    # Here, and not above, because transformers may not be installed.
+    # Imported here because transformers may not be installed.
     from boost_core.inference.generate import Sampling, generate
     from boost_core.inference.loaded import load_model
 
@@ -46,8 +48,8 @@ def _evaluate(given: argparse.Namespace) -> None:
     from boost_core.inference.loaded import load_model
     from boost_core.inference.tasks import evaluate, tasks_in
 
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of its own defaults
-    tasks_in(given.tasks)  # refused before anything is loaded
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns about its own defaults
+    tasks_in(given.tasks)  # bad paths are refused before anything is loaded
     folder, step = chosen_checkpoint(given.checkpoints, given.step)
     found = evaluate(load_model(folder, step, given.tokenizer), given.tasks, given.limit, given.batch_size)
     width = max(len(score.task) for score in found.scores)
@@ -66,22 +68,24 @@ def _show(text: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m boost_core.inference", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    generating = commands.add_parser("generate", help="go on with a prompt")
-    evaluating = commands.add_parser("eval", help="score on tasks of lm-eval")
+    generating = commands.add_parser("generate", help="continue a prompt")
+    evaluating = commands.add_parser("eval", help="score a checkpoint on lm-eval tasks")
     for command in (generating, evaluating):
         command.add_argument("checkpoints", help="folder of a job's checkpoints or of one of them, a path or a URL")
         command.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
         command.add_argument("--tokenizer", help="path of tokenizer.json, if it has moved since the job ran")
     add = generating.add_argument
     add("--prompt", required=True, help="the beginning of a document; may be empty")
-    add("--max-new-tokens", type=int, help="at most (default: 100, or what the sequence has room for)")
+    add(
+        "--max-new-tokens", type=int, help="maximum number of new tokens (default: 100, or as many as fit the sequence)"
+    )
     add("--temperature", type=float, default=1.0, help="0: the likeliest token each time (default: 1)")
-    add("--top-p", type=float, default=1.0, help="draw from the likeliest tokens of this probability")
-    add("--seed", type=int, help="of the draws (default: another each time)")
+    add("--top-p", type=float, default=1.0, help="sample from the likeliest tokens with this total probability")
+    add("--seed", type=int, help="seed for sampling (default: a different one each time)")
     add = evaluating.add_argument
-    add("--tasks", action="append", required=True, help="a task file of lm-eval, or a folder of them; repeatable")
-    add("--limit", type=int, help="maximum number of documents of each task")
-    add("--batch-size", type=int, default=8, help="sequences at a time (default: 8)")
+    add("--tasks", action="append", required=True, help="an lm-eval task file, or a folder of them; repeatable")
+    add("--limit", type=int, help="maximum number of documents per task")
+    add("--batch-size", type=int, default=8, help="sequences per batch (default: 8)")
     add("--out", help="write the scores to this file, as JSON")
     return parser
 

@@ -1,4 +1,4 @@
-"""A model goes on with a prompt."""
+"""Continuation of a prompt by a model."""
 
 import re
 from collections.abc import Callable
@@ -10,18 +10,18 @@ from transformers import TextStreamer
 from boost_core.inference.loaded import LoadedModel
 
 DEFAULT_NEW_TOKENS = 100
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # what a terminal would obey
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # what a terminal would act on
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn.
+    """How tokens are sampled.
 
     Attributes:
-        max_new_tokens: The most; ``None`` for 100, or as many as the model's sequences have room for.
+        max_new_tokens: Maximum number of new tokens; ``None`` for 100, or as many as fit the model's sequences.
         temperature: Divides the logits; 0 takes the likeliest token each time.
-        top_p: Tokens are drawn from the likeliest ones that together have this probability.
-        seed: Of the draws; ``None`` for another one each time.
+        top_p: Tokens are sampled from the likeliest ones with this total probability.
+        seed: Seed for sampling; ``None`` for a different one each time.
     """
 
     max_new_tokens: int | None = None
@@ -35,7 +35,7 @@ class Sampling:
         if not 0 < self.top_p <= 1:
             raise ValueError(f"--top-p {self.top_p:g} is not above 0 and up to 1; 1 leaves no token out")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise ValueError(f"--max-new-tokens {self.max_new_tokens} makes nothing; ask for 1 or more")
+            raise ValueError(f"--max-new-tokens {self.max_new_tokens} generates nothing; ask for 1 or more")
 
 
 class _Streamer(TextStreamer):  # type: ignore[misc]
@@ -44,24 +44,24 @@ class _Streamer(TextStreamer):  # type: ignore[misc]
         self._write = write
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        """Hand on what will not change any more."""
+        """Pass on text that is final."""
         self._write(_CONTROL.sub("\ufffd", text) + ("\n" if stream_end else ""))
 
 
 def generate(loaded: LoadedModel, prompt: str, how: Sampling, write: Callable[[str], object]) -> int:
-    """Go on with a prompt until the document ends, or there are tokens enough.
+    """Continue a prompt until the document ends or the maximum number of tokens is reached.
 
     Args:
         loaded: The model.
         prompt: The beginning of a document; an empty one asks for a new document.
-        how: How tokens are drawn.
-        write: Is handed the text as it comes, without the prompt and without control characters.
+        how: How tokens are sampled.
+        write: Called with the text as it is generated, without the prompt and control characters.
 
     Returns:
-        How many tokens were made.
+        The number of tokens generated.
 
     Raises:
-        ValueError: Prompt and new tokens are more than the sequences that the model was trained on.
+        ValueError: The prompt and new tokens are longer than the sequences that the model was trained on.
     """
     end = loaded.model.config.eos_token_id
     tokens = loaded.tokenizer(prompt, add_special_tokens=False)["input_ids"] or [end]

@@ -1,4 +1,4 @@
-"""A checkpoint as a model of transformers, filled straight from its files."""
+"""A checkpoint as a transformers model, filled directly from its files."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +26,10 @@ class LoadedModel:
     """A model that can be run.
 
     Attributes:
-        step: Of the checkpoint.
-        model: In transformers' class, in evaluation mode, where it computes.
-        tokenizer: The one that it was trained with.
-        sequence_length: Tokens of the sequences that it was trained on: it has learnt no longer ones.
+        step: Step of the checkpoint.
+        model: The model in its transformers class, in evaluation mode and on its device.
+        tokenizer: The tokenizer it was trained with.
+        sequence_length: Tokens per training sequence; it has not learned longer ones.
     """
 
     step: int
@@ -39,17 +39,17 @@ class LoadedModel:
 
 
 def load_model(folder: CheckpointFolder, step: int, tokenizer: str | None) -> LoadedModel:
-    """Load a checkpoint's model: on a GPU in bf16 if there is one, else in fp32.
+    """Load a checkpoint's model, in bf16 on a GPU if there is one, otherwise in fp32 on the CPU.
 
     Args:
         folder: The job's checkpoints.
-        step: Which of them.
+        step: Step of the checkpoint.
         tokenizer: Path or URL of the tokenizer, if it is not where the job says.
 
     Raises:
         CheckpointDamaged: The checkpoint is not what was written.
-        CheckpointRemoved: Somebody has removed it meanwhile.
-        ValueError: This version does not know the model, or its tokenizer is missing.
+        CheckpointRemoved: The checkpoint was removed meanwhile.
+        ValueError: This version does not support the model, or its tokenizer is missing.
         OSError: The checkpoint cannot be read.
     """
     on_gpu = torch.cuda.is_available()
@@ -68,20 +68,20 @@ def load_model(folder: CheckpointFolder, step: int, tokenizer: str | None) -> Lo
 
 
 def round_weights(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Have a model compute in a type. Its buffers stay as they are: rotary frequencies have to be precise."""
+    """Convert a model's weights to a type. Its buffers are kept, because rotary frequencies have to be precise."""
     for weight in model.parameters():
         weight.data = weight.data.to(dtype)
 
 
 def _without_weights(model: ModelConfig, about: TrainedOn) -> Any:
-    """The class that computes a model, its weights not yet filled."""
+    """An instance of the class that computes a model, with uninitialized weights."""
     config = published_config(model, about)
     with no_init_weights():
         if is_dense(model):
             made = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type(model)).from_dict(config))
         else:
             made = BoostForCausalLM(BoostConfig.from_dict(config))
-    made.tie_weights()  # which is left out with the initial values
+    made.tie_weights()  # skipped along with the initialization
     return made
 
 

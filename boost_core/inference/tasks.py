@@ -19,16 +19,16 @@ _STDERR = "_stderr"
 
 
 class _Model(HFLM):  # type: ignore[misc]
-    """Byte-level tokenizers have no text for the token that ends documents, so that is named by its number."""
+    """Names the end-of-document token by its id, because byte-level tokenizers have no text for it."""
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends documents."""
+        """The end-of-document token."""
         return int(self.model.config.eos_token_id)
 
 
 def tasks_in(paths: Sequence[str]) -> tuple[TaskManager, list[str]]:
-    """The tasks of files, and of all files of folders.
+    """The tasks in files and in all files of folders.
 
     Raises:
         ValueError: A path has no task file.
@@ -54,8 +54,8 @@ def evaluate(loaded: LoadedModel, paths: Sequence[str], limit: int | None, batch
     Args:
         loaded: The model.
         paths: Task files and folders of them.
-        limit: Maximum number of documents of each task; ``None`` for all.
-        batch_size: Sequences at a time.
+        limit: Maximum number of documents per task; ``None`` for all.
+        batch_size: Sequences per batch.
 
     Raises:
         ValueError: No task was found, or lm-eval cannot run one.
@@ -68,9 +68,9 @@ def evaluate(loaded: LoadedModel, paths: Sequence[str], limit: int | None, batch
             max_length=loaded.sequence_length, prefix_token_id=loaded.model.config.eos_token_id,
         )  # fmt: skip
         found = lm_eval.simple_evaluate(model=model, tasks=names, task_manager=manager, limit=limit, log_samples=True)
-    except Exception as error:  # of the task's own code, of its data, or of the hub that it names
+    except Exception as error:  # from the task's code, its data, or the hub it names
         raise ValueError(f"lm-eval cannot evaluate {', '.join(names)}: {type(error).__name__}: {error}") from error
-    assert found is not None  # it is on the first rank alone, and there is one
+    assert found is not None  # it is None only on ranks other than the first, and there is only one
     scores = tuple(score for task in found["results"] for score in _scores(task, found))
     return Scores(step=loaded.step, evaluated_by=f"lm-eval {found['lm_eval_version']}", scores=scores)
 
@@ -84,7 +84,7 @@ def _scores(task: str, found: Mapping[str, Any]) -> Iterable[Score]:
     version = found["versions"].get(task)
     for name, value in results.items():
         metric, _, kind = name.partition(",")
-        if not kind or metric.endswith(_STDERR):  # else it is about the task
+        if not kind or metric.endswith(_STDERR):  # a fact about the task, or the error of a metric
             continue
         yield Score(
             task=task,

@@ -1,1 +1,1 @@
-"""One folder an operation: ``naive`` is the reference, ``triton`` the kernel, the folder dispatches by device."""
+"""One folder per operation: ``naive`` is the reference, ``triton`` the kernel; the folder dispatches by device."""

@@ -1,4 +1,4 @@
-"""Which implementation of an operation serves a tensor."""
+"""Chooses the implementation of an operation for a tensor."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ _chosen: Implementation | None = None
 
 
 def runs_on_triton(x: torch.Tensor) -> bool:
-    """Whether ``x`` is for Triton's kernels: it is on a GPU, and their fp32 arithmetic is enough for it."""
+    """Return whether ``x`` is for Triton's kernels: on a GPU, and of a type for which fp32 arithmetic is enough."""
     if _chosen is not None:
         return _chosen == "triton"
     return x.is_cuda and x.dtype != torch.float64
@@ -20,7 +20,7 @@ def runs_on_triton(x: torch.Tensor) -> bool:
 
 @contextmanager
 def always(implementation: Implementation) -> Iterator[None]:
-    """Have all operations use one implementation meanwhile, to compare the two."""
+    """Make all operations use one implementation in this context, to compare the two."""
     global _chosen
     before, _chosen = _chosen, implementation
     try:

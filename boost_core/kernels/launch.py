@@ -1,21 +1,21 @@
-"""How Triton's kernels are laid out over a tensor. Imported by them alone, because Triton is not everywhere."""
+"""How Triton's kernels are laid out over a tensor. Imported by them alone, as Triton is not installed everywhere."""
 
 import torch
 import triton
 
-_ELEMENTS_A_WARP = 256  # eight a thread: 16 bytes of bf16 in one access
+_ELEMENTS_A_WARP = 256  # eight per thread: 16 bytes of bf16 in one access
 
 
 def rows(x: torch.Tensor) -> torch.Tensor:
-    """``x`` with its last axis dense, as the kernels read it; a copy only where it is not."""
+    """Return ``x`` with its last axis dense, as the kernels read it; copies only if it is not."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def block_of(columns: int) -> int:
-    """The power of two that holds a row."""
+    """Return the power of two that holds a row."""
     return int(triton.next_power_of_2(columns))
 
 
 def warps_of(block: int) -> int:
-    """Warps for a program that works on ``block`` elements at once."""
+    """Return the number of warps for a program that works on ``block`` elements at once."""
     return max(1, min(16, block // _ELEMENTS_A_WARP))

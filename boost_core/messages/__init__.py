@@ -1,1 +1,1 @@
-"""What a gang and its workers tell each other besides the job spec: reports and commands. Free of torch."""
+"""The messages between a gang and its workers, besides the job spec: reports and commands. Does not import torch."""

@@ -1,4 +1,4 @@
-"""Reports in words, a line each: what the trainer prints by itself, and what ``boost`` prints of a job."""
+"""Reports as text, one line each: what the trainer prints when it runs alone, and what ``boost`` prints for a job."""
 
 import json
 
@@ -24,7 +24,7 @@ from boost_core.messages.reports import (
 
 
 def line_of(report: Report) -> str:
-    """One line that says what is reported."""
+    """Describe a report in one line."""
     match report:
         case StepReport():
             return f"step {report.step}/{report.steps}  {numbers_of(report)}  ETA {duration(report.eta_seconds)}"
@@ -74,19 +74,19 @@ def line_of(report: Report) -> str:
 
 
 def numbers_of(step: StepReport) -> str:
-    """A step's numbers: loss, throughput and the share of its time spent waiting for collectives."""
+    """A step's loss, throughput and share of time spent waiting for collectives."""
     share = f"{step.exposed_communication_share:.0%}"
     return f"loss {step.loss:.4f}  {step.tokens_per_second:,.0f} tokens/s  communication {share}"
 
 
 def validation_in_words(validation: ValidationLoss) -> str:
-    """A validation loss, as such, as perplexity, and in bits per byte where that is known."""
+    """A validation loss, with its perplexity, and in bits per byte if known."""
     bits = "" if validation.bits_per_byte is None else f", {validation.bits_per_byte:.4f} bits/byte"
     return f"{validation.loss:.4f} (perplexity {validation.perplexity:.4g}{bits})"
 
 
 def comparison_in_words(report: ComparisonReport) -> str:
-    """Memory of the rank that held most, and a step's seconds, measured and planned."""
+    """Peak memory of the fullest rank, and seconds per step, both measured and planned."""
     rank = report.fullest
     memory = (
         f"{report.peak_bytes[rank] / 1e9:.3g} GB of {report.planned_bytes[rank] / 1e9:.3g} GB planned on rank {rank}"
@@ -104,12 +104,12 @@ def duration(seconds: float) -> str:
 
 
 def layout_in_words(shape: ShapeReport) -> str:
-    """The sizes of a gang and how many nodes it is on."""
+    """The layout of a gang and the number of its workers and nodes."""
     return f"{Layout.of(shape)}, {len(shape.nodes)} worker(s) on {len(set(shape.nodes))} node(s)"
 
 
 def restart_in_words(restart: RestartReport) -> str:
-    """Why training was interrupted, whence it went on, and what that cost."""
+    """Why training was interrupted, where it resumed, and what that cost."""
     again = restart.step - restart.resumed_step
     return (
         f"{restart.cause} at step {restart.step}: back from {restart.recovered_from} at step {restart.resumed_step}; "

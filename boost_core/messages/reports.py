@@ -1,7 +1,7 @@
-"""What the trainer says back: reports, the other half of what crosses its door.
+"""Reports: what the trainer sends back.
 
-A trainer hands reports to a ``Reporter``; under ``torchrun`` that prints them, in a gang it sends them to
-the job's supervisor, and the service stores them as events.
+A trainer hands reports to a ``Reporter``, which prints them under ``torchrun`` and, in a gang, sends them to the
+job's supervisor; the service stores them as events.
 """
 
 import math
@@ -14,8 +14,8 @@ from boost_core.config.base import Frozen
 
 Provenance = Literal["assumed", "fitted", "measured", "measured_fitted"]
 PROVENANCE = (
-    "Where predicted seconds are from. assumed: data sheets; measured: a profile of such a device; fitted and "
-    "measured_fitted: the same, corrected by what jobs took that ran there."
+    "Where predicted seconds come from. assumed: data sheets; measured: a profile of such a device; fitted and "
+    "measured_fitted: the same, corrected by the times of jobs that ran there."
 )
 
 
@@ -24,7 +24,7 @@ class StepReport(Frozen):
 
     kind: Literal["progress"] = "progress"
     step: int = Field(description="Steps done, this one included.")
-    steps: int = Field(description="Total steps of the job.")
+    steps: int = Field(description="Total number of steps of the job.")
     loss: float = Field(description="Mean cross entropy of the global batch, in nats per token.")
     learning_rate: float
     gradient_norm: float = Field(description="Global norm before clipping.")
@@ -40,15 +40,15 @@ class StepReport(Frozen):
     communication_bytes: int = Field(description="Payload bytes of this step's collectives on one rank.")
     model_flops_per_second: float = Field(description="Model FLOPs per second of the whole gang.")
     model_flops_utilization: float | None = Field(
-        None, description="Model FLOPs utilization, from 0 to 1; null where the devices' peak is unknown."
+        None, description="Model FLOPs utilization, from 0 to 1; null if the devices' peak is unknown."
     )
     hardware_flops_utilization: float | None = Field(
-        None, description="The same, including what the backward pass recomputes."
+        None, description="The same, counting what the backward pass recomputes as well."
     )
     eta_seconds: float = Field(description="Expected seconds until the last step, without evaluations and saves.")
     data_seconds: float = Field(0.0, description="Part of step_seconds spent waiting for the batch.")
     forward_seconds: float = Field(
-        0.0, description="Part of it spent computing losses, without waiting for collectives."
+        0.0, description="Part of step_seconds spent computing losses, without waiting for collectives."
     )
     backward_seconds: float = Field(0.0, description="The same for gradients, including recomputation.")
     optimizer_seconds: float = Field(
@@ -56,36 +56,36 @@ class StepReport(Frozen):
     )
     context_imbalance: float | None = Field(
         None,
-        description="Attention of the context parallel rank that has most in each micro-batch, over their mean, by the "
-        "plans of rank 0's sequences; null where each rank has whole ones.",
+        description="Attention work of the busiest context parallel rank in each micro-batch, relative to the mean, "
+        "according to the plans of rank 0's sequences; null if each rank has whole sequences.",
     )
     attention_recall: float | None = Field(
         None,
-        description="Share of dense attention that sparse attention kept, in the mean over some queries of rank 0's "
-        "documents, heads and layers; null where attention is dense.",
+        description="Share of dense attention that sparse attention kept, averaged over some queries of rank 0's "
+        "documents, heads and layers; null if attention is dense.",
     )
     attention_density: float | None = Field(
-        None, description="Share of their pairs of query and key that it computed; null where attention is dense."
+        None, description="Share of their query-key pairs that it computed; null if attention is dense."
     )
     held_seconds: float = Field(
-        0.0, description="How long checkpoints and copies blocked the loop since the previous step."
+        0.0, description="Seconds for which checkpoints and copies blocked the loop since the previous step."
     )
 
     @property
     def exposed_communication_share(self) -> float:
-        """The part of the step spent waiting for collectives, from 0 to 1."""
+        """Fraction of the step spent waiting for collectives, from 0 to 1."""
         return self.exposed_communication_seconds / self.step_seconds if self.step_seconds else 0.0
 
 
 class ValidationLoss(Frozen):
-    """The loss on some text."""
+    """A validation loss."""
 
     loss: float = Field(description="Mean cross entropy over all evaluated tokens, in nats per token.")
     tokens: int
     bits_per_byte: float | None = Field(
         None,
-        description="The loss in bits per byte of the text, which compares models of different tokenizers; null where "
-        "the text's bytes are not known.",
+        description="The loss in bits per byte of text, which is comparable between tokenizers; null if the text's "
+        "size in bytes is unknown.",
     )
 
     @property
@@ -95,7 +95,7 @@ class ValidationLoss(Frozen):
 
 
 def perplexity_of(loss: float) -> float:
-    """The exponential of a loss in nats a token; infinity where no number is as large."""
+    """The exponential of a loss in nats per token; infinity if it overflows."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -109,7 +109,7 @@ class NamedLoss(ValidationLoss):
 
 
 class EvaluationReport(ValidationLoss):
-    """One evaluation: on the part of the sources kept for validation, and on each named set."""
+    """One evaluation on the part of the sources kept for validation and on each named set."""
 
     kind: Literal["evaluation"] = "evaluation"
     step: int
@@ -119,18 +119,18 @@ class EvaluationReport(ValidationLoss):
 
 
 class Sample(Frozen):
-    """What the model makes of a prompt."""
+    """The model's continuation of a prompt."""
 
     prompt: str
-    text: str = Field(description="The likeliest tokens after it, up to the end of the document.")
+    text: str = Field(description="The continuation by the likeliest tokens, up to the end of the document.")
 
 
 class SampleReport(Frozen):
-    """Text that the model has made while it trains."""
+    """Text that the model generated during training."""
 
     kind: Literal["sample"] = "sample"
     step: int
-    samples: tuple[Sample, ...] = Field(description="Of each prompt of training.sample.")
+    samples: tuple[Sample, ...] = Field(description="One for each prompt of training.sample.")
     seconds: float
 
 
@@ -141,20 +141,20 @@ class CheckpointReport(Frozen):
     step: int
     url: str
     bytes: int
-    seconds: float = Field(description="How long the step loop was blocked.")
-    commit_seconds: float = Field(0.0, description="From then until it was committed, while training continued.")
+    seconds: float = Field(description="Seconds for which the step loop was blocked.")
+    commit_seconds: float = Field(0.0, description="Seconds from then until the commit, while training continued.")
 
 
 class StartReport(Frozen):
-    """The trainer starts, from scratch or from a checkpoint."""
+    """The trainer has started, from scratch or from a checkpoint."""
 
     kind: Literal["started"] = "started"
     step: int = Field(description="Steps already done.")
     world_size: int
     parameters: int
-    load_seconds: float = Field(0.0, description="How long the state took to load.")
+    load_seconds: float = Field(0.0, description="Seconds taken to load the state.")
     resumed_from: str | None = Field(
-        description="URL of the checkpoint, or memory; null when training starts from scratch."
+        description="URL of the checkpoint, or memory; null if training starts from scratch."
     )
 
 
@@ -176,7 +176,7 @@ class Cause(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "Cause | None":
-        return cls.PREEMPTED if value == "ROOM_NEEDED" else None  # as it was first called in records
+        return cls.PREEMPTED if value == "ROOM_NEEDED" else None  # its name in old records
 
 
 PLANNED_CAUSES = frozenset(
@@ -188,16 +188,16 @@ PLANNED_CAUSES = frozenset(
 
 
 class InterruptionReport(Frozen):
-    """A gang stops between two steps, for a fault or a change. Training goes on after the ``RestartReport``."""
+    """A gang stops between two steps, due to a fault or a change. Training resumes with the ``RestartReport``."""
 
     kind: Literal["interruption"] = "interruption"
     cause: Cause
     message: str
-    step: int = Field(description="Steps done by then.")
+    step: int = Field(description="Steps done when it stopped.")
 
 
 class ShapeReport(Frozen):
-    """The gang has been formed, anew or in another layout."""
+    """The gang has been formed, again or in another layout."""
 
     kind: Literal["shape"] = "shape"
     tensor_parallel_size: int
@@ -211,29 +211,29 @@ class ShapeReport(Frozen):
     supervisor: str | None = Field(None, description="Ray's ID of the actor that runs the gang.")
     keeps: bool = Field(
         False,
-        description="The ranks hold neither CPUs nor GPUs: all steps are done, and they only keep the state for "
-        "the store.",
+        description="Whether the ranks hold neither CPUs nor GPUs: all steps are done, and they only keep the state "
+        "until the store accepts it.",
     )
 
 
 class RestartReport(Frozen):
-    """Training goes on after an interruption; comes before the report of the first step."""
+    """Training resumes after an interruption; precedes the report of the first step."""
 
     kind: Literal["restart"] = "restart"
     cause: Cause
     message: str
     step: int = Field(description="Steps done when training stopped.")
-    resumed_step: int = Field(description="Steps done where training resumed; the steps between are computed again.")
+    resumed_step: int = Field(description="Steps done where training resumed; the steps in between are repeated.")
     recovered_from: Literal["memory", "storage", "start"]
-    seconds: float = Field(description="From the fault, or from the end of the last step, to the first step's end.")
-    waiting_seconds: float = Field(description="Part of it spent waiting for resources.")
+    seconds: float = Field(description="From the fault, or the end of the last step, to the end of the first new step.")
+    waiting_seconds: float = Field(description="Part of seconds spent waiting for resources.")
     parts: dict[str, float] = Field(
-        description="Its phases in seconds: detect, stop, place, start, load and first_step."
+        description="Seconds of each phase: detect, stop, place, start, load and first_step."
     )
 
 
 class Fault(StrEnum):
-    """What can be wrong without ending a job."""
+    """Faults that do not by themselves end a job."""
 
     HANG = "hang"
     SLOW_RANK = "slow_rank"
@@ -246,18 +246,18 @@ class Fault(StrEnum):
 
 
 class FaultReport(Frozen):
-    """Something about a rank, a step or a checkpoint that people should know."""
+    """A problem with a rank, a step or a checkpoint that people should know about."""
 
     kind: Literal["fault"] = "fault"
     what: Fault = Field(description="store: the store did not accept a checkpoint that was due; it stays due.")
     step: int
     rank: int | None = None
-    share: float | None = Field(None, description="For a slow rank: the share of the step in which it computed.")
+    share: float | None = Field(None, description="For a slow rank: the share of the step it spent computing.")
     message: str
 
 
 class RankTimesReport(Frozen):
-    """How long each rank has computed in the steps since the last report of this kind; now and then, not every step."""
+    """How long each rank computed in the steps since the last such report; sent now and then, not every step."""
 
     kind: Literal["ranks"] = "ranks"
     step: int = Field(description="The newest step.")
@@ -265,7 +265,7 @@ class RankTimesReport(Frozen):
 
 
 class ComparisonReport(Frozen):
-    """What the gang takes, beside what was planned: after its second step and its tenth, then ever more seldom."""
+    """The gang's memory and time beside the plan: after its second and tenth steps, then ever less often."""
 
     kind: Literal["comparison"] = "comparison"
     step: int = Field(description="Steps done.")
@@ -273,48 +273,48 @@ class ComparisonReport(Frozen):
     pipeline_parallel_size: int
     data_parallel_size: int
     context_parallel_size: int = 1
-    planned_bytes: list[int] = Field(description="By rank: memory that was planned.")
+    planned_bytes: list[int] = Field(description="By rank: planned memory.")
     peak_bytes: list[int] = Field(
-        description="By rank: the most that it held by the end of the gang's second step, on a GPU by torch's "
-        "allocator, on a CPU by storages."
+        description="By rank: peak memory up to the end of the gang's second step, as counted by torch's allocator on "
+        "a GPU and by storages on a CPU."
     )
     predicted_step_seconds: float
     predicted_step_seconds_range: tuple[float, float] = Field(
-        description="Between which eight of ten steps were expected."
+        description="The range in which eight of ten steps were expected."
     )
     provenance: Provenance = Field("assumed", description=PROVENANCE)
     correction: float = Field(
         1.0,
-        description="What the prediction was multiplied by, as earlier jobs took more or less time than predicted. "
-        "Jobs to come are corrected by this job's seconds beside the prediction without it.",
+        description="Factor applied to the prediction because earlier jobs took more or less time than predicted. "
+        "Later jobs are corrected by this job's seconds relative to the prediction without the factor.",
     )
     step_seconds: float | None = Field(
-        description="Median of the newest steps, 100 at most, of the whole batch, without waiting for data; null until "
-        "there are some."
+        description="Median of the newest steps, at most 100, with the whole batch, without waiting for data; null "
+        "until there are any."
     )
 
     @property
     def fullest(self) -> int:
-        """The rank that held most."""
+        """The rank with the largest peak memory."""
         return self.peak_bytes.index(max(self.peak_bytes))
 
 
 class ProfileReport(Frozen):
-    """A trace of some steps of a rank is in the store."""
+    """A trace of some steps of a rank has been stored."""
 
     kind: Literal["profile"] = "profile"
-    step: int = Field(description="Steps done when it began.")
-    steps: int = Field(description="Steps it contains.")
+    step: int = Field(description="Steps done when the trace began.")
+    steps: int = Field(description="Number of steps in the trace.")
     rank: int
     url: str = Field(description="A gzipped JSON trace that Perfetto and TensorBoard can read.")
     bytes: int
 
 
 class SpareReport(Frozen):
-    """A newer spare copy of the state is whole on a node that the gang does not use, or none is kept there any more."""
+    """A newer spare copy of the state is complete on a node outside the gang, or no spare copy is kept any more."""
 
     kind: Literal["spare"] = "spare"
-    step: int | None = Field(description="Steps done in that state; null when no spare copy is kept any more.")
+    step: int | None = Field(description="Steps done in that state; null if no spare copy is kept any more.")
     node: str | None = Field(description="The node that keeps it.")
 
 

@@ -1,4 +1,4 @@
-"""What an evaluation on tasks says of a checkpoint: from the trainer's side to whoever keeps it."""
+"""A checkpoint's scores on tasks, as the trainer's side hands them to whoever stores them."""
 
 from typing import Annotated
 
@@ -14,20 +14,20 @@ class Score(Config):
     """One metric of one task."""
 
     task: _Word = Field(description="The task's name.")
-    metric: _Word = Field(description="Metric and, after a comma, the filter of the answers, if it has one.")
+    metric: _Word = Field(description="Metric and, after a comma, the filter applied to the answers, if any.")
     value: _Number | None = Field(description="Null if it is not finite.")
     stderr: _Number | None = Field(None, description="Standard error of the value; null if the task has none.")
-    higher_is_better: bool | None = Field(None, description="Null where the task does not say.")
-    samples: int = Field(ge=0, le=10**12, description="Documents that were asked.")
-    version: str | None = Field(None, max_length=100, description="Of the task, as its file says.")
+    higher_is_better: bool | None = Field(None, description="Null if the task does not say.")
+    samples: int = Field(ge=0, le=10**12, description="Number of documents evaluated.")
+    version: str | None = Field(None, max_length=100, description="Version of the task, as given in its file.")
     task_hash: str = Field(
-        pattern="^[0-9a-f]{16}$", description="Of all documents, prompts and answers: the same for the same questions."
+        pattern="^[0-9a-f]{16}$", description="Hash of all documents, prompts and answers; equal for equal questions."
     )
 
 
 class Scores(Config):
-    """An evaluation of a checkpoint on some tasks."""
+    """The results of evaluating a checkpoint on some tasks."""
 
     step: int = Field(ge=0, le=10**15, description="Step of the checkpoint.")
     evaluated_by: _Word = Field(description="Package and version, such as lm-eval 0.4.13.")
-    scores: tuple[Score, ...] = Field(min_length=1, description="Of each task and metric.")
+    scores: tuple[Score, ...] = Field(min_length=1, description="One score per task and metric.")

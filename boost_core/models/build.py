@@ -1,4 +1,4 @@
-"""Puts a family and a strategy together."""
+"""Builds a model from a family and a strategy."""
 
 from collections.abc import Sequence
 
@@ -23,20 +23,20 @@ def build(
     z_loss: float = 0.0,
     fp8: bool = False,
 ) -> tuple[Decoder, SplitAxes]:
-    """A model whose weights are declared, and the axes along which its strategy splits them.
+    """Build a model with declared weights, and the axes along which its strategy splits them.
 
     Args:
         model: The model's shape; legal with ``parallelism``.
-        parallelism: The strategy and its choices.
+        parallelism: The strategy and its options.
         communicator: The tensor parallel group.
-        stages: The pipeline stages of this rank; ``None`` for the whole model.
+        stages: This rank's pipeline stages; ``None`` for the whole model.
         z_loss: The weight of the z-loss in the loss's gradient.
-        fp8: Whether the blocks' products are those of ``kernels.fp8_product``; for btp.
+        fp8: Whether the blocks' products use ``kernels.fp8_product``; for btp.
     """
     if stages is None:
         stages = [Stage(0, range(model.num_hidden_layers), first=True, last=True)]
     with_head = any(stage.last for stage in stages)
-    # A tied head has the embedding beside it wherever it is.
+    # A tied head always has the embedding beside it.
     ends = (any(stage.first for stage in stages) or (with_head and model.tie_embeddings), with_head)
     modes = {layer: mode for stage in stages for layer, mode in block_modes(parallelism, stage).items()}
     sharding = chosen_sharding(model, parallelism)

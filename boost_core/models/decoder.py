@@ -1,4 +1,4 @@
-"""What all families share: embedding, blocks, head and loss.
+"""The parts common to all families: embedding, blocks, head and loss.
 
 Shape suffixes: T tokens, d hidden; b sequences of s positions.
 """
@@ -22,14 +22,14 @@ from boost_core.parallel.shared_latents import Lookahead
 
 
 class Decoder(nn.Module):
-    """Embedding, blocks, head and loss, or the part of them that a pipeline rank has.
+    """Embedding, blocks, head and loss, or the part of them on one pipeline rank.
 
     Args:
         model: The model's shape.
-        parallelism: What its blocks are computed by.
+        parallelism: How its blocks are computed.
         strategy: How it is split over the tensor parallel ranks.
-        modes: What each of its blocks keeps for the backward pass, by their numbers.
-        ends: Whether the embedding is there, and whether the head is.
+        modes: What each block keeps for the backward pass, by block number.
+        ends: Whether it has the embedding, and whether it has the head.
         z_loss: The weight of the z-loss.
     """
 
@@ -60,7 +60,7 @@ class Decoder(nn.Module):
             residual, _ = self.through(self.blocks, self.embed(token_T), None, rotation)
         else:
             token_bs = token_T.view(-1, rotation.sequence_length)
-            chunks = token_bs.chunk(self.splits)  # of one sequence there is only one
+            chunks = token_bs.chunk(self.splits)  # a single sequence gives a single chunk
             splits = [
                 self._in_segments(split_bs.flatten(), its_rotation)
                 for split_bs, its_rotation in zip(chunks, rotation.splits(len(chunks)), strict=True)
@@ -69,7 +69,7 @@ class Decoder(nn.Module):
         return self.losses(residual, target_T)
 
     def embed(self, token_T: torch.Tensor) -> Residual:
-        """The residual stream that the first block begins with."""
+        """Return the residual stream that enters the first block."""
         if self.embedding is None:
             raise AssertionError("the embedding is on another rank")
         residual: Residual = self.embedding(token_T)
@@ -78,14 +78,14 @@ class Decoder(nn.Module):
     def through(
         self, blocks: Iterable[str], residual: Residual, carried: Carried | None, rotation: Rotation
     ) -> tuple[Residual, Carried | None]:
-        """The residual stream through blocks of these numbers, and what the last hands on."""
+        """Return the residual stream after the given blocks, and what the last one hands on."""
         lookahead = Lookahead()
         for number in blocks:
             residual, carried = self.blocks[number](residual, rotation.for_layer(), carried, lookahead)
         return residual, carried
 
     def losses(self, residual: Residual, target_T: torch.Tensor) -> torch.Tensor:
-        """Loss of each token from the stream after the last block."""
+        """Return the loss of each token from the stream after the last block."""
         if self.head is None:
             raise AssertionError("the head is on another rank")
         loss_T: torch.Tensor = self.head(residual, target_T)
@@ -93,7 +93,7 @@ class Decoder(nn.Module):
 
     @contextmanager
     def predicting(self) -> Iterator[None]:
-        """Have ``forward``, ``losses`` and pipeline stages give the likeliest token after each in place of its loss."""
+        """Make ``forward``, ``losses`` and pipeline stages return each most likely next token, not its loss."""
         heads = [self.head] if self.head is not None else []
         try:
             for head in heads:
@@ -111,7 +111,7 @@ class Decoder(nn.Module):
 
 
 def _joined(splits: list[Residual]) -> Residual:
-    """The streams of all splits, one after the other, on their way into the head."""
+    """Concatenate the streams of all splits on their way into the head."""
     inputs_Td = torch.cat([split.inputs for split in splits])
     squares = [split.squares for split in splits if split.squares is not None]
     return Residual(inputs_Td, inputs_Td, torch.cat(squares) if squares else None)

@@ -1,6 +1,6 @@
-"""A pipeline stage: some blocks of a model, with one of its ends or none.
+"""A pipeline stage: some of a model's blocks, with one of its ends or neither.
 
-Between stages go the residual stream, of which each tensor parallel rank sends its own part, and under LaX the latents
+Stages pass on the residual stream, of which each tensor parallel rank sends its own part, and under LaX the latents
 that cross into the next block. Shape suffixes: T tokens, d hidden.
 """
 
@@ -23,30 +23,30 @@ class StageModule(nn.Module):
     """A stage as a module of tensors in, tensors out.
 
     Args:
-        decoder: This rank's part of the model, which stays the owner of the weights.
+        decoder: This rank's part of the model, which remains the owner of the weights.
         model: The model's shape.
         stage: Which of its blocks and ends.
-        grouped: Whether projections of one input share an exchange.
+        grouped: Whether projections with a common input share an exchange.
 
     Attributes:
         stage: As given.
-        rotations: The positions of each micro-batch's tokens, and how they attend; for as long as they pass through.
+        rotations: The positions of each micro-batch's tokens, and how they attend; kept while the micro-batch is here.
     """
 
     def __init__(self, decoder: Decoder, model: ModelConfig, stage: Stage, grouped: bool) -> None:
         super().__init__()
-        self._decoder = (decoder,)  # in a tuple, so that the weights keep their one name
+        self._decoder = (decoder,)  # in a tuple, so that the weights are registered only once
         self.stage, self._width = stage, decoder.strategy.width(model.hidden_size)
         self.rotations: Sequence[Rotation] = ()
         self._blocks = [str(layer) for layer in stage.layers]
         self._takes = model.crosses_into(stage.layers.start)
         self._gives = not stage.last and model.crosses_into(stage.layers.stop)
-        # How many latents of width r each tensor of a ``Carried`` has.
+        # Number of latents of width r in each tensor of a ``Carried``.
         self._rank = model.rank or 0
         self._carried = [[len(piece) for piece in group.pieces(grouped)] for group in projection_groups(model)]
 
     def forward(self, *inputs: torch.Tensor, number_1: torch.Tensor, target_T: torch.Tensor | None = None) -> Any:
-        """Tokens ``[T]`` in the first stage, else what the one before gave; losses ``[T]`` in the last.
+        """Map tokens ``[T]`` in the first stage, else the previous stage's output; the last returns losses ``[T]``.
 
         ``number_1`` is the micro-batch's number, on the host.
         """
@@ -65,11 +65,11 @@ class StageModule(nn.Module):
         return decoder.losses(residual, target_T)
 
     def input_shapes(self, tokens: int) -> list[Shape]:
-        """Shapes of what it takes, for ``tokens`` tokens."""
+        """Shapes of the inputs for ``tokens`` tokens."""
         return [(tokens,)] if self.stage.first else [(tokens, self._width), *self._crossing(self._takes, tokens)]
 
     def output_shapes(self, tokens: int) -> list[Shape]:
-        """Shapes of what it gives."""
+        """Shapes of the outputs."""
         return [(tokens,)] if self.stage.last else [(tokens, self._width), *self._crossing(self._gives, tokens)]
 
     def _crossing(self, crosses: bool, tokens: int) -> Iterator[Shape]:
@@ -77,7 +77,7 @@ class StageModule(nn.Module):
             yield from ((count, tokens, self._rank) for count in counts)
 
     def _unpacked(self, latents: tuple[torch.Tensor, ...]) -> Any:
-        """What came in as ``Carried``; ``None`` where nothing crosses."""
+        """The incoming latents as ``Carried``; ``None`` where nothing crosses."""
         if not self._takes:
             return None
         rest = iter(latents)

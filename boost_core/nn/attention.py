@@ -1,7 +1,7 @@
-"""Causal attention over the heads that are at hand, with rotary position embeddings.
+"""Causal attention over the local heads, with rotary position embeddings.
 
-Where positions see a sliding window alone (Longformer, arXiv 2004.05150), or documents that share a sequence are not to
-see each other, ``documents`` attends to each document by itself. Where a rank has some of a sequence's tokens, what
+Where positions see only a sliding window (Longformer, arXiv 2004.05150), or documents that share a sequence must not
+see each other, ``documents`` attends to each document by itself. Where a rank has some of a sequence's tokens, whoever
 deals them says how they attend.
 
 Shape suffixes: b sequences, s positions, h heads, e head size; g projections, T = b·s tokens, d = h·e; n places for
@@ -24,12 +24,12 @@ from boost_core.nn.rope import rotary_frequencies
 
 @dataclass(frozen=True)
 class KeyMaker:
-    """How keys and values are made of latents, of any tokens.
+    """How keys and values are made from latents, for any tokens.
 
     Attributes:
-        weights: What it takes: parameters, or parts of such.
-        make: From both latents, ``[n, r]`` each, such weights and the tokens' rotation: keys, turned, and values,
-            ``[n, j, e]`` of j heads each.
+        weights: What it uses: parameters, or parts of them.
+        make: From both latents, ``[n, r]`` each, such weights and the tokens' rotation: rotated keys, and values,
+            ``[n, j, e]`` with j heads each.
     """
 
     weights: Sequence[torch.Tensor]
@@ -38,7 +38,7 @@ class KeyMaker:
 
 @dataclass(frozen=True)
 class KeyLatents:
-    """What keys and values are made of: ranks that attend to them may be sent this, and make them themselves.
+    """What keys and values are made from: ranks that attend to them may receive this, and make them themselves.
 
     Attributes:
         of_keys: ``[T, r]``.
@@ -52,56 +52,56 @@ class KeyLatents:
 
 
 class KeptAttention:
-    """Attention that is kept where all around it is computed again: of long sequences it would cost most."""
+    """Attention output kept where everything around it is recomputed, because for long sequences it costs most."""
 
     def __init__(self) -> None:
         self._found: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def once(self, attend: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """What it gives, output and log-sum-exps; when it is asked again, the same, which is forgotten then."""
+        """Return output and log-sum-exps; the second call returns the same ones, and forgets them."""
         found = self._found
         if found is not None:
             self._found = None
             return found
         found = attend()
-        # Without what autograd adds to them: it would hold this, and this it, for ever if no backward pass follows.
+        # Without autograd's references: it would hold this, and this it, forever if no backward pass follows.
         self._found = (found[0].detach(), found[1].detach())
         return found
 
 
 class Attend(Protocol):
-    """How tokens attend in a way of their own: those that are not all of their sequences', or sparsely.
+    """A custom way for tokens to attend: those that are not all of their sequences', or sparsely.
 
     Attributes:
-        sends_latents: Whether it asks for what keys and values are made of.
+        sends_latents: Whether it needs what keys and values are made from.
     """
 
     @property
     def sends_latents(self) -> bool: ...  # noqa: D102
 
     def for_layer(self) -> "Attend":
-        """The same for one layer, whose forward pass and recomputation call it."""
+        """Return one for a single layer, whose forward pass and recomputation call it."""
 
     def __call__(
         self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor,
         latents: KeyLatents | None, kept: KeptAttention | None,
     ) -> torch.Tensor:  # fmt: skip
-        """Attention, ``[T, h, e]``."""
+        """Compute attention, ``[T, h, e]``."""
 
 
 def causal_attention(
     parts: list[torch.Tensor], rotation: "Rotation", head_size: int, latents: KeyLatents | None = None,
     kept: KeptAttention | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Attention of each sequence to its own past.
+    """Attend from each position to the past of its own sequence.
 
     Args:
-        parts: Queries, keys and values in this order, each a ``[g, T, d]`` of one or more of them, sequences one after
-            the other; fewer heads in keys and values for grouped-query attention. Owned by this call.
+        parts: Queries, keys and values in this order, in tensors ``[g, T, d]`` of one or more of them, sequences one
+            after the other; fewer heads in keys and values for grouped-query attention. Owned by this call.
         rotation: The rotary embedding; its length is the length of a sequence.
         head_size: Width of a head.
-        latents: What keys and values are made of, where the rotation asks for it.
-        kept: Keeps what the rotation's own way of attending gives, if all else is computed again.
+        latents: What keys and values are made from, where the rotation asks for it.
+        kept: Keeps the result of the rotation's custom attention, if everything else is recomputed.
 
     Returns:
         ``[T, d]``.
@@ -125,7 +125,7 @@ def causal_attention(
 def with_normed_heads(
     parts: list[torch.Tensor], query_scale_e: torch.Tensor, key_scale_e: torch.Tensor, epsilon: float
 ) -> list[torch.Tensor]:
-    """Queries and keys with each head's normed (RMSNorm), and values as they are; ``parts`` as in ``causal_attention``.
+    """Norm each head of queries and keys (RMSNorm), and leave values alone; ``parts`` as in ``causal_attention``.
 
     Scores then do not grow with the weights that queries and keys come from (arXiv 2302.05442).
     """
@@ -135,7 +135,7 @@ def with_normed_heads(
 
 
 def normed_heads(x_Td: torch.Tensor, scale_e: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Each head of queries or keys normed by itself."""
+    """Norm each head of queries or keys by itself."""
     x_The = x_Td.reshape(len(x_Td), -1, len(scale_e))
     return rms_norm(x_The, (len(scale_e),), scale_e, epsilon).view(x_Td.shape)
 
@@ -152,7 +152,7 @@ class Rotation:
         window: How many positions each sees, itself included; ``None`` for all before it.
 
     Attributes:
-        attend: How tokens attend in a way of their own; ``None`` where all see all before them.
+        attend: A custom way for tokens to attend; ``None`` where all see all before them.
     """
 
     def __init__(
@@ -178,16 +178,16 @@ class Rotation:
 
     @classmethod
     def of(cls, model: ModelConfig, sequence_length: int, device: torch.device) -> "Rotation":
-        """That of a model."""
+        """Make a model's rotation."""
         return cls(sequence_length, model.head_size, model.rope_theta, device, model.rope_scaling, model.sliding_window)
 
     def with_documents(self, start_bn: torch.Tensor | None) -> "Rotation":
-        """The same for tokens that see none but those of their own document; ``None``: of their own sequence.
+        """Return a copy for tokens that see only their own document; ``None``: their own sequence.
 
-        Positions go on across documents: rotary embeddings see differences of positions alone.
+        Positions continue across documents: rotary embeddings depend on differences of positions alone.
 
         Args:
-            start_bn: Where each document begins in its sequence, in order; s in places that are not taken.
+            start_bn: Where each document begins in its sequence, in order; s in unused places.
         """
         if start_bn is None:
             return self
@@ -196,41 +196,41 @@ class Rotation:
         return among
 
     def of_tokens(self, position_T: torch.Tensor, attend: Attend | None = None) -> "Rotation":
-        """The same for tokens at these positions of their sequences, which attend in a way of their own, if at all."""
+        """Return a copy for tokens at these positions of their sequences, with a custom way to attend, if any."""
         own = copy(self)
         own._cosine_se, own._sine_se = self._cosine_se[position_T], self._sine_se[position_T]
         own._cast, own.attend = {}, attend
         return own
 
     def attending(self, attend: Attend) -> "Rotation":
-        """The same for tokens that attend in a way of their own."""
+        """Return a copy for tokens with a custom way to attend."""
         own = copy(self)
         own.attend = attend
         return own
 
     def for_layer(self) -> "Rotation":
-        """The same for one layer, in its forward pass and where that is computed again."""
+        """Return a copy for one layer, for its forward pass and its recomputation."""
         return self if self.attend is None else self.attending(self.attend.for_layer())
 
     def splits(self, count: int) -> list["Rotation"]:
-        """The same for each of equal splits of the sequences."""
+        """Return a copy for each of equal splits of the sequences."""
         if self._start_bn is None:
             return [self] * count
         return [self.with_documents(start_bn) for start_bn in self._start_bn.chunk(count)]
 
     def begins_of(self, tokens_gTd: torch.Tensor) -> torch.Tensor | None:
-        """Where the documents of a micro-batch begin and the last one ends; ``None`` if all see all before them."""
+        """Return where a micro-batch's documents begin and the last one ends; ``None`` if all see all before them."""
         if self._begin_n is not None or self.window is None:
             return self._begin_n
         tokens = tokens_gTd.shape[1]
-        if tokens not in self._whole:  # sequences are documents
+        if tokens not in self._whole:  # each sequence is one document
             self._whole[tokens] = torch.arange(
                 0, tokens + 1, self.sequence_length, dtype=torch.int32, device=tokens_gTd.device
             )
         return self._whole[tokens]
 
     def angles(self, compute_type: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines, ``[s, e/2]``, in at least fp32."""
+        """Return cosines and sines, ``[s, e/2]``, in at least fp32."""
         dtype = torch.promote_types(compute_type, torch.float32)
         if dtype not in self._cast:
             self._cast[dtype] = (self._cosine_se.to(dtype), self._sine_se.to(dtype))

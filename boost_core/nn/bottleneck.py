@@ -1,6 +1,6 @@
 """Low-rank bottleneck projections: z = act(norm(x) A), y = z B.
 
-Shape suffixes: T tokens, d input width, r rank, g projections of one input, c = g·r, f output width.
+Shape suffixes: T tokens, d input width, r rank, g projections of a common input, c = g·r, f output width.
 """
 
 from collections.abc import Callable
@@ -18,16 +18,16 @@ from boost_core.nn.weights import WeightedModule
 
 
 class Bottleneck(WeightedModule):
-    """One or more bottleneck projections of one input: ``down_project``, ``start``, ``up_project``.
+    """One or more bottleneck projections of a common input: ``down_project``, ``start``, ``up_project``.
 
-    All but the exchange that ``start`` starts is local to a rank.
+    Everything except the exchange that ``start`` starts is local to a rank.
 
     Args:
         model: The model's shape.
         group: The projections.
         strategy: Where latents are exchanged.
         grouped: Whether the projections share one matrix product and one exchange.
-        crosses: Whether latents of the block before cross into this one.
+        crosses: Whether latents of the previous block cross into this one.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Bottleneck(WeightedModule):
         self.activation, self.norm_epsilon = model.latent_activation, model.norm_epsilon
         self.crossing = Crossing(crossing_weights(model, group), model.norm_epsilon) if crosses else None
         self.pieces = group.pieces(grouped)
-        # The weight that holds the B of each piece, and where if it holds others, too.
+        # For each piece, the weight that holds its B, and where in it if it holds others, too.
         self._ups = [
             (f"up_{index}", None if piece == run else slice(piece.start - run.start, piece.stop - run.start))
             for index, run in enumerate(group.runs)
@@ -47,21 +47,21 @@ class Bottleneck(WeightedModule):
         ]
 
     def down_project(self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None) -> list[Latents]:
-        """``[T, d_in]`` to this rank's part of the latents, one for each exchange.
+        """Project ``[T, d_in]`` to this rank's part of the latents, one per exchange.
 
         Args:
             x_Td: The input.
-            squares_T: Its rows' sums of squares, where a norm precedes the projections and the residual has them.
+            squares_T: Its rows' sums of squares, if a norm precedes the projections and the residual has them.
         """
         down_dgr, norm = self.declared("down"), self._norm()
         products = [down_dgr] if self.grouped else torch.split(down_dgr, 1, dim=1)
         return [self.strategy.partial_latents(x_Td, squares_T, product_dgr, norm) for product_dgr in products]
 
     def start(self, partials: list[Latents], shared: SharedLatents | None = None) -> Callable[[], list[Latents]]:
-        """Start the exchanges; the result waits for the whole latents.
+        """Start the exchanges; call the result to wait for the whole latents.
 
         Args:
-            partials: What ``down_project`` gave.
+            partials: The results of ``down_project``.
             shared: Keeps the latents for the backward pass, if no rank is to keep them whole.
         """
         norm = self._norm()
@@ -71,14 +71,14 @@ class Bottleneck(WeightedModule):
     def up_project(
         self, whole: list[Latents], carried: list[torch.Tensor] | None
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Latents to what the projections give.
+        """Project latents to the outputs.
 
         Args:
-            whole: What the exchanges gave.
-            carried: Latents of the same projections in the block before; ``None`` in the first block.
+            whole: The results of the exchanges.
+            carried: Latents of the same projections in the previous block; ``None`` in the first block.
 
         Returns:
-            The outputs, ``[g, T, d_out]`` for as many as are projected together, and their latents ``[g, T, r]``.
+            The outputs, ``[g, T, d_out]`` for the g projected together, and their latents ``[g, T, r]``.
         """
         latents = [
             self._latents(piece, each, made_gTr, carried[index] if carried else None)
@@ -91,12 +91,12 @@ class Bottleneck(WeightedModule):
         return outputs, latents
 
     def up_of(self, projection: int) -> torch.Tensor:
-        """B of one projection, ``[r, f]``: a part of a parameter."""
+        """Return B of one projection, ``[r, f]``: a part of a parameter."""
         index, run = next((index, run) for index, run in enumerate(self.group.runs) if projection in run)
         return self.declared(f"up_{index}")[projection - run.start]
 
     def _up(self, name: str, members: slice | None) -> torch.Tensor:
-        # Indexing all of a weight would still cost its gradient one pass that fills zeros and one that copies.
+        # Even indexing all of a weight would cost its gradient one pass that fills zeros and one that copies.
         weight_grf = self.declared(name)
         return weight_grf if members is None else weight_grf[members]
 
@@ -106,7 +106,7 @@ class Bottleneck(WeightedModule):
         return NormWeights(self.declared("scale"), self.group.wide_in, self.norm_epsilon)
 
     def _epilogue(self, partial: Latents) -> Epilogue | None:
-        """What will be computed of the latents of one exchange, if an exchange may do so."""
+        """Return what will be computed from an exchange's latents, if the exchange may do it."""
         tokens, statistic = len(partial[0]), partial[1] is not None
         if self.crossing is not None or self.strategy.fp8 or not (statistic or self.activation):
             return None
@@ -114,12 +114,12 @@ class Bottleneck(WeightedModule):
         return Epilogue(tokens, count, statistic, self.group.wide_in, self.norm_epsilon, self.activation)
 
     def _split(self, whole: list[Latents]) -> list[tuple[Latents, torch.Tensor | None]]:
-        """What belongs to each piece of what the exchanges gave, and have made of that."""
+        """Return each piece's part of the exchanges' results, and of what they have already computed from those."""
         if len(whole) == len(self.pieces):
             return [(latents, made_of(latents[0])) for latents in whole]
         ((h_Tc, squares_T),) = whole
         made_gTr = made_of(h_Tc)
-        rank = h_Tc.shape[1] // len(self.group.wide_outs)  # a strategy may have left this rank a sliver of it
+        rank = h_Tc.shape[1] // len(self.group.wide_outs)  # a strategy may have left this rank only a slice of it
         columns = [len(piece) * rank for piece in self.pieces]
         return [
             ((part_Tc, squares_T), None if made_gTr is None else made_gTr[piece.start : piece.stop])

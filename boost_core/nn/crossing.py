@@ -1,6 +1,6 @@
-"""LaX's latent crossing: h ← LN_r(h + G(z of the block before)); z = act(h) (arXiv 2505.21732).
+"""LaX's latent crossing: h ← LN_r(h + G(z of the previous block)); z = act(h) (arXiv 2505.21732).
 
-Each projection crosses to the same projection of the next block. Shape suffixes: T tokens, g projections of one
+Each projection crosses to the same projection of the next block. Shape suffixes: T tokens, g projections of a common
 input, r rank, c = g·r; a·b = r for the tensor gate.
 """
 
@@ -15,10 +15,10 @@ from boost_core.nn.weights import WeightedModule
 
 
 class Crossing(WeightedModule):
-    """The crossing into the projections of one input.
+    """The crossing into projections of a common input.
 
     Args:
-        weights: Its norm's, and its gate's: none, an r × r matrix, or two, a × a and b × b.
+        weights: The norm's, and the gate's: none, an r × r matrix, or two, a × a and b × b.
         epsilon: ε of the norm.
     """
 
@@ -36,16 +36,16 @@ class Crossing(WeightedModule):
         activation: bool,
         fp8: bool,
     ) -> torch.Tensor:
-        """Latents with what the block before carried over, through norm and activation, ``[g, T, r]``.
+        """Pass latents, plus those carried over from the previous block, through norm and activation, ``[g, T, r]``.
 
         Args:
-            latents: As the exchange gave them, still to be scaled by the norm in front of the projection, if any.
-            width: Of that norm.
-            epsilon: Of that norm.
-            carried_gTr: The latents of the block before.
-            projections: Which of this crossing's they are.
+            latents: As returned by the exchange, still to be scaled by the norm in front of the projection, if any.
+            width: Width of that norm.
+            epsilon: ε of that norm.
+            carried_gTr: The latents of the previous block.
+            projections: Which of this crossing's projections they belong to.
             activation: Whether the bottleneck has a SiLU.
-            fp8: Whether the kernel leaves their rows quantised, too.
+            fp8: Whether the kernel also leaves their rows quantised.
         """
         crossed_gTr = self._gate(carried_gTr, projections)
         scale_gr, shift_gr = (

@@ -1,6 +1,6 @@
 """Dense projections: y = norm(x) W out of the residual, y = x W back into it.
 
-Shape suffixes: T tokens, d input width, g projections of one input, f output width.
+Shape suffixes: T tokens, d input width, g projections of a common input, f output width.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from boost_core.nn.weights import WeightedModule
 
 
 class Dense(WeightedModule):
-    """One or more dense projections of one input, called as a ``Bottleneck`` is; their input stands for the latents.
+    """One or more dense projections of a common input, called like a ``Bottleneck``; the input acts as the latents.
 
     Args:
         model: The model's shape.
@@ -28,19 +28,19 @@ class Dense(WeightedModule):
         self.group, self.strategy, self.norm_epsilon = group, strategy, model.norm_epsilon
 
     def down_project(self, x_Td: torch.Tensor, squares_T: torch.Tensor | None = None) -> list[Latents]:
-        """Nothing is done before an exchange."""
+        """Do nothing: there is no exchange before a dense product."""
         return [(x_Td, squares_T)]
 
     def start(
         self, partials: list[Latents], shared: SharedLatents | None = None  # noqa: ARG002
     ) -> Callable[[], list[Latents]]:  # fmt: skip
-        """Nothing is exchanged between two matrices."""
+        """Exchange nothing: there are no two matrices."""
         return lambda: partials
 
     def up_project(
         self, whole: list[Latents], carried: list[torch.Tensor] | None  # noqa: ARG002
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
-        """One ``[g, T, f]`` for each run of equal widths, and no latents."""
+        """Return one ``[g, T, f]`` for each run of equal widths, and no latents."""
         ((x_Td, _),) = whole
         if self.group.norm is None:
             return [self.strategy.dense_out(x_Td, self.declared("weight")).unsqueeze(0)], []

@@ -1,7 +1,7 @@
-"""Attention within documents that lie one after the other, told apart by where each begins: no mask of all pairs.
+"""Attention within documents that lie one after the other, separated by their start positions: no mask of all pairs.
 
-A document's query sees the keys of its own past, or those of a window of it. On a GPU flash attention reads where
-documents begin from the device's memory, so that a captured step serves whatever lengths the next batch has; elsewhere
+A document's query sees the keys of its own past, or of a window of it. On a GPU flash attention reads the starts of
+documents from the device's memory, so that a captured step serves whatever lengths the next batch has; elsewhere
 each document is attended to by itself.
 
 Shape suffixes: T tokens, h heads, j heads of keys and values, e head size; m tokens of one document; n places for
@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-_LARGEST_HEAD, _HEAD_MULTIPLE = 256, 8  # of flash attention
+_LARGEST_HEAD, _HEAD_MULTIPLE = 256, 8  # limits of flash attention
 
 
 def begins(start_bn: torch.Tensor, length: int) -> torch.Tensor:
-    """Where the documents of all sequences begin and the last one ends, ``[b·n + 1]`` in 32 bits, never falling.
+    """Return where the documents of all sequences begin and the last one ends, ``[b·n + 1]``, 32 bits, non-decreasing.
 
     Args:
-        start_bn: Where each begins in its sequence, in order; s in places that are not taken.
+        start_bn: Where each begins in its sequence, in order; s in unused places.
         length: Tokens of a sequence, s.
     """
     tokens = len(start_bn) * length
@@ -32,7 +32,7 @@ def begins(start_bn: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def reads_lengths_on_device(query_The: torch.Tensor) -> bool:
-    """Whether attention to such queries needs no lengths on the host."""
+    """Return whether attention for such queries needs no lengths on the host."""
     head_size = query_The.shape[-1]
     fits = head_size <= _LARGEST_HEAD and head_size % _HEAD_MULTIPLE == 0
     return query_The.is_cuda and query_The.dtype in (torch.bfloat16, torch.float16) and fits
@@ -48,8 +48,8 @@ def attention_within(
         query_The: Queries; h is a multiple of j.
         key_Tje: Keys.
         value_Tje: Values.
-        begin_n: As ``begins`` gives them; a document may have no tokens.
-        longest: None has more tokens.
+        begin_n: As returned by ``begins``; a document may have no tokens.
+        longest: Upper bound on the tokens of a document.
         window: How many tokens each sees, itself included; ``None`` for all before it.
 
     Returns:
@@ -63,7 +63,7 @@ def attention_within(
 def one_by_one(
     query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor, begin_n: torch.Tensor, window: int | None
 ) -> torch.Tensor:
-    """The reference, whose host reads the lengths; arguments as of ``attention_within``."""
+    """Reference for which the host reads the lengths; arguments as for ``attention_within``."""
     lengths = [length for length in begin_n.diff().tolist() if length]
     queries, keys, values = (torch.split(x, lengths) for x in (query_The, key_Tje, value_Tje))
     return torch.cat(
@@ -84,16 +84,16 @@ def _flash(
 
 @cache
 def _varlen_attention() -> Callable[..., Any]:
-    # Imported here because it registers operations, which takes time, and only this needs them.
+    # Imported here because it registers operations, which takes time, and only this function needs them.
     from torch.nn.attention.varlen import varlen_attn
 
-    # torch 2.11 takes fewer heads of keys without being told.
+    # torch 2.11 accepts fewer heads of keys without an option.
     grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
     return partial(varlen_attn, **grouped)
 
 
 def _alone(query_mhe: torch.Tensor, key_mje: torch.Tensor, value_mje: torch.Tensor, window: int | None) -> torch.Tensor:
-    """One document's; of a long one a window of queries at a time, so that no mask is larger than two windows."""
+    """Attend within one document; a long one a window of queries at a time, so no mask is larger than two windows."""
     length = len(query_mhe)
     if window is None or window >= length:
         return _scored(query_mhe, key_mje, value_mje, None)

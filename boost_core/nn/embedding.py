@@ -10,12 +10,12 @@ from boost_core.nn.weights import WeightedModule
 
 
 class TokenEmbedding(WeightedModule):
-    """Token ids to the residual stream."""
+    """Maps token ids to the residual stream."""
 
     def __init__(self, model: ModelConfig, strategy: Strategy) -> None:
         super().__init__(embedding_weights(model))
         self.strategy = strategy
 
     def forward(self, token_T: torch.Tensor) -> Residual:
-        """``[T]`` ids to a stream of ``[T, d]``."""
+        """Map ``[T]`` ids to a stream of ``[T, d]``."""
         return self.strategy.embed(token_T, self.declared("weight"))

@@ -20,18 +20,18 @@ class HeadAndLoss(WeightedModule):
         z_loss: The weight of the z-loss.
 
     Attributes:
-        predicts: Whether it gives the likeliest token after each in place of its loss.
+        predicts: Whether it returns the most likely token after each instead of its loss.
     """
 
     def __init__(self, model: ModelConfig, strategy: Strategy, embedding: TokenEmbedding | None, z_loss: float) -> None:
         super().__init__(head_weights(model))
         self.hidden_size, self.norm_epsilon, self.strategy = model.hidden_size, model.norm_epsilon, strategy
         self.z_loss, self.predicts = z_loss, False
-        # In a tuple, so that the embedding does not become a part of the head, too.
+        # In a tuple, so that the embedding is not registered as a submodule of the head, too.
         self._tied_to = (embedding if model.tie_embeddings else None,)
 
     def forward(self, residual: Residual, target_T: torch.Tensor) -> torch.Tensor:
-        """Loss of each token in nats, ``[T]``; or the likeliest next token."""
+        """Return the loss of each token in nats, ``[T]``; or the most likely next token."""
         norm = NormWeights(self.declared("scale"), self.hidden_size, self.norm_epsilon)
         hidden_Td = self.strategy.final_norm(residual, norm)
         if self.predicts:

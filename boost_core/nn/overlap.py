@@ -9,12 +9,12 @@ from torch.utils.checkpoint import checkpoint
 
 Result = TypeVar("Result")
 
-# Yields what waits for an exchange in flight, and is sent what that gave; returns its result.
+# Yields a function that waits for an exchange in flight, and is sent that exchange's result; returns its own result.
 Segments = Generator[Callable[[], Any], Any, Result]
 
 
 def run_together(computations: Sequence[Segments[Result]]) -> list[Result]:
-    """Run computations in turns, a segment each, and return their results; all have equally many segments."""
+    """Run computations in turns, a segment each, and return their results; all have the same number of segments."""
     waits, results = [next(computation) for computation in computations], list[Result]()
     while not results:
         for index, computation in enumerate(computations):
@@ -26,22 +26,22 @@ def run_together(computations: Sequence[Segments[Result]]) -> list[Result]:
 
 
 def no_recompute(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function; autograd remembers what it needs of it."""
+    """Call a function; autograd keeps what it needs."""
     return function(*arguments)
 
 
 def checkpoint_block(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function; autograd remembers only its arguments, and calls it again for the rest (arXiv 1604.06174)."""
+    """Call a function; autograd keeps only its arguments, and calls it again for the rest (arXiv 1604.06174)."""
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def checkpoint_segment(function: Callable[..., Any], *arguments: Any) -> Any:
-    """As ``checkpoint_block``, but not for the exchanged product in which the work ends; see ``in_recompute``."""
+    """As ``checkpoint_block``, but without repeating the exchanged product that ends the work; see ``in_recompute``."""
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=_first_and_again)
 
 
 def in_recompute() -> bool:
-    """Whether this is the backward pass's recomputation: the product that was exchanged is read by nobody then."""
+    """Whether this is the backward pass's recomputation, in which nobody reads the product that was exchanged."""
     return _recomputes.get()
 
 

@@ -1,16 +1,16 @@
-"""The frequencies of rotary position embeddings, and how they are scaled for sequences longer than a model has seen.
+"""The frequencies of rotary position embeddings, and their scaling for sequences longer than a model was trained on.
 
-A pair i of a head's e elements turns by θ^(−2i/e) a position (RoFormer, arXiv 2104.09864). Scaled by a factor s, slow
-pairs turn s times as slowly and fast ones as before, with a ramp between the two:
+Pair i of a head's e elements turns by θ^(−2i/e) per position (RoFormer, arXiv 2104.09864). Scaled by a factor s, slow
+pairs turn s times more slowly and fast ones as before, with a ramp between the two:
 
 ======  ================================================================================================================
 llama3  by how often a pair turns in the original length: up to ``low_freq_factor`` times it is slow, from
         ``high_freq_factor`` times on fast (Llama 3.1's reference code)
-yarn    by the pair's number, between those that turn ``beta_slow`` and ``beta_fast`` times; and queries and keys grow
-        by ``attention_factor`` (YaRN, arXiv 2309.00071)
+yarn    by the pair's number, between those that turn ``beta_slow`` and ``beta_fast`` times; and queries and keys are
+        multiplied by ``attention_factor`` (YaRN, arXiv 2309.00071)
 ======  ================================================================================================================
 
-Shape suffixes: e here the pairs of a head.
+Shape suffixes: e here stands for the pairs of a head.
 """
 
 import math
@@ -23,7 +23,7 @@ from boost_core.config.model import RopeScalingConfig
 def rotary_frequencies(
     head_size: int, theta: float, scaling: RopeScalingConfig | None, device: torch.device
 ) -> torch.Tensor:
-    """Radians a position of each pair, ``[e/2]`` in float64, so that far positions keep the bits of their angles."""
+    """Radians per position for each pair, ``[e/2]`` in float64, so that far positions keep the bits of their angles."""
     plain_e: torch.Tensor = theta ** -(torch.arange(0, head_size, 2, dtype=torch.float64, device=device) / head_size)
     if scaling is None:
         return plain_e
@@ -32,7 +32,7 @@ def rotary_frequencies(
 
 
 def _fast_llama3(plain_e: torch.Tensor, scaling: RopeScalingConfig) -> torch.Tensor:
-    """How fast each pair counts as, from 0 to 1."""
+    """How fast each pair is taken to be, from 0 to 1."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     assert low is not None and high is not None
     turns_e = scaling.original_max_position_embeddings * plain_e / (2 * math.pi)

@@ -9,7 +9,7 @@ from boost_core.architecture.roles import WeightSpec
 
 
 class WeightedModule(nn.Module):
-    """A module that declares its weights; until a strategy makes them they are on the meta device."""
+    """A module that declares its weights; they are on the meta device until a strategy creates them."""
 
     def __init__(self, weights: Mapping[str, WeightSpec]) -> None:
         super().__init__()
@@ -18,7 +18,7 @@ class WeightedModule(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.empty(spec.shape, device="meta")))
 
     def declared(self, name: str) -> nn.Parameter:
-        """One of its weights; ``get_parameter`` would first look for a module on the way to it."""
+        """Return one of its weights; ``get_parameter`` would first look for a module on the way to it."""
         weight = self._parameters[name]
         if weight is None:
             raise AssertionError(f"{name} has been taken away")
@@ -26,7 +26,7 @@ class WeightedModule(nn.Module):
 
 
 def weight_specs(model: nn.Module) -> dict[str, WeightSpec]:
-    """Every declared weight of a model by its full name."""
+    """Return every declared weight of a model by its full name."""
     return {
         f"{path}.{name}": spec
         for path, module in model.named_modules()

@@ -11,7 +11,7 @@ from boost_core.optim.group import ParamGroup, StateSlice
 
 
 class MasterWeightAdamW:
-    """Updates fp32 masters, and with them the weights that the model computes with.
+    """Updates fp32 masters, and with them the model's weights.
 
     Args:
         groups: All weights of the model. Those with a custom update are left to a subclass.
@@ -22,11 +22,11 @@ class MasterWeightAdamW:
         self.groups, self._config = groups, config
 
     def step(self, clip: torch.Tensor, learning_rate: float, step: int) -> None:
-        """One update with the groups' reduced gradients, which hold nothing of use afterwards.
+        """Apply one update from the groups' reduced gradients, which are undefined afterwards.
 
         Args:
-            clip: What they are multiplied by: one fp32 element.
-            learning_rate: Of this step.
+            clip: Factor for the gradients: one fp32 element.
+            learning_rate: For this step.
             step: Number of the optimizer step, from 1.
         """
         for group in self.groups:
@@ -39,11 +39,11 @@ class MasterWeightAdamW:
             group.publish()
 
     def round_masters(self) -> None:
-        """Make the model's weights those of the masters."""
+        """Round the masters into the model's weights."""
         for group in self.groups:
             group.round_masters()
 
     def pieces(self) -> Iterator[StateSlice]:
-        """What this rank keeps of each weight's state."""
+        """Yield what this rank keeps of each weight's state."""
         for group in self.groups:
             yield from group.pieces()

@@ -25,12 +25,12 @@ def make_optimizer(
     tensor_parallel: Communicator,
     replicas: Communicator,
 ) -> MasterWeightAdamW:
-    """The optimizer of this rank's weights, which become views of its groups' memory.
+    """Build the optimizer of this rank's weights, which become views of its groups' memory.
 
     Args:
         spec: The job.
         model: This rank's part of the model.
-        axes: The axis that each weight is split along over the tensor parallel ranks, if it is.
+        axes: The axis along which each weight is split over the tensor parallel ranks, if any.
         tensor_parallel: The tensor parallel group.
         replicas: The ranks with the same weights: data parallel ones, and context parallel ones.
     """

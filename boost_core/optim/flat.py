@@ -1,4 +1,4 @@
-"""Tensors one after the other in one piece of memory, so that one kernel or one collective serves them all."""
+"""Tensors one after the other in one block of memory, so that one kernel or one collective serves them all."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from math import prod
 
 import torch
 
-BLOCK = 64  # elements; matrix products and 16-byte accesses want each tensor to begin at a round address
+BLOCK = 64  # elements; matrix products and 16-byte accesses need each tensor to begin at an aligned address
 
 Offsets = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class FlatSlice:
-    """A box of one tensor whose elements lie one after the other.
+    """A box of one tensor whose elements are contiguous.
 
     Attributes:
-        name: The tensor's.
+        name: The tensor's name.
         offsets: Where it begins in the tensor.
         sizes: Its shape.
         begin: Where it begins in the flat tensor.
@@ -29,14 +29,14 @@ class FlatSlice:
 
 
 class FlatLayout:
-    """Where tensors of given shapes lie in one flat tensor.
+    """Positions of tensors of given shapes in one flat tensor.
 
     Args:
-        shapes: Shape of each tensor by name, in the order in which they lie.
-        parts: The length divides into this many equal parts, which begin at round addresses, too.
+        shapes: Shape of each tensor by name, in memory order.
+        parts: Number of equal parts that the length divides into, each beginning at an aligned address.
 
     Attributes:
-        length: Elements of the flat tensor; what is nobody's is padding, and stays zero.
+        length: Elements of the flat tensor; the rest is padding, and stays zero.
         shapes: The shapes.
         ranges: Where each tensor begins and ends, by name.
     """
@@ -51,11 +51,11 @@ class FlatLayout:
         self.length = _rounded_up(end, BLOCK * parts)
 
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Each tensor, a view of ``flat``."""
+        """Return each tensor as a view of ``flat``."""
         return {name: flat[slice(*self.ranges[name])].view(shape) for name, shape in self.shapes.items()}
 
     def boxes_within(self, begin: int, end: int) -> Iterator[FlatSlice]:
-        """All that lies between two places, padding left out."""
+        """Yield everything between two positions, padding left out."""
         for name, (first, last) in self.ranges.items():
             low, high = max(begin, first), min(end, last)
             for offsets, sizes in boxes(self.shapes[name], low - first, high - first):
@@ -64,7 +64,7 @@ class FlatLayout:
 
 
 def boxes(shape: Offsets, begin: int, end: int) -> Iterator[tuple[Offsets, Offsets]]:
-    """The elements from number ``begin`` to ``end`` of a tensor, in order, as few boxes: offsets and sizes of each."""
+    """Split the elements from ``begin`` to ``end`` of a tensor, in order, into few boxes: offsets and sizes of each."""
     if begin >= end:
         return
     if len(shape) <= 1:

@@ -1,4 +1,4 @@
-"""A step's gradients, summed up over micro-batches as they come off the weights, and over replicas while they come."""
+"""A step's gradients, summed over micro-batches as they are computed, and over replicas meanwhile."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -13,27 +13,27 @@ from boost_core.optim.product_sums import add_product_, adds_products
 from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.gradient_sinks import WeightPart, send_gradients_to, send_products_to
 
-# Buckets under way at a time where each has memory of its own.
+# Buckets in flight at a time where each has memory of its own.
 _AT_ONCE = 2
 
 
 class Gradients:
-    """Takes the gradients of all groups.
+    """Receives the gradients of all groups.
 
-    How often a weight's gradient comes up in a step is learnt in the first one of so many micro-batches. From the
-    second on, a bucket is sent as soon as its last gradient is in, while the rest of the backward pass goes on: once a
-    step, or under ZeRO's second stage once a micro-batch. Buckets go in one order, from the last to the first, as all
-    replicas must agree on one.
+    The first step with a given number of micro-batches learns how often each weight's gradient arrives in a step. From
+    the second on, a bucket is sent as soon as its last gradient is in, while the rest of the backward pass goes on:
+    once per step, or under ZeRO's second stage once per micro-batch. Buckets go in a fixed order, from the last to the
+    first, because all replicas must agree on one.
 
-    On a GPU most come as their factors, in 16 bits, whose product is added where the sum is. If the weight is scaled in
-    the forward pass, the sum is that of the scaled weight at first, and becomes the weight's own, with the scale's,
-    once a step, when the last of them is in.
+    On a GPU most arrive as their factors, in 16 bits, and the product is added directly to the sum. If the weight is
+    scaled in the forward pass, the sum is at first that of the scaled weight, and is converted to the weight's own and
+    the scale's once per step, when the last of them is in.
 
     Args:
         weights: The model's weights by name.
         groups: The groups that they are in.
         replicas: The ranks with the same weights: data parallel ones, and context parallel ones.
-        by_micro_batch: Whether each bucket is sent once a micro-batch, or once a step.
+        by_micro_batch: Whether each bucket is sent once per micro-batch, or once per step.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class Gradients:
         }
         self._arrivals: Counter[str] = Counter()
         self._arrived = [0] * len(self._buckets)
-        self._expected: list[int] | None = None  # in a round
+        self._expected: list[int] | None = None  # per round
         self._under_way: deque[Callable[[], None]] = deque()
         self._sent = 0
-        # The weights' hooks hold this object, and torch hides them from Python's garbage collection.
+        # The weights' hooks hold this object, and torch hides them from Python's garbage collector.
         self._weights = {name: ref(weight) for name, weight in weights.items()}
         self._name_of = {id(weight): name for name, weight in weights.items()}
-        self._unscaled: dict[str, str] = {}  # sums of scaled weights, and what scales them
-        self._in_a_step: dict[str, int] = {}  # gradients of each weight, once that is known
+        self._unscaled: dict[str, str] = {}  # sums of scaled weights, and their scales
+        self._in_a_step: dict[str, int] = {}  # gradients of each weight, once known
         for name, weight in weights.items():
             whole = self._group_of[name].sum_of(name) is not None and not by_micro_batch
             if whole and adds_products(weight.device, weight.dtype):
@@ -66,7 +66,7 @@ class Gradients:
             send_gradients_to(partial(self._add, name), weight)
 
     def begin(self, micro_batches: int = 1) -> None:
-        """Begin a step of so many micro-batches."""
+        """Begin a step of this many micro-batches."""
         if micro_batches != self._micro_batches:
             self._micro_batches, self._expected, self._in_a_step = micro_batches, None, {}
             self._rounds = micro_batches if self._by_micro_batch else 1
@@ -77,7 +77,7 @@ class Gradients:
         self._arrived, self._sent = [0] * len(self._buckets), 0
 
     def finish(self) -> None:
-        """Wait until every replica has its part of the sums over all of them."""
+        """Wait until every replica has its part of the sums over all replicas."""
         if self._expected is None:
             for name in list(self._unscaled):
                 self._unscale(name)
@@ -89,7 +89,7 @@ class Gradients:
             self._under_way.popleft()()
 
     def abandon(self) -> None:
-        """Forget what has come of a step that is not finished; what is under way is not waited for."""
+        """Discard the gradients of an unfinished step, without waiting for what is in flight."""
         self._under_way.clear()
         self._unscaled.clear()
         for group in self._groups:
@@ -119,7 +119,7 @@ class Gradients:
         return True
 
     def _unscale(self, name: str) -> None:
-        """Make the sum of a scaled weight's gradients those of the weight and of its scale."""
+        """Convert the sum of a scaled weight's gradients into the weight's and its scale's."""
         sums, scale = self._group_of[name].sum_of(name), self._unscaled.pop(name)
         weight, scale_d = self._weights[name](), self._weights[scale]()
         if sums is None or weight is None or scale_d is None:
@@ -141,14 +141,14 @@ class Gradients:
             self._send(ready)
 
     def _is_in(self, sending: int) -> bool:
-        """Whether all gradients of a sending, counted through the rounds, have come."""
+        """Return whether all gradients of a sending, counted through the rounds, have arrived."""
         if self._expected is None:
             raise AssertionError("not learnt yet")
         finished, place = divmod(sending, len(self._buckets))
         return self._arrived[place] >= (finished + 1) * self._expected[place]
 
     def _send(self, ready: int) -> None:
-        """Start the reduction of all that comes before the sending of this number."""
+        """Start the reduction of everything before this sending."""
         while self._sent < ready:
             if self._replicas.size > 1:
                 group, bucket = self._buckets[self._sent % len(self._buckets)]

@@ -1,12 +1,12 @@
 """Weights that are updated alike, flat in memory, and the part of their state that this replica keeps.
 
 With ZeRO's first stage (arXiv 1910.02054) each of the data parallel replicas keeps an equal part of the masters and
-moments: it gets the sum of that part's gradients, updates it, and all gather the rounded weights. Memory is divided
-into buckets, and every bucket into a part a replica, so that a bucket can be sent as soon as its gradients are there.
+moments: it gets the sum of that part's gradients and updates it, and all gather the rounded weights. Memory is divided
+into buckets, and every bucket into one part per replica, so a bucket can be sent as soon as its gradients are there.
 With the second stage there is no sum of all gradients: a bucket has memory from its first gradient of a micro-batch
-until it is sent, and each replica adds up what it gets.
+until it is sent, and each replica adds up what it receives.
 
-Of the masters and moments that a replica keeps, the end may be in the host's memory (``host_tier``).
+The tail of a replica's masters and moments may be in the host's memory (``host_tier``).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ class StateSlice:
     """A box of one weight's state that this rank keeps.
 
     Attributes:
-        name: The weight's.
+        name: The weight's name.
         quantity: ``master``, ``first_moment`` or ``second_moment``.
         shape: Shape of this tensor parallel rank's part of the weight.
         offsets: Where the box begins in it.
@@ -54,9 +54,9 @@ class StatePart:
     Attributes:
         master: The weights in fp32.
         gradient: Their reduced gradients.
-        first_moment: Running mean of them.
+        first_moment: Running mean of the gradients.
         second_moment: Running mean of their squares.
-        weight: The weights in the compute type; ``None`` where the masters serve as such.
+        weight: The weights in the compute type; ``None`` where the masters are the weights.
     """
 
     master: torch.Tensor
@@ -71,26 +71,26 @@ class ParamGroup:
 
     Args:
         kind: What its weights have in common.
-        weights: The weights by name, fp32; they become ``compute_type`` here, and views of one tensor.
+        weights: The weights by name, fp32; they are converted to ``compute_type`` here, as views of one tensor.
         compute_type: What the model computes in.
         replicas: The ranks with the same weights: data parallel ones, and context parallel ones.
         zero_stage: 1 if each replica is to keep a part of the state, 2 if of the gradients, too; else 0.
-        bucket_elements: Elements of a bucket, at most.
-        offload: The share of this replica's masters and moments that is to be in the host's memory; masters that the
+        bucket_elements: Maximum number of elements in a bucket.
+        offload: The share of this replica's masters and moments to keep in the host's memory; masters that the
             model computes with stay on the device.
         staging: Where those are updated; needed for a share above 0.
 
     Attributes:
         kind: As given.
         sharded: Whether this replica keeps a part of the state, or all of it.
-        names: Of the weights.
+        names: Names of the weights.
         buckets: Where each bucket lies.
-        own_gradient: The reduced gradients of what this replica keeps; flat, as the next four.
-        master: Its weights in the same type; without the end that the host has, as the moments.
+        own_gradient: The reduced gradients of what this replica keeps; flat, as are the next four.
+        master: Its weights in the same type; without the tail on the host, as are the moments.
         first_moment: Running mean of its gradients.
-        second_moment: Running mean of their squares; empty where the update goes without.
-        own_weight: Its weights in the compute type; ``None`` where the masters serve as such.
-        tier: What the host has; ``None`` if it has nothing.
+        second_moment: Running mean of their squares; empty where the update does not use it.
+        own_weight: Its weights in the compute type; ``None`` where the masters are the weights.
+        tier: The tail on the host; ``None`` if there is none.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class ParamGroup:
         self.tier = self._offloaded(full, offloaded, computed_with) if offloaded else None
 
     def _offloaded(self, full: torch.Tensor, elements: int, computed_with: bool) -> HostTier:
-        """The end of the state in the host's memory; without masters that the model computes with."""
+        """Return the tail of the state for the host's memory; without masters that the model computes with."""
         moments = ("first_moment", "second_moment")[: self.kind.moments]
         names = moments if computed_with else ("master", *moments)
         tensors = host_zeros(len(names), elements, full.dtype, full.device)
@@ -146,7 +146,7 @@ class ParamGroup:
         return tier
 
     def _own_parts(self, begin: int, end: int) -> Iterator[tuple[slice, slice]]:
-        """What this replica keeps, between two places: where that is among all of the group, and where here."""
+        """Yield what this replica keeps between two positions: where it lies in the whole group, and where here."""
         for own, place in zip(self._own, self._places, strict=True):
             low, high, ahead = max(begin, place.start), min(end, place.stop), own.start - place.start
             if low < high:
@@ -158,7 +158,7 @@ class ParamGroup:
         return own
 
     def _fill(self, own: torch.Tensor, full: torch.Tensor, begin: int) -> None:
-        """Copy to ``own`` what this replica keeps from a place on."""
+        """Copy to ``own`` what this replica keeps from a position on."""
         for here, place in self._own_parts(begin, begin + len(own)):
             own[place.start - begin : place.stop - begin].copy_(full[here])
 
@@ -169,19 +169,19 @@ class ParamGroup:
         return self._staging
 
     def parts(self) -> Iterator[StatePart]:
-        """The state that this replica keeps, part by part; each is to be updated before the next is asked for."""
+        """Yield this replica's state part by part; each is to be updated before the next is requested."""
         for here, place, (master, first, second) in self._through("master", "first_moment", "second_moment"):
             yield StatePart(master, self.own_gradient[place], first, second, self._weight_of(here, place))
 
     @contextmanager
     def on_device(self, name: str, *quantities: str) -> Iterator[list[torch.Tensor]]:
-        """Some quantities of one weight, to be read and written; where this replica keeps all of it.
+        """Give access to some quantities of one weight; requires that this replica keeps all of it.
 
         Two weights can be on the device at a time.
 
         Args:
-            name: The weight's.
-            quantities: As those of ``StateSlice``; two of them at most.
+            name: The weight's name.
+            quantities: As in ``StateSlice``; two at most.
         """
         if self.sharded:
             raise AssertionError("each replica keeps a part of it")
@@ -192,7 +192,7 @@ class ParamGroup:
             self._buffers.store(staged)
 
     def clear_moments(self) -> None:
-        """Make all moments zero."""
+        """Set all moments to zero."""
         for moment in (self.first_moment, self.second_moment):
             moment.zero_()
         if self.tier is not None:
@@ -201,14 +201,14 @@ class ParamGroup:
                 self.tier.state[name].zero_()
 
     def _through(self, *quantities: str, store: bool = True) -> Iterator[tuple[slice, slice, list[torch.Tensor]]]:
-        """Quantities of what this replica keeps: what is on the device, and then chunk by chunk what the host has.
+        """Go through quantities of this replica's state: first those on the device, then the host's, chunk by chunk.
 
         Args:
             quantities: Their names.
             store: Whether they are changed.
 
         Yields:
-            Where each part lies among all of the group, for one that the host has; where it lies here; and the tensors.
+            Where each part lies in the whole group, if it is the host's; where it lies here; and the tensors.
         """
         kept = len(self.own_gradient)
         parts = [(slice(0), slice(0, self._resident))] if self._resident else []
@@ -224,7 +224,7 @@ class ParamGroup:
                 self._buffers.store(staged)
 
     def _load(self, place: slice, quantities: Sequence[str]) -> Staged | None:
-        """Start to copy to the device what is not there."""
+        """Start copying to the device what is not there."""
         origins = [self._where(name, place) for name in quantities if self._is_away(name, place)]
         return self._buffers.load(origins) if origins else None
 
@@ -236,7 +236,7 @@ class ParamGroup:
         return self.tier is not None and quantity in self.tier.state and place.stop > self.tier.begin
 
     def _where(self, quantity: str, place: slice) -> list[torch.Tensor]:
-        """Its parts: what the device has of it, and what the host has."""
+        """Return its parts: the one on the device, and the one on the host."""
         resident: torch.Tensor = getattr(self, quantity)
         if self.tier is None or not self._is_away(quantity, place):
             return [resident[place]]
@@ -245,14 +245,14 @@ class ParamGroup:
         return [resident[place.start :], away] if place.start < begin else [away]
 
     def _weight_of(self, here: slice, place: slice) -> torch.Tensor | None:
-        """What the model computes with of a part, if that is to be written."""
+        """Return the model's weights for a part, if they are to be written."""
         if self.own_weight is not None:
             return self.own_weight[place]
-        # In fp32 replicas get the masters; those that the host has, from where they are written to among all weights.
+        # In fp32 replicas get the masters; the host's are published from where they are written in the whole group.
         return self._weight[here] if self.sharded and place.start >= self._resident else None
 
     def buckets_of(self, name: str) -> range:
-        """The buckets in which a weight lies."""
+        """Return the buckets in which a weight lies."""
         first, last = self._layout.ranges[name]
         touched = [index for index, bucket in enumerate(self.buckets) if bucket.start < last and first < bucket.stop]
         return range(touched[0], touched[-1] + 1)
@@ -263,11 +263,11 @@ class ParamGroup:
         return self._gradient is None
 
     def clear_gradients(self) -> None:
-        """Begin the sums of a step."""
+        """Clear the sums for a new step."""
         (self.own_gradient if self._gradient is None else self._gradient).zero_()
 
     def add_gradient(self, name: str, gradient: torch.Tensor, part: WeightPart | None = None) -> None:
-        """Add a gradient of a micro-batch to its sum, in at least fp32: a weight's, or that of a part of it."""
+        """Add the gradient of a weight, or of a part of one, in a micro-batch to its sum, in at least fp32."""
         if self._gradient is not None:
             sums = self._sums[name]
             if part is None:
@@ -275,7 +275,7 @@ class ParamGroup:
             else:
                 part.of(sums).add_(gradient)
             return
-        if part is not None:  # buckets divide a weight where they like
+        if part is not None:  # a bucket may end anywhere in a weight
             whole = gradient.new_zeros(self._layout.shapes[name])
             part.of(whole).copy_(gradient)
             gradient = whole
@@ -291,20 +291,20 @@ class ParamGroup:
         return self._sums.get(name)
 
     def abandon_buckets(self) -> None:
-        """Forget what has been added up in buckets that have not been sent."""
+        """Discard the sums in buckets that have not been sent."""
         self._of_buckets.clear()
 
     def summed_gradients(self) -> dict[str, torch.Tensor]:
-        """Sums of gradients by name, where this replica keeps all of them."""
+        """Sums of gradients by name; requires that this replica keeps all of them."""
         if self.sharded:
             raise AssertionError("each replica keeps a part of them")
         return self._layout.views(self.own_gradient)
 
     def start_reduction(self, bucket: int) -> Callable[[], None]:
-        """Start to sum a bucket's gradients over the replicas; each gets its own part, or all of it.
+        """Start summing a bucket's gradients over the replicas; each gets its own part, or all of it.
 
         Returns:
-            Waits for it.
+            A function that waits for the sum.
         """
         here = self.buckets[bucket]
         place = self._places[bucket] if self.sharded else here
@@ -316,7 +316,7 @@ class ParamGroup:
         return self._replicas.start_all_reduce_(mine, "gradients").wait
 
     def _start_part(self, mine: torch.Tensor, bucket: int) -> Callable[[], None]:
-        """The same of a micro-batch's gradients, which are added to what there is."""
+        """The same for a micro-batch's gradients, which are added to the previous ones."""
         memory = self._memory_of(bucket)
         del self._of_buckets[bucket]
         if self.sharded:
@@ -338,14 +338,14 @@ class ParamGroup:
         return self._of_buckets[bucket]
 
     def squares(self) -> torch.Tensor:
-        """Sum of squares of the reduced gradients that this replica keeps, one float64 element."""
-        # Within a block fp32 is precise enough; there are many blocks.
+        """Return the sum of squares of this replica's reduced gradients, one float64 element."""
+        # Within a block fp32 is precise enough; over the many blocks it is not.
         norms = torch.linalg.vector_norm(self.own_gradient.view(-1, BLOCK), dim=1)
         total: torch.Tensor = norms.double().square().sum()
         return total
 
     def publish(self) -> None:
-        """Give all replicas the updated weights of each."""
+        """Give all replicas the updated weights."""
         if not self.sharded:
             return
         under_way = [
@@ -356,16 +356,16 @@ class ParamGroup:
             pending.wait()
 
     def _updated(self) -> list[torch.Tensor]:
-        """This replica's part of each bucket's weights."""
+        """Return this replica's part of each bucket's weights."""
         if self.own_weight is None and self.tier is not None:
             for here, place in self._own_parts(0, self._resident):
                 self._weight[here].copy_(self.master[place])
-            return [self._weight[own] for own in self._own]  # of a gather into the same memory
+            return [self._weight[own] for own in self._own]  # for a gather into the same memory
         flat = self.master if self.own_weight is None else self.own_weight
         return [flat[place] for place in self._places]
 
     def round_masters(self) -> None:
-        """Make the model's weights those of the masters, on all replicas."""
+        """Round the masters into the model's weights, on all replicas."""
         for here, place, (master,) in self._through("master", store=False):
             weight = self._weight_of(here, place)
             if weight is not None:
@@ -373,7 +373,7 @@ class ParamGroup:
         self.publish()
 
     def pieces(self) -> Iterator[StateSlice]:
-        """The state that this rank keeps; what the host has of it is up to date, and stays so until an update."""
+        """Yield this rank's state; the host's part is up to date, and stays so until an update."""
         if self.tier is not None:
             self._buffers.wait()
         quantities = ("master", "first_moment", "second_moment")[: 1 + self.kind.moments]
@@ -389,7 +389,7 @@ class ParamGroup:
 
 
 def _piece(whole: slice, at: int) -> slice:
-    """The chunk of it that begins so many elements after its beginning."""
+    """Return the chunk of a slice that starts at an offset."""
     return slice(whole.start + at, min(whole.start + at + STAGED_CHUNK, whole.stop))
 
 
@@ -399,13 +399,13 @@ def _buckets(length: int, parts: int, largest: int | None) -> list[slice]:
 
 
 def _one_after_the_other(parts: list[slice]) -> list[slice]:
-    """Where each part lies once they are kept without what was between them."""
+    """Return where each part lies when they are packed without the gaps between them."""
     ends = list(accumulate(part.stop - part.start for part in parts))
     return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def _part(buckets: list[slice], part: int, parts: int) -> list[slice]:
-    """One of equal parts of each bucket."""
+    """Return one of equal parts of each bucket."""
     sizes = [(bucket.stop - bucket.start) // parts for bucket in buckets]
     return [
         slice(bucket.start + part * size, bucket.start + (part + 1) * size)

@@ -1,11 +1,11 @@
-"""Masters and moments in the host's memory, and how they come to the device to be updated.
+"""Masters and moments in the host's memory, and how they get to the device to be updated.
 
-The update is the device's own, chunk by chunk: a chunk of the state is copied into one of two buffers, updated there,
-and copied back. So nothing is computed otherwise than without the tier, and results are the same to the last bit. (As
-``offload_optimizer`` of DeepSpeed and ProTrain, arXiv 2406.08334, but these update on the host's cores.)
+The update itself runs on the device, chunk by chunk: a chunk of the state is copied into one of two buffers, updated
+there, and copied back. So nothing is computed differently, and results are bit-identical with and without it. (Like
+``offload_optimizer`` of DeepSpeed and ProTrain, arXiv 2406.08334, except that these update on the host's cores.)
 
-On a GPU copies go on two streams of their own, one for each direction, so that the next chunk comes while the one
-before it goes back.
+On a GPU copies use two streams of their own, one for each direction, so that the next chunk arrives while the previous
+one returns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ _SLOTS = 2
 
 
 def host_zeros(number: int, elements: int, dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
-    """So many flat tensors in the host's memory; for a GPU in pages that are locked, so that copies need no others."""
+    """Return ``number`` flat tensors in the host's memory; for a GPU page-locked, so that copies need no other."""
     if device.type != "cuda":
         return [torch.zeros(elements, dtype=dtype) for _ in range(number)]
     like = torch.empty(elements, dtype=dtype, device="meta")
@@ -30,11 +30,11 @@ def host_zeros(number: int, elements: int, dtype: torch.dtype, device: torch.dev
 
 @dataclass(frozen=True)
 class HostTier:
-    """The end of one group's flat state, which is in the host's memory.
+    """The tail of one group's flat state, which is in the host's memory.
 
     Attributes:
-        begin: Where it begins in the group's.
-        state: The quantities that are there, by name.
+        begin: Where it begins in the group's state.
+        state: Its quantities by name.
     """
 
     begin: int
@@ -46,9 +46,9 @@ class Staged:
     """Some of the state in a buffer on the device.
 
     Attributes:
-        tensors: What may be read and written: each the parts of one quantity, one after the other, flat.
+        tensors: One flat tensor per quantity, its parts one after the other; may be read and written.
         origins: The parts of each.
-        ready: When they have come; ``None`` where copies are made at once.
+        ready: Event for the end of the copies; ``None`` where copies are made at once.
     """
 
     tensors: list[torch.Tensor]
@@ -71,16 +71,16 @@ class Staging:
         self._outgoing = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
 
     def reserve(self, elements: int) -> None:
-        """Make each buffer so large, at least; before the first chunk comes."""
+        """Make each buffer at least this large; before the first chunk is loaded."""
         if self._slots:
             raise AssertionError("the buffers are there already")
         self._elements = max(self._elements, elements)
 
     def load(self, origins: Sequence[Sequence[torch.Tensor]]) -> Staged:
-        """Start to copy parts of the state into the buffer whose turn it is; what was in it must have been stored.
+        """Start copying parts of the state into the next buffer; what was in it must have been stored.
 
         Args:
-            origins: For each quantity its parts, of which any may be on the device.
+            origins: For each quantity its parts, any of which may be on the device.
         """
         if not self._slots:
             dtype = origins[0][0].dtype
@@ -93,7 +93,7 @@ class Staging:
         if self._incoming is None or self._outgoing is None:
             _copy_in(tensors, origins)
             return Staged(tensors, origins, None)
-        # After all that has used this buffer, and after what was last written to the origins.
+        # After everything that used this buffer, and after the last writes to the origins.
         self._incoming.wait_stream(torch.cuda.current_stream())
         self._incoming.wait_stream(self._outgoing)
         with torch.cuda.stream(self._incoming):
@@ -103,13 +103,13 @@ class Staging:
         return Staged(tensors, origins, ready)
 
     def use(self, staged: Staged) -> list[torch.Tensor]:
-        """Its tensors, for what is queued from now on."""
+        """Return its tensors, for work enqueued from now on."""
         if staged.ready is not None:
             torch.cuda.current_stream().wait_event(staged.ready)
         return staged.tensors
 
     def store(self, staged: Staged) -> None:
-        """Copy it back to where it is from, after all that was queued; to the host behind what is queued next."""
+        """Copy it back to its origins, after all enqueued work; to the host concurrently with what is enqueued next."""
         _copy_out(staged, to_host=False)
         if self._outgoing is None:
             _copy_out(staged, to_host=True)
@@ -119,7 +119,7 @@ class Staging:
             _copy_out(staged, to_host=True)
 
     def wait(self) -> None:
-        """Return when no copy is under way, so that the host may read and write its part of the state."""
+        """Return when no copy is in flight, so that the host may read and write its part of the state."""
         if self._incoming is not None and self._outgoing is not None:
             self._incoming.synchronize()
             self._outgoing.synchronize()
@@ -139,7 +139,7 @@ def _copy_out(staged: Staged, to_host: bool) -> None:
 def _pairs(
     tensors: Sequence[torch.Tensor], origins: Sequence[Sequence[torch.Tensor]]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Each part, and where it is in the buffer."""
+    """Yield each part, and its place in the buffer."""
     for tensor, parts in zip(tensors, origins, strict=True):
         begin = 0
         for part in parts:

@@ -1,4 +1,4 @@
-"""LORO (ICLR 2025): the two factors of each low-rank product are moved together, every so often along the manifold.
+"""LORO (ICLR 2025): the two factors of each low-rank product move together, periodically along the manifold.
 
 With Adam's direction g = m / (√v + ε), η = lr √(1 − β₂ᵗ) / (1 − β₁ᵗ), and t the steps since the last exact one::
 
@@ -6,7 +6,7 @@ With Adam's direction g = m / (√v + ε), η = lr √(1 − β₂ᵗ) / (1 − 
     exact   one Riemannian step with η, without weight decay; then the moments start from zero, and so does the
             learning rate, for a few steps
 
-All other weights are AdamW's.
+All other weights are updated by AdamW.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from boost_core.parallel.communicator import Communicator
 
 @dataclass(frozen=True)
 class FactorPair:
-    """Where the two factors of one projection are: ``down[:, projection]`` and ``up[member]``."""
+    """The locations of a projection's two factors: ``down[:, projection]`` and ``up[member]``."""
 
     down: str
     projection: int
@@ -35,7 +35,7 @@ class FactorPair:
 
 
 def factor_pairs(model: nn.Module) -> list[FactorPair]:
-    """The factor pairs of all of a model's bottlenecks."""
+    """Return the factor pairs of all of a model's bottlenecks."""
     pairs = []
     for path, module in model.named_modules():
         if isinstance(module, Bottleneck):
@@ -74,7 +74,7 @@ class Loro(MasterWeightAdamW):
         (self._factors,) = (group for group in groups if group.kind.custom_update)
 
     def step(self, clip: torch.Tensor, learning_rate: float, step: int) -> None:
-        """AdamW's step for all but the factors, and LORO's for those; see ``MasterWeightAdamW.step``."""
+        """Apply AdamW to all but the factors, and LORO to those; see ``MasterWeightAdamW.step``."""
         super().step(clip, learning_rate, step)
         since = (step - 1) % self._loro.exact_every_steps + 1
         if step > self._loro.exact_every_steps:

@@ -1,17 +1,17 @@
-"""Muon: the step of each low-rank factor is its momentum with all singular values made nearly one.
+"""Muon: the step of each low-rank factor is its momentum with all singular values brought close to one.
 
 With the gradient G and the momentum μ, as ``torch.optim.Muon`` with Nesterov's momentum::
 
     M ← μ M + (1 − μ) G,   X = (1 − μ) G + μ M,   W ← (1 − lr·decay) W − lr · 0.2 √max(rows, columns) · O(X)
 
-(https://kellerjordan.github.io/posts/muon; the scale, with which a step is as large as AdamW's and one learning rate
-serves both, is that of arXiv 2502.16982.) O is five steps of Newton and Schulz from X₀ = X / ‖X‖::
+(https://kellerjordan.github.io/posts/muon; the scale, which makes a step as large as AdamW's so that one learning rate
+serves both, is that of arXiv 2502.16982.) O is five Newton-Schulz steps from X₀ = X / ‖X‖::
 
     X₊ = (a I + b S + c S²) X,   S = X Xᵀ
 
 A factor is r × n with its long axis n sharded. S is r × r, a sum over ranks, and that of the next step is a polynomial
-in this one's. So ranks exchange S once, compute all five steps in it, and multiply X once; in float64, as S squares the
-condition. All other weights are AdamW's.
+in this one. So ranks exchange S once, compute all five steps in it, and multiply X once; in float64, as S squares the
+condition number. All other weights are updated by AdamW.
 
 Shape suffixes: g projections, n a factor's long axis (this rank's shard), r rank.
 """
@@ -34,13 +34,13 @@ _SIZE_OF_ADAMWS = 0.2  # root mean square of a step over the learning rate
 
 
 class Muon(MasterWeightAdamW):
-    """``MasterWeightAdamW`` whose low-rank factors are updated by Muon, which keeps one moment of them.
+    """``MasterWeightAdamW`` whose low-rank factors are updated by Muon, which keeps one moment for them.
 
     Args:
         groups: All weights of the model; those of the group with a custom update are the factors.
         config: Weight decay, and AdamW's betas and epsilon.
         muon: The momentum.
-        roles: Of each factor, by name: it says which axis is the long one.
+        roles: The role of each factor, by name: it says which axis is the long one.
         tensor_parallel: The group over which the factors' long axes are sharded.
     """
 
@@ -57,7 +57,7 @@ class Muon(MasterWeightAdamW):
         (self._factors,) = (group for group in groups if group.kind.custom_update)
 
     def step(self, clip: torch.Tensor, learning_rate: float, step: int) -> None:
-        """AdamW's step for all but the factors, and Muon's for those; see ``MasterWeightAdamW.step``."""
+        """Apply AdamW to all but the factors, and Muon to those; see ``MasterWeightAdamW.step``."""
         super().step(clip, learning_rate, step)
         for name, gradient in self._factors.summed_gradients().items():
             with self._factors.on_device(name, "master", "first_moment") as (master, moment):
@@ -67,7 +67,7 @@ class Muon(MasterWeightAdamW):
     def _move(
         self, name: str, master: torch.Tensor, moment: torch.Tensor, gradient: torch.Tensor, learning_rate: float
     ) -> None:
-        """One factor's step."""
+        """Update one factor."""
         master_grn, moment_grn, gradient_grn = (self._long_axis_last(name, each) for each in (master, moment, gradient))
         moment_grn.lerp_(gradient_grn, 1 - self._momentum)
         direction_grn = orthogonalized(gradient_grn.lerp_(moment_grn, self._momentum), self._tensor_parallel)
@@ -77,12 +77,12 @@ class Muon(MasterWeightAdamW):
         master_grn.sub_(direction_grn, alpha=learning_rate * scale)
 
     def _long_axis_last(self, name: str, factor: torch.Tensor) -> torch.Tensor:
-        """A factor of several projections as ``[g, r, n]``."""
+        """Return a factor of several projections as ``[g, r, n]``."""
         return factor.permute(1, 2, 0) if self._roles[name] is Role.DOWN_PROJECTION else factor
 
 
 def orthogonalized(x_grn: torch.Tensor, communicator: Communicator) -> torch.Tensor:
-    """Five steps of Newton and Schulz on each of g matrices, in the type of ``x``.
+    """Apply five Newton-Schulz steps to each of g matrices, in the type of ``x``.
 
     Args:
         x_grn: This rank's columns of them.

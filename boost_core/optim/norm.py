@@ -1,4 +1,4 @@
-"""The true global norm of the gradients, and clipping by it."""
+"""The global norm of the gradients, and clipping by it."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,15 @@ from boost_core.parallel.process_groups import ProcessGroups
 def global_norm(
     groups: Sequence[ParamGroup], process_groups: ProcessGroups, notices: Sequence[torch.Tensor] = ()
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Norm of the reduced gradients of the whole model, and which notices any rank has given.
+    """Return the norm of the whole model's reduced gradients, and which notices any rank has given.
 
     Args:
-        groups: This rank's.
-        process_groups: The groups that it is in. What several of them have whole, or keep all of, counts on the first.
-        notices: What all ranks are to know, one element each, which costs no collective of its own here.
+        groups: This rank's groups.
+        process_groups: The groups that it is in. What several ranks hold or keep whole counts on the first of them.
+        notices: What all ranks are to know, one element each; they cost no collective of their own here.
 
     Returns:
+        The norm, one float64 element, and for each notice the number of ranks that gave it; the same on all ranks.
         The norm, one float64 element, and for each notice the number of ranks that gave it; the same on all ranks.
     """
     squares = [
@@ -36,5 +37,5 @@ def global_norm(
 
 
 def clip_factor(norm: torch.Tensor, clip_norm: float) -> torch.Tensor:
-    """What gradients of a norm are multiplied by so that it becomes at most ``clip_norm``: one fp32 element."""
+    """Return the factor that reduces gradients of this norm to at most ``clip_norm``: one fp32 element."""
     return (clip_norm / (norm + 1e-6)).clamp(max=1.0).float().view(1)

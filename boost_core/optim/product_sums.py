@@ -1,6 +1,6 @@
-"""Products of factors in 16 bits that are added to sums in fp32, by the kernel that multiplies them.
+"""Products of 16-bit factors that are added to fp32 sums by the kernel that multiplies them.
 
-A weight's gradient is then neither rounded to 16 bits nor written, read again and added. torch does so on GPUs.
+A weight's gradient is then neither rounded to 16 bits nor written, read again and added. torch can do so on GPUs.
 Shape suffixes: T tokens, d rows and c columns of a weight.
 """
 
@@ -11,23 +11,23 @@ import torch
 
 @lru_cache(8)
 def adds_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether ``add_product_`` can be had for factors of a type; tried out on small ones."""
+    """Return whether ``add_product_`` is available for factors of a type; tries it on small ones."""
     if dtype not in (torch.bfloat16, torch.float16):
         return False
     try:
         return all(_is_right(count, device, dtype) for count in (None, 2))
-    except (RuntimeError, TypeError):  # torch has it for no such device, or not at all
+    except (RuntimeError, TypeError):  # torch lacks it for this device, or altogether
         return False
 
 
 def add_product_(sum_dc: torch.Tensor, x_Td: torch.Tensor, dy_Tc: torch.Tensor) -> None:
-    """Add xᵀ dy to sums in fp32, or of several x and dy with an axis in front each to its own."""
+    """Add xᵀ dy to fp32 sums; with an extra leading axis, each x and dy to its own sum."""
     multiply = torch.addmm if x_Td.dim() == 2 else torch.baddbmm
     multiply(sum_dc, x_Td.mT, dy_Tc, out_dtype=torch.float32, out=sum_dc)
 
 
 def _is_right(count: int | None, device: torch.device, dtype: torch.dtype) -> bool:
-    """Of small whole numbers, which all types have, into sums with other memory between their rows."""
+    """Check with small integers, exact in all types, and sums with gaps between their rows."""
     several = () if count is None else (count,)
     x = torch.arange(16 * 16, device=device).remainder(5).view(16, 16).expand(*several, 16, 16)
     dy = torch.arange(16 * 8, device=device).remainder(7).view(16, 8).expand(*several, 16, 8)

@@ -10,7 +10,7 @@ the step along the manifold of rank-r matrices and back onto it is the truncated
     [[R_M R_Nᵀ − ηK₀, −ηK₁ᵀ], [−ηK₂, 0]] ≈ U_s σ V_sᵀ,   M⁺ = [U Q₂] U_s √σ,   N⁺ = [V Q₁] V_s √σ.
 
 Ranks exchange nothing wider than r × r: an orthonormal basis comes from the Gram matrix, of which each rank has a
-part. All of it is computed in float64, because a Gram matrix squares the condition.
+part. Everything is computed in float64, because a Gram matrix squares the condition number.
 
 Shape suffixes: n a factor's long axis (this rank's shard), r rank.
 """
@@ -19,7 +19,7 @@ import torch
 
 from boost_core.parallel.communicator import Communicator
 
-_NEGLIGIBLE = 1e-14  # of the largest eigenvalue of a Gram matrix; below it is what rounding leaves
+_NEGLIGIBLE = 1e-14  # relative to the largest eigenvalue of a Gram matrix; anything below is rounding error
 
 
 def riemannian_step(
@@ -30,13 +30,13 @@ def riemannian_step(
     step_size: float,
     communicator: Communicator,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factors after one step; their product is what matters, and both have the same singular values.
+    """Return the factors after one step; only their product matters, and both have the same singular values.
 
     Args:
         m_nr: This rank's rows of M.
         n_nr: This rank's rows of N.
-        direction_m_nr: Of M, for example Adam's.
-        direction_n_nr: Of N.
+        direction_m_nr: The direction of M, for example Adam's.
+        direction_n_nr: The direction of N.
         step_size: η.
         communicator: The group over which the rows are sharded.
     """
@@ -64,7 +64,7 @@ def riemannian_step(
 
 
 def _orthonormal(y_nr: torch.Tensor, communicator: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
-    """``Y = Q K`` with orthonormal columns of Q, twice over to get rid of rounding; zero columns for what Y lacks."""
+    """Factor ``Y = Q K`` with orthonormal columns of Q, twice to remove rounding; zero columns where Y lacks rank."""
     q_nr, k = _orthonormal_once(y_nr, communicator)
     q_nr, again = _orthonormal_once(q_nr, communicator)
     return q_nr, again @ k

@@ -1,11 +1,11 @@
-"""The learning rate: a linear warm-up to the peak, and then what the job's schedule says.
+"""The learning rate: a linear warm-up to the peak, and then the job's schedule.
 
 ========  ==============================================================================================================
 cosine    half a cosine from the peak down to a share of it (SGDR, arXiv 1608.03983)
 linear    a straight line down to it
 constant  the peak, to the end
 wsd       warm-up, stable, decay: the peak, and a straight line down to the share in the last steps (MiniCPM, arXiv
-          2404.06395); what comes before the decay does not depend on how many steps there will be
+          2404.06395); what comes before the decay does not depend on the number of steps
 ========  ==============================================================================================================
 """
 
@@ -15,7 +15,7 @@ from boost_core.config.training import OptimizerConfig
 
 
 def learning_rate(step: int, steps: int, optimizer: OptimizerConfig) -> float:
-    """Learning rate of the optimizer step number ``step``, counted from 1 to ``steps``."""
+    """Return the learning rate of the optimizer step number ``step``, counted from 1 to ``steps``."""
     if step <= optimizer.warmup_steps:
         return optimizer.learning_rate * step / optimizer.warmup_steps
     floor = optimizer.final_learning_rate_ratio
@@ -23,7 +23,7 @@ def learning_rate(step: int, steps: int, optimizer: OptimizerConfig) -> float:
 
 
 def _height(step: int, steps: int, optimizer: OptimizerConfig) -> float:
-    """How much is left of the way from the peak, 1, to the share in which the schedule ends, 0."""
+    """How much is left of the way from the peak, 1, to the share at which the schedule ends, 0."""
     if optimizer.schedule == "constant":
         return 1.0
     if optimizer.schedule == "wsd":

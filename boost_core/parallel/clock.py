@@ -1,15 +1,16 @@
-"""The clock of a step: how its seconds divide among its parts.
+"""The clock of a step: how its time is divided among its parts.
 
-A rank says which part begins, and the clock notes when. What the ledger says was waited for collectives in a part is
-taken out of it and stands on its own, so that all parts add up to the step.
+A rank tells the clock which part begins, and the clock records when. The time the ledger says a part waited for
+collectives is subtracted from it and counted separately, so that all parts add up to the step.
 
-On CPU the notes are wall times. On CUDA the host runs ahead of the device, so that between the batch's arrival and the
-step's own synchronisation they are events, of a captured step those that it was captured with. These are read when that
-synchronisation has passed, and set on the host's clock by it: measuring never makes the host wait. After it the device
-is at the update while the host goes on, and what of that is not done when the next step has its batch is that step's.
+On CPU the records are wall times. On CUDA the host runs ahead of the device, so between the batch's arrival and the
+step's own synchronisation they are events; for a captured step, those captured with it. They are read after that
+synchronisation, which also places them on the host's clock: measuring never makes the host wait. Afterwards the device
+still performs the update while the host goes on; what is unfinished when the next step has its batch counts for that
+step.
 
-In a pipeline forward and backward take turns. Time in the stages counts as theirs. What is between them, the schedule
-and waiting for what other stages send, counts as other. A stage's collectives are exposed communication as always.
+In a pipeline, forward and backward alternate. Time in the stages counts as theirs. The time between them, which is the
+schedule and waiting for other stages, counts as other. A stage's collectives are exposed communication as always.
 """
 
 import time
@@ -31,10 +32,10 @@ class StepParts:
     Attributes:
         data: Waiting for the batch.
         forward: Computing losses.
-        backward: Computing gradients, and what is computed again for them.
+        backward: Computing gradients, recomputation included.
         optimizer: From the last gradient to the new weights: reductions, norm, update.
-        exposed_communication: Waiting for collectives, wherever that was.
-        other: All else.
+        exposed_communication: Waiting for collectives, in whichever part.
+        other: Everything else.
     """
 
     data: float = 0.0
@@ -52,27 +53,27 @@ class StepParts:
 
 
 class StepClock:
-    """Notes when the parts of a rank's steps begin.
+    """Records when the parts of a rank's steps begin.
 
     Args:
-        ledger: Told which part it is, and asked what was waited for in it.
+        ledger: Told the current part, and asked how long it waited for collectives.
         device: Where this rank computes.
     """
 
     def __init__(self, ledger: CommunicationLedger, device: torch.device) -> None:
         self._ledger, self._on_cuda = ledger, device.type == "cuda"
         self._marks: list[tuple[Part, float]] = []  # when each part began, on the host's clock
-        self._events: list[tuple[Part, torch.cuda.Event]] = []  # the same of those after them, until they can be read
-        self._host_is_ahead = False  # of the device, so that notes are events
+        self._events: list[tuple[Part, torch.cuda.Event]] = []  # likewise for later parts, until they can be read
+        self._host_is_ahead = False  # of the device, so that records are events
         self._updated: torch.cuda.Event | None = None  # by the step before
 
     def begin(self) -> None:
-        """A step begins, with waiting for its batch."""
+        """A step begins by waiting for its batch."""
         self._marks, self._events, self._host_is_ahead = [], [], False
         self.enter(Part.DATA)
 
     def has_batch(self) -> None:
-        """The batch is there."""
+        """The batch has arrived."""
         self.enter(Part.OTHER if self._updated is None else Part.OPTIMIZER)
         self._host_is_ahead = self._on_cuda
         if self._updated is not None:
@@ -89,14 +90,14 @@ class StepClock:
 
     @contextmanager
     def during(self, part: Part) -> Iterator[None]:
-        """A part that has others around it."""
+        """A part between two stretches of ``OTHER``."""
         self.enter(part)
         yield
         self.enter(Part.OTHER)
 
     @contextmanager
     def recorded(self) -> Iterator[list[tuple[Part, torch.cuda.Event]]]:
-        """Parts that begin within do so at each ``replay`` of what this gives, and not now."""
+        """Parts that begin inside are recorded at each ``replay`` of the yielded events, not now."""
         before, self._events = self._events, []
         try:
             yield self._events
@@ -104,13 +105,13 @@ class StepClock:
             self._events = before
 
     def replay(self, recorded: list[tuple[Part, torch.cuda.Event]]) -> None:
-        """The device does again what was recorded; it is in the last of its parts now."""
+        """The device repeats what was recorded; the current part is now its last."""
         self._events += recorded
         if recorded:
             self._ledger.part = recorded[-1][0]
 
     def values(self, tensor: torch.Tensor) -> list[float]:
-        """The values of a tensor, which the host waits for: the step's own synchronisation."""
+        """Read a tensor's values, for which the host waits: the step's own synchronisation."""
         reached = timed_event() if self._host_is_ahead else None
         values: list[float] = tensor.tolist()
         if reached is not None:
@@ -120,12 +121,12 @@ class StepClock:
         return values
 
     def end(self) -> StepParts:
-        """The step is over; its parts. Waits for the collectives that are under way, as the ledger's totals do."""
+        """End the step and return its parts. Waits for the collectives under way, as the ledger's totals do."""
         self._ledger.totals()
         exposed, seconds = self._ledger.exposed_seconds, defaultdict[Part, float](float)
         began = latest = self._marks[0][1]
         for (part, _), (_, ended) in pairwise([*self._marks, (Part.OTHER, time.perf_counter())]):
-            # The update of the step before may have been done long before this step had its batch.
+            # The previous step's update may have ended long before this step had its batch.
             seconds[part] += max(0.0, ended - latest)
             latest = max(latest, ended)
         if self._on_cuda:

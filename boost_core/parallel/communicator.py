@@ -22,7 +22,7 @@ class Communicator:
         group: The process group; ``None`` for a group of one.
         dimension: The mesh dimension's name for the ledger: ``tp``, ``pp``, ``cp``, ``dp``, or ``all`` for the
             whole gang.
-        ledger: Where to count.
+        ledger: Counts them.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, dimension: str, ledger: CommunicationLedger) -> None:
@@ -34,11 +34,11 @@ class Communicator:
         self._symmetric: SymmetricMemory | None = None
 
     def use(self, symmetric: SymmetricMemory) -> None:
-        """From now on sum through the group's symmetric memory what that takes."""
+        """From now on, sum through the group's symmetric memory whatever it takes."""
         self._symmetric = symmetric
 
     def start_all_reduce_(self, tensor: torch.Tensor, purpose: str, operation: Any = dist.ReduceOp.SUM) -> Pending:
-        """Start to reduce ``tensor`` in place over a group of several ranks; it is whole after ``wait``."""
+        """Start to reduce ``tensor`` in place over a group of several ranks; complete after ``wait``."""
         if operation == dist.ReduceOp.SUM and self._symmetric is not None and self._symmetric.takes(tensor):
             return self._start_symmetric(self._symmetric, tensor, purpose, None)[0]
 
@@ -51,10 +51,11 @@ class Communicator:
     def start_sum_of_latents_(
         self, payload: torch.Tensor, purpose: str, epilogue: Epilogue
     ) -> tuple[Pending, torch.Tensor | None]:
-        """Start to sum latents, with the statistics behind them if there are any, in place.
+        """Start to sum latents in place, together with the statistics behind them if there are any.
 
         Returns:
-            The sum, and what it is followed by, to be read after ``wait``, where one pass makes both; else ``None``.
+            The pending sum, and the epilogue's result, to be read after ``wait``, if one pass computes both; else
+            ``None``.
         """
         if self._symmetric is None or not self._symmetric.takes(payload):
             return self.start_all_reduce_(payload, purpose), None
@@ -67,7 +68,7 @@ class Communicator:
         return tensor
 
     def start_all_gather(self, gathered: torch.Tensor, shard: torch.Tensor, purpose: str) -> Pending:
-        """Start to fill ``gathered``, flat, with the ``shard`` of each rank, one after the other."""
+        """Start to fill ``gathered``, flat, with every rank's ``shard`` in the order of ranks."""
         return self._start("all_gather", _all_gather, gathered, shard, purpose)
 
     def start_reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor, purpose: str) -> Pending:
@@ -87,7 +88,7 @@ class Communicator:
         return scattered
 
     def all_to_all(self, x_pac: torch.Tensor, purpose: str) -> torch.Tensor:
-        """``[p, a, c]`` on each of p ranks: part i goes to rank i, and part i of the result comes from it."""
+        """``[p, a, c]`` on each of p ranks: part i goes to rank i, and part i of the result comes from rank i."""
         received = torch.empty_like(x_pac)
         self._start("all_to_all", dist.all_to_all_single, received, x_pac, purpose).wait()
         return received
@@ -98,10 +99,10 @@ class Communicator:
         """Start to fill ``received`` with the rows that each rank sends this one, in the order of ranks.
 
         Args:
-            received: What comes.
-            payload: What goes to each rank, in the order of ranks.
-            rows: How many come from each rank, and go to each; none is fine, but all ranks have to call this.
-            purpose: What for.
+            received: Receives the rows.
+            payload: The rows for each rank, in the order of ranks.
+            rows: Numbers of rows that come from each rank and go to each; may be 0, but all ranks have to call this.
+            purpose: The purpose, for the ledger.
         """
         comes, goes = map(list, rows)
 
@@ -123,7 +124,7 @@ class Communicator:
         return self._ledger.start(Entry("send", self._dimension, purpose), tensor, launch)
 
     def receive(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
-        """Fill ``tensor`` with what a rank of the group sends, and return it."""
+        """Fill ``tensor`` with what another rank of the group sends, and return it."""
         dist.recv(tensor, group=self._group, group_src=source)
         return tensor
 

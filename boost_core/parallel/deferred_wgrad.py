@@ -1,7 +1,7 @@
-"""Deferred weight gradients: computed while a collective is in flight, which they hide.
+"""Deferred weight gradients, computed while a collective is in flight so as to hide it.
 
 The backward pass of a matrix product is two others: its input's gradient, which the ranks wait for, and its weight's,
-which nobody waits for. The second is deferred; whoever has started a collective calls ``flush`` before waiting for it.
+which nobody waits for. The second is deferred; code that has started a collective calls ``flush`` before waiting.
 Shape suffixes as in ``btp``.
 """
 
@@ -22,9 +22,9 @@ class DeferredWeightGradients:
     """Products whose weight gradients are deferred, and the gradients still to be computed.
 
     Args:
-        alone: Whether no collective will come that they could hide. They are then computed at once, unless they are
-            kept: till the end of the backward pass they would hold the inputs of all products.
-        fp8: Whether products and their inputs' gradients are those of ``kernels.fp8_product``.
+        alone: Whether there are no collectives to hide. Weight gradients are then computed at once unless ``keep`` was
+            called: deferred to the end of the backward pass, they would hold the inputs of all products.
+        fp8: Whether products and their inputs' gradients use ``kernels.fp8_product``.
     """
 
     def __init__(self, alone: bool = False, fp8: bool = False) -> None:
@@ -42,8 +42,8 @@ class DeferredWeightGradients:
             x: ``[T, d]`` or ``[g, T, d]``; requires a gradient itself when the weights do.
             weight: ``[d, c]`` or ``[g, d, c]``: a parameter or a view of one.
             scale_d: Scales the rows of the weight: a parameter.
-            sent: Whether the result is exchanged and read by nothing before that.
-            room: Whether to leave room behind the result for one more element a token.
+            sent: Whether the result is exchanged and not read before.
+            room: Whether to leave room behind the result for one more element per token.
         """
         return _Product.apply(x, weight.detach(), _detached(scale_d), (weight, scale_d), self, sent, room)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -54,16 +54,16 @@ class DeferredWeightGradients:
             self.flush()
 
     def flush(self) -> None:
-        """Compute what is deferred, in order, unless it is kept."""
+        """Compute all deferred gradients in order, unless they are kept."""
         while self._deferred and not self._kept:
             self._deferred.popleft()()
 
     def abandon(self) -> None:
-        """Forget what is deferred."""
+        """Drop all deferred gradients."""
         self._deferred.clear()
 
     def keep(self) -> Callable[[], Callable[[], None]]:
-        """From now on compute nothing unasked; what is returned gives all that is deferred at a time."""
+        """From now on, compute nothing unasked; the returned function takes all gradients deferred so far."""
         self._kept = True
         return self._take
 
@@ -78,7 +78,7 @@ class DeferredWeightGradients:
         return compute
 
     def flush_before(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` itself; backward, all that is deferred is computed before its gradient goes on."""
+        """``x`` itself; in the backward pass, all deferred gradients are computed before its gradient goes on."""
         return _FlushBefore.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -95,7 +95,7 @@ class _Product(torch.autograd.Function):
         room: bool,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, scale_d)
-        # Views and parameters hold no memory of their own, and are not saved: a recomputation would detach them.
+        # Views and parameters have no memory of their own, and are not saved: recomputation would detach them.
         ctx.owners, ctx.deferred = owners, deferred
         if sent and in_recompute():
             drop_quantised(x)
@@ -132,14 +132,14 @@ class _FlushBefore(torch.autograd.Function):
 
 
 def _memory(x: torch.Tensor, weight: torch.Tensor, room: bool) -> torch.Tensor:
-    """Memory for ``x @ weight``; with ``room``, one more element a token behind it."""
+    """Memory for ``x @ weight``; with ``room``, one more element per token behind it."""
     shape = (*x.shape[:-1], weight.shape[-1])
     elements = math.prod(shape)
     return x.new_empty(elements + (len(x) if room else 0))[:elements].view(shape)
 
 
 def with_room_behind(product_Tr: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """All memory of a product that was made with ``room``, flat, and the room itself, ``[T]``, to be sent together."""
+    """All memory of a product computed with ``room``, flat, and the room itself, ``[T]``, to be sent together."""
     tokens, columns = product_Tr.shape
     memory = product_Tr.as_strided((tokens * (columns + 1),), (1,))
     return memory, memory[tokens * columns :]
@@ -156,7 +156,7 @@ def _give_gradients(
     scale_d: torch.Tensor | None,
     owners: tuple[torch.Tensor, torch.Tensor | None],
 ) -> None:
-    """Hand the gradient of ``weight ∘ scale`` on to both."""
+    """Pass the gradient of ``weight ∘ scale`` on to both."""
     weight_owner, scale_owner = owners
     if give_product(x, dy, weight_owner, scale_owner):
         return

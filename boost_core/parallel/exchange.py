@@ -1,4 +1,4 @@
-"""A latent's asynchronous all-reduce, started and waited for apart, so that other work can be done in between.
+"""A latent's asynchronous all-reduce, started and waited for separately so that other work can run in between.
 
 =========  ===============================  ================================
            ``start``                        ``wait``
@@ -9,13 +9,14 @@ backward   it is waited for                 the all-reduce of the gradient
                                             starts
 =========  ===============================  ================================
 
-What ranks compute from a replicated latent gives each of them a part of its gradient, so the gradient's all-reduce
-makes it whole. The gradient of the norm's statistic S needs no place in it: with y = h / √(S/d + ε),
+Each rank's computation from a replicated latent gives a partial gradient of it; the gradient's all-reduce completes it.
+The gradient of the norm's statistic S need not be sent: with y = h / √(S/d + ε),
 
     ∂L/∂S = −(Σ_r dy ∘ y) / (2 d (S/d + ε)) = −(Σ_r dh ∘ h) / (2 (S + d ε)),
 
 which every rank computes from the whole dh. All-reduces are in place: partial sums are overwritten, and so is the
-gradient that arrives, which what follows has to give in memory of its own. Shape suffixes: T tokens, r latents.
+arriving gradient, which later operations must therefore hand over in memory of its own. Shape suffixes: T tokens, r
+latents.
 """
 
 from collections.abc import Callable
@@ -36,11 +37,11 @@ class Exchange:
 
     Args:
         communicator: The tensor parallel group.
-        deferred: What to compute while the gradient is under way.
-        norm: The norm whose statistic is exchanged with the latents, if there is one.
+        deferred: Weight gradients to compute while the gradient is under way.
+        norm: The norm whose statistic is exchanged with the latents, if any.
         statistic_apart: Whether the statistic has an all-reduce of its own instead of a column beside the latents.
-        epilogue: What will be computed of the latents, if the exchange may do so in the same pass.
-        shared: Keeps the latents for the backward pass, where no rank keeps them whole.
+        epilogue: What is computed from the latents next, if the exchange may do so in the same pass.
+        shared: Keeps the latents for the backward pass where no rank keeps them whole.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Exchange:
         self._made_gTr: torch.Tensor | None = None
 
     def start(self, partial: Latents) -> Callable[[], Latents]:
-        """Start the exchange of this rank's ``partial``, which is overwritten; the result waits for the whole."""
+        """Start the exchange of this rank's ``partial``, which is overwritten; the returned function waits for it."""
         started: Latents = _Start.apply(*partial, self)  # type: ignore[no-untyped-call]
 
         def wait() -> Latents:
@@ -76,7 +77,7 @@ class Exchange:
         self._in_flight.append(self.communicator.start_all_reduce_(tensor, purpose))
 
     def start_sum_of_latents(self, payload: torch.Tensor) -> None:
-        """Start the all-reduce of latents and what is sent with them, in place."""
+        """Start the in-place all-reduce of latents and what is sent with them."""
         if self._epilogue is None:
             self.start_all_reduce(payload, "latent")
             return
@@ -84,7 +85,7 @@ class Exchange:
         self._in_flight.append(pending)
 
     def wait_for_all(self) -> None:
-        """Wait for all that was started."""
+        """Wait for everything that was started."""
         while self._in_flight:
             self._in_flight.pop().wait()
 

@@ -1,7 +1,7 @@
-"""Where a weight's gradient goes that is computed outside of autograd: straight to who sums gradients up.
+"""Weight gradients computed outside of autograd go straight to the code that accumulates gradients.
 
-A backward pass within a backward pass would cost the host more than the addition costs the GPU, and of a part of a
-weight it would fill the rest with zeros.
+A nested backward pass would cost the host more than the addition costs the GPU, and for a part of a weight it would
+fill the rest with zeros.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from torch import nn
 
 @dataclass(frozen=True)
 class WeightPart:
-    """Which part of a dense weight.
+    """A part of a dense weight.
 
     Attributes:
         shape: Its shape.
         stride: Its strides in the weight.
-        offset: Elements of the weight before it.
+        offset: Number of the weight's elements before it.
     """
 
     shape: torch.Size
@@ -30,34 +30,34 @@ class WeightPart:
         return like_weight.as_strided(self.shape, self.stride, like_weight.storage_offset() + self.offset)
 
 
-# Takes the gradient of a weight, in any shape, or that of a part of it.
+# Takes the gradient of a weight or of a part of it, in any shape.
 Sink = Callable[[torch.Tensor, WeightPart | None], None]
 
 
-# Adds xᵀ dy to the gradient of a weight or a part of it, or says that it cannot. Where a parameter scales the weight's
-# rows, that is the gradient of both together.
+# Adds xᵀ dy to the gradient of a weight or a part of it, or returns False if it cannot. Where a parameter scales the
+# weight's rows, xᵀ dy is the gradient of both together.
 ProductSink = Callable[[torch.Tensor, torch.Tensor, WeightPart | None, torch.Tensor | None], bool]
 
 
 def send_gradients_to(sink: Sink, weight: nn.Parameter) -> None:
-    """From now on ``give_gradient`` hands gradients of a weight to ``sink``; autograd's own go their usual way."""
+    """Have ``give_gradient`` pass a weight's gradients to ``sink``; autograd's own gradients go their usual way."""
     weight.gradient_sink = sink  # type: ignore[attr-defined]
 
 
 def send_products_to(sink: ProductSink, weight: nn.Parameter) -> None:
-    """From now on ``give_product`` asks ``sink`` to take factors of a weight's gradient."""
+    """Have ``give_product`` offer the factors of a weight's gradient to ``sink``."""
     weight.product_sink = sink  # type: ignore[attr-defined]
 
 
 def give_product(x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None) -> bool:
-    """Hand on xᵀ dy, the gradient of ``weight ∘ scale``, by its factors; whether somebody has taken them."""
+    """Pass on xᵀ dy, the gradient of ``weight ∘ scale``, as factors; return whether a sink has taken them."""
     whole = weight if weight._base is None else weight._base
     sink: ProductSink | None = getattr(whole, "product_sink", None)
     return sink is not None and sink(x, dy, _part(weight, whole), scale)
 
 
 def give_gradient(weight: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Hand on the gradient of a parameter or of a view of one; through autograd, if nobody has asked for it."""
+    """Pass on the gradient of a parameter or of a view of one, through autograd if it has no sink."""
     whole = weight if weight._base is None else weight._base
     sink: Sink | None = getattr(whole, "gradient_sink", None)
     if sink is None:
@@ -67,7 +67,7 @@ def give_gradient(weight: torch.Tensor, gradient: torch.Tensor) -> None:
 
 
 def _part(weight: torch.Tensor, whole: torch.Tensor) -> WeightPart | None:
-    """Where a view is in its parameter; ``None`` if it is all of it, in any shape."""
+    """Where a view lies in its parameter; ``None`` if it covers all of it, in any shape."""
     if weight.numel() == whole.numel() and weight.is_contiguous():
         return None
     return WeightPart(weight.shape, weight.stride(), int(weight.storage_offset()) - int(whole.storage_offset()))

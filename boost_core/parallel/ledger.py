@@ -1,4 +1,4 @@
-"""The ledger: what every collective of a rank sent, how long it took, and how much of that was waited for."""
+"""The ledger: what each of a rank's collectives sent, how long it took, and how long it was waited for."""
 
 import time
 from collections import defaultdict
@@ -39,10 +39,10 @@ class Entry:
 
 @dataclass
 class Totals:
-    """Sums of one line: payload elements and bytes are those of the tensor handed over on this rank.
+    """Sums of one line: elements and bytes are those of the tensor passed in on this rank.
 
-    ``seconds`` runs from the start of a collective to its end, or to when it was waited for if it had ended by then.
-    ``exposed_seconds`` is the part of it that was waited for: what no computation has hidden.
+    ``seconds`` runs from the start of a collective to its end, or to the wait if it had ended by then.
+    ``exposed_seconds`` is the part spent waiting, which no computation has hidden.
     """
 
     calls: int = 0
@@ -52,12 +52,12 @@ class Totals:
     exposed_seconds: float = 0.0
 
     def __add__(self, other: "Totals") -> "Totals":
-        """Both together."""
+        """The sum of both."""
         return Totals(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
 
 class Launched(Protocol):
-    """What a collective gives when it is launched: torch's ``Work``, or the like."""
+    """What launching a collective returns: torch's ``Work``, or the like."""
 
     def is_completed(self) -> bool:
         """Whether it is done; on CPU."""
@@ -70,18 +70,18 @@ class Pending(Protocol):
     """A collective under way."""
 
     def wait(self) -> None:
-        """Return when its result may be used: on CUDA, by what is queued after this on the current stream."""
+        """Return when its result may be used: on CUDA, by work queued afterwards on the current stream."""
 
 
 class CommunicationLedger:
     """Counts and times the collectives of one rank.
 
-    On CPU times are wall times. On CUDA they are times between events on the stream that computes, read only when
+    On CPU, times are wall times. On CUDA they are times between events on the computing stream, read only when
     :meth:`totals` is called, so that counting never waits for the GPU.
 
     Attributes:
-        part: The part of the step that runs now; whoever knows it sets it.
-        exposed_seconds: What was waited for in each part, as far as it has been read.
+        part: The part of the step that is running; set from outside.
+        exposed_seconds: Seconds waited in each part, as far as they have been read.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class CommunicationLedger:
         return _OnCuda(launch, payload, entry, self)
 
     def count(self, entry: Entry, payload: torch.Tensor) -> Totals:
-        """Count ``payload`` without its time; returns the line."""
+        """Count ``payload`` without its time, and return the line."""
         totals = self._totals.setdefault(entry, Totals())
         totals.calls += 1
         totals.elements += payload.numel()
@@ -116,11 +116,11 @@ class CommunicationLedger:
         return dict(self._totals)
 
     def sum(self) -> Totals:
-        """One line for everything."""
+        """One line for all collectives."""
         return sum(self.totals().values(), start=Totals())
 
     def by_group(self) -> dict[tuple[str, str], Totals]:
-        """One line for each kind and group, whatever it was for."""
+        """One line for each kind and group, over all purposes."""
         lines: dict[tuple[str, str], Totals] = {}
         for entry, totals in self.totals().items():
             of = entry.kind, entry.group
@@ -128,17 +128,17 @@ class CommunicationLedger:
         return lines
 
     def waited(self, totals: Totals, part: Part, seconds: float) -> None:
-        """So long a collective of the line ``totals`` was waited for in a part of the step."""
+        """Count ``seconds`` of waiting for a collective of the line ``totals`` in a part of the step."""
         totals.exposed_seconds += seconds
         self.exposed_seconds[part] += seconds
 
     def waited_on_cuda(self, times: "_Times") -> None:
-        """A collective was waited for; its times are read with the totals."""
+        """Count a collective that was waited for; its times are read with the totals."""
         self._unread.append(times)
 
     @contextmanager
     def recorded(self) -> Iterator["Recording"]:
-        """What is started within, and waited for, counts at each ``replay`` of what this gives, and not now."""
+        """Collectives started and waited for inside count at each ``replay`` of the yielded recording, not now."""
         before, recording = (self._totals, self._unread), Recording({}, [])
         self._totals, self._unread = recording.totals, recording.times
         try:
@@ -147,7 +147,7 @@ class CommunicationLedger:
             self._totals, self._unread = before
 
     def replay(self, recording: "Recording") -> None:
-        """The device does again what was recorded."""
+        """Count a recording that the device repeats."""
         for entry, totals in recording.totals.items():
             self._totals[entry] = self._totals.get(entry, Totals()) + totals
         self._unread += recording.times
@@ -161,7 +161,7 @@ class CommunicationLedger:
 
 @dataclass(frozen=True)
 class Recording:
-    """Collectives of a captured piece of work: their lines, and the events that each replay records anew."""
+    """Collectives of captured work: their lines, and the events that each replay records again."""
 
     totals: dict[Entry, Totals]
     times: list["_Times"]
@@ -173,7 +173,7 @@ class _OnCpu:
         self._work = launch()
 
     def wait(self) -> None:
-        # gloo's threads could tell when it ends, but each time they would take the interpreter from the step.
+        # gloo's threads could tell when it ends, but would take the interpreter from the step each time.
         hidden, begun = self._work.is_completed(), time.perf_counter()
         self._work.wait()
         now = time.perf_counter()
@@ -183,7 +183,7 @@ class _OnCpu:
 
 @dataclass(frozen=True)
 class _Times:
-    """When the stream that computes reached a collective's start, the wait for it, and its result."""
+    """When the computing stream reached a collective's start, the wait for it, and its result."""
 
     entry: Entry
     part: Part
@@ -192,7 +192,7 @@ class _Times:
     resumed: torch.cuda.Event
 
     def read(self) -> tuple[float, float]:
-        """Seconds of the collective, and those in which it was waited for."""
+        """Seconds of the collective, and seconds spent waiting for it."""
         self.resumed.synchronize()
         return self.started.elapsed_time(self.resumed) / 1000, self.begun.elapsed_time(self.resumed) / 1000
 
@@ -202,8 +202,8 @@ class _OnCuda:
         self, launch: Callable[[], Launched], payload: torch.Tensor, entry: Entry, ledger: CommunicationLedger
     ) -> None:
         self._entry, self._ledger, self._started = entry, ledger, timed_event()
-        # NCCL reads the payload until the work is waited for, and its work holds what it writes. Only the first wait is
-        # the caller's own: after one on any other stream torch would give the payload's memory back too early.
+        # NCCL reads the payload until the work is waited for, and its work object holds the output. Only the first wait
+        # is the caller's own: after a wait on any other stream, torch would free the payload's memory too early.
         self._held: tuple[Launched, torch.Tensor] | None = (launch(), payload)
 
     def wait(self) -> None:
@@ -216,7 +216,7 @@ class _OnCuda:
 
 
 def timed_event() -> torch.cuda.Event:
-    """An event on the current stream, whose time can be told; one of captured work is recorded by each replay."""
+    """A timed event on the current stream; in captured work, each replay records it again."""
     event = torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

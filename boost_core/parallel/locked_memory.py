@@ -1,4 +1,4 @@
-"""Page-locked memory of the sizes that are asked for: torch's own allocator rounds each up to a power of two."""
+"""Page-locked memory of exactly the sizes requested: torch's own allocator rounds each up to a power of two."""
 
 import contextlib
 import logging
@@ -15,10 +15,10 @@ _ALIGNMENT = 256  # of each tensor, as CUDA's own memory has it
 
 
 class _LockedPages(mmap.mmap):
-    """Pages that the driver has locked; released with the last tensor that is in them."""
+    """Pages that the driver has locked; released with the last tensor in them."""
 
     address: int | None = None
-    device = 0  # from whose driver they are
+    device = 0  # whose context locked them
 
     def __del__(self) -> None:
         if self.address is None or sys.is_finalizing():
@@ -30,7 +30,7 @@ class _LockedPages(mmap.mmap):
 
 
 def page_locked_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """As ``locked_like``; where the driver does not lock so much at once, torch locks it piece by piece."""
+    """As ``locked_like``, but if the driver does not lock that much at once, torch locks it piece by piece."""
     try:
         return locked_like(tensors)
     except RuntimeError as error:
@@ -39,10 +39,10 @@ def page_locked_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def locked_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """A tensor on the host for each, uninitialised, each a storage of its own in memory that is locked at once.
+    """An uninitialised tensor on the host for each, each with its own storage, in memory locked at once.
 
     Raises:
-        RuntimeError: The driver does not lock it, as where the host has not enough.
+        RuntimeError: The driver does not lock it, for example because the host lacks memory.
     """
     places = [0, *accumulate(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors)]
     size = -(-places[-1] // mmap.PAGESIZE) * mmap.PAGESIZE

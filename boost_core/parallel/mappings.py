@@ -1,4 +1,4 @@
-"""Conjugate pairs of communicator, by what they do forward; backward is the conjugate.
+"""Conjugate pairs of collectives, named after their forward operation; the backward pass runs the conjugate.
 
 ======================  =================  =================
 pair                    forward            backward
@@ -9,8 +9,8 @@ pair                    forward            backward
 ``all_to_all``          all-to-all         all-to-all
 ======================  =================  =================
 
-With one rank in the group each is the identity and nothing is counted. A latent's all-reduce, which other work can
-hide, is in ``exchange``.
+In a group of one rank, each is the identity and nothing is counted. A latent's all-reduce, which other work can hide,
+is in ``exchange``.
 """
 
 from typing import Any
@@ -77,8 +77,8 @@ def reduce_from_tp(partial: torch.Tensor, communicator: Communicator, purpose: s
 def copy_to_tp(replicated: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
     """A replicated tensor on its way into each rank's own shard; gradients of all ranks are summed.
 
-    The sum is made in the memory of the gradient that arrives, so what follows has to give one of its own: a matrix
-    product does, a sum, which hands the same gradient to both its terms, does not.
+    The sum overwrites the gradient that arrives, so later operations must hand over one of their own: a matrix product
+    does; a sum, which passes the same gradient to both of its terms, does not.
     """
     if communicator.size == 1:
         return replicated
@@ -93,7 +93,7 @@ def all_gather_from_tp(x_Tc: torch.Tensor, communicator: Communicator, purpose: 
 
 
 def all_to_all(x_Ac: torch.Tensor, communicator: Communicator, purpose: str) -> torch.Tensor:
-    """A matrix split along its columns, ``[A, c/p]``, to the same one split along its rows, ``[A/p, c]``."""
+    """Turn a matrix split along its columns, ``[A, c/p]``, into the same one split along its rows, ``[A/p, c]``."""
     if communicator.size == 1:
         return x_Ac
     return _AllToAll.apply(x_Ac, communicator, purpose)  # type: ignore[no-any-return, no-untyped-call]

@@ -16,7 +16,7 @@ class ParallelMesh:
 
     Attributes:
         device: Where this rank computes.
-        mesh: torch's mesh, which has ``cp`` only where there are several such ranks.
+        mesh: torch's mesh, which has ``cp`` only if there are several context parallel ranks.
     """
 
     device: torch.device
@@ -33,7 +33,7 @@ class ParallelMesh:
         if dist.get_world_size() != layout.world_size:
             raise ValueError(
                 f"the job asks for {layout} = {layout.world_size} processes, but "
-                f"{dist.get_world_size()} are running; start as many, or change parallelism"
+                f"{dist.get_world_size()} are running; start {layout.world_size}, or change parallelism"
             )
         sizes = {"dp": layout.dp, "pp": layout.pp, "cp": layout.cp, "tp": layout.tp}
         if layout.cp == 1:
@@ -45,7 +45,7 @@ class ParallelMesh:
         return self.mesh[dimension].size()
 
     def rank(self, dimension: str) -> int:
-        """This rank's place along a dimension of the mesh."""
+        """This rank's index along a dimension of the mesh."""
         return self.mesh[dimension].get_local_rank()
 
     def group(self, dimension: str) -> dist.ProcessGroup:
@@ -53,14 +53,14 @@ class ParallelMesh:
         return self.mesh.get_group(dimension)
 
     def context_group(self) -> dist.ProcessGroup | None:
-        """That along ``cp``; ``None`` for this rank alone."""
+        """The group along ``cp``; ``None`` for this rank alone."""
         return self.group("cp") if "cp" in (self.mesh.mesh_dim_names or ()) else None
 
     def group_of_same_weights(self) -> dist.ProcessGroup | None:
-        """The ranks along ``dp`` and ``cp``, replica by replica, where there are several along ``cp``.
+        """The ranks along ``dp`` and ``cp``, replica by replica; for several ranks along ``cp``.
 
-        It is a group of its own also where there is one replica: what is sent in one group waits for what was sent
-        before. All ranks call it, in the same order among other groups.
+        It is a separate group even with one replica, because collectives of one group wait for each other. All ranks
+        call this, in the same order among other groups.
         """
         mine = None
         for ranks in self.mesh.mesh.permute(1, 3, 0, 2).flatten(2).flatten(0, 1).tolist():
@@ -70,9 +70,9 @@ class ParallelMesh:
         return mine
 
     def embedding_group(self) -> dist.ProcessGroup | None:
-        """The group of the first and the last pipeline rank of this rank's column; ``None`` for one between them.
+        """The group of the first and last pipeline ranks of this rank's column; ``None`` for a rank between them.
 
-        All ranks call it, in the same order among other groups.
+        All ranks call this, in the same order among other groups.
         """
         mine = None
         for column in self.mesh.mesh.movedim(1, -1).flatten(0, -2).tolist():

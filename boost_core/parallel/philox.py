@@ -1,8 +1,8 @@
-"""Normal values that each element of a tensor has by its place: any part of it can be drawn alone, on any device.
+"""Normal values determined by each element's place in a tensor: any part can be drawn by itself, on any device.
 
 The bits are those of Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a tensor's
-key and a place in it give four words of 32 bits, of which Box and Muller's method makes four normal values. Words are
-kept in int64, which torch multiplies on every device, and modulo 2^64 as the method wants it.
+key and a place in it give four 32-bit words, which the Box-Muller method turns into four normal values. Words are kept
+in int64, which torch multiplies on every device, modulo 2^64 as the method requires.
 """
 
 import math
@@ -19,7 +19,7 @@ _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 _WORD = 0xFFFFFFFF
 
-# Elements drawn at a time, at some 30 bytes of scratch each: what a core's cache holds, and what keeps a GPU busy.
+# Elements drawn at a time, with about 30 bytes of scratch each: what fits a core's cache, and what keeps a GPU busy.
 _CHUNK_ON_CPU = 1 << 16
 _CHUNK = 1 << 20
 
@@ -27,15 +27,15 @@ _CHUNK = 1 << 20
 def normal_(box: torch.Tensor, shape: Sizes, offsets: Sequence[int], key: int, stds: torch.Tensor | float) -> None:
     """Fill a box of a tensor with its normal values, which depend on the key and their places in the tensor alone.
 
-    They are computed in float64 and rounded to fp32. So another device, whose logarithm, sine and cosine are within a
-    unit or two of the last place of these, gives other values for one element in some 10^8, by one unit of fp32.
+    They are computed in float64 and rounded to fp32. On another device, whose logarithm, sine and cosine differ by a
+    unit or two in the last place, about one element in 10^8 therefore differs, by one unit of fp32.
 
     Args:
-        box: What is filled; it lies on the device that draws.
-        shape: The tensor's, with less than 2^32 rows along its last axis.
-        offsets: Where the box begins in it.
-        key: The tensor's, 64 bits.
-        stds: Standard deviations: one, or of the box's elements in a shape that broadcasts to its.
+        box: The box to fill, on the device that draws.
+        shape: The tensor's shape, with fewer than 2^32 rows along its last axis.
+        offsets: Where the box begins in the tensor.
+        key: The tensor's key, 64 bits.
+        stds: Standard deviations: one for all, or one per element in a shape that broadcasts to the box's.
     """
     if box.numel() == 0:
         return
@@ -48,7 +48,7 @@ def normal_(box: torch.Tensor, shape: Sizes, offsets: Sequence[int], key: int, s
 
 
 def philox(counter: Words, key: tuple[int, int]) -> Words:
-    """Four random words for each counter of four words; those of the counter are overwritten."""
+    """Four random words for each counter of four words; the counter is overwritten."""
     c0, c1, c2, c3 = counter
     product_0, product_1 = torch.empty_like(c0), torch.empty_like(c0)
     for turn in range(_ROUNDS):
@@ -57,13 +57,13 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
         torch.mul(c2, _MULTIPLIERS[1], out=product_1)
         torch.bitwise_right_shift(product_1, 32, out=c0).bitwise_xor_(c1).bitwise_xor_(key_0).bitwise_and_(_WORD)
         torch.bitwise_right_shift(product_0, 32, out=c2).bitwise_xor_(c3).bitwise_xor_(key_1).bitwise_and_(_WORD)
-        # Their upper halves go no further than the next round's mask.
+        # Their upper halves are dropped by the next round's mask.
         c1, c3, product_0, product_1 = product_1, product_0, c1, c3
     return c0, c1.bitwise_and_(_WORD), c2, c3.bitwise_and_(_WORD)
 
 
 def _normals(shape: Sizes, begin: Sequence[int], sizes: Sizes, key: int, device: torch.device) -> torch.Tensor:
-    """Standard normal values of a box, float64: four neighbours of a row of the tensor share a counter."""
+    """Standard normal values of a box, float64: four neighbours in a row of the tensor share a counter."""
     first, last = begin[-1] // 4, -(-(begin[-1] + sizes[-1]) // 4)
     row = torch.zeros((), dtype=torch.int64, device=device)
     for size, offset, count in zip(shape[:-1], begin[:-1], sizes[:-1], strict=True):
@@ -75,7 +75,7 @@ def _normals(shape: Sizes, begin: Sequence[int], sizes: Sizes, key: int, device:
 
 
 def _box_muller(words: Words) -> torch.Tensor:
-    """Four standard normal values of each four words, one after the other along the last axis, float64."""
+    """Four standard normal values from each four words, in order along the last axis, float64."""
     values = torch.empty(*words[0].shape, 4, dtype=torch.float64, device=words[0].device)
     for index in (0, 2):
         # Halves keep the logarithm's argument off zero; the largest value is 6.8.
@@ -87,7 +87,7 @@ def _box_muller(words: Words) -> torch.Tensor:
 
 
 def _chunks(sizes: Sizes, limit: int) -> Iterator[tuple[Sizes, Sizes]]:
-    """Splits a box into boxes of at most ``limit`` elements: the offset of each in it, and its sizes."""
+    """Split a box into boxes of at most ``limit`` elements: the offsets of each in it, and its sizes."""
     axis, inner = len(sizes) - 1, 1
     while axis > 0 and inner * sizes[axis] <= limit:
         inner *= sizes[axis]

@@ -28,10 +28,10 @@ _SCHEDULES = {
 
 
 class Module(Protocol):
-    """A module that is a stage.
+    """A module that is a pipeline stage.
 
     Attributes:
-        stage: Which.
+        stage: The stage.
         rotations: The positions of each micro-batch's tokens, and how they attend.
     """
 
@@ -39,13 +39,13 @@ class Module(Protocol):
     rotations: Sequence[Rotation]
 
     def input_shapes(self, tokens: int) -> list[tuple[int, ...]]:
-        """Shapes of what it takes, for ``tokens`` tokens."""
+        """Shapes of its inputs for ``tokens`` tokens."""
 
     def output_shapes(self, tokens: int) -> list[tuple[int, ...]]:
-        """Shapes of what it gives."""
+        """Shapes of its outputs for ``tokens`` tokens."""
 
     def __call__(self, *inputs: torch.Tensor, number_1: torch.Tensor, target_T: torch.Tensor | None = None) -> Any:
-        """Tokens of micro-batch ``number_1`` or what the stage before gave, to what the next takes, or to losses."""
+        """From the tokens of micro-batch ``number_1`` or the stage before, to the next stage's input or losses."""
 
 
 class Pipeline:
@@ -53,17 +53,17 @@ class Pipeline:
 
     Args:
         parts: The stages, in order.
-        count: Stages over all ranks.
+        count: Number of stages over all ranks.
         schedule: ``1f1b``, ``interleaved_1f1b`` or ``zero_bubble``.
-        micro_batches: Micro-batches of a step.
-        tokens: This rank's of a micro-batch.
+        micro_batches: Number of micro-batches per step.
+        tokens: Number of this rank's tokens per micro-batch.
         ranks: The pipeline parallel group.
-        group: The same as torch has it.
-        ledger: Where to count what is sent.
-        clock: Told of forward and backward of the stages.
-        weight_gradients: Gives the weight gradients that a backward pass has put off; for ``zero_bubble``.
-        dtype: Of the residual stream.
-        device: Where it lives.
+        group: The same group, as torch's.
+        ledger: Counts what is sent.
+        clock: Told when stages run forward and backward.
+        weight_gradients: Returns what computes a backward pass's deferred weight gradients; for ``zero_bubble``.
+        dtype: Type of the residual stream.
+        device: Where the residual stream lives.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class Pipeline:
     def train(
         self, token_N: torch.Tensor, target_N: torch.Tensor, weight_N: torch.Tensor, rotations: Sequence[Rotation]
     ) -> torch.Tensor:
-        """Forward and backward of all micro-batches of a step, one after the other in ``[N]``.
+        """Run all micro-batches of a step, which follow each other in ``[N]``, forward and backward.
 
         Args:
             token_N: This rank's tokens.
-            target_N: What follows each.
-            weight_N: What each loss counts.
+            target_N: The token after each.
+            weight_N: The weight of each loss.
             rotations: The positions of each micro-batch's tokens, and how they attend.
 
         Returns:
@@ -125,7 +125,7 @@ class Pipeline:
 
     @contextmanager
     def _at(self, rotations: Sequence[Rotation]) -> Iterator[None]:
-        """Have the stages turn micro-batches so; they let go of it afterwards, as it holds memory."""
+        """Have the stages use these rotations; they drop them afterwards, as rotations hold memory."""
         for part in self._parts:
             part.rotations = rotations
         try:
@@ -147,7 +147,7 @@ def _weighted_sum(losses_T: torch.Tensor, weight_T: torch.Tensor) -> torch.Tenso
 
 
 class _CountedStage(PipelineStage):
-    """torch's stage; the ledger counts what it sends, but not the time, which the schedule spends between stages."""
+    """torch's stage; the ledger counts what it sends but not the time, which the schedule spends between stages."""
 
     def __init__(
         self, part: Module, count: int, tokens: int, group: dist.ProcessGroup, ledger: CommunicationLedger,
@@ -188,7 +188,7 @@ class _CountedStage(PipelineStage):
         return self._packed(super().get_bwd_send_ops(bwd_chunk_id), "residual gradient")
 
     def _packed(self, operations: list[dist.P2POp], purpose: str) -> list[dist.P2POp]:
-        """Counted, and each tensor in one piece, which crossing latents need not be."""
+        """Count what is sent, and make each tensor contiguous, which crossing latents need not be."""
         for operation in operations:
             operation.tensor = operation.tensor.contiguous()
             self._ledger.count(Entry("send", "pp", purpose), operation.tensor)

@@ -1,4 +1,4 @@
-"""The groups of ranks that a rank is in."""
+"""The groups of ranks that a rank belongs to."""
 
 from dataclasses import dataclass
 
@@ -16,10 +16,10 @@ class ProcessGroups:
     Attributes:
         tensor: The tensor parallel group.
         pipeline: The pipeline parallel group.
-        context: The context parallel group, which has the tokens of the same sequences.
-        replicas: The data parallel group, a rank of each replica.
-        data: Ranks with the same weights: of all replicas, and all context parallel ranks of each.
-        embedding: The first and the last pipeline rank of a column, where they share weights; else this rank alone.
+        context: The context parallel group, whose ranks share the tokens of the same sequences.
+        replicas: The data parallel group, one rank of each replica.
+        data: Ranks with the same weights, over all replicas and their context parallel ranks.
+        embedding: The first and last pipeline ranks of a column if they share weights; else this rank alone.
         gang: All ranks.
     """
 
@@ -36,7 +36,7 @@ class ProcessGroups:
         cls, mesh: ParallelMesh, embedding_is_shared: bool, ledger: CommunicationLedger,
         communicator: type[Communicator] = Communicator,
     ) -> "ProcessGroups":  # fmt: skip
-        """Those of a mesh, counted by a ledger; ``communicator`` is what makes their collectives."""
+        """The groups of a mesh, counted by a ledger; ``communicator`` is the class to use."""
         tensor, pipeline, replicas = (communicator(mesh.group(along), along, ledger) for along in ("tp", "pp", "dp"))
         context = communicator(mesh.context_group(), "cp", ledger)
         data = replicas if context.size == 1 else communicator(mesh.group_of_same_weights(), "dp", ledger)

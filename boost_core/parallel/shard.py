@@ -13,7 +13,7 @@ from boost_core.parallel.philox import normal_
 
 
 class WeightMaker(Protocol):
-    """Gives a model whose weights are declared this rank's shards."""
+    """Gives this rank's shards to a model with declared weights."""
 
     def __call__(
         self, model: nn.Module, axes: SplitAxes, rank: int, size: int, seed: int, device: torch.device
@@ -27,13 +27,13 @@ def make_weights(
 ) -> None:  # fmt: skip
     """Replace every declared weight by this rank's shard of its initial value.
 
-    The values depend on the seed alone, and not on how many ranks there are or which one asks.
+    The values depend only on the seed, not on the number of ranks or which one asks.
 
     Args:
-        model: A model whose weights are declared.
+        model: A model with declared weights.
         axes: The axis that each role is split along.
-        rank: This rank's place in the tensor parallel group.
-        size: Ranks in the tensor parallel group.
+        rank: This rank's index in the tensor parallel group.
+        size: Number of ranks in the tensor parallel group.
         seed: The job's seed.
         device: Where the shards live.
         dtype: Their type.
@@ -52,13 +52,13 @@ def make_weights(
 def allocate_weights(
     model: nn.Module, axes: SplitAxes, rank: int, size: int, seed: int, device: torch.device,
 ) -> None:  # fmt: skip
-    """As a ``WeightMaker``, without values: for weights that are loaded, or drawn when nothing is there to load."""
+    """A ``WeightMaker`` without values: for weights that are loaded, or drawn if there is nothing to load."""
     del rank, seed
     replace_weights(model, lambda _, spec: torch.empty(shard_shape(spec, axes, size), device=device))
 
 
 def replace_weights(model: nn.Module, shard: Callable[[str, WeightSpec], torch.Tensor]) -> None:
-    """Replace every declared weight by what ``shard`` makes of its full name and its declaration."""
+    """Replace every declared weight by what ``shard`` returns for its full name and declaration."""
     for path, module in model.named_modules():
         if isinstance(module, WeightedModule):
             for name, spec in module.weight_specs.items():
@@ -81,10 +81,10 @@ def split_axes(model: nn.Module, axes: SplitAxes) -> dict[str, int | None]:
 def initialize_(box: torch.Tensor, offsets: Sequence[int], name: str, spec: WeightSpec, seed: int) -> None:
     """Fill a box of a weight with its initial values, which depend on the seed, the weight's name and their places.
 
-    Nothing else of the weight is drawn for that, and it is drawn on the box's device.
+    Only this part of the weight is drawn, on the box's device.
 
     Args:
-        box: What is filled.
+        box: The box to fill.
         offsets: Where it begins in the full weight.
         name: The weight's full name.
         spec: Its declaration.
@@ -99,7 +99,7 @@ def initialize_(box: torch.Tensor, offsets: Sequence[int], name: str, spec: Weig
 def _stds(
     spec: WeightSpec, start: tuple[float, ...], box: torch.Tensor, offsets: Sequence[int]
 ) -> torch.Tensor | float:  # fmt: skip
-    """Standard deviations of a box's elements: of each projection along the axis on which they lie, or one for all."""
+    """Standard deviations of a box's elements: one per projection along the projections' axis, or one for all."""
     if spec.axis is None or len(start) == 1:
         return start[0]
     each = torch.tensor(start, dtype=torch.float64, device=box.device)

@@ -1,11 +1,11 @@
-"""All-reduces through symmetric memory: a buffer of each rank of a group, which all of them read and write.
+"""All-reduces through symmetric memory: one buffer on each rank of a group, which all ranks read and write.
 
-A rank copies what it sends into its own buffer, and kernels of all ranks sum there (``kernels.symmetric_sum``): in one
-shot what is small, in two what is larger. They are queued on a stream of their own, so that other work can go on
-meanwhile and one exchange is done before the next one's begins. Everything is captured in CUDA graphs like other
-kernels: the addresses stay, and what counts meetings is on the device.
+A rank copies its payload into its own buffer, and kernels on all ranks sum there (``kernels.symmetric_sum``): small
+payloads in one shot, larger ones in two. They are queued on a stream of their own, so that other work can run meanwhile
+and one exchange ends before the next begins. Everything is captured in CUDA graphs like other kernels: addresses stay
+the same, and the counter of meetings is on the device.
 
-It takes GPUs of one host that reach each other's memory, and processes that see all of them under the same numbers.
+It needs GPUs of one host that reach each other's memory, and processes that see all of them under the same numbers.
 """
 
 import socket
@@ -31,7 +31,7 @@ _live: "WeakSet[SymmetricMemory]" = WeakSet()
 
 
 class Handle(Protocol):
-    """What torch's rendezvous gives: memory that the ranks of a group have allocated alike."""
+    """What torch's rendezvous returns: memory that all ranks of a group have allocated alike."""
 
     rank: int
     world_size: int
@@ -40,16 +40,16 @@ class Handle(Protocol):
         """The beginning of a rank's buffer."""
 
     def get_signal_pad(self, rank: int, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """The beginning of a rank's signals, which were 0."""
+        """The beginning of a rank's signals, initially 0."""
 
 
 class SymmetricMemory:
     """The symmetric memory of one group.
 
     Args:
-        handle: What the ranks have in common.
-        memory: This rank's own, which is kept as long as this is.
-        limits: What is exchanged through it; the buffers hold that much.
+        handle: The ranks' common handle.
+        memory: This rank's own memory, kept alive by this object.
+        limits: The largest messages exchanged through it, which is also the buffers' size.
         device: Where this rank computes.
         patience: How long a rank on CPU waits for the others; on a GPU, until ``abort_all``.
     """
@@ -72,7 +72,7 @@ class SymmetricMemory:
         _live.add(self)
 
     def takes(self, payload: torch.Tensor) -> bool:
-        """Whether something is summed here: the same on all ranks, as its size and type are."""
+        """Whether ``payload`` is summed here: the same on all ranks, as its size and type are."""
         fits = payload.numel() * payload.element_size() <= self._limits.largest
         return fits and payload.dtype in SENT and payload.is_contiguous()
 
@@ -80,20 +80,20 @@ class SymmetricMemory:
         """Start to sum ``payload`` in place over the ranks.
 
         Args:
-            payload: What ``takes`` takes.
-            epilogue: What is to be computed of the sum, if anything.
+            payload: A tensor for which ``takes`` returns true.
+            epilogue: What to compute from the sum, if anything.
 
         Raises:
-            DistError: A rank does not come; on CPU alone.
+            DistError: Another rank does not arrive; only on CPU.
         """
         sent_n = payload.view(-1)
         with self._apart():
-            # What this allocates is freed when the caller's stream has used it, and the next time waits for that.
+            # What this allocates is freed once the caller's stream has used it, and the next exchange waits for that.
             made_gTr = self._sum(sent_n, epilogue)
             return Summing(None if self._stream is None else self._stream.record_event(), made_gTr)
 
     def abort(self) -> None:
-        """Wait for no rank any longer; what is summed from now on is worth nothing."""
+        """Stop waiting for other ranks; sums are meaningless from now on."""
         self._aborted.fill_(1)
 
     def _sum(self, sent_n: torch.Tensor, epilogue: Epilogue | None) -> torch.Tensor | None:
@@ -110,7 +110,7 @@ class SymmetricMemory:
             symmetric_sum(buffers, sent_n)
         else:
             made_gTr = sum_of_latents(buffers, sent_n, epilogue)
-        if in_one_shot:  # until all have read, nobody may write; after two shots each has to read its own alone
+        if in_one_shot:  # nobody may write until all have read; after two shots each reads only its own
             self._meet()
         return made_gTr
 
@@ -157,13 +157,13 @@ class Summing:
 
 
 def part_of(size: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Where a rank's part of so many elements begins and ends; the last ones may have less, or none."""
+    """Where a rank's part of ``size`` elements begins and ends; the last ranks' parts may be smaller, or empty."""
     each = -(-size // (ranks * _ALIGNMENT)) * _ALIGNMENT
     return min(rank * each, size), min((rank + 1) * each, size)
 
 
 def abort_all() -> None:
-    """Have no rank be waited for any longer in this process; from any thread, without a call to CUDA."""
+    """Stop waiting for other ranks anywhere in this process; from any thread, without calling CUDA."""
     for each in list(_live):
         each.abort()
 
@@ -175,10 +175,10 @@ class View:
     Attributes:
         host: The host it is on.
         visible: The GPUs that it sees, by UUID.
-        device: The number of its own among them.
-        reached: The numbers of those whose memory it reaches.
-        rendezvous: How many its process has been at. Torch counts them in each process, and ranks that have counted
-            differently, as a process that takes a lost one's place, would not find each other.
+        device: The number of its own GPU among them.
+        reached: The numbers of the GPUs whose memory it reaches.
+        rendezvous: Number of rendezvous in its process so far. Torch counts them in each process, and ranks with
+            different counts, such as a process that replaces a lost one, would not find each other.
     """
 
     host: str
@@ -189,7 +189,7 @@ class View:
 
 
 def obstacle(views: Sequence[View]) -> str | None:
-    """Why ranks cannot have symmetric memory, for people; ``None`` if they can, as far as they see."""
+    """Why ranks cannot have symmetric memory, for people; ``None`` if nothing speaks against it."""
     if len({view.host for view in views}) > 1:
         return "a tensor parallel group is on several hosts"
     if len({view.visible for view in views}) > 1:
@@ -207,7 +207,7 @@ def obstacle(views: Sequence[View]) -> str | None:
 def connect(
     limits: SymmetricMemoryConfig, group: dist.ProcessGroup, device: torch.device
 ) -> tuple[SymmetricMemory | None, str | None]:
-    """The symmetric memory of a group, or why there is none; the same on all its ranks, all of which call it."""
+    """The symmetric memory of a group, or why it has none: the same on all its ranks, all of which call this."""
     if device.type != "cuda":
         return None, "the job trains on CPU"
     views: list[View | None] = [None] * dist.get_world_size(group)

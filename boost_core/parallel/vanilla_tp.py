@@ -1,8 +1,8 @@
-"""Vanilla tensor parallelism of low-rank pairs, a baseline: each A·B is a Megatron pair of its own, cut along r.
+"""Vanilla tensor parallelism of low-rank pairs, a baseline: each A·B is a Megatron pair of its own, split along r.
 
-A is split along its columns and B along its rows, so each rank has a sliver of every latent, and the *wide*
-output of every pair is all-reduced: 5d + 2f elements a token and block, where BTP sends 7r. Attention sees whole
-queries, keys and values on every rank. Shape suffixes as in ``btp``; r is this rank's sliver.
+A is split along its columns and B along its rows, so each rank has a slice of every latent, and the *wide*
+output of every pair is all-reduced: 5d + 2f elements per token and block, where BTP sends 7r. Attention sees whole
+queries, keys and values on every rank. Shape suffixes as in ``btp``; r is this rank's slice.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class VanillaTensorParallel(WholeResidual):
         down_dgr: torch.Tensor,
         norm: NormWeights | None,
     ) -> Latents:
-        """This rank's sliver of each latent; backward, an all-reduce of the wide input's gradient."""
+        """This rank's slice of each latent; in the backward pass, an all-reduce of the wide input's gradient."""
         normed_Td = x_Td if norm is None else rms_norm(x_Td, norm)
         return copy_to_tp(normed_Td, self._communicator, "wide") @ down_dgr.flatten(1), None
 
@@ -40,7 +40,7 @@ class VanillaTensorParallel(WholeResidual):
         epilogue: Epilogue | None = None,  # noqa: ARG002
         shared: SharedLatents | None = None,  # noqa: ARG002
     ) -> Callable[[], Latents]:
-        """A sliver belongs to this rank alone."""
+        """Nothing to exchange: a slice belongs to this rank alone."""
         return lambda: partial
 
     def up(self, z_gTr: torch.Tensor, up_grf: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""The ends of a model over a vocabulary that is split: head, loss, embedding.
+"""The ends of a model with a split vocabulary: head, loss, embedding.
 
-Logits are made for a few tokens at a time, forward and again backward, so that T × V of them never exist.
+Logits are computed for a few tokens at a time, forward and again backward, so that all T × V never exist at once.
 Shape suffixes: T tokens, d hidden, V this rank's part of the vocabulary, c tokens of a chunk.
 """
 
@@ -20,7 +20,7 @@ CHUNK_ELEMENTS = 1 << 26
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Loss of token t: m − x_t·w_target with m = log Σ_v exp(x_t·w_v). Saved of the logits: m, one a token.
+    """Loss of token t: m − x_t·w_target with m = log Σ_v exp(x_t·w_v). Of the logits only m is saved.
 
     The gradient is that of loss + ζ m²; the z-loss, ζ m², keeps logits from drifting (PaLM, arXiv 2204.02311).
     """
@@ -72,7 +72,7 @@ def head_losses(
 ) -> torch.Tensor:
     """Cross entropy of each token, ``[T]`` in nats and at least fp32, the same on all ranks.
 
-    The z-loss is in its gradient alone, so that losses compare whatever the z-loss is.
+    The z-loss affects only the gradient, so that losses are comparable whatever the z-loss is.
 
     Args:
         x_Td: Whole normed hidden vectors; their gradient is this rank's part of it.
@@ -86,7 +86,7 @@ def head_losses(
 
 
 def likeliest_tokens(x_Td: torch.Tensor, head_dV: torch.Tensor, communicator: Communicator) -> torch.Tensor:
-    """The token of the largest logit after each, ``[T]``, the same on all ranks; of equal ones the first.
+    """The most likely token after each, ``[T]``, the same on all ranks; among equal logits, the first.
 
     Args:
         x_Td: Whole normed hidden vectors.

@@ -15,8 +15,8 @@ class WholeResidual:
 
     Args:
         communicator: The tensor parallel group.
-        norm: Only a sharded residual has more than one way to take its norm.
-        fp8: Refused where jobs are read (``config.legality``).
+        norm: Unused: only a sharded residual has more than one way to compute its norm.
+        fp8: Unused: refused when jobs are read (``config.legality``).
     """
 
     fp8 = False
@@ -46,7 +46,7 @@ class WholeResidual:
         return Residual(x_Td, x_Td, None)
 
     def final_norm(self, residual: Residual, norm: NormWeights) -> torch.Tensor:
-        """A norm of whole rows; backward, one all-reduce of ``[T, d]``."""
+        """A norm of whole rows; in the backward pass, one all-reduce of ``[T, d]``."""
         return copy_to_tp(rms_norm(residual.inputs, norm), self._communicator, "hidden")
 
     def token_losses(
@@ -56,7 +56,7 @@ class WholeResidual:
         return head_losses(x_Td, head_dV, target_T, self._communicator, z_loss)
 
     def likeliest_tokens(self, x_Td: torch.Tensor, head_dV: torch.Tensor) -> torch.Tensor:
-        """Over the vocabulary's shards."""
+        """The likeliest tokens over the vocabulary's shards."""
         return likeliest_tokens(x_Td, head_dV, self._communicator)
 
     def tied_head(self, embedding_Vd: torch.Tensor) -> torch.Tensor:

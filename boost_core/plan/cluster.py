@@ -1,9 +1,9 @@
-"""A network as levels, and how many ranks of each group there are at each of them.
+"""A network as levels, and the number of ranks of each group at each of them.
 
-A level joins what the level inside it makes up: a node its GPUs, a rack its nodes. Ranks are numbered as
-``Layout.coordinates`` has it, so a group of the innermost size takes ranks next to each other; what a group leaves of a
-level's fan-out is for the next size out. The counts are a placement matrix (arXiv 2110.10548): a row for each size, a
-column for each level.
+A level joins units of the level inside it: a node its GPUs, a rack its nodes. Ranks are numbered as in
+``Layout.coordinates``, so a group of the innermost size takes adjacent ranks; what a group leaves of a level's fan-out
+goes to the next size out. The counts are a placement matrix (arXiv 2110.10548): a row for each size, a column for each
+level.
 """
 
 import math
@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 
 from boost_core.hardware import Link
 
-Row = tuple[int, ...]  # ranks of a group at each level, the innermost first; their product is its size
+Row = tuple[int, ...]  # ranks of a group at each level, innermost first; their product is the group's size
 
 
 @dataclass(frozen=True)
 class Level:
-    """One level.
+    """One level of a network.
 
     Attributes:
-        name: For people: node, rack.
-        fan_out: How many of the level inside it joins.
-        link: What each rank has there while all of them send at once, so what the level's switches lack is in it.
-        meshed: Whether every two have wires of their own, in place of a switch. The link is what one has to all others
-            together; among fewer ranks the wires to those that take no part carry nothing.
+        name: Name shown to people: node, rack.
+        fan_out: Number of units of the level inside that it joins.
+        link: Link of each rank while all send at once, so oversubscribed switches are accounted for.
+        meshed: Whether every pair has its own wires instead of a switch. The link is then to all others together; among
+            fewer ranks the wires to those that take no part carry nothing.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Level:
     meshed: bool = False
 
     def among(self, ranks: int) -> Link:
-        """What each of some of them has."""
+        """Return each rank's link when only ``ranks`` of them take part."""
         if not self.meshed or ranks == self.fan_out:
             return self.link
         share = (ranks - 1) / (self.fan_out - 1)
@@ -45,50 +45,50 @@ class Cluster:
     """A network.
 
     Attributes:
-        levels: The innermost first.
+        levels: Its levels, innermost first.
     """
 
     levels: tuple[Level, ...]
 
     @property
     def size(self) -> int:
-        """Ranks that it has room for."""
+        """Number of ranks that it has room for."""
         return math.prod(level.fan_out for level in self.levels)
 
     def rows(self, sizes: Sequence[int]) -> list[Row]:
-        """A placement matrix. What does not divide among the inner levels is spread over the outermost.
+        """Return a placement matrix. What does not divide among the inner levels is spread over the outermost.
 
         Args:
-            sizes: Of the groups, the innermost first.
+            sizes: Sizes of the groups, innermost first.
 
         Raises:
-            ValueError: There are fewer places than ranks.
+            ValueError: There are more ranks than places.
         """
         if (ranks := math.prod(sizes)) > self.size:
             joined = " × ".join(f"{level.fan_out} ({level.name})" for level in self.levels)
             raise ValueError(
-                f"{ranks} ranks do not go into {joined}; choose smaller sizes, or describe a larger network"
+                f"{ranks} ranks do not fit into {joined}; choose smaller sizes, or describe a larger network"
             )
         room = [level.fan_out for level in self.levels]
         return [self._row(size, room) for size in sizes]
 
     def _row(self, size: int, room: list[int]) -> Row:
-        """One size's; takes it from the room that each level has left."""
+        """Return one size's row and take its ranks from the room left at each level."""
         row, left = [], size
         for index, places in enumerate(room[:-1]):
             taken = next(divisor for divisor in range(min(left, places), 0, -1) if left % divisor == 0)
             row.append(taken)
             left //= taken
-            # What a group leaves that goes on outside is of no use to those that are spread further.
+            # What is left by a group that continues at outer levels is of no use to groups that are spread further.
             room[index] = 1 if left > 1 else places // taken
         return (*row, left)
 
     def level_between(self, row: Row, place: int) -> int:
-        """The outermost level at which a place of a group and the next one are apart, by its index.
+        """Return the index of the outermost level that separates a place of a group from the next one.
 
         Args:
-            row: The group's.
-            place: From 0; the next one of the last is the first.
+            row: The group's row.
+            place: Place within the group, from 0; the last is followed by the first.
         """
         inside = [1]
         for ranks in row:

@@ -1,7 +1,7 @@
-"""How long a collective takes: α + n/β over a ring, by the link; and over several levels of a network.
+"""Time of a collective: α + n/β over a ring, by the link; and over several levels of a network.
 
 =============  =====================  ==========================
-collective     steps over the ring    bytes through a link
+collective     steps around the ring  bytes through a link
 =============  =====================  ==========================
 all_reduce     2 (p − 1)              2 (p − 1)/p of the payload
 all_gather     p − 1                  p − 1 payloads
@@ -9,12 +9,12 @@ reduce_scatter p − 1                  (p − 1)/p of the payload
 all_to_all     p − 1                  (p − 1)/p of the payload
 =============  =====================  ==========================
 
-The payload is what a rank hands over (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
+The payload is what a rank passes in (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
 Operations in MPICH", 2005).
 
-Over levels (``cluster``) ranks scatter inside, reduce outside and gather inside: level by level a ring, whose payload
-is that of the level inside divided by the ranks there, or multiplied for an all-gather. Or it is one ring through all
-of them, at the pace of the slowest level, whichever takes less.
+Over several levels (``cluster``) ranks scatter inside, reduce outside and gather inside: one ring per level, whose
+payload is that of the level inside divided by the ranks there, or multiplied for an all-gather. Alternatively a single
+ring goes through all levels at the pace of the slowest. The faster of the two is taken.
 """
 
 import math
@@ -25,7 +25,7 @@ from boost_core.plan.cluster import Cluster, Row
 
 
 def collective_seconds(link: Link, collective: str, ranks: int, payload_bytes: float, calls: int = 1) -> float:
-    """Time of ``calls`` collectives one after the other whose payloads are ``payload_bytes`` together.
+    """Return the time of ``calls`` consecutive collectives with ``payload_bytes`` in total.
 
     Raises:
         ValueError: The collective is not one of the table's.
@@ -38,17 +38,17 @@ def collective_seconds(link: Link, collective: str, ranks: int, payload_bytes: f
 
 
 def group_seconds(cluster: Cluster, row: Row, collective: str, payload_bytes: float, calls: int = 1) -> float:
-    """As ``collective_seconds``, for groups that are spread over levels, all of which send at once.
+    """Like ``collective_seconds``, for groups spread over several levels that all send at once.
 
     Args:
         cluster: The network.
-        row: How many ranks of each group there are at each level.
-        collective: One of the table's.
-        payload_bytes: Of all calls together.
-        calls: How many.
+        row: Number of ranks of each group at each level.
+        collective: A collective of the table.
+        payload_bytes: Payload of all calls together.
+        calls: Number of calls.
 
     Raises:
-        ValueError: The collective is not one of the table's.
+        ValueError: The collective is not in the table.
     """
     spread = [(level.among(ranks), ranks) for level, ranks in zip(cluster.levels, row, strict=True) if ranks > 1]
     if not spread:
@@ -64,7 +64,7 @@ def group_seconds(cluster: Cluster, row: Row, collective: str, payload_bytes: fl
 
 
 def _slowest(spread: Sequence[tuple[Link, int]]) -> Link:
-    """The link of a ring through all levels: in each step some rank waits for the slowest."""
+    """Return the link of a ring through all levels: in each step some rank waits for the slowest."""
     links = [link for link, _ in spread]
     return Link(
         max(link.base_seconds for link in links),
@@ -75,33 +75,33 @@ def _slowest(spread: Sequence[tuple[Link, int]]) -> Link:
 
 
 def link_bytes(collective: str, ranks: int, payload_bytes: float) -> float:
-    """Bytes that a collective puts through each link of the ring.
+    """Return the bytes that a collective sends through each link of the ring.
 
     Raises:
-        ValueError: The collective is not one of the table's.
+        ValueError: The collective is not in the table.
     """
     shares = {"all_reduce": 2 / ranks, "all_gather": 1.0, "reduce_scatter": 1 / ranks, "all_to_all": 1 / ranks}
     if collective not in shares:
-        raise ValueError(f"there is no model of {collective!r}; there is one of {', '.join(shares)}")
+        raise ValueError(f"there is no model of {collective!r}; choose one of {', '.join(shares)}")
     return shares[collective] * (ranks - 1) * payload_bytes
 
 
 def fit(ranks: int, payload_bytes: Sequence[int], seconds: Sequence[float]) -> Link:
-    """α and β of all-reduces as they were measured, by least squares of the relative errors.
+    """Fit α and β to measured all-reduces by least squares of the relative errors.
 
-    Neither is below 0: times that are proportional to the payload have an α of 0, and where larger payloads took no
-    longer β is infinite.
+    Neither is negative: times proportional to the payload give an α of 0, and if larger payloads took no longer, β is
+    infinite.
 
     Args:
-        ranks: Ranks of the group; α is of this many.
+        ranks: Ranks of the group; α holds for this many.
         payload_bytes: Payload of each all-reduce.
-        seconds: What it took.
+        seconds: Time of each all-reduce.
 
     Raises:
-        ValueError: There are not two different payloads, or a time is not above 0.
+        ValueError: There are fewer than two different payloads, or a time is not positive.
     """
     if len(set(payload_bytes)) < 2 or min(seconds) <= 0:
-        raise ValueError("a fit needs all-reduces of two or more sizes, and the time that each took")
+        raise ValueError("a fit needs all-reduces of two or more sizes, each with a positive time")
     sent = [link_bytes("all_reduce", ranks, payload) for payload in payload_bytes]
     weights = [1 / second**2 for second in seconds]
     total = sum(weights)
@@ -120,6 +120,6 @@ def fit(ranks: int, payload_bytes: Sequence[int], seconds: Sequence[float]) -> L
 
 
 def _proportional(weights: Sequence[float], sent: Sequence[float], seconds: Sequence[float]) -> float:
-    """Seconds a byte of the line through the origin that lies nearest."""
+    """Seconds per byte of the best-fitting line through the origin."""
     along = sum(weight * x * y for weight, x, y in zip(weights, sent, seconds, strict=True))
     return along / sum(weight * x**2 for weight, x in zip(weights, sent, strict=True))

@@ -1,13 +1,13 @@
-"""How much longer jobs took than predicted, and what that says of jobs that come after them.
+"""Correcting predictions by how long earlier jobs took.
 
-A job that has run in a shape gives one ratio: the seconds of its steps over those that were predicted, without any
-correction, so that a correction never chases itself. Of n jobs
+Each job that has run in a shape contributes one ratio: the measured seconds of its steps over those predicted without
+any correction, so that corrections do not feed back into themselves. For n jobs
 
     factor  = before^(3/(n + 3)) · median^(n/(n + 3))
     spread² = (3 · spread before² + Σ (log ratio − log factor)²) / (n + 3)
 
-first for a kind of device and a precision, where what was believed before is 1 and the profile's spread; then for each
-shape that has run, where it is what holds for the kind. A job of several shapes has the median of them for its kind.
+first for a kind of device and a precision, with a prior factor of 1 and the profile's spread; then for each shape that
+has run, with the result for its kind as the prior. A job of several shapes counts for its kind with their median.
 """
 
 import math
@@ -23,9 +23,9 @@ from pydantic import Field
 from boost_core.config.base import Config
 from boost_core.config.job import JobSpec
 
-MOST = 10.0  # a ratio above that, or below its inverse, is of something else than the device
+MOST = 10.0  # a ratio above this, or below its inverse, has other causes than the device
 MOST_SHAPES = 32
-_BEFORE = 3  # jobs, as which what was believed before counts
+_BEFORE = 3  # weight of the prior, in jobs
 _DIGITS = 16
 
 Factor = Annotated[float, Field(ge=1 / MOST, le=MOST)]
@@ -39,8 +39,8 @@ class Ran:
     Attributes:
         job: Its id.
         model: Digest of its model.
-        shape: Digest of all that its seconds depend on.
-        ratio: Seconds of its steps over those predicted without a correction.
+        shape: Digest of everything that its step time depends on.
+        ratio: Measured seconds of its steps over those predicted without a correction.
     """
 
     job: str
@@ -50,14 +50,14 @@ class Ran:
 
 
 class Correction(Config):
-    """What predictions of some jobs are corrected by."""
+    """Correction of the predictions for some jobs."""
 
-    jobs: int = Field(ge=0, description="Jobs that it is of.")
-    factor: Factor = Field(description="What seconds are multiplied by.")
-    spread: Spread = Field(description="Standard deviation of the logarithm of what is left.")
+    jobs: int = Field(ge=0, description="Number of jobs that it is based on.")
+    factor: Factor = Field(description="Factor by which predicted seconds are multiplied.")
+    spread: Spread = Field(description="Standard deviation of the logarithm of the remaining error.")
 
     def refined(self, ratios: Sequence[float]) -> "Correction":
-        """The correction by some jobs, of which this is what was believed before."""
+        """Return the correction updated by some jobs' ratios, with this one as the prior."""
         count = len(ratios)
         logs = [math.log(ratio) for ratio in ratios]
         middle = (_BEFORE * math.log(self.factor) + count * statistics.median(logs)) / (_BEFORE + count)
@@ -66,30 +66,30 @@ class Correction(Config):
 
 
 class ShapeCorrection(Correction):
-    """The same for one shape that has run."""
+    """Correction for one shape that has run."""
 
     shape: str = Field(max_length=_DIGITS, description="Digest of the job in its layout.")
 
 
 class Fitted(Correction):
-    """What jobs on one kind of device, at one precision, took beside what was predicted."""
+    """Corrections from jobs on one kind of device, at one precision."""
 
-    kind: str = Field(max_length=63, description="The kind of GPU by Ray's name, or CPU.")
+    kind: str = Field(max_length=63, description="The kind of GPU as Ray names it, or CPU.")
     precision: str = Field(max_length=8, description="The jobs' training.precision.")
     shapes: tuple[ShapeCorrection, ...] = Field(
-        (), max_length=MOST_SHAPES, description="Of shapes of the same model that have run."
+        (), max_length=MOST_SHAPES, description="Corrections for shapes of the same model that have run."
     )
 
     @classmethod
     def to(cls, ran: Sequence[Ran], spread: float, kind: str, precision: str, model: str) -> "Fitted | None":
-        """The corrections that follow from jobs; ``None`` if none of them counts.
+        """Fit corrections to jobs; ``None`` if none of them counts.
 
         Args:
-            ran: What has run, the newest first.
-            spread: What is left of predictions by the profile, where nothing has run.
-            kind: What the jobs ran on.
-            precision: Theirs.
-            model: Digest of the one whose shapes are of interest.
+            ran: What has run, newest first.
+            spread: Spread of the profile's predictions, where nothing has run.
+            kind: Kind of device that the jobs ran on.
+            precision: The jobs' precision.
+            model: Digest of the model whose shapes are of interest.
         """
         ran = [each for each in ran if 1 / MOST <= each.ratio <= MOST]
         if not ran:
@@ -108,25 +108,25 @@ class Fitted(Correction):
         )
 
     def of(self, job: JobSpec) -> Correction:
-        """What holds for a job in its layout: its shape's, or else its kind's; ``jobs`` have run in the shape."""
+        """Return the correction of a job in its layout: its shape's, or else its kind's with ``jobs`` = 0."""
         shape = shape_of(job) if self.shapes else None
         found = (each for each in self.shapes if each.shape == shape)
         return next(found, self.model_copy(update={"jobs": 0}))
 
     @property
     def least(self) -> float:
-        """The least factor of any shape."""
+        """The smallest factor of any shape."""
         return min([self.factor, *(each.factor for each in self.shapes)])
 
 
 def shape_of(job: JobSpec) -> str:
-    """Digest of all that a job's seconds depend on, besides the device.
+    """Return a digest of everything that a job's step time depends on besides the device.
 
     Args:
         job: The job in its layout (``devices.at``).
     """
     training, resources = job.training, job.resources
-    # Without defaults, so that a field to come alters no digest, and in one for all cuts, which are to be compared.
+    # Without defaults, so that new fields alter no digest; and without the cut, so that cuts can be compared.
     parallelism = job.parallelism.model_dump_json(exclude_defaults=True, exclude={"pipeline_layers_per_stage"})
     parts = (
         model_of(job), parallelism, training.global_batch_size, training.micro_batch_size, training.sequence_length,
@@ -138,7 +138,7 @@ def shape_of(job: JobSpec) -> str:
 
 
 def model_of(job: JobSpec) -> str:
-    """Digest of a job's model."""
+    """Return a digest of a job's model."""
     return _digest(job.model.model_dump_json())
 
 

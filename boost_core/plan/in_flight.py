@@ -1,9 +1,9 @@
-"""Which micro-batches a pipeline rank has in hand at a time, by the schedules of ``torch.distributed.pipelining``.
+"""Micro-batches that a pipeline rank has in flight, by the schedules of ``torch.distributed.pipelining``.
 
-Forward passes come first, as many as the schedule warms up with: under 1f1b one a stage from this one to the last; with
-v = 2 stages a rank, (v − 1)·p and two more (one under zero_bubble) for each rank after this one. Then forward and
-backward take turns. Under zero_bubble the weight gradients of rank r's first r backward passes wait, and from then on
-those of as many (arXiv 2104.04473, 2401.10241).
+The schedule's warm-up forward passes come first: under 1f1b one per stage from this one to the last; with v = 2 stages
+per rank, (v − 1)·p and two more (one under zero_bubble) for each rank after this one. Then forward and backward passes
+alternate. Under zero_bubble the weight gradients of rank r's first r backward passes are deferred, and from then on
+always those of r passes (arXiv 2104.04473, 2401.10241).
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from itertools import accumulate
 
 from boost_core.config.parallelism import ParallelismConfig
 
-_ROUNDS = 4  # of p micro-batches; by then it repeats
+_ROUNDS = 4  # of p micro-batches; by then the pattern repeats
 
-# Micro-batches kept of a rank's first and second stage, and how many of each owe their weight gradients.
+# Micro-batches kept by a rank's first and second stage, and how many of each still owe their weight gradients.
 InHand = tuple[tuple[int, int], tuple[int, int]]
 
 
 def in_hand(parallelism: ParallelismConfig, rank: int, micro_batches: int) -> frozenset[InHand]:
-    """What a rank has in hand at one moment or another of a step; what is midway between two moments is left out.
+    """Return a rank's in-flight counts at the moments of a step; moments midway between two others are left out.
 
     Args:
         parallelism: The pipeline.
         rank: The pipeline rank.
-        micro_batches: Of a step.
+        micro_batches: Micro-batches of a step.
     """
     size = parallelism.pipeline_parallel_size
     if parallelism.pipeline_schedule == "1f1b":
@@ -43,7 +43,7 @@ def _of_two_stages(size: int, rank: int, micro_batches: int, late: bool) -> froz
     return frozenset(map(_counts, _corners(list(accumulate(changes, initial=0)))))
 
 
-# While a step is gone through, four counts are digits of one number: kept of either stage, owed of either stage.
+# While walking through a step, four counts are digits of one number: kept by either stage, owed by either stage.
 _DIGIT_BITS = 24
 _KEPT = (1, 1 << _DIGIT_BITS)
 _OWED = (1 << 2 * _DIGIT_BITS, 1 << 3 * _DIGIT_BITS)
@@ -65,7 +65,7 @@ def _changes(forward: Sequence[int], backward: Sequence[int], warm_up: int, dela
 
 
 def _corners(moments: Sequence[int]) -> set[int]:
-    """All moments but those midway between two others: what grows with the counts is most at none of these alone."""
+    """All moments except those midway between two others: what grows with the counts never peaks there alone."""
     between = {
         moment
         for stride in (1, 2, 3)  # forward, backward and weight gradients take turns

@@ -1,4 +1,4 @@
-"""How many parameters a model has."""
+"""Parameter counts of a model."""
 
 import math
 from collections.abc import Mapping
@@ -10,19 +10,19 @@ from boost_core.config.model import ModelConfig
 
 
 def block_matrix_parameters(model: ModelConfig) -> int:
-    """Parameters in the matrices of one block: d_in · d_out dense, r (d_in + d_out) for a low-rank pair."""
+    """Return the parameters in the matrices of one block: d_in · d_out dense, r (d_in + d_out) for a low-rank pair."""
     weights = block_weights(model, crossed=False).values()
     return sum(math.prod(spec.shape) for spec in weights if spec.role in MATRICES)
 
 
 @lru_cache(64)  # a search asks for the same
 def block_parameters(model: ModelConfig, crossed: bool) -> int:
-    """All of one block, into which latents of the block before cross or do not."""
+    """Return all parameters of one block, with or without latents crossing into it."""
     return _parameters(block_weights(model, crossed))
 
 
 def parameter_count(model: ModelConfig) -> int:
-    """All trainable parameters: blocks with their two norms, crossings, embedding, head, final norm."""
+    """Return all trainable parameters: blocks with their two norms, crossings, embedding, head, final norm."""
     crossed = sum(map(model.crosses_into, range(model.num_hidden_layers)))
     blocks = (model.num_hidden_layers - crossed) * block_parameters(model, crossed=False)
     blocks += crossed * block_parameters(model, crossed=True)

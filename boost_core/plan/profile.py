@@ -1,11 +1,11 @@
-"""What a kind of device does: rates by which work (``work``) becomes seconds.
+"""Speed of a kind of device: rates that convert work (``work``) into seconds.
 
     seconds = FLOPs of products / rate + FLOPs of attention / rate + bytes / bandwidth + starts of kernels
 
-A product's operands are read and written at the bandwidth, and that is added rather than hidden, so that small sizes
-are slow by themselves: at 234 TFLOP/s and 1.4 TB/s a product of 16,384 × 1,024 by 1,024 × 1,024 reaches 176, one with
-widths of 4,096 reaches 215. Nominal figures are the same shares of what data sheets promise on every GPU. They were
-chosen by the 1B and 3B rows of BOOST's table (arXiv 2512.12131, A100); its 7B rows were held out
+Reading and writing a product's operands is added rather than hidden, so small sizes come out slow without further
+terms: at 234 TFLOP/s and 1.4 TB/s a product of 16,384 × 1,024 by 1,024 × 1,024 reaches 176, one with widths of 4,096
+reaches 215. Nominal figures are the same shares of the data sheets' peaks on every GPU. They were fitted to the 1B and
+3B rows of BOOST's table (arXiv 2512.12131, A100); its 7B rows were held out
 (``tests/unit/test_published_times.py``).
 """
 
@@ -23,22 +23,21 @@ _UPDATE_BYTES = 28  # of a weight: its gradient, master and moments read, master
 
 @dataclass(frozen=True)
 class Profile:
-    """One kind of device, as one rank has it.
+    """One kind of device, as used by one rank.
 
     Attributes:
-        product_flops: FLOPs a second of large matrix products.
-        attention_flops: Of attention.
-        bandwidth: Bytes a second that passes and operands are read and written at.
-        start_seconds: Of each product.
-        block_seconds: A block takes this long for a micro-batch however small it is, as its kernels must be launched;
-            not where steps are captured as CUDA graphs.
-        overlap: Of the shorter of two, an exchange and the work that may go on meanwhile, the share that costs no time;
-            0 where it was not measured.
-        spread: Standard deviation of the logarithm of a step's seconds over predicted ones.
-        measured: Whether it was measured on such a device, or assumed.
-        description: What it stands for and where its figures are from.
-        fp8_speedup: How many times as fast products in 8 bits are, by data sheets.
-        host_bandwidth: Bytes a second to or from the host's memory, by data sheets.
+        product_flops: FLOPs per second of large matrix products.
+        attention_flops: FLOPs per second of attention.
+        bandwidth: Bytes per second at which passes and operands are read and written.
+        start_seconds: Launch overhead of each product.
+        block_seconds: Least time of a block for a micro-batch, as its kernels must be launched; does not apply where
+            steps are captured as CUDA graphs.
+        overlap: Share hidden of the shorter of an exchange and the work that may run meanwhile; 0 if not measured.
+        spread: Standard deviation of the logarithm of measured over predicted step time.
+        measured: Whether it was measured on such a device, rather than assumed.
+        description: The device and the source of its figures.
+        fp8_speedup: Speedup of 8-bit products, by data sheets.
+        host_bandwidth: Bytes per second to or from the host's memory, by data sheets.
     """
 
     product_flops: float
@@ -55,7 +54,7 @@ class Profile:
 
     @classmethod
     def nominal(cls, device: Device, precision: str) -> "Profile":
-        """What a data sheet lets expect."""
+        """Return the profile to expect from a data sheet."""
         precision = "bf16" if precision == "fp8" else precision
         peak = device.tflops[precision] * 1e12
         shares = f"products at {PRODUCT_SHARE:.0%}, attention at {ATTENTION_SHARE:.0%}"
@@ -68,7 +67,7 @@ class Profile:
         )  # fmt: skip
 
     def seconds(self, work: Work) -> float:
-        """How long some work takes."""
+        """Return the time of some work."""
         return (
             (work.product_flops + work.fp8_flops / self.fp8_speedup) / self.product_flops
             + work.attention_flops / self.attention_flops
@@ -77,21 +76,21 @@ class Profile:
         )
 
     def exposed(self, exchange_seconds: float, work_seconds: float) -> float:
-        """What an exchange adds to the work that goes on meanwhile."""
+        """Return the time that an exchange adds to the work that runs meanwhile."""
         return exchange_seconds - self.overlap * min(exchange_seconds, work_seconds)
 
     def update_seconds(self, weights: float, element_bytes: int) -> float:
-        """The optimizer's pass over so many weights of this rank."""
+        """Return the time of the optimizer's pass over this many weights of a rank."""
         return weights * (_UPDATE_BYTES + element_bytes) / self.bandwidth
 
 
 def range_of(seconds: float, spread: float) -> tuple[float, float]:
-    """Between which a step is in eight of ten cases, where so many seconds are predicted."""
+    """Return the range expected to contain 80 % of step times, given the prediction and its spread."""
     return seconds * exp(-_TENTH * spread), seconds * exp(_TENTH * spread)
 
 
 def of_cores(cores: float) -> Profile:
-    """CPU cores: rates of one, times their number."""
+    """Return the profile of CPU cores: the rates of one core times their number."""
     return Profile(
         2e10 * cores, 2e10 * cores, 5e9 * cores, 0.0, 2e-3, 0.0, _ASSUMED_SPREAD, False,
         "20 GFLOP/s and 5 GB/s a core and 2 ms a block, all assumed", host_bandwidth=5e9 * cores,

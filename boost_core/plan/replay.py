@@ -1,16 +1,17 @@
-"""A pipeline step played pass by pass, in the order of ``torch.distributed.pipelining``'s schedules.
+"""Simulates a pipeline step pass by pass, in the order of ``torch.distributed.pipelining``'s schedules.
 
-``passes`` is that order: what each pipeline rank computes, one after the other. ``play`` says when each rank is done.
-Three kinds of passes: forward; backward, whole or for inputs alone; and, under ``zero_bubble``, weight gradients.
+``passes`` gives that order: what each pipeline rank computes in sequence. ``play`` returns when each rank finishes.
+There are three kinds of passes: forward; backward, whole or for inputs only; and, under ``zero_bubble``, weight
+gradients.
 
-What is sent between stages costs what torch's schedules make it cost. Under 1f1b a rank has nothing received while it
-computes: it waits for what it sends and receives before it goes on, but for what it sends as the pipeline fills and
-empties, which goes meanwhile. A transfer begins when both ends are there. The schedules of two stages a rank receive
-ahead and send behind their computation, so only what comes late is waited for; transfers of one direction between two
-ranks go one after the other.
+Transfers between stages cost what torch's schedules make them cost. Under 1f1b a rank receives nothing while it
+computes: it waits for its sends and receives before it continues, except for sends while the pipeline fills and drains,
+which overlap. A transfer begins when both ends are ready. The schedules with two stages per rank receive ahead of their
+computation and send behind it, so they only wait for what arrives late; transfers between two ranks in the same
+direction are sequential.
 
-Steps of many micro-batches repeat themselves: from 32 rounds of p micro-batches on, each further round is taken to be
-as long as the one before.
+Steps of many micro-batches are periodic: after 32 rounds of p micro-batches, each further round is assumed to take as
+long as the one before.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,13 +25,13 @@ _ROUNDS = 32
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """What one stage takes for a micro-batch.
+    """Seconds of one stage for a micro-batch.
 
     Attributes:
-        forward: Its forward pass.
-        backward: Its backward pass, weight gradients left out.
+        forward: Forward pass.
+        backward: Backward pass without weight gradients.
         weights: Weight gradients.
-        send: From its output to the next stage's input; the gradient takes as long on its way back. 0 of the last.
+        send: From its output to the next stage's input; the gradient takes as long on its way back. 0 for the last.
     """
 
     forward: float
@@ -40,7 +41,7 @@ class StageSeconds:
 
     @property
     def whole_backward(self) -> float:
-        """With weight gradients."""
+        """Seconds of the backward pass with weight gradients."""
         return self.backward + self.weights
 
 
@@ -48,12 +49,12 @@ Stages = Sequence[Sequence[StageSeconds]]  # of each pipeline rank, in order
 
 
 class Pass(NamedTuple):
-    """What a rank computes at a time.
+    """One pass of a rank.
 
     Attributes:
         kind: ``FORWARD``, ``BACKWARD`` or ``WEIGHTS``.
-        chunk: Which of the rank's stages, from 0.
-        micro_batch: Which micro-batch, from 0.
+        chunk: Index among the rank's stages, from 0.
+        micro_batch: Index of the micro-batch, from 0.
     """
 
     kind: int
@@ -62,13 +63,13 @@ class Pass(NamedTuple):
 
 
 def passes(schedule: str, size: int, rank: int, micro_batches: int) -> Sequence[Pass]:
-    """All passes of a pipeline rank in their order.
+    """Return all passes of a pipeline rank in order.
 
     Args:
         schedule: ``1f1b``, ``interleaved_1f1b`` or ``zero_bubble``.
-        size: Pipeline ranks.
+        size: Number of pipeline ranks.
         rank: The rank.
-        micro_batches: Of a step; a multiple of ``size`` unless the schedule is 1f1b.
+        micro_batches: Micro-batches of a step; a multiple of ``size`` unless the schedule is 1f1b.
     """
     return tuple(
         _of_one_stage(size, rank, micro_batches)
@@ -82,13 +83,13 @@ def _of_one_stage(size: int, rank: int, micro_batches: int) -> Iterator[Pass]:
     for number in range(micro_batches + ahead):
         if number < micro_batches:
             yield Pass(FORWARD, 0, number)
-        # The last of the passes that fill the pipeline is followed by the first backward pass.
+        # The first backward pass follows the last of the passes that fill the pipeline.
         if number >= ahead - 1 and number - ahead + 1 < micro_batches:
             yield Pass(BACKWARD, 0, number - ahead + 1)
 
 
 def _ahead(size: int, rank: int, micro_batches: int) -> int:
-    """Forward passes before the first backward pass, under 1f1b."""
+    """Number of forward passes before the first backward pass, under 1f1b."""
     return min(micro_batches, size - rank)
 
 
@@ -113,12 +114,12 @@ def _of_two_stages(size: int, rank: int, micro_batches: int, late: bool) -> Iter
 
 
 def play(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
-    """When each rank has computed and sent everything.
+    """Return when each rank has computed and sent everything.
 
     Args:
         stages: Seconds of each rank's stages.
-        schedule: As ``passes``.
-        micro_batches: As ``passes``.
+        schedule: As in ``passes``.
+        micro_batches: As in ``passes``.
     """
     size = len(stages)
     if size == 1:
@@ -141,12 +142,12 @@ def _played(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
 class _Waiting:
     """1f1b, whose ranks wait for each transfer.
 
-    A rank's passes have numbers. ``free`` is when it turns to what is sent and received after a pass. Then it posts the
-    transfer of that pass's output together with that of the next pass's input.
+    A rank's passes are numbered. ``free`` is when it turns to the transfers after a pass. It then posts the transfer of
+    that pass's output together with that of the next pass's input.
 
     Args:
-        stages: One of each rank.
-        micro_batches: Of a step.
+        stages: The stage of each rank.
+        micro_batches: Micro-batches of a step.
     """
 
     def __init__(self, stages: Sequence[StageSeconds], micro_batches: int) -> None:
@@ -169,7 +170,7 @@ class _Waiting:
         return [max(free[-1], last or 0.0) for free, last in zip(self._free, lasts, strict=True)]
 
     def _went_on(self, rank: int) -> bool:
-        """Compute a rank's next pass, or turn to its transfers, if what that waits for is known."""
+        """Compute a rank's next pass, or turn to its transfers, if everything it waits for is known."""
         free, ended = self._free[rank], self._ended[rank]
         number = len(free)
         if number == 2 * self._count:
@@ -194,11 +195,11 @@ class _Waiting:
         return True
 
     def _steady(self, rank: int, number: int) -> bool:
-        """Whether a pass is one of those that forward and backward take turns in."""
+        """Whether a pass is in the steady phase, where forward and backward alternate."""
         return self._ahead[rank] <= number <= 2 * self._count - self._ahead[rank]
 
     def _received(self, rank: int, number: int) -> float | None:
-        """When a pass has its input; ``None`` while that is not known."""
+        """When a pass has its input; ``None`` while unknown."""
         kind, _, micro_batch = self._passes[rank][number]
         source = rank - 1 if kind == FORWARD else rank + 1
         if not 0 <= source < self._size:
@@ -206,7 +207,7 @@ class _Waiting:
         return self._transferred(source, self._places[source][kind][micro_batch], rank, number)
 
     def _sent(self, rank: int, number: int) -> float | None:
-        """When what a pass gives has been sent; ``None`` while that is not known."""
+        """When a pass's output has been sent; ``None`` while unknown."""
         kind, _, micro_batch = self._passes[rank][number]
         target = rank + 1 if kind == FORWARD else rank - 1
         if not 0 <= target < self._size:
@@ -237,7 +238,7 @@ def _lists(schedule: str, size: int, micro_batches: int) -> Sequence[Sequence[Pa
 
 
 def _of_several(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
-    """Schedules of two stages a rank, which receive ahead and send behind."""
+    """Simulate schedules with two stages per rank, which receive ahead and send behind."""
     size = len(stages)
     last = 2 * size - 1
     whole = schedule != "zero_bubble"
@@ -283,12 +284,12 @@ def _of_several(stages: Stages, schedule: str, micro_batches: int) -> list[float
 
 
 def at_least(stages: Stages, schedule: str, micro_batches: int) -> list[float]:
-    """What no rank is done before: what comes before its first pass, its own passes, and what follows those of others.
+    """Return a lower bound on when each rank finishes: the time to its first pass, its own passes, and what follows.
 
     Args:
-        stages: As ``play``.
-        schedule: As ``play``.
-        micro_batches: As ``play``.
+        stages: As in ``play``.
+        schedule: As in ``play``.
+        micro_batches: As in ``play``.
     """
     waits, late = schedule == "1f1b", schedule == "zero_bubble"
     before, ready = 0.0, []

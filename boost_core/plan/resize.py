@@ -1,8 +1,8 @@
-"""Which of a job's layouts fit on the nodes at hand, and which of those is best.
+"""Which of a job's layouts fit on the available nodes, and which of those is best.
 
-Nodes are plain numbers here: how many ranks each could take now. A tensor parallel group is whole on one node; so is a
-whole replica under ``placement: STRICT_PACK``. ``PACK`` and ``SPREAD`` are wishes and decide only which nodes are
-taken first.
+A node is just a number here: the ranks that it could take now. A tensor parallel group always stays on one node; so
+does a whole replica under ``placement: STRICT_PACK``. ``PACK`` and ``SPREAD`` are preferences and only decide which
+nodes are taken first.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,16 +17,16 @@ def fits(layout: Layout, slots: Iterable[int], placement: str = "PACK") -> bool:
     """Whether a gang of a layout can be placed.
 
     Args:
-        layout: The gang's.
+        layout: The gang's layout.
         slots: Ranks that each node can take.
-        placement: ``PACK``, ``STRICT_PACK`` or ``SPREAD``, as ``resources.placement``.
+        placement: ``PACK``, ``STRICT_PACK`` or ``SPREAD``, as in ``resources.placement``.
     """
     size, count = units(layout, placement)
     return sum(slot // size for slot in slots) >= count
 
 
 def place(layout: Layout, slots: Sequence[int], placement: str = "PACK") -> list[int] | None:
-    """How many ranks each node takes; ``None`` if they do not fit. Arguments as ``fits``."""
+    """Return the number of ranks on each node; ``None`` if they do not fit. Arguments as in ``fits``."""
     size, count = units(layout, placement)
     left = [slot // size for slot in slots]
     if sum(left) < count:
@@ -36,25 +36,25 @@ def place(layout: Layout, slots: Sequence[int], placement: str = "PACK") -> list
 
 
 def own_slots(layout: Layout, placement: str = "PACK") -> list[int]:
-    """What a gang has for sure if all that is known of it is its layout: nodes that take one of its groups each."""
+    """Return the slots that a gang certainly has, knowing only its layout: one group per node."""
     size, count = units(layout, placement)
     return [size] * count
 
 
 def units(layout: Layout, placement: str = "PACK") -> tuple[int, int]:
-    """(Ranks that share a node, how many such groups). Arguments as ``fits``."""
+    """Return the number of ranks that share a node, and the number of such groups. Arguments as in ``fits``."""
     if placement == "STRICT_PACK":
         return layout.per_replica.world_size, layout.dp
     return layout.tp, layout.world_size // layout.tp
 
 
 def legal(spec: JobSpec, slots: Sequence[int]) -> list[Layout]:
-    """All layouts that a job allows and that fit, the fewest ranks first."""
+    """Return all layouts that a job allows and that fit, fewest ranks first."""
     return [layout for layout in spec.layouts() if fits(layout, slots, spec.resources.placement)]
 
 
 def best(spec: JobSpec, slots: Sequence[int], allowed: Iterable[Layout] | None = None) -> Layout | None:
-    """The layout of the highest predicted throughput; of equals the one of fewest ranks, then of the job's own layout.
+    """Return the layout with the highest predicted throughput; ties go to fewest ranks, then to the job's own layout.
 
     Args:
         spec: The job.
@@ -71,12 +71,12 @@ def best(spec: JobSpec, slots: Sequence[int], allowed: Iterable[Layout] | None =
 def fastest(
     spec: JobSpec, layouts: Iterable[Layout], seconds: Callable[[Layout], float] | None = None
 ) -> Layout | None:
-    """The best of some layouts of a job, as ``best``, wherever they fit; ``None`` if there are none.
+    """Return the best of some layouts of a job by the order of ``best``; ``None`` if there are none.
 
     Args:
         spec: The job.
         layouts: The layouts.
-        seconds: What is known of their steps' time; by default it is predicted here.
+        seconds: Step time of a layout; predicted here by default.
     """
     own = Layout.of(spec.parallelism).per_replica
     predicted = seconds or partial(step_seconds, spec)
@@ -88,7 +88,7 @@ def fastest(
 
 
 def why_not(spec: JobSpec, slots: Sequence[int], allowed: Iterable[Layout] | None = None) -> str:
-    """Why none of a job's layouts fits, for people: what the one that needs least of a single node lacks."""
+    """Explain why none of a job's layouts fits, by what the one that needs least of a single node lacks."""
     placement = spec.resources.placement
     layouts = list(spec.layouts() if allowed is None else allowed)
     layout = min(layouts, key=lambda layout: (units(layout, placement)[0], layout.world_size))
@@ -103,7 +103,7 @@ def why_not(spec: JobSpec, slots: Sequence[int], allowed: Iterable[Layout] | Non
 
 
 def _pack(left: Sequence[int], count: int) -> list[int]:
-    """On few nodes: the smallest that takes all of the rest, or else the largest."""
+    """Pack onto few nodes: take the smallest that holds all of the rest, or else the largest."""
     taken = [0] * len(left)
     while count:
         open_nodes = [node for node in range(len(left)) if left[node] > taken[node]]
@@ -115,7 +115,7 @@ def _pack(left: Sequence[int], count: int) -> list[int]:
 
 
 def _spread(left: Sequence[int], count: int) -> list[int]:
-    """On many nodes, about equally many on each."""
+    """Spread over many nodes, about evenly."""
     taken = [0] * len(left)
     while count:
         open_nodes = [node for node in range(len(left)) if left[node] > taken[node]]

@@ -1,6 +1,6 @@
-"""A search in a process of its own, which holds nobody else up and can be ended.
+"""Runs a search in a separate process, which blocks nothing else and can be killed.
 
-``python -m boost_core.plan.search_process`` reads a ``SearchTask`` as JSON and writes what was found.
+``python -m boost_core.plan.search_process`` reads a ``SearchTask`` as JSON and writes the result.
 """
 
 import os
@@ -24,26 +24,26 @@ Answer = TypeVar("Answer", bound=Config)
 
 
 class TooLong(RuntimeError):
-    """A search has not ended in time."""
+    """A search did not finish in time."""
 
 
 class SearchFailed(RuntimeError):
-    """A search has ended without a report."""
+    """A search ended without a report."""
 
 
 class SearchTask(Config):
-    """What to search for which job; without it, the layouts of a job with ``layouts: auto`` are chosen."""
+    """A job and what to search for; without ``asked``, the layouts of a job with ``layouts: auto`` are chosen."""
 
     job: JobSpec
     asked: PlanSearch | None = None
-    basis: Basis = Field(NOMINAL, description="What seconds are predicted by; a search has a profile of its own.")
+    basis: Basis = Field(NOMINAL, description="What predictions are based on; a search has its own profile.")
 
 
 class LayoutsAnswer(Config):
-    """What became of choosing layouts."""
+    """Result of choosing layouts."""
 
     chosen: ChosenLayouts | None = None
-    problem: str | None = Field(None, description="Why there are none.")
+    problem: str | None = Field(None, description="Why none could be chosen.")
 
 
 def search_apart(job: JobSpec, asked: PlanSearch, timeout_seconds: float, fitted: Fitted | None = None) -> SearchReport:
@@ -51,28 +51,28 @@ def search_apart(job: JobSpec, asked: PlanSearch, timeout_seconds: float, fitted
 
     Args:
         job: The job.
-        asked: What for.
-        timeout_seconds: After which it is ended.
-        fitted: What jobs took beside predictions by the profile that is asked for.
+        asked: What to search for.
+        timeout_seconds: Seconds after which the search is killed.
+        fitted: Corrections from jobs, for the profile in ``asked``.
 
     Raises:
         TooLong: It took longer.
-        SearchFailed: It has ended without a report, or with numbers that are none.
+        SearchFailed: It ended without a report, or with numbers that are not finite.
     """
     remedy = "search for fewer GPUs or without explain, or run `boost plan --gpus` yourself"
     return _apart(SearchTask(job=job, asked=asked, basis=Basis(fitted=fitted)), timeout_seconds, SearchReport, remedy)
 
 
 def layouts_apart(job: JobSpec, timeout_seconds: float, basis: Basis = NOMINAL) -> ChosenLayouts:
-    """Choose the layouts of a job with ``layouts: auto`` in another process. Errors as ``search_apart``, too.
+    """Choose the layouts of a job with ``layouts: auto`` in another process. Also raises as ``search_apart``.
 
     Args:
         job: The job.
-        timeout_seconds: After which it is ended.
-        basis: What its seconds are predicted by.
+        timeout_seconds: Seconds after which the search is killed.
+        basis: What predictions are based on.
 
     Raises:
-        ValueError: There are none; says why, and what to change.
+        ValueError: None could be chosen; says why, and what to change.
     """
     remedy = "narrow elasticity.gpus, or list elasticity.layouts"
     answer = _apart(SearchTask(job=job, basis=basis), timeout_seconds, LayoutsAnswer, remedy)
@@ -88,7 +88,7 @@ def _apart(task: SearchTask, timeout_seconds: float, kind: type[Answer], remedy:
             command, input=task.model_dump_json().encode(), capture_output=True, timeout=timeout_seconds, check=True
         )
     except subprocess.TimeoutExpired as error:
-        raise TooLong(f"this search takes longer than {timeout_seconds:g} s; {remedy}") from error
+        raise TooLong(f"this search took longer than {timeout_seconds:g} s; {remedy}") from error
     except subprocess.CalledProcessError as error:
         lines = error.stderr.decode(errors="replace").strip().splitlines() or [f"it ended with {error.returncode}"]
         raise SearchFailed(f"no way to train this job could be searched: {lines[-1][:_LONGEST_REASON]}") from error
@@ -99,7 +99,7 @@ def _apart(task: SearchTask, timeout_seconds: float, kind: type[Answer], remedy:
 
 
 def main() -> None:
-    """Search what is asked for on standard input."""
+    """Run the search given on standard input."""
     os.nice(_NICENESS)
     task = SearchTask.model_validate_json(sys.stdin.buffer.read())
     found = _layouts(task) if task.asked is None else search_report(task.job, task.asked, task.basis.fitted)

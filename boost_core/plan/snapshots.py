@@ -1,7 +1,7 @@
-"""Which state can be recovered from the memory of processes, and which rank keeps the copy of which.
+"""Which state can be recovered from processes' memory, and which rank keeps whose copy.
 
-A *snapshot* is one rank's part of the state after a step. A step can be loaded when every rank's snapshot of it is
-still somewhere.
+A *snapshot* is one rank's part of the state after a step. A step can be loaded while every rank's snapshot of it still
+exists somewhere.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ Owner = TypeVar("Owner")
 
 @dataclass(frozen=True, order=True)
 class SnapshotKey:
-    """What a snapshot is of.
+    """Identity of a snapshot.
 
     Attributes:
         generation: Number of the gang, counted over the job's life.
@@ -33,11 +33,11 @@ class TensorSlice:
     """A box of a whole tensor.
 
     Attributes:
-        name: The tensor's.
-        shape: Its shape.
-        offsets: Where the box begins in it.
-        sizes: How large the box is.
-        dtype: Its type by torch's name.
+        name: Name of the tensor.
+        shape: Shape of the tensor.
+        offsets: Start of the box in the tensor.
+        sizes: Size of the box.
+        dtype: Name of its type in torch.
     """
 
     name: str
@@ -49,7 +49,7 @@ class TensorSlice:
 
 @dataclass(frozen=True)
 class Region:
-    """A part of a box: it begins at ``begin`` in the box, and is so large."""
+    """A part of a box, of size ``lengths`` starting at ``begin`` in the box."""
 
     name: str
     offsets: Sizes
@@ -59,13 +59,13 @@ class Region:
 
 @dataclass(frozen=True)
 class SnapshotIndex:
-    """What a snapshot holds.
+    """Contents of a snapshot.
 
     Attributes:
-        key: What it is of.
-        ranks: Ranks of that gang.
+        key: Its identity.
+        ranks: World size of that gang.
         samples: Samples consumed by then, which is the data cursor.
-        boxes: What the rank kept of the state.
+        boxes: The rank's part of the state.
     """
 
     key: SnapshotKey
@@ -81,8 +81,8 @@ class MemoryState(Generic[Owner]):
     Attributes:
         step: Optimizer steps done.
         samples: Samples consumed by then.
-        parts: The snapshots, one a rank of the gang that made them.
-        owners: Who has each.
+        parts: The snapshots, one per rank of the gang that made them.
+        owners: Owner of each snapshot.
     """
 
     step: int
@@ -94,10 +94,10 @@ class MemoryState(Generic[Owner]):
 def newest_whole_state(
     stores: Iterable[tuple[Owner, Sequence[SnapshotIndex]]],
 ) -> MemoryState[Owner] | None:
-    """The newest state of which the owners together hold all ranks' snapshots; ``None`` if there is none.
+    """Return the newest state of which the owners together hold all ranks' snapshots; ``None`` if there is none.
 
     Args:
-        stores: What each owner has.
+        stores: Snapshots of each owner.
     """
     found: dict[tuple[int, int], dict[int, tuple[SnapshotIndex, Owner]]] = defaultdict(dict)
     for owner, snapshots in stores:
@@ -113,7 +113,7 @@ def newest_whole_state(
 
 
 def uncopied_ranks(nodes: Sequence[str], owner_of: Sequence[int]) -> list[int]:
-    """The ranks whose snapshots are lost with their node, because their copies are on the same one.
+    """Return the ranks whose snapshots would be lost with their node, because their copies are on the same node.
 
     Args:
         nodes: The node of each rank.
@@ -123,9 +123,9 @@ def uncopied_ranks(nodes: Sequence[str], owner_of: Sequence[int]) -> list[int]:
 
 
 def copy_owners(nodes: Sequence[str]) -> list[int]:
-    """Which rank keeps the copy of each rank's snapshots: one of another node, where that is possible for all.
+    """Return the rank that keeps the copy of each rank's snapshots, on another node if that is possible for all.
 
-    Each keeps one. No rank keeps its own, except where it is alone.
+    Each rank keeps one copy, never its own unless it is alone.
 
     Args:
         nodes: The node of each rank.

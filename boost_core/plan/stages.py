@@ -30,13 +30,13 @@ class Stage:
 
 
 def block_modes(parallelism: ParallelismConfig, stage: Stage) -> dict[int, RecomputeMode]:
-    """What each of a stage's blocks keeps for the backward pass."""
+    """Return the mode of each of a stage's blocks."""
     runs = parallelism.modes(stage.index, len(stage.layers))
     return dict(zip(stage.layers, (mode for mode, count in runs for _ in range(count)), strict=True))
 
 
 def miscounted(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> str | None:
-    """Which stage has not as many blocks as ``recompute`` lists for it, and what to change; ``None`` if all have."""
+    """Explain which stage has another number of blocks than ``recompute`` lists, and the fix; ``None`` if all match."""
     recompute = parallelism.recompute
     if not isinstance(recompute, tuple):
         return None
@@ -52,9 +52,9 @@ def miscounted(model: ModelConfig, parallelism: ParallelismConfig, sequence_leng
 
 
 def cut(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> Sequence[Stage]:
-    """All stages in order, by ``pipeline_layers_per_stage`` if the job has it.
+    """Return all stages in order, as in ``pipeline_layers_per_stage`` if the job sets it.
 
-    Without it, the last has fewer blocks by what the head costs; an embedding costs next to nothing.
+    Otherwise the last stage has fewer blocks to make up for the head; an embedding costs next to nothing.
 
     Raises:
         ValueError: There are more stages than blocks.
@@ -69,7 +69,7 @@ def cut(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int
 
 
 def layers_per_stage(model: ModelConfig, parallelism: ParallelismConfig, sequence_length: int) -> tuple[int, ...]:
-    """How many blocks each stage has. Arguments and errors as ``cut``."""
+    """Return the number of blocks of each stage. Arguments and errors as in ``cut``."""
     return tuple(len(stage.layers) for stage in cut(model, parallelism, sequence_length))
 
 
@@ -87,7 +87,7 @@ def _cut(layers: int, count: int, head_in_blocks: float) -> tuple[Stage, ...]:
 
 @lru_cache(1024)
 def stages_of(sizes: Sequence[int]) -> tuple[Stage, ...]:
-    """Stages of so many blocks each."""
+    """Build stages with the given numbers of blocks."""
     return tuple(
         Stage(index, range(end - size, end), index == 0, index == len(sizes) - 1)
         for index, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True))
@@ -95,5 +95,5 @@ def stages_of(sizes: Sequence[int]) -> tuple[Stage, ...]:
 
 
 def _even(layers: int, stages: int) -> list[int]:
-    """Blocks of each of some stages, the later ones first to have one more."""
+    """Distribute blocks evenly over stages; the later ones get the extra blocks."""
     return [layers * (index + 1) // stages - layers * index // stages for index in range(stages)]

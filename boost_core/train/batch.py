@@ -1,4 +1,4 @@
-"""Sequences as a model takes them.
+"""Sequences in the form a model takes.
 
 Shape suffixes: b sequences of s positions, and t = s + 1 tokens; T = b·s tokens; n places for documents in a sequence.
 """
@@ -11,27 +11,28 @@ import torch
 
 from boost_core.data.sampler import Sequences
 
-# A captured step has room for documents of so many tokens in the mean. Each place costs attention's kernels a launch of
+# A captured step has room for documents of this mean length in tokens. Each place costs attention's kernels a launch of
 # empty blocks, whether it is taken or not.
 _MEAN_DOCUMENT, _FEWEST_PLACES = 128, 16
 
 
 def document_places(sequence_length: int) -> int:
-    """Documents of a sequence for which a captured step has room."""
+    """Return the number of documents per sequence for which a captured step has room."""
     return max(sequence_length // _MEAN_DOCUMENT, _FEWEST_PLACES)
 
 
 def most_documents(sequences: Sequences, end_of_document: int | None) -> int:
-    """Documents in that of ``[b, t]`` sequences on the host that has most, and one more where its last one ends."""
+    """Return the most documents in any of ``[b, t]`` sequences on the host, plus one if its last document ends."""
     if end_of_document is None:
         return 1
     return 1 + int((sequences[:, :-1] == end_of_document).sum(axis=1).max())
 
 
 def document_lengths(sequences: Sequences, end_of_document: int | None) -> tuple[int, ...]:
-    """Tokens of each document of ``[b, t]`` sequences on the host, one sequence after the other.
+    """Return the tokens of each document of ``[b, t]`` sequences on the host, one sequence after the other.
 
-    Sequences are documents where none ends one; the last token of each is left out, as nothing is predicted after it.
+    A sequence without a document end is one document; the last token of each sequence is left out, as nothing is
+    predicted after it.
     """
     count, length = len(sequences), sequences.shape[1] - 1
     if end_of_document is None:
@@ -46,11 +47,11 @@ class Batch:
     """Tokens of some sequences, one after the other.
 
     Attributes:
-        tokens: Their ids, ``[T]``, as the next two.
-        targets: What follows each.
-        counts: Whether its loss counts: 0 where another document's first token follows, and documents are apart.
-        starts: Where each document begins in its sequence, ``[b, n]`` in 32 bits, in order, and s in places that are
-            not taken; ``None`` where all see all.
+        tokens: Their ids, ``[T]``, as are the next two.
+        targets: The token that follows each.
+        counts: Whether its loss counts: 0 where the next token starts another document, and documents are apart.
+        starts: Where each document begins in its sequence, ``[b, n]``, 32 bits, in order, and s in unused places;
+            ``None`` where all tokens see all others.
     """
 
     tokens: torch.Tensor
@@ -60,19 +61,19 @@ class Batch:
 
     @classmethod
     def of(cls, sequences: Sequences, end_of_document: int | None, device: torch.device) -> "Batch":
-        """Those of ``[b, t]`` sequences on the host; see ``of_tokens``."""
+        """Make the batch of ``[b, t]`` sequences on the host; see ``of_tokens``."""
         places = most_documents(sequences, end_of_document)
         return cls.of_tokens(torch.from_numpy(sequences).to(device), end_of_document, places)
 
     @classmethod
     def of_tokens(cls, token_bt: torch.Tensor, end_of_document: int | None, places: int) -> "Batch":
-        """Those of ``[b, t]`` sequences where they are to live.
+        """Make the batch of ``[b, t]`` sequences on the device where it is to live.
 
         Args:
             token_bt: The sequences.
-            end_of_document: The token that ends a document, which belongs to it; ``None`` to let documents see each
+            end_of_document: The token that ends a document and belongs to it; ``None`` to let documents see each
                 other.
-            places: At least ``most_documents``, which the shapes then do not depend on.
+            places: At least ``most_documents``; shapes then depend on this alone.
         """
         token_bs, target_bs = token_bt[:, :-1], token_bt[:, 1:]
         ends_bs, start_bn = torch.zeros_like(token_bs), None
@@ -83,7 +84,7 @@ class Batch:
         return cls(token_bs.reshape(-1), target_bs.reshape(-1), counts_T, start_bn)
 
     def micro_batches(self, count: int) -> Iterator["Batch"]:
-        """So many equal parts."""
+        """Split the batch into equal parts."""
         flat = zip(*(tensor.chunk(count) for tensor in (self.tokens, self.targets, self.counts)), strict=True)
         starts = [None] * count if self.starts is None else self.starts.chunk(count)
         for (tokens, targets, counts), start_bn in zip(flat, starts, strict=True):
@@ -91,9 +92,9 @@ class Batch:
 
 
 def _starts(ends_bs: torch.Tensor, places: int) -> torch.Tensor:
-    """``Batch.starts`` of sequences in which documents end at ones."""
+    """Return ``Batch.starts`` of sequences in which documents end where there are ones."""
     length = ends_bs.shape[1]
-    # What ends no document goes to a place behind the last, which nobody reads.
+    # Tokens that end no document are written to an extra last place, which nobody reads.
     place_bs = ends_bs.cumsum(dim=1).masked_fill(ends_bs == 0, places)
     after_bs = torch.arange(1, length + 1, dtype=torch.int32, device=ends_bs.device).expand_as(place_bs)
     start_bn = torch.full((len(ends_bs), places + 1), length, dtype=torch.int32, device=ends_bs.device)

@@ -19,26 +19,26 @@ from boost_core.train.membership import Membership
 from boost_core.train.resume import load_newest
 from boost_core.train.state import TrainState
 
-REPORT_SECONDS = 30.0  # that a store may fail before it is reported, and from one report to the next
-REPEAT_SECONDS = 600.0  # from one report to the next of the same checkpoint
-HALT_SECONDS = 30.0  # that a halt waits for a store that fails
-WAIT_SECONDS = 0.2  # between two looks at what a wait is for
+REPORT_SECONDS = 30.0  # how long a store may fail before it is reported, and between reports
+REPEAT_SECONDS = 600.0  # between reports about the same checkpoint
+HALT_SECONDS = 30.0  # how long a halt waits for a failing store
+WAIT_SECONDS = 0.2  # between polls while waiting
 
 logger = logging.getLogger(__name__)
 
 
 class LastSaveFailed(SaveFailed):
-    """The store has not taken the job's last checkpoint for as long as the job allows."""
+    """The store has not accepted the job's last checkpoint within the time the job allows."""
 
 
 class CheckpointManager:
-    """Makes one rank's copies, behind the loop, and goes back to them.
+    """Makes one rank's copies, behind the loop, and rolls back to them.
 
     Args:
-        state: What is copied.
+        state: The state to copy.
         folder: The job's checkpoints.
-        membership: Gives the snapshot store, and which rank keeps whose copies.
-        reporter: Told of checkpoints; ``None`` on all ranks but the first.
+        membership: Has the snapshot store, and says which rank keeps whose copies.
+        reporter: Receives reports of checkpoints; ``None`` on all ranks but the first.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class CheckpointManager:
         spec = state.spec
         every = spec.fault_tolerance.memory_copy_every_steps if membership.owner_of else None
         self._due = DueCopies(spec.training.steps, spec.checkpoint.every_steps, every)
-        # A snapshot stays as it is until all ranks have the next.
+        # A snapshot stays unchanged until all ranks have the next.
         self._copies = HostCopies(2 if every else 1, membership.snapshots.is_held)
         self._newest: tuple[int, list[Chunk]] | None = None  # step and copies
         owner_of = membership.owner_of if every else ()
@@ -59,42 +59,42 @@ class CheckpointManager:
         )  # fmt: skip
         self._copy_seconds, self._held_seconds = 0.0, 0.0
         self._failing_since: float | None = None
-        self._reported, self._reported_at = 0, -REPORT_SECONDS  # the newest due step that was, and when
+        self._reported, self._reported_at = 0, -REPORT_SECONDS  # the newest due step reported as missed, and when
 
     def after_resuming(self, stored_step: int | None) -> None:
-        """Make what copies are due of the state as it was loaded: those of the gang before go with its processes.
+        """Make the copies that are due of the loaded state: those of the previous gang go with its processes.
 
         Args:
-            stored_step: The newest step of which the job has a checkpoint, 0 for none; ``None`` if that is not known.
+            stored_step: The newest step for which the job has a checkpoint, 0 for none; ``None`` if unknown.
         """
         self._due.resumed(self._state.step, stored_step)
         recovery = self._membership.recovery
-        if recovery is not None and not self._due.memory:  # else the new copy takes the place of what was loaded
+        if recovery is not None and not self._due.memory:  # else the new copy replaces what was loaded
             self._membership.snapshots.keep_only(recovery.parts[0].key.generation, recovery.step)
         if self._due.wanted:
             self._copy(ask_store=stored_step is None)
         self._copies.prepare(self._state.chunks())
 
     def before_step(self) -> bool:
-        """Report what has become of the copy before, and have it make way if one is due after the step that begins.
+        """Report the outcome of the previous copy, and have it make way if one is due after the coming step.
 
         Returns:
-            Whether none can be taken then, because a store that fails is at work.
+            Whether none can be taken then, because the previous copy is still waiting for a failing store.
         """
         self.collect()
         self._report_failing_store()
         return self._due.after(self._state.step + 1) and self._saver.make_way()
 
     def before_update(self) -> None:
-        """Have what changes the state wait for a copy of it that is under way on the device."""
+        """Make changes to the state wait for a copy of it that is in progress on the device."""
         self._copies.before_update()
 
     def after_step(self, store_is_stuck: bool) -> None:
-        """Make what copies are due.
+        """Make the copies that are due.
 
         Args:
-            store_is_stuck: What any rank's ``before_step`` has said. Copies are put off then, training goes on, and
-                the newest state is the one that is written.
+            store_is_stuck: Whether any rank's ``before_step`` said so. Copies are then postponed, training goes on,
+                and the newest state is written later.
         """
         if self._due.stores(self._state.step):
             self._report_missed()
@@ -103,17 +103,17 @@ class CheckpointManager:
             self._copy()
 
     def finish(self) -> bool:
-        """Wait until the store has the job's last checkpoint, and has given it back.
+        """Wait until the store has the job's last checkpoint, and has returned it.
 
         Returns:
-            Whether it has; if not, the gang has been asked to halt meanwhile.
+            Whether it has; if not, the gang was asked to halt in the meantime.
 
         Raises:
-            LastSaveFailed: The store has not taken it within ``checkpoint.final_save_timeout_seconds``.
+            LastSaveFailed: The store has not accepted it within ``checkpoint.final_save_timeout_seconds``.
         """
         deadline = self._state.spec.checkpoint.final_save_timeout_seconds - self._membership.waited_seconds
         deadline += time.monotonic()
-        if self._due.wanted:  # put off, because an older one was under way
+        if self._due.wanted:  # postponed, because an older one was in progress
             self._saver.make_way()
             self._wait_for_store(deadline)
             self._copy()
@@ -127,18 +127,18 @@ class CheckpointManager:
             membership, failure = self._membership, self._saver.failure
             membership.while_saving(failure and self._in_words(step, failure))
             self._report_failing_store()
-            if membership.halt.is_set() and not membership.store.is_set():  # what it would store is this checkpoint
+            if membership.halt.is_set() and not membership.store.is_set():  # ``store`` would write this very checkpoint
                 self._saver.make_way()
             if time.monotonic() > deadline:
                 limit = self._state.spec.checkpoint.final_save_timeout_seconds
                 what = self._in_words(step, failure or "the store does not answer")
                 raise LastSaveFailed(
                     f"the last checkpoint, {what}; it was tried for checkpoint.final_save_timeout_seconds = {limit:g} "
-                    "s; mend the store and retry the job, which goes on from its newest checkpoint"
+                    "s; fix the store and retry the job, which continues from its newest checkpoint"
                 )
 
     def keep_in_memory(self) -> None:
-        """Leave the state, as it is now, in this process's memory, for the gang that comes next."""
+        """Leave the current state in this process's memory, for the next gang."""
         started = time.perf_counter()
         self.collect(wait=True)
         copied = self._copied(lasting=True)
@@ -147,7 +147,7 @@ class CheckpointManager:
         self._copy_seconds = time.perf_counter() - started
 
     def store_kept(self) -> None:
-        """Write the snapshot just kept in memory to a checkpoint, and wait until it is there.
+        """Write the snapshot just kept in memory as a checkpoint, and wait until it is stored.
 
         Raises:
             SaveFailed: It cannot be written.
@@ -162,11 +162,11 @@ class CheckpointManager:
         self._report(outcome)
 
     def make_way(self) -> None:
-        """Have what is under way tried no further, so that this process is free for another gang."""
+        """Stop retrying the copy in progress, so that this process is free for another gang."""
         self._saver.make_way()
 
     def roll_back(self) -> str | None:
-        """Take weights and step back to the newest copy; the data goes on.
+        """Return weights and step to the newest copy; the data cursor moves on.
 
         Returns:
             ``memory`` or ``storage``; ``None`` if there is no copy.
@@ -186,15 +186,15 @@ class CheckpointManager:
         return "storage"
 
     def held_seconds(self) -> float:
-        """How long the loop has stood still for copies since this was asked last."""
+        """Return how long the loop has stood still for copies since the last call."""
         held, self._held_seconds = self._held_seconds, 0.0
         return held
 
     def collect(self, wait: bool = False) -> None:
-        """Report the checkpoint that was being written, once it is committed.
+        """Report the checkpoint being written, once it is committed.
 
         Args:
-            wait: Whether to wait for it; if the store fails, it is tried no further.
+            wait: Whether to wait for it; if the store fails, it is not retried.
         """
         outcome = self._saver.outcome(wait)
         if outcome is not None:
@@ -202,13 +202,13 @@ class CheckpointManager:
             self._report(outcome)
 
     def _copy(self, ask_store: bool = False) -> None:
-        """Copy the state and have it kept while training goes on; waits for the copy before it.
+        """Copy the state and keep the copy while training goes on; waits for the previous copy.
 
         Args:
-            ask_store: Whether the store may have what is due already.
+            ask_store: Whether to check if the store already has what is due.
         """
         started = time.perf_counter()
-        self.collect(wait=True)  # from here on all ranks know the same
+        self.collect(wait=True)  # from here on all ranks have the same information
         due = self._due
         chunks = self._copied(lasting=due.memory)
         snapshot = self._as_snapshot(chunks) if due.memory else None
@@ -243,7 +243,7 @@ class CheckpointManager:
             )
 
     def _report_failing_store(self) -> None:
-        """Report that the store fails, once it has done so for a while."""
+        """Report that the store fails, once it has failed for a while."""
         if not self._saver.failure:
             self._failing_since = None
             return
@@ -253,7 +253,7 @@ class CheckpointManager:
             self._report_missed()
 
     def _report_missed(self) -> None:
-        """Report that the store has not taken the checkpoint that is due, unless that has just been done."""
+        """Report that the store does not have the checkpoint that is due, unless just reported."""
         step, failure, now = self._due.store, self._saver.failure, time.monotonic()
         pause = REPORT_SECONDS if step > self._reported else REPEAT_SECONDS
         if failure and step and now >= self._reported_at + pause:
@@ -263,7 +263,7 @@ class CheckpointManager:
                 logger.warning("%s; training goes on without it", what)
 
     def _refused(self, step: int, failure: str) -> str:
-        """Report a checkpoint that the store has not taken; the same in words."""
+        """Report a checkpoint that the store has not accepted, and return the message."""
         what = self._in_words(step, failure)
         if self._reporter:
             self._reporter.report(FaultReport(what=Fault.STORE, step=step, message=what))
@@ -274,12 +274,12 @@ class CheckpointManager:
 
 
 def _until_made(copies: HostCopies, membership: Membership) -> None:
-    """Wait for the newest copy. A GPU may have been at the update before it until now, and so at collectives."""
+    """Wait for the newest copy. Until then a GPU may be busy with the update before it, and so with collectives."""
     copies.wait()
     membership.refuse_aborted()
 
 
-# No methods of the manager, which would hold itself by what it hands to the saver, and with it the state.
+# Not methods of the manager: through what it hands to the saver it would reference itself, and with it the state.
 def _before_keeping(copies: HostCopies, membership: Membership) -> None:
     _until_made(copies, membership)
     membership.before_copy()

@@ -1,4 +1,4 @@
-"""What a run takes, beside what was planned for it: bytes of each rank, and seconds of a step."""
+"""A run's actual cost compared with the plan: bytes of each rank, and seconds of a step."""
 
 import statistics
 from collections import deque
@@ -16,18 +16,18 @@ from boost_core.plan.throughput import step_seconds
 from boost_core.train.peak_memory import PeakMemory
 from boost_core.train.state import TrainState
 
-WATCHED_STEPS = 2  # of a run; later ones are timed
-_FIRST_TIMED = 8  # steps, after which their median is told first; then after twice as many, and so on
-_MOST_TIMED = 100  # newest steps that the median is of
+WATCHED_STEPS = 2  # at the start of a run; later ones are timed
+_FIRST_TIMED = 8  # steps before their median is first reported; then after twice as many, and so on
+_MOST_TIMED = 100  # newest steps used for the median
 
 
 class Comparison:
     """Compares a run with its plan. All ranks have one.
 
     Args:
-        state: What is trained.
-        peak: The memory that this rank has taken since it began to make the state.
-        basis: What its seconds are predicted by.
+        state: The training state.
+        peak: The memory that this rank has used since it began to make the state.
+        basis: What predicts its step times.
     """
 
     def __init__(self, state: TrainState, peak: PeakMemory, basis: Basis = NOMINAL) -> None:
@@ -39,18 +39,18 @@ class Comparison:
         self._peak_bytes: list[int] = []
 
     def watched(self) -> AbstractContextManager[object]:
-        """Around a step."""
+        """Context manager around a step."""
         return self._peak.watched() if self._steps < WATCHED_STEPS else nullcontext()
 
     def after_step(self, seconds: float, refuse: Callable[[], None]) -> ComparisonReport | None:
-        """Take a step; all ranks call it after the same one.
+        """Take note of a step; all ranks call it after the same one.
 
         Args:
-            seconds: How long it took.
-            refuse: Called before what ranks have said to each other counts; raises if it must not.
+            seconds: The step's duration.
+            refuse: Called before values exchanged between ranks are used; raises if they must not be.
 
         Returns:
-            What there is to tell, if it is time.
+            The report, if one is due.
         """
         state = self._state
         self._steps += 1
@@ -70,10 +70,10 @@ class Comparison:
     def _gather_bytes(self, refuse: Callable[[], None]) -> None:
         state, layout = self._state, Layout.of(self._state.spec.parallelism)
         groups, training = state.process_groups, state.spec.training
-        # No step has been captured yet, so the room that a graph takes is not planned for either.
+        # No step has been captured yet, so the plan leaves out a graph's memory as well.
         spec = state.spec.model_copy(update={"training": training.model_copy(update={"cuda_graphs": "off"})})
         needed = pipeline_rank_memory(spec, layout, groups.pipeline.rank)
-        # Without a GPU there is one memory for all.
+        # Without a GPU there is only one memory.
         planned = needed.total + (needed.host if state.mesh.device.type == "cpu" else 0)
         table = torch.zeros(2, groups.gang.size, dtype=torch.float64, device=state.mesh.device)
         table[:, groups.gang.rank] = torch.tensor([planned, self._peak.bytes()], dtype=torch.float64)

@@ -1,11 +1,11 @@
-"""The tokens of a micro-batch that a rank computes: all of them, or those that it is dealt of a context parallel group.
+"""The tokens of a micro-batch that a rank computes: all of them, or its part in a context parallel group.
 
-The norms, the projections, the MLP and the loss are of each token by itself, so a rank may have any tokens if their
-positions come with them; attention alone asks other ranks for keys.
+Norms, projections, the MLP and the loss treat each token by itself, so a rank may have any tokens if their positions
+come with them; only attention needs keys of other ranks.
 
-Plans are made of the sequences as the host has them, which waits for no device: that of a step's first micro-batch,
-or those of all where a pipeline has several under way, while the step before is still computed, others while the
-micro-batch before is. A thread would hold the host up for as long as it plans, since both are Python.
+Plans are made from the sequences on the host, without waiting for a device: the plan of a step's first micro-batch, or
+of all in a pipeline with several in flight, while the previous step is still computed; others during the previous
+micro-batch. A thread would hold up the host for as long as it plans, since both are Python.
 
 Shape suffixes: T tokens of a micro-batch or a rank's own of them.
 """
@@ -36,11 +36,11 @@ from boost_core.train.batch import Batch, document_lengths
 
 @dataclass(frozen=True)
 class Load:
-    """Pairs of query and key that a context parallel group's ranks compute of some micro-batches, one after the other.
+    """Query-key pairs that a context parallel group's ranks compute, summed over micro-batches.
 
     Attributes:
-        most: On the rank that has most of each.
-        mean: In the mean of the ranks.
+        most: Pairs on the rank with most in each micro-batch.
+        mean: Mean pairs per rank.
     """
 
     most: float = 0.0
@@ -51,18 +51,18 @@ class Load:
 
     @property
     def imbalance(self) -> float | None:
-        """The one over the other; ``None`` of none."""
+        """``most`` divided by ``mean``; ``None`` without pairs."""
         return self.most / self.mean if self.mean else None
 
 
 @dataclass(frozen=True)
 class OwnTokens:
-    """Which tokens of a micro-batch a rank has.
+    """The tokens of a micro-batch that a rank has.
 
     Attributes:
         rotation: Their positions, and how they attend.
-        places: Where they are in the micro-batch, ``[T]``; ``None``: all, in order.
-        load: What attention among them all is for those that they are dealt to.
+        places: Where they are in the micro-batch, ``[T]``; ``None`` for all, in order.
+        load: The micro-batch's attention over the ranks that share it.
     """
 
     rotation: Rotation
@@ -70,11 +70,11 @@ class OwnTokens:
     load: Load = Load()
 
     def of(self, x_T: torch.Tensor) -> torch.Tensor:
-        """What they have of something that each token of the micro-batch has."""
+        """Their part of values that each token of the micro-batch has."""
         return x_T if self.places is None else x_T[self.places]
 
     def among_all(self, own_T: torch.Tensor, tokens: int, ranks: Communicator) -> torch.Tensor:
-        """What each token of the micro-batch has, ``[tokens]``, from what each rank's own have. All ranks call it."""
+        """Values of all tokens of the micro-batch, ``[tokens]``, from each rank's own. All ranks call it."""
         if self.places is None:
             return own_T
         every_T = own_T.new_zeros(tokens)
@@ -83,19 +83,19 @@ class OwnTokens:
 
 
 class Dealer:
-    """Deals the tokens of micro-batches. All ranks of a gang make one together.
+    """Deals the tokens of micro-batches to ranks. All ranks of a gang create one together.
 
     Args:
         spec: The job.
         rotation: The rotary embedding of whole sequences.
-        groups: The context parallel group, and the tensor parallel one.
+        groups: Has the context and tensor parallel groups.
         device: Where the tokens are.
-        end_of_document: The token that ends a document; ``None`` where documents see each other.
+        end_of_document: The token that ends a document; ``None`` if documents see each other.
 
     Attributes:
         rotation: As given.
-        load: Of the newest step.
-        tally: What sparse attention has kept of the newest step's; of this rank's heads.
+        load: The load of the newest step.
+        tally: What sparse attention has kept in the newest step, over this rank's heads.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Dealer:
         self.rotation, self._ranks, self._device = rotation, groups.context, device
         self.load, self.tally, self._end = Load(), Tally(), end_of_document
         self._sparse = spec.training.attention
-        self._planned: dict[tuple[int, ...], ContextPlan] = {}  # of micro-batches to come, by their documents
+        self._planned: dict[tuple[int, ...], ContextPlan] = {}  # for coming micro-batches, by their documents
         self._newest: tuple[tuple[tuple[int, ...], bool], OwnTokens] | None = None  # and whether all densely
         machine = machine_for(spec.resources, spec.training.precision)
         self._dealing = Dealing.of(spec, machine)
@@ -113,16 +113,16 @@ class Dealer:
         self._route = LatentRoute(nodes, groups.tensor, self._at) if nodes else None
 
     def begin_step(self) -> None:
-        """Count a step anew."""
+        """Reset the counts for a new step."""
         self.load, self.tally = Load(), Tally()
         if self._sparse is not None:  # attention counts what it keeps
             self._newest = None
 
     def deal(self, batch: Batch, sequences: Sequences) -> OwnTokens:
-        """This rank's of a micro-batch; the layers and the backward pass share what it takes to attend to others'.
+        """This rank's tokens of a micro-batch; layers and the backward pass share what attending to others' needs.
 
-        Without gradients attention is dense: the last tokens of a document choose what sparse attention sees, which
-        tells of what follows, and text that is being made has none yet.
+        Without gradients attention is dense: what sparse attention sees is chosen by a document's last tokens, which
+        reveals something of what follows, and text being generated has no last tokens yet.
 
         Args:
             batch: The micro-batch.
@@ -136,12 +136,12 @@ class Dealer:
             attention = SparseAttention(self._sparse, documents, self._device, self.tally)
             return OwnTokens(self.rotation.attending(attention))
         if self._newest is None or self._newest[0] != (documents, densely):
-            self._newest = None  # first, as the next ones need room, too
+            self._newest = None  # first, as the next ones need memory, too
             self._newest = (documents, densely), self._own(self._plan(documents, densely))
         return self._newest[1]
 
     def foresee(self, micro_batches: Sequence[Sequences]) -> None:
-        """Plan those that come next, on the host alone."""
+        """Plan the next micro-batches, on the host alone."""
         if self._ranks.size > 1:
             ahead = {document_lengths(sequences, self._end) for sequences in micro_batches}
             self._planned = {documents: self._plan(documents, self._sparse is None) for documents in ahead}
@@ -166,7 +166,7 @@ class Dealer:
         return self.rotation.of_tokens(self._places(chunks) % self.rotation.sequence_length)
 
     def _places(self, chunks: Sequence[int]) -> torch.Tensor:
-        """Where their tokens are in the micro-batch."""
+        """Where the chunks' tokens are in the micro-batch."""
         size = self._dealing.chunk
         first_n = integers(list(chunks), torch.int64, self._device) * size
         return (first_n.unsqueeze(1) + torch.arange(size, device=self._device)).flatten()
@@ -175,7 +175,7 @@ class Dealer:
 def _nodes_of_latents(
     spec: JobSpec, dealing: Dealing, ranks: Communicator, device: torch.device
 ) -> Sequence[int] | None:
-    """The node of each context parallel rank, between which latents go; ``None`` where they go nowhere."""
+    """The node of each context parallel rank, between which latents are sent; ``None`` if none are."""
     if ranks.size == 1 or dealing.exchange == "keys":
         return None
     if spec.parallelism.context.exchange == "latents":

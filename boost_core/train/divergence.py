@@ -1,4 +1,4 @@
-"""Telling that training diverges, and how often it may."""
+"""Detects that training diverges, and limits how often it may."""
 
 import statistics
 import sys
@@ -11,7 +11,7 @@ WINDOW_STEPS = 100
 
 
 class DivergenceDetector:
-    """Knows the recent losses. Ranks that are told the same say the same.
+    """Tracks recent losses. Ranks given the same losses decide the same.
 
     Args:
         config: The jump that counts as divergence, and how many divergences are too many.
@@ -24,17 +24,17 @@ class DivergenceDetector:
 
     @property
     def limit(self) -> float:
-        """The loss above which the next step has diverged; known from a full window on."""
+        """The loss above which the next step has diverged; unlimited until the window is full."""
         if self._config.loss_jump is None or len(self._recent) < RECENT_STEPS:
             return sys.float_info.max
         return statistics.median(self._recent) + self._config.loss_jump
 
     def update(self, loss: float) -> None:
-        """Take the loss of a step that went well."""
+        """Record the loss of a step that did not diverge."""
         self._recent.append(loss)
 
     def too_many(self, step: int) -> bool:
-        """Take a divergence; whether there have been too many of them of late."""
+        """Record a divergence, and return whether there have been too many recently."""
         self._divergences.append(step)
         full = len(self._divergences) == self._config.max_divergences
         return full and step - self._divergences[0] < WINDOW_STEPS

@@ -1,4 +1,4 @@
-"""The loss on validation text."""
+"""Validation loss."""
 
 import math
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from boost_core.train.step import losses
 
 @torch.no_grad()
 def evaluate(state: TrainState, on: EvaluationSet, refuse_aborted: Callable[[], None] = lambda: None) -> ValidationLoss:
-    """The loss on a set. All ranks call it and get the same.
+    """Compute the loss on a set. All ranks call it and get the same result.
 
-    The sum over tokens is divided by the number of tokens, so that a smaller last batch weighs what it is.
+    The sum over tokens is divided by the number of tokens, so that a smaller last batch has its proper weight.
 
     Args:
         state: The model.
         on: The set.
-        refuse_aborted: Called once the sums are there, before they count for anything.
+        refuse_aborted: Called once the sums are there, before they are used.
     """
     replicas = state.process_groups.replicas
     sums = torch.zeros(2, dtype=torch.float64, device=state.mesh.device)

@@ -1,7 +1,7 @@
 """Python's garbage collector, run between steps.
 
-At moments of its own, which differ from rank to rank, it would hold up one rank in one step and another in the next,
-and with each of them all others.
+Left to itself it would run at moments that differ from rank to rank, holding up one rank in one step and another in the
+next, and with each of them all others.
 """
 
 import gc
@@ -16,7 +16,7 @@ FULL_EVERY_STEPS = 100
 
 @contextmanager
 def collected_between_steps() -> Iterator[Callable[[int], None]]:
-    """The collector runs only when what this gives is called, after a step with its number; on all ranks alike."""
+    """Run the collector only when the yielded function is called, after a step with its number; on all ranks alike."""
     automatic = gc.isenabled()
     gc.disable()
     try:
@@ -31,10 +31,10 @@ def _collect(step: int) -> None:
 
 
 def release_broken_step(error: BaseException) -> None:
-    """Have nothing hold the state that a step was at work on when it failed, nor the state's connections.
+    """Drop every reference to the state, and its connections, left by a step that failed.
 
-    The frames that the error and its causes came through do, and so does what was ready in torch's queue of the
-    backward pass, which this thread's next backward pass throws away.
+    The frames that the error and its causes passed through hold them, and so do ready tasks in torch's backward queue,
+    which this thread's next backward pass discards.
     """
     each: BaseException | None = error
     while each is not None:

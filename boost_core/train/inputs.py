@@ -1,4 +1,4 @@
-"""What a step's work reads of the host, at addresses that stay the same from step to step.
+"""A step's inputs from the host, at addresses that stay the same from step to step.
 
 Shape suffixes: b sequences, t = s + 1 tokens of each.
 """
@@ -9,22 +9,22 @@ from boost_core.data.sampler import Sequences
 
 
 class StepInputs:
-    """Sequences and words to all ranks.
+    """A step's sequences, and what this rank tells all others.
 
-    The host writes the next step's only after it has read the values of this one, and so never what is still being
-    copied.
+    The host writes the next step's inputs only after it has read this step's values, and so never overwrites what is
+    still being copied.
 
     Args:
-        sequences: Of a step, of this replica, at most.
-        length: Tokens of a sequence.
+        sequences: Maximum number of sequences per step on this replica.
+        length: Tokens per sequence.
         device: Where they are read.
 
     Attributes:
-        sequences: Those that were written last, on the host; it has room for more.
+        sequences: Those written last, on the host; there may be room for more.
         token_bt: Each sequence with the token that follows it.
         loss_limit: The loss above which the step has diverged, one float64 element.
-        notices: What this rank tells all, one float64 element each, 0 or 1: to halt, to store before that, to put off
-            a copy of the state, and that its next batch has more documents than a captured step has room for.
+        notices: What this rank tells all others, one float64 element each, 0 or 1: to halt, to store before that, to
+            postpone a copy of the state, and that its next batch has more documents than a captured step has room for.
     """
 
     def __init__(self, sequences: int, length: int, device: torch.device) -> None:
@@ -40,7 +40,7 @@ class StepInputs:
         self.loss_limit, *self.notices = words.unbind()
 
     def write(self, sequences: Sequences, loss_limit: float, notices: tuple[bool, bool, bool, bool]) -> None:
-        """Those of the next step, ``[b, t]`` tokens first; b may be fewer than there is room for."""
+        """Write the next step's inputs, ``[b, t]`` tokens first; b may be smaller than the room."""
         tokens, words = self._written
         tokens[: len(sequences)] = sequences
         words[:] = loss_limit, *notices

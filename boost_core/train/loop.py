@@ -56,21 +56,21 @@ def train(
 ) -> Outcome:
     """Run a job to its last step, on this rank. All ranks call it, with a process group initialised.
 
-    It continues from the state in memory that it is given; else from the newest committed checkpoint of
+    It continues from the state in memory that it is given; otherwise from the newest committed checkpoint of
     ``spec.checkpoint.url``; if there is none, from that of ``spec.checkpoint.resume_from``; else from scratch. It has
-    finished when the store has the job's last checkpoint and gives it back. Reports come from rank 0 alone.
+    finished when the store has the job's last checkpoint and has returned it. Only rank 0 reports.
 
     Args:
         spec: The job; ``checkpoint.url`` is set.
-        reporter: Takes the reports.
+        reporter: Receives the reports.
         membership: This rank's place in an elastic gang; ``None`` without one.
-        basis: What steps' seconds are predicted by.
+        basis: What predicts the steps' times.
 
     Raises:
         ValueError: The job does not fit the gang, its data or its checkpoint.
-        FloatingPointError: The training diverges, and the job does not say to go on.
-        StateLost: The state in memory cannot be had, as when one of its owners is gone meanwhile.
-        LastSaveFailed: The store has not taken the last checkpoint for as long as the job allows.
+        FloatingPointError: The training diverges, and the job does not allow it to go on.
+        StateLost: The state in memory is not available, for example because one of its owners has gone.
+        LastSaveFailed: The store has not accepted the last checkpoint within the time the job allows.
     """
     if spec.checkpoint.url is None:
         raise ValueError("checkpoint.url is not set; give a folder for the checkpoints")
@@ -90,7 +90,7 @@ def train(
         run.resume()
         return _stepped(run, state)
     finally:
-        state.graph.release("training has ended")  # before the communicators that it has captured are taken down
+        state.graph.release("training has ended")  # before the communicators that it captured are destroyed
         run.checkpoints.make_way()
 
 
@@ -109,7 +109,7 @@ def _stepped(run: "_Run", state: TrainState) -> Outcome:
                 run.sample()
             if asked.halt and not last:
                 return run.halt(asked.store)
-            if ahead:  # else it has gone back to a state that is kept already
+            if ahead:  # else it has rolled back to a state that is already kept
                 run.checkpoints.after_step(asked.put_off)
     return run.finish()
 
@@ -127,7 +127,7 @@ def _device_name(device: torch.device) -> str:
 
 
 class _Keeping:
-    """One rank's part of a job's state, kept until the store has it. That takes no data."""
+    """One rank's part of a job's state, kept until the store has it. Needs no data."""
 
     def __init__(self, state: TrainState, membership: Membership, reporter: Reporter | None) -> None:
         self._state, self._membership, self._reporter = state, membership, reporter
@@ -145,7 +145,7 @@ class _Keeping:
             self.checkpoints.make_way()
 
     def resume(self) -> None:
-        """Load what there is to continue from, and say where training starts."""
+        """Load the state to continue from, if any, and report where training starts."""
         state, started = self._state, time.perf_counter()
         source, stored_step = self._loaded()
         self._report(
@@ -160,7 +160,7 @@ class _Keeping:
         self.checkpoints.after_resuming(stored_step)
 
     def _loaded(self) -> tuple[str | None, int | None]:
-        """Where the state comes from, and the newest step that the job has a checkpoint of, if that is known."""
+        """Load the state; returns where it came from, and the job's newest checkpointed step, if known."""
         state, memory = self._state, self._membership.recovery
         if memory is not None:
             state.load_from_memory(memory, self._membership.fetch)
@@ -172,16 +172,16 @@ class _Keeping:
         folder, step = source
         url = folder.step_url(step)
         logger.info("resumed from %s", url)
-        # One of another job's counts until this one's first is due, or until there is nothing left to train.
+        # Another job's checkpoint counts until this job's first is due, or if there is nothing left to train.
         counts = folder.url == self._folder.url or state.step < state.spec.training.steps
         return url, state.step if counts else 0
 
     def finish(self) -> Outcome:
-        """Wait until the store has the last checkpoint, or leave the state for the gang that comes next."""
+        """Wait until the store has the last checkpoint, or leave the state for the next gang."""
         return Outcome.FINISHED if self.checkpoints.finish() else self.halt(store=False)
 
     def halt(self, store: bool) -> Outcome:
-        """Leave the state for the gang that comes next."""
+        """Leave the state for the next gang."""
         self.checkpoints.keep_in_memory()
         if store:
             try:
@@ -198,7 +198,7 @@ class _Keeping:
 
 
 class _Run(_Keeping):
-    """One rank's run of a job: the state and what is done with it between steps."""
+    """One rank's run of a job: the state and what happens to it between steps."""
 
     def __init__(
         self, state: TrainState, corpus: Corpus, membership: Membership, reporter: Reporter | None,
@@ -214,17 +214,17 @@ class _Run(_Keeping):
         self._prompts = Prompts(state.spec)
         self._divergence = DivergenceDetector(state.spec.fault_tolerance)
         self._recall = RecallWatch(training.attention)
-        self._ended: float | None = None  # the step before
+        self._ended: float | None = None  # when the previous step ended
         self._flops = FlopRates.of(state.spec, _device_name(state.mesh.device))
 
     def step(self) -> Requests:
-        """One optimizer step and its report.
+        """Run one optimizer step and report it.
 
         Returns:
-            What is asked of all ranks after it.
+            What any rank has asked of all ranks.
 
         Raises:
-            FloatingPointError: The training diverges, and the job does not say to go on.
+            FloatingPointError: The training diverges, and the job does not allow it to go on.
         """
         put_off = self.checkpoints.before_step()
         state = self._state
@@ -235,7 +235,7 @@ class _Run(_Keeping):
         with self._comparison.watched():
             result = training_step(state, self._sampler, self._divergence.limit, asked, refuse, before_update)
         parts = state.clock.end()
-        communication = state.ledger.by_group()  # before the comparison, which communicates too, and is no part of it
+        communication = state.ledger.by_group()  # before the comparison, whose own communication is no part of the step
         if result.diverged:
             self._diverged(result)
         else:
@@ -245,8 +245,8 @@ class _Run(_Keeping):
         if (failure := state.graph.failure()) is not None:
             self._report(FaultReport(what=Fault.CUDA_GRAPHS, step=state.step, message=failure))
         if state.step > before:
-            self._compare(parts.seconds - parts.data)  # no plan knows how long data is waited for
-        # From step to step, so that what holds a rank up between two of them counts, too.
+            self._compare(parts.seconds - parts.data)  # no plan knows how long data takes
+        # From step to step, so that whatever holds a rank up between them counts, too.
         ended, since = time.perf_counter(), self._ended or started
         busy = ended - since - parts.exposed_communication
         self._membership.after_step(StepTimes(state.step, ended - since, busy, parts, communication))
@@ -299,7 +299,7 @@ class _Run(_Keeping):
             self._report(FaultReport(what=Fault.RECALL, step=state.step, message=lost))
 
     def _diverged(self, result: StepResult) -> None:
-        """Do what the job says of a step that has diverged; its update has been left out already."""
+        """Handle a diverged step as the job specifies; its update has already been skipped."""
         state, policy = self._state, self._state.spec.fault_tolerance
         what = f"the loss of step {state.step} is {result.loss:g}, and the gradient norm {result.gradient_norm:g}"
         remedy = "lower optimizer.learning_rate, lengthen optimizer.warmup_steps, or train in fp32"
@@ -308,7 +308,7 @@ class _Run(_Keeping):
         if self._divergence.too_many(state.step):
             raise FloatingPointError(f"{what}, the last of {policy.max_divergences} divergences; {remedy}")
         if policy.on_divergence == "skip":
-            self._report(FaultReport(what=Fault.DIVERGENCE, step=state.step, message=f"{what}; its update is left out"))
+            self._report(FaultReport(what=Fault.DIVERGENCE, step=state.step, message=f"{what}; its update was skipped"))
         else:
             self._roll_back(what)
 
@@ -330,7 +330,7 @@ class _Run(_Keeping):
         )  # fmt: skip
 
     def evaluate(self) -> None:
-        """Evaluate on validation text and report it."""
+        """Evaluate on validation text and report the result."""
         started = time.perf_counter()
         found = evaluate(self._state, self._kept, self._membership.refuse_aborted)
         sets = tuple(self._evaluated(name, on) for name, on in self._named.items())
@@ -348,12 +348,12 @@ class _Run(_Keeping):
 
     def _evaluated(self, name: str, on: EvaluationSet) -> NamedLoss:
         found = evaluate(self._state, on, self._membership.refuse_aborted)
-        if self._reporter:  # so that nobody takes several large sets for a gang that hangs
+        if self._reporter:  # so that several large sets are not mistaken for a hanging gang
             logger.info("validated on %s", name)
         return NamedLoss(name=name, **found.model_dump())
 
     def sample(self) -> None:
-        """Have the model make text of the job's prompts, if that is due, and report it."""
+        """Generate text from the job's prompts, if due, and report it."""
         step, started = self._state.step, time.perf_counter()
         if not self._prompts.is_due(step):
             return

@@ -1,4 +1,4 @@
-"""What a rank of an elastic gang is given besides its job, and what its training comes to."""
+"""What a rank of an elastic gang is given besides its job, and the outcome of its training."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +19,8 @@ class Outcome(StrEnum):
     """How a rank's training ended, if it did not fail."""
 
     FINISHED = "FINISHED"  # the job's last step is done
-    HALTED = "HALTED"  # as asked; the state is in the memory of all ranks
-    STORED = "STORED"  # the same, and in the checkpoint folder
+    HALTED = "HALTED"  # as requested; the state is in the memory of all ranks
+    STORED = "STORED"  # the same, and also in the checkpoint folder
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class StepTimes:
 
     Attributes:
         step: Steps done, this one included.
-        seconds: How long it took, from the end of the step before.
-        busy_seconds: The part of it that was not spent waiting for other ranks.
-        parts: The step itself part by part, without what was done between it and the one before.
+        seconds: Its duration, from the end of the previous step.
+        busy_seconds: The part not spent waiting for other ranks.
+        parts: The step itself, part by part, without what happened between it and the previous one.
         communication: Its collectives by kind and group, for example ``("all_reduce", "tp")``.
     """
 
@@ -48,7 +48,7 @@ def _nowhere(_owner: Any, key: SnapshotKey, _regions: Any) -> Any:
 
 @dataclass
 class Membership:
-    """A rank's place in an elastic gang; the defaults are those of one that stands alone.
+    """A rank's place in an elastic gang; the defaults are for a rank without one.
 
     Attributes:
         generation: Number of the gang, counted over the job's life.
@@ -56,16 +56,16 @@ class Membership:
         owner_of: Which rank keeps the copy of each rank's snapshots; empty to make none.
         recovery: The state to continue from, in memory; ``None`` to look for a checkpoint.
         fetch: Gets parts of a snapshot from its owner.
-        halt: Set it to stop after a step; all ranks then stop after the same one.
-        store: Set it before, to have a checkpoint written then.
-        aborted: Set before collectives are aborted: what they give from then on is worth nothing.
-        after_step: Told of each step on every rank, before the next.
+        halt: Set to stop after a step; all ranks then stop after the same one.
+        store: Set before ``halt`` to also have a checkpoint written then.
+        aborted: Set before collectives are aborted: from then on their results are invalid.
+        after_step: Called with each step on every rank, before the next.
         before_copy: Called before a copy of the state is kept anywhere; from a thread.
-        after_copy: Told of each step whose state is in the memory of two ranks for every rank; from a thread.
-        before_save: Called before a checkpoint is written; what it raises is taken for the store's refusal.
-        while_saving: Told again and again, after the last step, what the store has said to the last checkpoint; empty
+        after_copy: Called with each step whose state is held twice for every rank; from a thread.
+        before_save: Called before a checkpoint is written; an exception counts as the store's refusal.
+        while_saving: Called repeatedly after the last step with the store's error for the last checkpoint; empty
             as long as it has not failed.
-        waited_seconds: How long gangs before this one have waited for the store with the last checkpoint.
+        waited_seconds: How long previous gangs have waited for the store to take the last checkpoint.
     """
 
     generation: int = 1
@@ -84,12 +84,12 @@ class Membership:
     waited_seconds: float = 0.0
 
     def abort(self) -> None:
-        """Have the kernels end that wait for a rank that is gone. NCCL's collectives are for the caller to abort."""
+        """End the kernels that wait for a rank that is gone. NCCL's collectives are left for the caller to abort."""
         self.aborted.set()
         abort_all()
 
     def refuse_aborted(self) -> None:
-        """Called once values are there that collectives had a part in, before they count for anything.
+        """Check values that collectives contributed to, before they are used.
 
         NCCL's collectives end early when they are aborted, and nothing in their results says so.
 

@@ -1,7 +1,7 @@
-"""The most memory that a rank's training holds at a time, as the plan counts it.
+"""The peak memory of a rank's training, as the plan counts it.
 
-On a GPU torch's allocator knows it. On a CPU it keeps no such count, so that storages are counted as operations make
-them; that slows each operation down, most as memory grows, and ends with the steps that are watched.
+On a GPU torch's allocator tracks it. On a CPU it keeps no such count, so storages are counted as operations create
+them; that slows each operation down, most while memory grows, and ends with the watched steps.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class PeakMemory:
-    """What a device's memory holds at most, from now on.
+    """Peak memory use of a device from now on.
 
     Args:
-        device: The rank's.
+        device: The rank's device.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -27,25 +27,25 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(device)
 
     def watched(self) -> AbstractContextManager[object]:
-        """Around what is to be counted; on a GPU all is."""
+        """Context manager around what is to be counted; on a GPU everything is."""
         return self._storages or nullcontext()
 
     def bytes(self) -> int:
-        """The most so far."""
+        """The peak so far."""
         return torch.cuda.max_memory_allocated(self._device) if self._storages is None else self._storages.peak
 
 
 class _Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the storages that are alive, without keeping them so."""
+    """Counts live storages, without keeping them alive."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._sizes: dict[StorageWeakRef, int] = {}
-        self._at_most = 0  # bytes alive: those that were freed since they were last looked for are still in it
+        self._at_most = 0  # live bytes, including those freed since the last sweep
         self.peak = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        """Do what is asked for, and count what that has made."""
+        """Run the operation, and count the storages it creates."""
         result = function(*arguments, **(keywords or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":

@@ -23,12 +23,12 @@ _BLOCK_BYTES = 2**20
 
 
 class StepProfiler:
-    """Traces steps of this rank when it is asked to, one request after the other.
+    """Traces steps of this rank on request, one request after the other.
 
-    What goes wrong costs a trace, never a step. ``ask`` may be called by any thread, all else by the one that trains.
+    A failure costs a trace, never a step. ``ask`` may be called from any thread, everything else from the training one.
 
     Args:
-        report: Takes a ``ProfileReport`` of each trace that is in the store, and a ``FaultReport`` of one that is not.
+        report: Receives a ``ProfileReport`` for each stored trace, and a ``FaultReport`` for each that failed.
     """
 
     def __init__(self, report: Callable[[Report], None]) -> None:
@@ -39,15 +39,15 @@ class StepProfiler:
         self._rank, self._folder = 0, ""
 
     def begin(self, rank: int, folder: str) -> None:
-        """Be a rank of a gang, whose traces go into a folder: a path, ``file://`` or ``s3://``."""
+        """Join a gang as a rank whose traces go into a folder: a path, ``file://`` or ``s3://``."""
         self._rank, self._folder = rank, folder.rstrip("/")
 
     def ask(self, steps: int) -> None:
-        """Have so many whole steps traced, from the next one on."""
+        """Request a trace of this many whole steps, from the next one on."""
         self._asked.append(steps)
 
     def after_step(self, step: int) -> None:
-        """Begin or end what is due between two steps."""
+        """Begin or end a trace between two steps, if due."""
         try:
             if self._trace is not None and self._trace.stepped():
                 trace, self._trace = self._trace, None
@@ -55,17 +55,17 @@ class StepProfiler:
                 self._writer.start()
             elif self._trace is None and self._asked and not self._writes():
                 self._trace = _Trace(self._asked.popleft(), step, self._rank, self._folder)
-        except Exception as error:  # whatever troubles the profiler has
+        except Exception as error:  # the profiler raises various types
             self._trace = None
             self._failed(self._rank, step, f"the profiler has failed: {error}")
 
     def wait(self, seconds: float) -> None:
-        """Wait for a trace that is being written, but no longer than that."""
+        """Wait for a trace that is being written, for at most this long."""
         if self._writer is not None:
             self._writer.join(seconds)
 
     def end(self) -> None:
-        """The gang ends: forget what is not complete."""
+        """End with the gang: discard incomplete traces."""
         self._asked.clear()
         trace, self._trace = self._trace, None
         if trace is not None:
@@ -91,7 +91,7 @@ class StepProfiler:
 
 
 class _Trace:
-    """One trace; it begins at once."""
+    """A trace, started on construction."""
 
     def __init__(self, steps: int, step: int, rank: int, folder: str) -> None:
         self.steps, self.step, self.rank = steps, step, rank
@@ -103,7 +103,7 @@ class _Trace:
         self._begin_step()
 
     def stepped(self) -> bool:
-        """Take note of the end of a step; whether it was the last one."""
+        """Note the end of a step, and return whether it was the last."""
         self._done += 1
         if self._done == self.steps:
             self.stop()
@@ -113,22 +113,22 @@ class _Trace:
         return False
 
     def stop(self) -> None:
-        """End it."""
+        """Stop tracing."""
         self._span.__exit__(None, None, None)
         self._profile.stop()
 
     def _begin_step(self) -> None:
-        self._span = record_function(f"ProfilerStep#{self.step + self._done + 1}")  # by which TensorBoard knows steps
+        self._span = record_function(f"ProfilerStep#{self.step + self._done + 1}")  # how TensorBoard recognises steps
         self._span.__enter__()  # type: ignore[no-untyped-call]
 
     def write(self) -> int:
-        """Write it into the store; its size in bytes."""
+        """Write it to the store, and return its size in bytes."""
         filesystem, path = fsspec.url_to_fs(self.url, **options_at(self.url, None))
         with tempfile.TemporaryDirectory(prefix="boost-trace-") as folder:
             plain, packed = Path(folder, "trace.json"), Path(folder, "trace.json.gz")
             self._profile.export_chrome_trace(str(plain))
             with plain.open("rb") as source, gzip.open(packed, "wb") as target:
-                shutil.copyfileobj(source, target, _BLOCK_BYTES)  # large blocks, in which Python's lock is let go
+                shutil.copyfileobj(source, target, _BLOCK_BYTES)  # large blocks, during which Python's lock is released
             filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
             filesystem.put_file(str(packed), path)
             return packed.stat().st_size

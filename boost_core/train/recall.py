@@ -1,4 +1,4 @@
-"""Telling that sparse attention loses more than a job wants."""
+"""Detects that sparse attention loses more than a job allows."""
 
 from collections import deque
 from statistics import fmean
@@ -9,7 +9,7 @@ RECENT_STEPS = 32
 
 
 class RecallWatch:
-    """Knows the recall of recent steps, and tells once when their mean falls below the target.
+    """Tracks the recall of recent steps, and warns once when their mean falls below the target.
 
     Args:
         config: The target; ``None`` where attention is dense.
@@ -21,7 +21,7 @@ class RecallWatch:
         self._told = False
 
     def update(self, recall: float | None) -> str | None:
-        """Take a step's; what is to be said of the recent ones, if anything is."""
+        """Record a step's recall, and return a warning if one is due."""
         if self._config is None or recall is None:
             return None
         self._recent.append(recall)

@@ -7,10 +7,10 @@ from boost_core.messages.reports import Report
 
 
 class ConsoleReporter:
-    """Prints one line a report.
+    """Prints one line per report.
 
     Args:
-        path: A file to append every report to as well, one JSON object a line.
+        path: A file to append every report to as well, one JSON object per line.
     """
 
     def __init__(self, path: Path | None) -> None:

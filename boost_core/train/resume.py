@@ -19,18 +19,18 @@ _MOST_NAMED = 3
 def load_newest(
     load: Callable[[CheckpointFolder, int], None], folder: CheckpointFolder, resume_from: str | None
 ) -> tuple[CheckpointFolder, int] | None:
-    """Load the newest intact checkpoint of a job, or else of another's, if there is one. All ranks call it.
+    """Load the newest intact checkpoint of a job, or else of another job, if there is one. All ranks call it.
 
     Args:
-        load: Loads a checkpoint, and raises ``CheckpointDamaged`` on all ranks if one finds that it is damaged.
+        load: Loads a checkpoint, and raises ``CheckpointDamaged`` on all ranks if any finds it damaged.
         folder: The job's checkpoints.
-        resume_from: URL of the other's.
+        resume_from: URL of the other job's checkpoints.
 
     Returns:
         Its folder and step, the same on all ranks; ``None`` if there is none.
 
     Raises:
-        ValueError: All that there are are damaged, or there are none in ``resume_from``.
+        ValueError: All existing checkpoints are damaged, or there are none in ``resume_from``.
     """
     candidates = _candidates(folder, resume_from)
     left_out = []
@@ -42,7 +42,7 @@ def load_newest(
         except CheckpointDamaged as damage:
             left_out.append(f"step {step}: {damage}")
             if dist.get_rank() == 0:
-                logger.warning("checkpoint %s is damaged and left out: %s", found.step_url(step), damage)
+                logger.warning("checkpoint %s is damaged and skipped: %s", found.step_url(step), damage)
         else:
             return found, step
     if candidates:
@@ -55,7 +55,7 @@ def load_newest(
 
 
 def _refuse_incomplete(folder: CheckpointFolder, step: int) -> None:
-    """Look at a checkpoint's manifest and its files' sizes on the first rank, which costs little."""
+    """Check a checkpoint's manifest and file sizes on the first rank, which is cheap."""
     damage = [""]
     if dist.get_rank() == 0:
         damage = [folder.checkpoint(step).damage]
@@ -65,7 +65,7 @@ def _refuse_incomplete(folder: CheckpointFolder, step: int) -> None:
 
 
 def _candidates(folder: CheckpointFolder, resume_from: str | None) -> list[tuple[str, int]]:
-    """URL of the folder and step of each checkpoint to continue from, the newest first, the same on all ranks."""
+    """Return folder URL and step of each checkpoint to try, the newest first, the same on all ranks."""
     # Rank 0 looks and tells the others, so that all load the same one.
     found: list[list[tuple[str, int]]] = [[]]
     if dist.get_rank() == 0:
@@ -79,15 +79,15 @@ def _candidates(folder: CheckpointFolder, resume_from: str | None) -> list[tuple
 
 
 def _steps(folder: CheckpointFolder) -> list[int]:
-    """Steps of its checkpoints. A store that is away is waited for, as it is when one is saved."""
+    """Return the steps of its checkpoints. Waits for an unavailable store, as saving does."""
     deadline = time.monotonic() + STORE_PATIENCE_SECONDS
     while True:
         try:
             return folder.steps()
-        except (FileNotFoundError, PermissionError):  # it is there, and has said no
+        except (FileNotFoundError, PermissionError):  # the store is there, and refused
             raise
         except Exception as error:  # the clients of object stores raise types of their own
             if time.monotonic() > deadline:
                 raise
-            logger.warning("%s cannot be looked at, the next try is in %g s: %s", folder.url, RETRY_SECONDS, error)
+            logger.warning("%s cannot be listed; retrying in %g s: %s", folder.url, RETRY_SECONDS, error)
         time.sleep(RETRY_SECONDS)

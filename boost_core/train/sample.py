@@ -1,7 +1,7 @@
-"""Text that a model makes while it trains: the likeliest tokens after some prompts.
+"""Text that a model generates while it trains: greedy continuations of some prompts.
 
-Each token takes a forward pass over whole sequences, as an evaluation does, so that every layout can do it: there is no
-cache of keys and values. Nothing is drawn at random, and nothing is changed.
+Each token takes a forward pass over whole sequences, as in evaluation, so that it works in every layout: there is no
+cache of keys and values. Nothing is drawn at random, and no state changes.
 
 Shape suffixes: b prompts, t = s + 1 tokens of each.
 """
@@ -19,7 +19,7 @@ from boost_core.train.batch import Batch
 from boost_core.train.state import TrainState
 from boost_core.train.step import forward
 
-_LONGEST = 2000  # characters of a text that are kept
+_LONGEST = 2000  # characters kept of a text
 
 
 class Prompts:
@@ -53,12 +53,12 @@ class Prompts:
                 raise ValueError(f"training.sample: {too_long_a_prompt(number, len(tokens), room)}")
 
     def is_due(self, step: int) -> bool:
-        """Whether text is to be made after a step."""
+        """Return whether text is to be generated after a step."""
         return bool(self.prompts) and (step % self._every == 0 or step == self._steps)
 
     def take(self, state: TrainState, refuse_aborted: Callable[[], None]) -> tuple[Sample, ...]:
-        """The text after each prompt. All ranks call it and get the same; arguments as ``continued``."""
-        size = state.spec.training.micro_batch_size  # an evaluation's, for which there is room in memory
+        """Continue each prompt. All ranks call it and get the same; arguments as for ``continued``."""
+        size = state.spec.training.micro_batch_size  # as in evaluation, so it fits into memory
         batches = (self._tokens[begin : begin + size] for begin in range(0, len(self._tokens), size))
         made = [
             tokens
@@ -70,7 +70,7 @@ class Prompts:
     def _text(self, tokens: list[int]) -> str:
         known = [token for token in tokens if self._tokenizer.id_to_token(token) is not None]
         text: str = self._tokenizer.decode(known, skip_special_tokens=False)
-        return text[:_LONGEST].replace("\0", "\ufffd")  # which databases do not take
+        return text[:_LONGEST].replace("\0", "\ufffd")  # databases do not accept NUL
 
 
 @torch.no_grad()
@@ -78,17 +78,17 @@ def continued(
     state: TrainState, prompts: Sequence[Sequence[int]], new_tokens: int, end: int,
     refuse_aborted: Callable[[], None] = lambda: None,
 ) -> Iterator[list[int]]:  # fmt: skip
-    """The likeliest tokens after each prompt, without the one that ends the document and what comes after that.
+    """Yield the most likely tokens after each prompt, up to but excluding the end of the document.
 
     Args:
         state: The model; all ranks of a replica take part.
-        prompts: Tokens of each; none empty, and none so long that the new ones have no room in a sequence.
-        new_tokens: At most.
+        prompts: Tokens of each; none empty, and each short enough for the new ones to fit into a sequence.
+        new_tokens: Maximum number of new tokens.
         end: The token that ends a document.
         refuse_aborted: Called once a token is there, before the next is made from it.
     """
     length, pipeline = state.spec.training.sequence_length, state.process_groups.pipeline
-    token_bt = torch.full((len(prompts), length + 1), int(end == 0))  # behind the last token none ends a document
+    token_bt = torch.full((len(prompts), length + 1), int(end == 0))  # padding that is not the end of a document
     for row, prompt in enumerate(prompts):
         token_bt[row, : len(prompt)] = torch.tensor(prompt)
     token_bt = token_bt.to(state.mesh.device)
@@ -100,7 +100,7 @@ def continued(
         with state.model.predicting():
             sequences = token_bt.numpy(force=True)
             found_T = forward(state, Batch.of(sequences, state.end_of_document, state.mesh.device), sequences)
-        # Ranks without the head hear of the tokens from the one that has it.
+        # Ranks without the head get the tokens from the one that has it.
         next_b = torch.zeros_like(last_b) if found_T is None else found_T.view(-1, length)[rows, last_b]
         pipeline.all_reduce_(next_b, "samples")
         last_b += 1

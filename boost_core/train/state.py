@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MASTER = ".master"  # ends the names of the weights' own chunks
+_MASTER = ".master"  # suffix of the names of the weights' own chunks
 
 
 @dataclass
@@ -56,17 +56,17 @@ class TrainState:
         spec: The job.
         mesh: This rank's place in the gang.
         ledger: Counts this rank's collectives.
-        clock: Tells the parts of its steps.
+        clock: Times the parts of its steps.
         process_groups: The groups that this rank is in.
         model: This rank's part of the model.
-        axes: The axis that each weight is split along over the tensor parallel ranks, if it is.
-        dealer: Tells which tokens of a micro-batch this rank has, and how they attend.
+        axes: The axis along which each weight is split over the tensor parallel ranks, if any.
+        dealer: Says which tokens of a micro-batch this rank has, and how they attend.
         optimizer: Master weights and moments.
         gradients: Sums of a step's gradients.
         pipeline: This rank's stages; ``None`` without pipeline parallelism.
         end_of_document: The token that ends a document; ``None`` where documents see each other.
-        inputs: What a step's work reads of the host.
-        graph: Does that work.
+        inputs: A step's inputs from the host.
+        graph: Runs a step's work on the device.
         step: Optimizer steps done.
         samples: Samples consumed, which is the data cursor.
         roomy: The cursor of a batch whose documents all ranks know to fit into a captured step, if there is one.
@@ -95,14 +95,14 @@ class TrainState:
         cls, spec: JobSpec, device: torch.device, make: WeightMaker = make_weights, end_of_document: int = 0,
         communicator: type[Communicator] = Communicator,
     ) -> "TrainState":  # fmt: skip
-        """The state before the first step.
+        """Return the state before the first step.
 
         Args:
             spec: The job.
             device: Where this rank computes.
             end_of_document: The token that ends a document, which matters where documents are apart.
-            make: Gives the declared weights their first values; the usual ones depend on the job's seed alone.
-            communicator: Makes the collectives.
+            make: Gives the declared weights their first values; by default they depend on the job's seed alone.
+            communicator: Class that runs the collectives.
         """
         mesh = ParallelMesh.build(spec.parallelism, device)
         ledger = CommunicationLedger()
@@ -145,7 +145,7 @@ class TrainState:
         )
 
     def draw(self) -> None:
-        """Give the weights the values that training starts from, which depend on the job's seed alone.
+        """Draw the initial weights, which depend on the job's seed alone.
 
         A rank draws what it keeps of their masters, where it computes: on a GPU, or on as many of the host's cores as
         torch may use.
@@ -157,7 +157,7 @@ class TrainState:
             here = master.tensor.device.type == device.type
             drawn = master.tensor if here else torch.empty_like(master.tensor, device=device)
             initialize_(drawn, master.offsets, name, specs[name], seed)
-            if not here:  # the host has it, which may round otherwise than a GPU
+            if not here:  # drawn for the host, which may round differently from a GPU
                 master.tensor.copy_(drawn)
 
         at_once = torch.get_num_threads() if self.mesh.device.type == "cpu" else 1
@@ -168,12 +168,12 @@ class TrainState:
     def load(self, folder: CheckpointFolder, step: int) -> None:
         """Continue from a committed checkpoint, whatever layout wrote it. All ranks call it.
 
-        Of the job that wrote it only the model is compared with this one's: any other data or layout, and any optimizer
-        that needs no moments besides those it has, goes on from its weights, moments, step and data cursor.
+        Only the model must match that of the job that wrote it: any other data or layout, and any optimizer that
+        needs no further moments, continues from its weights, moments, step and data cursor.
 
         Raises:
             ValueError: The checkpoint is of another model, or lacks a moment that this optimizer keeps.
-            CheckpointDamaged: A file is not what was written; on all ranks. The state is then of no use.
+            CheckpointDamaged: A file is not what was written; on all ranks. The state is then unusable.
             OSError: It cannot be read; on all ranks.
         """
         manifest = folder.manifest(step)
@@ -193,7 +193,7 @@ class TrainState:
         self.step, self.samples = memory.step, memory.samples
 
     def chunks(self) -> list[Chunk]:
-        """What this rank keeps, as parts of whole tensors: what a checkpoint holds does not depend on the layout."""
+        """Return what this rank keeps, as parts of whole tensors: a checkpoint does not depend on the layout."""
         return [
             Chunk.of_shard(
                 f"{piece.name}.{piece.quantity}", piece.shape, piece.offsets, piece.tensor, self.axes[piece.name],
@@ -203,12 +203,12 @@ class TrainState:
         ]  # fmt: skip
 
     def manifest_writer(self, folder: CheckpointFolder) -> Callable[[dict[str, int]], Manifest]:
-        """Commits a checkpoint of the present step, whatever the step is by then; takes the files' checksums."""
+        """Return what commits a checkpoint of the present step, even later, given the files' checksums."""
         return partial(folder.commit_written, self.spec, self.spec.parallelism, self.step, self.samples)
 
 
 def _computes_in_fp8(precision: str, device: torch.device, gang: Communicator) -> bool:
-    """Whether products are in 8 bits, the same on all ranks; says so if they cannot be, though the job asks for it."""
+    """Return whether products are in 8 bits, the same on all ranks; warns if the job asks for them in vain."""
     if precision != "fp8":
         return False
     reason = fp8_product.unavailable(device)
@@ -222,7 +222,7 @@ def _computes_in_fp8(precision: str, device: torch.device, gang: Communicator) -
 
 
 def _use_symmetric_memory(spec: JobSpec, mesh: ParallelMesh, tensor: Communicator) -> None:
-    """Have a tensor parallel group exchange through symmetric memory what the job says; says so if it cannot."""
+    """Let a tensor parallel group exchange through symmetric memory as the job says; warns if it cannot."""
     limits = spec.parallelism.symmetric_memory
     if limits is None or tensor.size == 1:
         return
@@ -237,7 +237,7 @@ def _pipeline(
     spec: JobSpec, parts: list[StageModule], model: Decoder, ranks: Communicator, mesh: ParallelMesh,
     ledger: CommunicationLedger, clock: StepClock,
 ) -> "Pipeline":  # fmt: skip
-    # Brings torch's compiler with it: a second of every process's start, and so of a recovery, that most jobs can save.
+    # This imports torch's compiler: a second of every process's start, and so of a recovery, that most jobs can save.
     from boost_core.parallel.pipeline import Pipeline
 
     training, parallelism = spec.training, spec.parallelism

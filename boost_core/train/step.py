@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Requests:
-    """What is asked of the loop after a step, the same on all ranks once they have made it.
+    """What is asked of the loop after a step, the same on all ranks once they have exchanged it.
 
     Attributes:
         halt: To stop.
         store: To write a checkpoint before that.
-        put_off: To take no copy of the state now, because a store that fails is at work on the one before.
+        put_off: To take no copy of the state now, because the previous one is still waiting for a failing store.
     """
 
     halt: bool = False
@@ -40,12 +40,12 @@ class Requests:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Figures of one step, the same on all ranks.
+    """Results of one step, the same on all ranks.
 
     Attributes:
-        loss: Mean cross entropy of the global batch, nats a token.
+        loss: Mean cross entropy of the global batch, in nats per token.
         gradient_norm: Global norm before clipping.
-        learning_rate: What the update used.
+        learning_rate: As used by the update.
         diverged: Whether the loss or the norm is not finite, or the loss is above its limit. There was no update then.
         requests: What any rank asks for after this step.
     """
@@ -64,16 +64,16 @@ def training_step(
     """Consume one global batch and update the weights; tells ``state.clock`` of the step's parts, but not of its end.
 
     Args:
-        state: What is updated.
-        sampler: Gives the batch.
+        state: The state to update.
+        sampler: Provides the batch.
         loss_limit: A loss above it counts as divergence.
         requests: What this rank asks of all.
-        refuse: Called before the step's values count; raises if they must not.
-        before_update: Called before anything of the state is changed.
+        refuse: Called before the step's values are used; raises if they must not be.
+        before_update: Called before any of the state is changed.
     """
     size = state.spec.training.batch_size(state.step + 1)
     state.clock.begin()
-    with record_function("data"):  # these are names for profiles
+    with record_function("data"):  # such names are for profiles
         sequences = _sequences(state, sampler, state.samples, size)
         following = _following(state, sampler, state.samples + size)
         crowded = _crowded(state, following)
@@ -81,7 +81,7 @@ def training_step(
     state.inputs.write(sequences, loss_limit, (requests.halt, requests.store, requests.put_off, crowded))
     values, clip = _worked(state, size, most_documents(sequences, state.end_of_document))
     if following is not None:
-        # A pipeline deals all micro-batches before the first goes through.
+        # A pipeline deals all micro-batches before the first one enters.
         size = state.spec.training.micro_batch_size
         ahead = len(following) if state.pipeline is not None else size
         state.dealer.foresee([following[begin : begin + size] for begin in range(0, ahead, size)])
@@ -90,13 +90,13 @@ def training_step(
 
 
 def _sequences(state: TrainState, sampler: Sampler, samples: int, size: int) -> Sequences:
-    """This replica's part of a global batch."""
+    """Return this replica's part of a global batch."""
     replicas = state.process_groups.replicas
     return sampler.sequences(*replica_share(samples, size, replicas.rank, replicas.size))
 
 
 def _following(state: TrainState, sampler: Sampler, samples: int) -> Sequences | None:
-    """This replica's part of the next batch, if anything of it is to be known ahead."""
+    """Return this replica's part of the next batch, if it has to be known in advance."""
     training, following = state.spec.training, state.step + 2
     captured = state.end_of_document is not None and state.graph.obstacle is None
     if following > training.steps or not (captured or state.process_groups.context.size > 1):
@@ -105,41 +105,41 @@ def _following(state: TrainState, sampler: Sampler, samples: int) -> Sequences |
 
 
 def _crowded(state: TrainState, following: Sequences | None) -> bool:
-    """Whether this replica's part of the next batch has too many documents for a captured step."""
+    """Return whether this replica's part of the next batch has too many documents for a captured step."""
     if following is None or state.end_of_document is None or state.graph.obstacle is not None:
         return False
     return most_documents(following, state.end_of_document) > document_places(state.spec.training.sequence_length)
 
 
 def _worked(state: TrainState, size: int, documents: int) -> Results:
-    """Do the work of a step, as a graph where that can be; ``_reduced``.
+    """Do the work of a step, as a graph where possible; see ``_reduced``.
 
     Args:
         state: The state.
-        size: Sequences of the global batch.
-        documents: Of the sequence of this replica's that has most.
+        size: Sequences in the global batch.
+        documents: Largest number of documents in one of this replica's sequences.
     """
     training = state.spec.training
-    # A graph is of batches of one size: the last, that most steps have.
+    # A graph is for batches of one size: the final one, which most steps have.
     if state.graph.obstacle is None and size == training.global_batch_size:
         if state.end_of_document is None or state.roomy == state.samples:
             return state.graph.run(partial(_reduced, state, size, document_places(training.sequence_length)))
-        # NCCL wants all ranks to replay or none; and beside what a graph keeps there is no memory for the same again.
+        # NCCL requires all ranks to replay or none; and beside a graph's memory there is no room for as much again.
         state.graph.forget()
     return _reduced(state, size, documents)
 
 
 def _reduced(state: TrainState, size: int, documents: int) -> Results:
-    """All of a step's work that the host only queues, so that it can be captured; of ``state.inputs`` and the weights.
+    """Do a step's work on ``state.inputs`` and the weights, all of which the host only enqueues, so it can be captured.
 
     Args:
         state: What is read, and where gradients are left.
-        size: Sequences of the global batch.
-        documents: Places for those of a sequence.
+        size: Sequences in the global batch.
+        documents: Places for the documents of a sequence.
 
     Returns:
-        Loss and norm, then for divergence and for each notice the number of ranks that tell of it, one float64 each;
-        and what gradients are multiplied by so that their norm is not above its limit, one fp32 element.
+        Loss and norm, then the number of ranks that report divergence and each of the notices, one float64 each;
+        and the factor that keeps the gradients' norm within its limit, one fp32 element.
     """
     sequences = size // state.process_groups.replicas.size
     batch = Batch.of_tokens(state.inputs.token_bt[:sequences], state.end_of_document, documents)
@@ -157,14 +157,14 @@ def _reduced(state: TrainState, size: int, documents: int) -> Results:
 
 
 def _tokens_of_all(state: TrainState, batch: Batch, size: int) -> float | torch.Tensor:
-    """Tokens of the global batch of so many sequences whose losses count."""
+    """Return the number of tokens in a global batch of this size whose losses count."""
     if batch.starts is None:
         return size * state.spec.training.sequence_length
     return state.process_groups.replicas.all_reduce_(batch.counts.double().sum(), "tokens")
 
 
 def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tensor, count: int) -> torch.Tensor:
-    """Forward and backward of so many micro-batches of this replica, one by one; its part of the mean loss."""
+    """Run forward and backward of this replica's micro-batches, one by one; returns its part of the mean loss."""
     loss = torch.zeros((), dtype=torch.float64, device=state.mesh.device)
     state.dealer.begin_step()
     parts = zip(batch.micro_batches(count), weight_N.chunk(count), strict=True)
@@ -177,14 +177,14 @@ def _through_micro_batches(state: TrainState, batch: Batch, weight_N: torch.Tens
         with record_function("backward"):
             part.backward()  # type: ignore[no-untyped-call]
         loss += part.detach().double()
-        del part, own  # what the layers keep outside of autograd goes with these, before the next needs room
+        del part, own  # frees what the layers keep outside of autograd, before the next micro-batch needs room
     return loss
 
 
 def _through_stages(
     state: TrainState, pipeline: "Pipeline", batch: Batch, weight_N: torch.Tensor, count: int
 ) -> torch.Tensor:
-    """The same through the stages of a pipeline, which have several of them under way at a time."""
+    """Do the same through the stages of a pipeline, which have several micro-batches in flight."""
     state.dealer.begin_step()
     micro_batches = list(batch.micro_batches(count))
     owns = [_dealt(state, micro_batch, number) for number, micro_batch in enumerate(micro_batches)]
@@ -196,7 +196,7 @@ def _through_stages(
 
 
 def _dealt(state: TrainState, micro_batch: Batch, number: int) -> OwnTokens:
-    """This rank's tokens of a step's micro-batch."""
+    """Return this rank's tokens of one of the step's micro-batches."""
     size = state.spec.training.micro_batch_size
     own = state.dealer.deal(micro_batch, state.inputs.sequences[number * size : (number + 1) * size])
     state.dealer.load += own.load
@@ -204,18 +204,18 @@ def _dealt(state: TrainState, micro_batch: Batch, number: int) -> OwnTokens:
 
 
 def _reduce(state: TrainState, loss: torch.Tensor) -> Results:
-    """What the ranks have of the step, brought together; see ``_reduced``."""
+    """Combine the ranks' parts of the step; see ``_reduced``."""
     optimizer, groups = state.optimizer, state.process_groups
     state.gradients.finish()
     for along in (groups.pipeline, groups.data):
         along.all_reduce_(loss, "loss")
     for group in optimizer.groups:
         if group.kind.latent:
-            # Each rank has a part of them, as of the latents' own. Once a step, whatever the number of tokens.
+            # Each rank has a part of them, as of the latents' gradients. Once a step, whatever the number of tokens.
             groups.tensor.all_reduce_(group.own_gradient, "latent weights")
         if group.kind.tied:
             groups.embedding.all_reduce_(group.own_gradient, "tied embedding")
-    jumps = ~(loss <= state.inputs.loss_limit)  # so does NaN
+    jumps = ~(loss <= state.inputs.loss_limit)  # true for NaN, too
     norm, heard = global_norm(optimizer.groups, groups, (jumps, *state.inputs.notices))
     return torch.stack([loss, norm, *heard]), clip_factor(norm, state.spec.optimizer.clip_norm)
 
@@ -224,7 +224,7 @@ def _update(
     state: TrainState, values: torch.Tensor, clip: torch.Tensor, refuse: Callable[[], None],
     before_update: Callable[[], None],
 ) -> StepResult:  # fmt: skip
-    """Update the weights with the gradients of the step, unless it has diverged."""
+    """Update the weights with the step's gradients, unless it has diverged."""
     spec = state.spec
     loss_value, norm_value, jumped, halt, store, put_off, crowded = state.clock.values(values)
     refuse()
@@ -240,7 +240,7 @@ def _update(
 
 
 def losses(state: TrainState, sequences: Sequences) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Loss of each token of ``[b, s + 1]`` sequences, ``[b·s]``, and whether it counts.
+    """Return the loss of each token of ``[b, s + 1]`` sequences, ``[b·s]``, and whether it counts.
 
     The losses are ``None`` on pipeline ranks without the last stage.
     """
@@ -249,7 +249,7 @@ def losses(state: TrainState, sequences: Sequences) -> tuple[torch.Tensor | None
 
 
 def forward(state: TrainState, batch: Batch, sequences: Sequences) -> torch.Tensor | None:
-    """What the head gives of each token, ``[T]``, without a backward pass; ``None`` on ranks without the last stage.
+    """Return the head's output for each token, ``[T]``, without a backward pass; ``None`` without the last stage.
 
     Args:
         state: The model.
@@ -265,6 +265,6 @@ def forward(state: TrainState, batch: Batch, sequences: Sequences) -> torch.Tens
 
 
 def _losses(state: TrainState, batch: Batch, own: OwnTokens) -> torch.Tensor:
-    """Of this rank's tokens."""
+    """Return the losses of this rank's tokens."""
     losses_T: torch.Tensor = state.model(own.of(batch.tokens), own.of(batch.targets), own.rotation)
     return losses_T

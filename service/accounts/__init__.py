@@ -1,1 +1,1 @@
-"""Who uses the service: tenants and queues with their quotas, API keys, and the audit log."""
+"""Users of the service: tenants and queues with their quotas, API keys, and the audit log."""

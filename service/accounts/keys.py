@@ -1,7 +1,7 @@
-"""API keys: made, listed, revoked, and recognised when a request comes with one.
+"""API keys: created, listed, revoked, and verified when a request presents one.
 
-A key is ``boost_<id>_<secret>``. The store keeps its SHA-256 alone: with 256 bits of chance in the secret there is
-nothing that a slow hash would protect, and each request is checked.
+A key is ``boost_<id>_<secret>``. The store keeps only its SHA-256: with 256 random bits in the secret there is
+nothing for a slow hash to protect, and every request is verified.
 """
 
 import hashlib
@@ -27,35 +27,35 @@ from service.jobs.requests import Request
 from service.models.identity import Scope
 from service.models.keys import Key, NewKey
 
-REMEMBERED_SECONDS = 5.0  # for so long at most, a process still takes a key that was revoked
+REMEMBERED_SECONDS = 5.0  # how long at most a process still accepts a revoked key
 USE_NOTED_EVERY = timedelta(minutes=1)
 
 _PREFIX = "boost"
 _ID_LETTERS = string.ascii_lowercase + string.digits
 _ID_LENGTH = 8
 _SECRET_BYTES = 32
-_NOBODYS = "0" * 64  # what a secret is compared with where there is no such key, so that this takes as long
+_NOBODYS = "0" * 64  # compared with the secret if the key does not exist, so that this takes as long
 
 
 class KeyNotFound(LookupError):
-    """There is no key with this id."""
+    """No key has this ID."""
 
     def __init__(self, key_id: str) -> None:
-        super().__init__(f"there is no key {key_id!r}; GET /v1/keys lists those that there are")
+        super().__init__(f"there is no key {key_id!r}; GET /v1/keys lists all keys")
 
 
 class KeyRevoked(RuntimeError):
-    """A key was to be given a new secret, but it is revoked."""
+    """A key was to get a new secret, but it is revoked."""
 
     def __init__(self, key_id: str) -> None:
         super().__init__(
-            f"the key {key_id} that this request made is revoked; send another Idempotency-Key for a new one"
+            f"the key {key_id} that this request created is revoked; send another Idempotency-Key for a new one"
         )
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What is remembered of a key for a while."""
+    """What is cached about a key for a while."""
 
     principal: Principal
     sha256: str
@@ -67,15 +67,15 @@ class _Known:
         return self.expires_at is None or datetime.now(UTC) < self.expires_at
 
     def use_is_due(self) -> bool:
-        """Whether it was not noted lately that the key is used."""
+        """Whether the key's use has not been recorded recently."""
         return self.used_at is None or datetime.now(UTC) - self.used_at >= USE_NOTED_EVERY
 
 
 class KeyStore:
-    """Keys in an SQL database whose tables are up to date. Threads may share it, and processes a database.
+    """Keys in an SQL database whose tables are up to date. Threads may share a store, and processes a database.
 
     Args:
-        database: A URL of SQLAlchemy, or an engine.
+        database: An SQLAlchemy URL or engine.
     """
 
     def __init__(self, database: str | Engine) -> None:
@@ -90,21 +90,21 @@ class KeyStore:
         expires_at: datetime | None = None,
         request: Request | None = None,
     ) -> NewKey:
-        """Make a key, and its tenant if there is none of that name.
+        """Create a key, and its tenant if it does not exist.
 
-        The same request again gives the same key with another secret, and the one before is good for nothing: the
-        answer to the first may have been lost, and the store cannot tell its secret again.
+        Repeating a request returns the same key with a new secret and invalidates the old one: the
+        first answer may have been lost, and the store does not have its secret.
 
         Args:
-            name: What it is called in records.
+            name: Its name in job records.
             tenant: The tenant that it acts for.
-            scopes: What it is good for.
-            expires_at: From when on it is refused; ``None`` for never.
-            request: What asks for it, if that may come again.
+            scopes: Its scopes.
+            expires_at: When it expires; ``None`` for never.
+            request: The request for it, if that may be repeated.
 
         Raises:
-            IdempotencyKeyReused: The request's key came with another one before.
-            KeyRevoked: The request has made a key that is revoked by now.
+            IdempotencyKeyReused: The idempotency key was used for another request.
+            KeyRevoked: The key that the request created has been revoked.
         """
         row = KeyRow(
             id="".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH)),
@@ -116,25 +116,25 @@ class KeyStore:
         )
         try:
             return self._insert(row, request)
-        except IntegrityError:  # the same request, or one that made the tenant, was faster
+        except IntegrityError:  # the same request, or one that created the tenant, was faster
             return self._insert(row, request)
 
     def list(self) -> Sequence[Key]:
-        """All keys, the newest first."""
+        """Return all keys, newest first."""
         with Session(self._engine) as session:
             rows = session.scalars(select(KeyRow).order_by(KeyRow.created_at.desc(), KeyRow.id))
             return [_shown(row) for row in rows]
 
     def empty(self) -> bool:
-        """Whether no key was ever made."""
+        """Whether no key has ever been created."""
         with Session(self._engine) as session:
             return session.scalar(select(KeyRow.id).limit(1)) is None
 
     def revoke(self, key_id: str) -> None:
-        """Have a key refused; ``REMEMBERED_SECONDS`` later every process does. Again: no change.
+        """Revoke a key; every process refuses it after at most ``REMEMBERED_SECONDS``. Repeating this changes nothing.
 
         Raises:
-            KeyNotFound: There is no such key.
+            KeyNotFound: The key does not exist.
         """
         with Session(self._engine) as session, session.begin():
             row = session.get(KeyRow, key_id)
@@ -144,16 +144,16 @@ class KeyStore:
         self._known.pop(key_id, None)
 
     def recall(self, presented: str) -> Principal | None:
-        """Who comes with this key, as far as that is remembered; ``None`` if ``verify`` must be asked, which may wait.
+        """Return whose key this is, from the cache; ``None`` if ``verify`` must be called, which may block.
 
-        Of a key that is remembered, it says what ``verify`` does.
+        For a cached key, the result is that of ``verify``.
         """
         known = self._remembered(_id_in(presented))
         fits = known is not None and not known.use_is_due() and _is_right(presented, known)
         return known.principal if known and fits else None
 
     def verify(self, presented: str) -> Principal | None:
-        """Who comes with this key; ``None`` if it is none, or is revoked or has expired."""
+        """Return whose key this is; ``None`` if it is invalid, revoked or expired."""
         key_id = _id_in(presented)
         known = self._find(key_id) if key_id is not None else None
         if not _is_right(presented, known) or known is None:
@@ -162,12 +162,12 @@ class KeyStore:
         return known.principal
 
     def is_good(self, principal: Principal) -> bool:
-        """Whether the key that somebody came with is still accepted; with authentication off nobody had one."""
+        """Whether the key that a request came with is still accepted; with authentication off there was none."""
         known = self._find(principal.key_id) if principal.key_id is not None else None
         return principal.key_id is None or (known is not None and known.alive())
 
     def _insert(self, row: KeyRow, request: Request | None) -> NewKey:
-        """Store a key, or give the one that the request has made a new secret."""
+        """Store a key, or give the one that the request created a new secret."""
         with Session(self._engine, expire_on_commit=False) as session, session.begin():
             known = requests.find(session, request) if request is not None else None
             made = session.get_one(KeyRow, known) if known is not None else row
@@ -194,7 +194,7 @@ class KeyStore:
             known = self._load(key_id)
             if known is None:
                 self._known.pop(key_id, None)
-            else:  # only keys that there are, so that nobody can fill the memory
+            else:  # only existing keys, so that nobody can fill the memory
                 self._known[key_id] = known
         return known
 
@@ -212,13 +212,13 @@ class KeyStore:
         if key_id is None or not known.use_is_due():
             return
         self._known[key_id] = replace(known, used_at=now)
-        # It is noted for people who tidy up, and is no reason to turn anybody away.
+        # This is recorded for housekeeping, and a failure is no reason to refuse the request.
         with suppress(SQLAlchemyError), self._engine.begin() as connection:
             connection.execute(update(KeyRow).where(KeyRow.id == key_id).values(last_used_at=now))
 
 
 def _id_in(presented: str) -> str | None:
-    """The id in what is presented as a key; ``None`` if that has not the form of one."""
+    """Return the ID in a presented key; ``None`` if it does not have the form of a key."""
     prefix, _, rest = presented.partition("_")
     key_id, _, secret = rest.partition("_")
     well_formed = prefix == _PREFIX and secret and len(key_id) == _ID_LENGTH and set(key_id) <= set(_ID_LETTERS)
@@ -226,7 +226,7 @@ def _id_in(presented: str) -> str | None:
 
 
 def _is_right(presented: str, known: _Known | None) -> bool:
-    """Whether a key is the one that is known, and is still good."""
+    """Whether a presented key matches the known one and has not expired."""
     same = hmac.compare_digest(_sha256(presented), known.sha256 if known else _NOBODYS)
     return same and known is not None and known.alive()
 

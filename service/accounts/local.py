@@ -1,4 +1,4 @@
-"""Keys for those who work on the service's database itself: how the first one is made."""
+"""Keys managed directly in the service's database, as needed to create the first one."""
 
 import uuid
 
@@ -12,10 +12,10 @@ from service.models.requests import KeyRequest
 
 
 class LocalKeys:
-    """Keys by the client's methods; changes are in the audit log as those of nobody known, from the address ``local``.
+    """Keys by the client's methods; the audit log records changes with no known sender, from the address ``local``.
 
     Args:
-        database: A URL of SQLAlchemy, or an engine.
+        database: An SQLAlchemy URL or engine.
     """
 
     def __init__(self, database: str | Engine) -> None:
@@ -23,20 +23,20 @@ class LocalKeys:
         self._keys, self._audit = KeyStore(engine), AuditLog(engine)
 
     def create_key(self, request: KeyRequest) -> NewKey:
-        """Make a key, and its tenant if there is none of that name."""
+        """Create a key, and its tenant if it does not exist."""
         made = self._keys.create(request.name, request.tenant, request.scopes, request.expires_at)
         self._record("key.create", made.id, 201)
         return made
 
     def keys(self) -> KeyList:
-        """All keys, the newest first."""
+        """Return all keys, newest first."""
         return KeyList(keys=list(self._keys.list()))
 
     def revoke_key(self, key_id: str) -> None:
-        """Have a key refused.
+        """Revoke a key.
 
         Raises:
-            KeyNotFound: There is no such key.
+            KeyNotFound: The key does not exist.
         """
         self._keys.revoke(key_id)
         self._record("key.revoke", key_id, 204)

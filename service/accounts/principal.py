@@ -1,4 +1,4 @@
-"""Who a request comes from, as the service takes it."""
+"""The sender of a request, as the service sees it."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ from service.models.identity import DEFAULT_TENANT, Scope
 
 @dataclass(frozen=True)
 class Principal:
-    """Who asks, and what they may do.
+    """Who sends a request, and what they may do.
 
     Attributes:
-        tenant: Whose jobs they see.
-        key_id: The key that they came with; ``None`` while authentication is off.
-        name: What that key is called.
-        scopes: What it is good for.
+        tenant: The tenant whose jobs they see.
+        key_id: The key that they use; ``None`` while authentication is off.
+        name: Name of that key.
+        scopes: Scopes of that key.
     """
 
     tenant: str
@@ -22,9 +22,9 @@ class Principal:
     scopes: tuple[Scope, ...]
 
     def may(self, scope: Scope) -> bool:
-        """Whether they may do what a scope is for."""
+        """Whether they have the permissions of a scope."""
         return any(own.includes(scope) for own in self.scopes)
 
 
-# Everybody, while authentication is off.
+# Every sender while authentication is off.
 ANONYMOUS = Principal(DEFAULT_TENANT, None, "anonymous", tuple(Scope))

@@ -19,52 +19,52 @@ from service.models.tenants import Tenant
 _QUEUES = select(QueueRow.__table__).order_by(QueueRow.name)
 _QUEUE = select(QueueRow.name).where(QueueRow.name == bindparam("name"))
 
-Limit = dict[str, float]  # by Ray's names of resources; what is missing is not limited
+Limit = dict[str, float]  # by Ray's names of resources; a missing one is not limited
 
 
 class QueueNotFound(LookupError):
-    """There is no queue of this name."""
+    """No queue has this name."""
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         super().__init__(f"there is no queue {name!r}; there are: {', '.join(known)}")
 
 
 class QueueInUse(ValueError):
-    """A queue that cannot go."""
+    """A queue cannot be deleted."""
 
 
 class QuotaStore:
     """Queues and tenants with their limits.
 
     Args:
-        store: The record, whose jobs draw on the quotas and in whose database these are.
+        store: The record, whose jobs draw on the quotas and whose database holds them.
     """
 
     def __init__(self, store: JobStore) -> None:
         self._store, self._engine = store, store.engine
 
     def limits(self) -> tuple[dict[str, Limit], dict[str, Limit]]:
-        """The limits of tenants and of queues that have any, by name."""
+        """Return the limits of tenants and of queues, by name."""
         with Session(self._engine) as session:
             tenants = {row.name: _limit(row) for row in session.scalars(select(TenantRow))}
             queues = {row.name: _limit(row) for row in session.scalars(select(QueueRow))}
         return tenants, queues
 
     def refuse_unknown_queue(self, name: str) -> None:
-        """Check that there is a queue.
+        """Check that a queue exists.
 
         Raises:
-            QueueNotFound: There is none.
+            QueueNotFound: It does not exist.
         """
         if name == DEFAULT_QUEUE:
-            return  # which cannot be deleted
+            return  # it cannot be deleted
         with self._engine.connect() as connection:
             if connection.scalar(_QUEUE, {"name": name}) is None:
                 with Session(connection) as session:
                     raise _queue_not_found(session, name)
 
     def queues(self) -> list[Queue]:
-        """All queues by name, with what their jobs hold."""
+        """Return all queues by name, with what their jobs hold."""
         with self._engine.connect() as connection:
             rows = connection.execute(_QUEUES).all()
             counts = count_by(connection, JobRow.queue)
@@ -83,10 +83,10 @@ class QuotaStore:
         ]
 
     def queue(self, name: str) -> Queue:
-        """One queue.
+        """Return one queue.
 
         Raises:
-            QueueNotFound: There is none of this name.
+            QueueNotFound: There is no queue of this name.
         """
         for queue in self.queues():
             if queue.name == name:
@@ -95,7 +95,7 @@ class QuotaStore:
             raise _queue_not_found(session, name)
 
     def put_queue(self, name: str, settings: QueueSettings) -> Queue:
-        """Make a queue, or change it."""
+        """Create or change a queue."""
         with Session(self._engine) as session, session.begin():
             session.merge(QueueRow(name=name, **settings.model_dump()))
         return self.queue(name)
@@ -104,22 +104,22 @@ class QuotaStore:
         """Delete a queue.
 
         Raises:
-            QueueNotFound: There is none of this name.
-            QueueInUse: It is the default one, or has jobs that have not ended.
+            QueueNotFound: There is no queue of this name.
+            QueueInUse: It is the default queue, or has active jobs.
         """
         with Session(self._engine) as session, session.begin():
             row = session.get(QueueRow, name)
             if row is None:
                 raise _queue_not_found(session, name)
             if name == DEFAULT_QUEUE:
-                raise QueueInUse(f"the queue {name!r} is where jobs go that name no other; it stays")
+                raise QueueInUse(f"the queue {name!r} is the default for jobs that name no other; it cannot be deleted")
             jobs = [job.id for job in self._store.active() if job.queue == name]
             if jobs:
                 raise QueueInUse(f"the queue {name!r} has {counted(len(jobs), 'active job')}, such as {jobs[0]}")
             session.delete(row)
 
     def tenants(self) -> list[Tenant]:
-        """All tenants that have jobs or limits, by name, with what their jobs hold."""
+        """Return all tenants that have jobs or limits, by name, with what their jobs hold."""
         with self._engine.connect() as connection:
             rows = {row.name: row for row in connection.execute(select(TenantRow.__table__))}
             counts = count_by(connection, JobRow.tenant)
@@ -143,7 +143,7 @@ class QuotaStore:
         return next(tenant for tenant in self.tenants() if tenant.name == name)
 
     def _held(self, connection: Connection, of: Callable[[JobRecord], str]) -> Mapping[tuple[str, str], float]:
-        """What gangs hold of each resource, by what their jobs are counted for; zero for all others."""
+        """Return what gangs hold of each resource, by the key that their jobs count towards; zero for all others."""
         held: dict[tuple[str, str], float] = defaultdict(float)
         for job in self._store.with_gangs(connection):
             for resource, amount in job.held.items():

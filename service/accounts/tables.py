@@ -1,4 +1,4 @@
-"""The tables of accounts. Jobs name tenants and queues; what is known of these is here."""
+"""The tables of accounts. Jobs refer to tenants and queues by name; their settings are stored here."""
 
 from datetime import datetime
 
@@ -9,7 +9,7 @@ from service.jobs.tables import Table, UtcDateTime
 
 
 class TenantRow(Table):
-    """Limits of what a tenant's gangs hold together; no row, or null: none."""
+    """Limits on what a tenant's gangs hold together; no row, or null: no limit."""
 
     __tablename__ = "tenants"
 
@@ -19,7 +19,7 @@ class TenantRow(Table):
 
 
 class QueueRow(Table):
-    """A queue, and limits of what the gangs of its jobs hold together."""
+    """A queue, and limits on what the gangs of its jobs hold together."""
 
     __tablename__ = "queues"
 
@@ -30,7 +30,7 @@ class QueueRow(Table):
 
 
 class KeyRow(Table):
-    """An API key, by the SHA-256 of it; the key itself is nowhere."""
+    """An API key, by its SHA-256; the key itself is not stored anywhere."""
 
     __tablename__ = "keys"
 
@@ -46,12 +46,12 @@ class KeyRow(Table):
 
 
 class AuditRow(Table):
-    """Something that somebody did, or tried; tenant and key are null for those who came without a valid key."""
+    """Something that somebody did or tried; tenant and key are null for requests without a valid key."""
 
     __tablename__ = "audit"
     __table_args__ = (Index("ix_audit_tenant_id", "tenant", "id"),)
 
-    # SQLite counts up only in columns of exactly this type.
+    # SQLite autoincrements only columns of exactly this type.
     id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True)
     time: Mapped[datetime] = mapped_column(UtcDateTime)
     tenant: Mapped[str | None] = mapped_column(String(32))

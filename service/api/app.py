@@ -1,4 +1,4 @@
-"""The API put together."""
+"""Assembles the API."""
 
 import threading
 from collections.abc import Callable
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 class _Api(FastAPI):
-    """FastAPI whose OpenAPI document is made complete, and whose answers are all looked after."""
+    """FastAPI with a complete OpenAPI document, and with middleware around every response, errors included."""
 
     def build_middleware_stack(self) -> ASGIApp:
         context: Context = self.state.context
@@ -83,17 +83,17 @@ def create_app(
     metrics: ProcessMetrics | None = None,
     tracing: "Tracing | None" = None,
 ) -> FastAPI:
-    """The API over a record.
+    """Create the API over a record.
 
     Args:
         store: The record.
         settings: The operator's settings.
-        readiness: Gives ``None`` when jobs can be scheduled, else the reason why not. Called from any thread.
-        metrics: What the process measures of itself, if more than the API does.
-        tracing: Makes spans; ``None`` for none.
+        readiness: Returns ``None`` when jobs can be scheduled, else the reason why not. Called from any thread.
+        metrics: The process's metrics, if it has more than the API's own.
+        tracing: Creates spans; ``None``: no tracing.
     """
-    # FastAPI's pages of documentation come from servers of others; /openapi.json is all that they are made of.
-    # Its spans and metrics are left out, too: the service makes its own.
+    # FastAPI's documentation pages load scripts from third parties; /openapi.json has all that they show.
+    # Its spans and metrics are off as well: the service has its own.
     app = _Api(
         title="BOOST Service",
         version=__version__,
@@ -123,7 +123,7 @@ def create_app(
     install_error_handlers(app)
     app.router.middleware_stack = Gate(app.router.middleware_stack, known_keys, limits, settings)
     allow_origins(app, settings.cors_origins)
-    # Each router is tried in turn, so what is asked for most comes first.
+    # Routers are tried in turn, so those that get most requests come first.
     others = (checkpoints, datasets, trackers, evaluations, nodes, plans, profiles, keys, audit, identity, targets)
     for routes in (jobs, queues, changes, events, history, *others):
         app.include_router(routes.router, responses=GUARDED)

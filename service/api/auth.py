@@ -3,7 +3,7 @@
     @router.get("/v1/things")
     def things(principal: Reader) -> ThingList: ...
 
-Who sends a request has been found out at the gate (``service.api.middleware.auth``) by then.
+By then the gate (``service.api.middleware.auth``) has identified the sender.
 """
 
 from typing import Annotated, Any
@@ -15,9 +15,9 @@ from service.api.exceptions import Forbidden, Unauthenticated
 from service.models.identity import Scope
 
 COOKIE = "boost_key"
-HOW_TO_AUTHENTICATE = "send an API key as Authorization: Bearer boost_…; whoever operates the service makes them"
+HOW_TO_AUTHENTICATE = "send an API key as Authorization: Bearer boost_…; the service's operator can create one"
 
-# How a request may come with a key, for OpenAPI. FastAPI's own classes for it would read the headers once more.
+# How a request may carry a key, for OpenAPI. FastAPI's own classes for this would read the headers once more.
 _SCHEMES: dict[str, dict[str, str]] = {
     "bearer": {"type": "http", "description": "An API key.", "scheme": "bearer"},
     "cookie": {
@@ -33,7 +33,7 @@ def needs_key(path: str) -> bool:
 
 
 def document_security(openapi: dict[str, Any]) -> None:
-    """Say in an OpenAPI document which routes need a key, and how they are given it."""
+    """State in an OpenAPI document which routes need a key, and how to send it."""
     openapi["components"]["securitySchemes"] = _SCHEMES
     for path, operations in openapi["paths"].items():
         if needs_key(path):
@@ -42,7 +42,7 @@ def document_security(openapi: dict[str, Any]) -> None:
 
 
 class Requires:
-    """A dependency that lets in who has a scope, and gives who that is.
+    """A dependency that admits principals with a scope, and returns the principal.
 
     Args:
         scope: The scope.
@@ -52,15 +52,15 @@ class Requires:
         self.scope = scope
 
     async def __call__(self, request: Request) -> Principal:
-        """Who sends the request.
+        """Return the sender of the request.
 
         Raises:
-            Unauthenticated: Nobody that the service knows.
-            Forbidden: Somebody who may not do this.
+            Unauthenticated: The sender is unknown.
+            Forbidden: The sender may not do this.
         """
-        principal: Principal | None = getattr(request.state, "principal", None)  # as the gate found out
+        principal: Principal | None = getattr(request.state, "principal", None)  # set by the gate
         if principal is None:
-            raise Unauthenticated(f"this needs an API key; {HOW_TO_AUTHENTICATE}")
+            raise Unauthenticated(f"this request needs an API key; {HOW_TO_AUTHENTICATE}")
         if not principal.may(self.scope):
             own = ", ".join(principal.scopes)
             raise Forbidden(f"this needs a key with the scope {self.scope}; {principal.name!r} has {own}")

@@ -1,4 +1,4 @@
-"""The API's way to a job's checkpoints: their folder is looked at, which only the trainer's library knows."""
+"""The API's access to a job's checkpoints, read from their folder with the trainer's library."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,10 +33,10 @@ T = TypeVar("T")
 
 
 async def at_store(job: JobRecord, context: Context, look: Callable[["JobCheckpoints"], T]) -> T:
-    """What a function returns that is given a job's checkpoints. The job's own tenant waits for its store, nobody else.
+    """Call a function with a job's checkpoints. Only the job's own tenant waits for its store.
 
     Raises:
-        StoreUnavailable: The job's secret is not to be had, or its store does not answer.
+        StoreUnavailable: The job's secret is unavailable, or its store does not respond.
     """
     what = f"the store of the checkpoints of job {job.id}, {job.checkpoint_url},"
     return await context.stores.run(job.tenant, what, lambda: look(JobCheckpoints(job, context)))
@@ -47,10 +47,10 @@ class JobCheckpoints:
 
     Args:
         job: The job.
-        context: Where its secrets are.
+        context: The service's parts, which have its secrets.
 
     Raises:
-        StoreUnavailable: The job's secret is not to be had, or its store does not answer; of all methods, too.
+        StoreUnavailable: The job's secret is unavailable, or its store does not respond; all methods raise it, too.
     """
 
     def __init__(self, job: JobRecord, context: Context) -> None:
@@ -60,7 +60,7 @@ class JobCheckpoints:
             self._folder = CheckpointFolder(job.checkpoint_url, giving_up_soon(options))
 
     def all(self) -> CheckpointList:
-        """All that are committed, the newest first."""
+        """All committed checkpoints, newest first."""
         checkpoints, damaged = [], []
         with self._at_store():
             pinned = self._folder.pinned()
@@ -72,11 +72,11 @@ class JobCheckpoints:
         return CheckpointList(checkpoints=checkpoints, damaged=damaged)
 
     def one(self, step: int) -> CheckpointDetail:
-        """One of them.
+        """One checkpoint.
 
         Raises:
             CheckpointNotFound: There is none of that step.
-            CheckpointDamaged: There is, and it cannot be read.
+            CheckpointDamaged: It cannot be read.
         """
         found = self._found(step)
         manifest = found.manifest
@@ -93,7 +93,7 @@ class JobCheckpoints:
 
         Raises:
             CheckpointNotFound: There is none of that step.
-            CheckpointDamaged: It cannot be read: it is not pinned, and unpinned before this is raised.
+            CheckpointDamaged: It cannot be read. It is then not pinned, but is unpinned before this is raised.
         """
         if pinned:
             self.one(step)
@@ -109,15 +109,15 @@ class JobCheckpoints:
 
         Raises:
             CheckpointNotFound: There is none of that step.
-            CheckpointInUse: The job has not ended, and would go on from it.
-            CheckpointPinned: It is to be kept.
+            CheckpointInUse: The job has not ended, and would resume from it.
+            CheckpointPinned: It is pinned.
         """
         self._found(step)
         with self._at_store():
             newest = self._folder.newest_intact()
         if step == newest and not self._job.finished:
             raise CheckpointInUse(
-                f"job {self._job.id} is {self._job.state} and would go on from step {step}; cancel it"
+                f"job {self._job.id} is {self._job.state} and would resume from step {step}; cancel it first"
             )
         with self._at_store():
             try:
@@ -138,7 +138,7 @@ class JobCheckpoints:
 
     @contextmanager
     def _at_store(self) -> Iterator[None]:
-        """Have what fails at the store said to be that; the clients of object stores raise types of their own."""
+        """Raise the store's failures as ``StoreUnavailable``; clients of object stores raise types of their own."""
         try:
             yield
         except (CheckpointNotFound, CheckpointPinned):

@@ -1,4 +1,4 @@
-"""Errors as problem+json (RFC 9457): which answers there are, and how exceptions become them."""
+"""Errors as problem+json (RFC 9457): the possible responses, and how exceptions map to them."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -26,15 +26,15 @@ from service.models.problems import FieldError, Problem, field_error, job_errors
 
 MEDIA_TYPE = "application/problem+json"
 
-_MOST_FAULTS = 50  # of one request that are told of: a megabyte of them would keep the service busy for a minute
+_MOST_FAULTS = 50  # reported per request: a megabyte of them would keep the service busy for a minute
 
 
 class InvalidJob(ValueError):
-    """What was asked for is well-formed but cannot be had of this job; names the fields at fault.
+    """The request is well-formed but impossible for this job; names the fields at fault.
 
     Args:
-        errors: The fields, at most some of which are told of.
-        left_out: How many there are besides.
+        errors: The fields; only the first of many are reported.
+        left_out: Number of further errors.
     """
 
     def __init__(self, errors: Sequence[FieldError], left_out: int = 0) -> None:
@@ -44,17 +44,17 @@ class InvalidJob(ValueError):
 
     @classmethod
     def of(cls, error: ValidationError, model: type[BaseModel]) -> Self:
-        """What pydantic found wrong with a job, or another model."""
+        """Convert pydantic's errors in a job or another model."""
         faults = error.errors()
         return cls(job_errors(faults[:_MOST_FAULTS], model), max(0, len(faults) - _MOST_FAULTS))
 
 
 class InvalidDataset(InvalidJob):
-    """The same of a dataset."""
+    """The same for a dataset."""
 
 
 class NotReady(RuntimeError):
-    """The service cannot schedule jobs yet or any more; the message says why."""
+    """The service cannot schedule jobs, yet or any longer; the message says why."""
 
 
 class CheckpointNotFound(LookupError):
@@ -65,22 +65,22 @@ class CheckpointNotFound(LookupError):
 
 
 class CheckpointDamaged(ValueError):
-    """A checkpoint was committed and cannot be read any more."""
+    """A committed checkpoint can no longer be read."""
 
 
 class CheckpointInUse(ValueError):
-    """A checkpoint is what its job would go on from."""
+    """A checkpoint is the one that its job would resume from."""
 
 
 class CheckpointPinned(ValueError):
-    """A checkpoint is to be kept until somebody unpins it."""
+    """A checkpoint is pinned, so it is kept until it is unpinned."""
 
 
 class StoreUnavailable(RuntimeError):
-    """The checkpoints' store does not answer, or does not let us in."""
+    """The store does not respond, or denies access."""
 
 
-# Which problem an exception becomes: its status and its code, which never changes. The message is the exception's.
+# Status and code of the problem for each exception; codes never change. The detail is the exception's message.
 _PROBLEMS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     Unauthenticated: (HTTPStatus.UNAUTHORIZED, "unauthenticated"),
     Forbidden: (HTTPStatus.FORBIDDEN, "forbidden"),
@@ -104,14 +104,14 @@ _PROBLEMS: dict[type[Exception], tuple[HTTPStatus, str]] = {
     NotReady: (HTTPStatus.SERVICE_UNAVAILABLE, "not-ready"),
     StoreUnavailable: (HTTPStatus.SERVICE_UNAVAILABLE, "store-unavailable"),
 }
-# What SQLAlchemy raises when the database is away or has no connection to spare, and not when a query is wrong.
+# SQLAlchemy's errors for a database that is down or has no connections left, but not for a faulty query.
 _DATABASE_AWAY = (OperationalError, InternalError, InterfaceError, DisconnectionError, TimeoutError)
 _RETRY_SECONDS = "5"
 _log = logging.getLogger(__name__)
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Have every error answered with a problem."""
+    """Answer every error with a problem."""
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(InvalidJob, _invalid_job)
     for kind in _PROBLEMS:
@@ -123,18 +123,18 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def problem_responses(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
-    """The ``responses`` of a route that answers with these problems, for OpenAPI."""
+    """A route's ``responses`` for OpenAPI, for problems with these statuses."""
     return {int(status): {"model": Problem, "description": status.phrase} for status in statuses}
 
 
-# What every route that needs a key may answer with.
+# Problems that every route requiring a key may answer with.
 GUARDED = problem_responses(
     HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE
 )
 
 
 def document_media_type(openapi: dict[str, Any]) -> None:
-    """Say in an OpenAPI document that problems come as problem+json. FastAPI knows only one media type a route."""
+    """Document the media type of problems in OpenAPI. FastAPI knows only one media type per route."""
     for path in openapi["paths"].values():
         for operation in path.values():
             for status, response in operation["responses"].items():
@@ -204,10 +204,10 @@ async def _known_problem(request: Request, error: Exception) -> Response:
 
 
 async def _database_unavailable(request: Request, error: Exception) -> Response:
-    _log.error("the database is away: %s", error)
-    detail = "the service's database does not answer; nothing has changed unless it was on its way, so try again"
+    _log.error("the database is unavailable: %s", error)
+    detail = "the service's database does not respond; a change in progress may or may not have been made; try again"
     if isinstance(error, DatabaseGone):
-        detail = "the file of the service's database is gone or another one, and nothing is stored; tell its operator"
+        detail = "the service's database file is missing or was replaced, so nothing is stored; tell the operator"
     headers = {"Retry-After": _RETRY_SECONDS}
     return _answer(request, HTTPStatus.SERVICE_UNAVAILABLE, "database-unavailable", detail, headers=headers)
 
@@ -220,7 +220,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> dict[str, str] | None:
-    """All methods of the path that was asked for; Starlette names those of the first route with this path alone."""
+    """All methods of the requested path; Starlette names only those of the first route with this path."""
     path = getattr(request.scope.get("route"), "path", None)
     operations = request.app.openapi()["paths"].get(path)
     if path is None or not operations:
@@ -231,17 +231,17 @@ def _allowed(request: Request) -> dict[str, str] | None:
     return {"Allow": ", ".join(sorted(methods))}
 
 
-# Written out, because the phrases of HTTPStatus change from one Python to the next.
+# Written out, because the phrases of HTTPStatus differ between Python versions.
 _HTTP_PROBLEMS: dict[int, tuple[str, str]] = {
-    404: ("not-found", "nothing is at this path; /openapi.json lists what there is"),
-    405: ("method-not-allowed", "this path does not take this method; the Allow header lists those that it takes"),
-    414: ("target-too-long", f"the path and the query are longer than {MOST_TARGET_BYTES} bytes; ask for less"),
+    404: ("not-found", "there is nothing at this path; /openapi.json lists all paths"),
+    405: ("method-not-allowed", "this path does not support this method; the Allow header lists those it supports"),
+    414: ("target-too-long", f"the path and the query are longer than {MOST_TARGET_BYTES} bytes; shorten them"),
     431: ("headers-too-large", f"the headers are larger than {MOST_HEADER_BYTES} bytes; send fewer or shorter ones"),
     413: ("body-too-large", f"the body is larger than {MOST_BODY_BYTES} bytes; send less"),
 }
 
 
 async def _internal_error(request: Request, _error: Exception) -> Response:
-    # Starlette raises the exception again behind this answer, and the server logs it with its traceback.
+    # Starlette raises the exception again after this response, and the server logs it with its traceback.
     detail = "the service failed on this request; its log says why"
     return _answer(request, HTTPStatus.INTERNAL_SERVER_ERROR, "internal-error", detail)

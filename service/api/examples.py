@@ -1,4 +1,4 @@
-"""Examples for the OpenAPI document: of what is sent, and of what is answered. A test reads each with its model."""
+"""Example requests and responses for the OpenAPI document. A test validates each with its model."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -55,7 +55,7 @@ SPEC: dict[str, Any] = {
 
 
 def document_examples(openapi: dict[str, Any]) -> None:
-    """Put the examples into an OpenAPI document."""
+    """Add the examples to an OpenAPI document."""
     examples = {type(example).__name__: example.model_dump(mode="json") for example in examples_of_models()}
     for name, schema in openapi["components"]["schemas"].items():
         if (example := examples.get(name.removesuffix("-Input").removesuffix("-Output"))) is not None:
@@ -63,7 +63,7 @@ def document_examples(openapi: dict[str, Any]) -> None:
 
 
 def examples_of_models() -> list[Any]:
-    """One example of each model that has one."""
+    """One example of each model that has examples."""
     job = _job()
     checkpoint = Checkpoint(
         step=400, url=f"{_FOLDER}/step-00000400", bytes=4_316_000_000, saved_at=_TIME, pinned=False,

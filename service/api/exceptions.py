@@ -1,19 +1,19 @@
-"""Why the API turns a request away before it looks at what was asked for."""
+"""Reasons for which the API refuses a request before looking at its content."""
 
 
 class Unauthenticated(PermissionError):
-    """The request does not say who sends it, or not so that it can be believed."""
+    """The request carries no credentials, or no valid ones."""
 
 
 class Forbidden(PermissionError):
-    """It is known who sends the request, and they may not do this, or not in this way."""
+    """The sender is known but may not do this, or not in this way."""
 
 
 class RateLimited(RuntimeError):
-    """Too much was asked for.
+    """A limit was exceeded.
 
     Attributes:
-        retry_after: Seconds after which it may be asked for again.
+        retry_after: Seconds after which the request may be sent again.
     """
 
     def __init__(self, message: str, retry_after: int) -> None:

@@ -1,4 +1,4 @@
-"""The job files in the folder ``examples``, which is installed with the service."""
+"""The job files in the folder ``examples``, which are installed with the service."""
 
 from functools import cache
 from itertools import takewhile
@@ -12,7 +12,7 @@ _FOLDER = Path(__file__).parents[1] / "examples"
 
 @cache
 def job_examples() -> JobExampleList:
-    """All examples, those that need no GPU first; what describes each is the comment that its file begins with."""
+    """All examples, those that need no GPU first; each is described by the comment at the top of its file."""
     files = sorted(_FOLDER.glob("*.yaml"), key=lambda file: (load_job(file).resources.gpus_per_worker, file.stem))
     return JobExampleList(examples=[_example(file.stem, file.read_text(encoding="utf-8")) for file in files])
 

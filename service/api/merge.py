@@ -4,7 +4,7 @@ from typing import Any
 
 
 def merged(target: Any, patch: Any) -> Any:
-    """A document with a patch applied: members given replace those there, ``null`` takes one out."""
+    """Return a document with a patch applied: given members replace existing ones, ``null`` removes one."""
     if not isinstance(patch, dict):
         return patch
     kept = target if isinstance(target, dict) else {}

@@ -1,4 +1,4 @@
-"""Reading request bodies strictly: not too much, and only what JSON allows."""
+"""Strict reading of request bodies: limited in size, and valid JSON only."""
 
 import json
 import math
@@ -40,7 +40,7 @@ class StrictRequest(Request):
         """The body as JSON.
 
         Raises:
-            json.JSONDecodeError: It is something else, or ambiguous; the message says so to people.
+            json.JSONDecodeError: It is not JSON, or ambiguous; the message explains it to users.
         """
         body = await self.body()
         try:

@@ -14,17 +14,17 @@ from service.api.middleware.access_log import keep_values_out
 from service.api.middleware.connections import Listener, Loop, Notes, Watch, is_out_of_descriptors, most_connections
 from service.settings import Settings
 
-GRACE_SECONDS = 20  # for requests to be answered when the server stops, and for answers to be read
+GRACE_SECONDS = 20  # for pending requests to be answered, and responses read, when the server stops
 _LOOK_SECONDS = 1.0
 MOST_HEADER_BYTES = 32 * 2**10  # of a request's line and its headers together
 
 
 class ApiServer(uvicorn.Server):
-    """uvicorn that bounds what connections hold, and ends open event streams when it stops.
+    """uvicorn with bounded connections, which ends open event streams when it stops.
 
     Args:
-        app: What ``service.api.app.create_app`` gives.
-        settings: The operator's settings: where to listen, with which certificate, and which proxies to believe.
+        app: The app, from ``service.api.app.create_app``.
+        settings: The operator's settings: where to listen, with which certificate, and which proxies to trust.
     """
 
     def __init__(self, app: FastAPI, settings: Settings) -> None:
@@ -34,7 +34,7 @@ class ApiServer(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 loop=f"{Loop.__module__}:{Loop.__name__}",
-                http="h11",  # the one that limits headers
+                http="h11",  # the implementation that limits headers
                 ws="none",
                 h11_max_incomplete_event_size=MOST_HEADER_BYTES,
                 ssl_certfile=settings.tls_cert,
@@ -43,7 +43,7 @@ class ApiServer(uvicorn.Server):
                 forwarded_allow_ips=list(settings.trusted_proxies),
                 server_header=False,
                 timeout_graceful_shutdown=GRACE_SECONDS,
-                log_config=None,  # its lines look like all others of this process
+                log_config=None,  # its lines look like all others from this process
             )
         )
         keep_values_out()
@@ -52,10 +52,10 @@ class ApiServer(uvicorn.Server):
         self._notes = Notes()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen.
+        """Start listening.
 
         Args:
-            sockets: What to listen on, which the server closes; ``None``: where the settings say.
+            sockets: Sockets to listen on, which the server closes; ``None``: listen where the settings say.
         """
         settings, most = self._settings, most_connections(self._settings.connections)
         listeners: list[socket.socket] = [
@@ -67,7 +67,7 @@ class ApiServer(uvicorn.Server):
         self._watching = asyncio.create_task(self._watch())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop: no new connections, streams end, other requests are answered, as far as their time goes."""
+        """Stop: accept no new connections, end streams, and answer other requests within the grace period."""
         self._context.stopping.set()
         self._context.stores.stop()
         await super().shutdown(sockets)
@@ -83,17 +83,17 @@ class ApiServer(uvicorn.Server):
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log what goes wrong in the loop; it tries every second to accept connections for which there is no room."""
+        """Log errors of the loop; it retries every second to accept connections without a free descriptor."""
         if is_out_of_descriptors(context.get("exception")):
-            self._notes.add("tries to accept one have failed, because this process has no descriptor left")
+            self._notes.add("attempts to accept one failed, because this process has no file descriptor left")
         else:
             loop.default_exception_handler(context)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on an address.
+    """Return a socket that listens on an address.
 
     Raises:
-        OSError: It cannot be had.
+        OSError: The address cannot be used.
     """
     return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -1,7 +1,7 @@
-"""Threads for looking at stores and files, which may never answer: few for each tenant, and none that others need.
+"""Threads for accessing stores and files, which may never respond: a few per tenant, and none that others need.
 
-A thread that waits for a store cannot be ended. So it keeps its tenant's place until the store lets it go, however long
-ago the request was answered: what hangs never grows in number, and nobody but its tenant notices.
+A thread that waits for a store cannot be ended. So it occupies its tenant's slot until the store responds, even long
+after the request was answered: the number of hung threads is bounded, and only their tenant is affected.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 class StoreAccess:
-    """Runs what looks at stores and files. Used from the server's event loop alone.
+    """Runs functions that access stores and files. Used from the server's event loop only.
 
     Args:
-        seconds: How long a request waits, for a thread and for what it does.
+        seconds: How long a request waits, for a thread and for its result.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -39,12 +39,12 @@ class StoreAccess:
         self._waiting: set[asyncio.Timeout] = set()
 
     async def run(self, tenant: str, what: str, look: Callable[[], T]) -> T:
-        """What a function returns that looks at stores or files.
+        """Run a function that accesses stores or files, and return its result.
 
         Args:
-            tenant: Whose they are.
-            what: What is looked at, for messages.
-            look: The function. It may go on after this has raised, so it only does what can be done late.
+            tenant: The tenant that they belong to.
+            what: What is accessed, for messages.
+            look: The function. It may continue after this has raised, so it must tolerate finishing late.
 
         Raises:
             StoreUnavailable: It took too long.
@@ -60,22 +60,22 @@ class StoreAccess:
                 raise  # the function's own
             waited = f"within {time.monotonic() - began:.0f} s"
             if release is None:
-                problem = f"{what} was not looked at {waited}: earlier requests wait for stores that do not answer"
+                problem = f"{what} was not accessed {waited}: earlier requests wait for stores that do not respond"
             else:
-                problem = f"{what} did not answer {waited}"
+                problem = f"{what} did not respond {waited}"
             raise StoreUnavailable(redact(f"{problem}; check that the store can be reached, and try again")) from error
         finally:
             self._waiting.discard(deadline)
 
     def stop(self) -> None:
-        """The server stops: have requests that wait answered soon. Threads that hang end with the process."""
+        """Answer waiting requests soon, because the server stops. Hung threads end with the process."""
         soon = asyncio.get_running_loop().time() + _STOPPING_SECONDS
         for deadline in self._waiting:
             if not deadline.expired():
                 deadline.reschedule(min(soon, deadline.when() or soon))
 
     async def _place(self, tenant: str) -> Callable[[], None]:
-        """Take a place among the tenant's and among all; gives how it is given back."""
+        """Take a slot of the tenant's and one of all; return the function that releases them."""
         own = self._of_tenant[tenant]
         await own.acquire()
         try:
@@ -92,7 +92,7 @@ class StoreAccess:
 
 
 async def _in_thread(look: Callable[[], T], release: Callable[[], None]) -> T:
-    """What a function returns, in a thread of its own that keeps no process from ending; its place is released then."""
+    """Run a function in a daemon thread of its own and return its result; its slot is released at the end."""
     loop, context = asyncio.get_running_loop(), copy_context()
     outcome: asyncio.Future[T] = loop.create_future()
 
@@ -111,12 +111,12 @@ async def _in_thread(look: Callable[[], T], release: Callable[[], None]) -> T:
             result = context.run(look)
         except Exception as caught:
             error = caught
-        with suppress(RuntimeError):  # the server has stopped meanwhile
+        with suppress(RuntimeError):  # the server has stopped in the meantime
             loop.call_soon_threadsafe(settle, result, error)
 
     try:
         threading.Thread(target=work, name="store", daemon=True).start()
-    except RuntimeError:  # there are no more threads to be had
+    except RuntimeError:  # no more threads can be started
         release()
         raise
     return await outcome

@@ -1,4 +1,4 @@
-"""What the shell offers for a job's id: the newest jobs. It must be quick, and an error would only be in the way."""
+"""Shell completion of job IDs: the newest jobs. It must be quick and never print an error."""
 
 import typer
 
@@ -8,7 +8,7 @@ _SECONDS = 1.0
 
 
 def complete_job_ids(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Ids that begin as what has been typed, each with what the job is; none if the service does not say at once."""
+    """Return the job IDs that start with what was typed, with descriptions; none if the service is slow to answer."""
     try:
         with open_client(context.params.get("url"), timeout=_SECONDS, retry_seconds=0) as client:
             jobs = client.list().jobs

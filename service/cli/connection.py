@@ -1,4 +1,4 @@
-"""Which service the command line talks to, and as whom."""
+"""Which service the command line talks to, and with which key."""
 
 from typing import Any
 
@@ -8,21 +8,21 @@ from service.client import Client
 
 
 def open_client(url: str | None, **options: Any) -> Client:
-    """A client of the service at ``url``, else of the one that the settings or the login name.
+    """Return a client of the service at ``url``, or else of the one named by the settings or the login.
 
     Args:
-        url: Where the service is.
-        options: Of the client, instead of what settings and login say.
+        url: URL of the service.
+        options: Client options that override the settings and the login.
 
     Raises:
-        BadInput: That is not an address, or the login cannot be used.
+        BadInput: The URL is invalid, or the login cannot be used.
     """
     settings = read_settings()
     login = read_login(settings.config)
     named = url or (settings.url if settings.names_service else None)
     address = named or (login.url if login else settings.url)
     found: dict[str, Any] = {"retry_seconds": settings.retry_seconds}
-    if login and login.is_at(address):  # a key is shown to no other service than its own
+    if login and login.is_at(address):  # never send a key to any other service
         found |= {"api_key": login.api_key.get_secret_value(), "verify": login.ca_file or True}
     if settings.api_key:
         found["api_key"] = settings.api_key.get_secret_value()
@@ -30,7 +30,7 @@ def open_client(url: str | None, **options: Any) -> Client:
 
 
 def client_of(address: str, **options: Any) -> Client:
-    """A client of the service at an address.
+    """Return a client of the service at an address.
 
     Raises:
         BadInput: The address or an option cannot be used.

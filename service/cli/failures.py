@@ -1,4 +1,4 @@
-"""What goes wrong on the command line: one readable line a problem, and an exit status that says what kind."""
+"""Command-line failures: one readable line per problem, and an exit status that tells what kind it is."""
 
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
@@ -46,15 +46,15 @@ _STATUSES: dict[int, ExitStatus] = {
 
 
 class BadInput(ValueError):
-    """What the user gave cannot be used; each argument is a line that says why."""
+    """The user's input cannot be used; each argument is a line that says why."""
 
 
 class Failed(RuntimeError):
-    """What was asked for could not be done; the message says why."""
+    """The request could not be carried out; the message says why."""
 
 
 class ReadableErrors(TyperGroup):
-    """A group of commands whose expected failures are lines on standard error instead of tracebacks."""
+    """A group of commands that prints expected failures to standard error instead of raising tracebacks."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -72,10 +72,10 @@ class ReadableErrors(TyperGroup):
 
 
 def read_foreign_config(path: Path) -> Imported:
-    """A job made of a configuration of nanotron, legal but for what must be set in it, and what was not carried over.
+    """Convert a nanotron configuration into a job, valid but for the fields still to be set, and list what was lost.
 
     Raises:
-        BadInput: It cannot be read, or what it asks for is not a legal job.
+        BadInput: The file cannot be read, or does not make a valid job.
     """
     try:
         imported = import_config(path)
@@ -92,10 +92,10 @@ def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:
 
     Args:
         path: The file.
-        changes: Fields to replace; those that are ``None`` are left.
+        changes: Fields to replace; ``None`` leaves a field unchanged.
 
     Raises:
-        BadInput: It cannot be read or is not a legal job.
+        BadInput: The file cannot be read, or is not a valid job.
     """
     try:
         spec = load_job(path)
@@ -108,19 +108,19 @@ def read_job(path: Path, changes: Mapping[str, Any] | None = None) -> JobSpec:
 
 
 def read_dataset(path: Path) -> DatasetRequest:
-    """Read what a dataset is to be made of.
+    """Read a dataset's description.
 
     Raises:
-        BadInput: It cannot be read, or is not such a description.
+        BadInput: The file cannot be read, or is not a valid description.
     """
     return _read_yaml_as(DatasetRequest, path)
 
 
 def read_profile(path: Path) -> MeasuredProfile:
-    """Read what was measured of a device.
+    """Read a measured device profile.
 
     Raises:
-        BadInput: It cannot be read, or is not a profile.
+        BadInput: The file cannot be read, or is not a profile.
     """
     try:
         return MeasuredProfile.model_validate_json(path.read_bytes())
@@ -131,10 +131,10 @@ def read_profile(path: Path) -> MeasuredProfile:
 
 
 def read_network(path: Path) -> NetworkConfig:
-    """Read the levels of a network.
+    """Read a description of the network's levels.
 
     Raises:
-        BadInput: It cannot be read, or is not such a description.
+        BadInput: The file cannot be read, or is not a valid description.
     """
     return _read_yaml_as(NetworkConfig, path)
 
@@ -143,15 +143,15 @@ def read_settings(**given: Any) -> Settings:
     """Read the settings from the environment.
 
     Args:
-        **given: Settings that were given on the command line, which come first.
+        **given: Settings given on the command line, which take precedence.
 
     Raises:
-        BadInput: A variable holds a value of the wrong kind.
+        BadInput: A variable has an invalid value.
     """
     try:
         return Settings(**given)
     except ValidationError as error:
-        # A default that rests on a faulty variable is not a fault of its own.
+        # A default derived from an invalid variable is not an error of its own.
         faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]
         raise BadInput(*(f"BOOST_{fault.field.upper()}: {fault.message}" for fault in job_errors(faults))) from error
 

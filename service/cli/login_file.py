@@ -1,4 +1,4 @@
-"""Where the command line is signed in: one file, for its owner's eyes only."""
+"""The login of the command line: one file that only its owner can read."""
 
 import stat
 from pathlib import Path
@@ -12,7 +12,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class Login(BaseModel):
-    """A service, and the key to sign in to it with."""
+    """A service and the API key for it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -25,36 +25,36 @@ class Login(BaseModel):
         return key.get_secret_value()
 
     def is_at(self, url: str) -> bool:
-        """Whether the key is for the service at an address."""
+        """Whether the key is for the service at ``url``."""
         return self.url.rstrip("/") == url.rstrip("/")
 
 
 def read_login(path: Path) -> Login | None:
-    """What is in the file; ``None`` if there is none.
+    """Read the login file; ``None`` if there is none.
 
     Raises:
-        BadInput: Others than its owner can read it, or it is not what ``boost login`` writes.
+        BadInput: Other users can read the file, or ``boost login`` did not write it.
     """
     try:
         if path.stat().st_mode & _OTHERS:
-            raise BadInput(f"{path} holds a key and others can read it; take that away: chmod 600 {path}")
+            raise BadInput(f"{path} holds a key and other users can read it; restrict it: chmod 600 {path}")
         return Login.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError):
-        # Not what pydantic says: that would show what the file holds.
+        # Not pydantic's message, which would show the file's contents.
         raise BadInput(f"{path} is not what `boost login` writes, or cannot be read; sign in again") from None
 
 
 def write_login(path: Path, login: Login) -> None:
-    """Put a login in the file's place, in one piece, for the owner only.
+    """Write the login file atomically, readable by its owner only.
 
     Raises:
         BadInput: The file cannot be written.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=path.parent, delete=False) as file:  # is made with mode 0600
+        with NamedTemporaryFile(dir=path.parent, delete=False) as file:  # created with mode 0600
             file.write(login.model_dump_json(indent=2).encode())
         Path(file.name).replace(path)
     except OSError as error:

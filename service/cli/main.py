@@ -1,4 +1,4 @@
-"""``boost``: its commands, put together."""
+"""``boost``: the program and its commands."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ from service.cli.commands import (
 from service.cli.failures import ReadableErrors
 
 _JOBS = "Jobs"
-_CLUSTER = "What jobs share"
+_CLUSTER = "Shared by jobs"
 _ACCOUNT = "Signing in"
 _OPERATORS = "For operators"
 _HERE = "On this machine"

@@ -1,4 +1,4 @@
-"""What several commands take."""
+"""Options and arguments that several commands share."""
 
 from typing import Annotated
 
@@ -11,24 +11,24 @@ JobId = Annotated[
 ]
 Url = Annotated[
     str | None,
-    typer.Option(help="URL of the service (default: BOOST_URL, or where `boost login` signed in, or this machine)."),
+    typer.Option(help="URL of the service (default: BOOST_URL, else the service of `boost login`, else this machine)."),
 ]
 JobOrCheckpoint = Annotated[
     str,
     typer.Argument(
         metavar="JOB|CHECKPOINT",
-        help="A job, or a folder of checkpoints or one of them: a path, file:// or s3://.",
+        help="A job, a folder of checkpoints, or one checkpoint: a path, file:// or s3://.",
         autocompletion=complete_job_ids,
     ),
 ]
 WhichStep = Annotated[int | None, typer.Option("--step", min=0, help="Step of the checkpoint (default: the newest).")]
 Tokenizer = Annotated[
     str | None,
-    typer.Option("--tokenizer", metavar="FILE", help="The job's tokenizer.json, if it is no longer where it was."),
+    typer.Option("--tokenizer", metavar="FILE", help="The job's tokenizer.json, if it has moved."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job has ended.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job ends.")]
 IdempotencyKey = Annotated[
     str | None,
-    typer.Option(metavar="KEY", help="Idempotency key: however often the command runs with it, one job is created."),
+    typer.Option(metavar="KEY", help="Idempotency key: repeating the command with it creates only one job."),
 ]

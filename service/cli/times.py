@@ -1,4 +1,4 @@
-"""Times as people give them on a command line."""
+"""Times as written on a command line."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -10,20 +10,20 @@ _SPAN = re.compile(r"(\d{1,6})([smhdw])")
 
 
 def moment_before_now(text: str) -> datetime:
-    """When something was: ``10m`` is ten minutes ago; else a date and time, local if it names no zone.
+    """Parse a past time: ``10m`` is ten minutes ago; otherwise a date and time, local unless it names a time zone.
 
     Raises:
-        BadInput: It is neither.
+        BadInput: The text is neither.
     """
     span = _span(text)
     return _date(text) if span is None else _after(-span)
 
 
 def moment_from_now(text: str) -> datetime:
-    """When something will be: ``90d`` is in ninety days; else a date and time, local if it names no zone.
+    """Parse a future time: ``90d`` is in ninety days; otherwise a date and time, local unless it names a time zone.
 
     Raises:
-        BadInput: It is neither, or in the past.
+        BadInput: The text is neither, or the time is not in the future.
     """
     span = _span(text)
     moment = _date(text) if span is None else _after(span)
@@ -41,7 +41,7 @@ def _after(span: timedelta) -> datetime:
     try:
         return datetime.now(UTC) + span
     except OverflowError:
-        raise BadInput(f"{span.days} days are longer than the calendar; give a shorter span, such as 90d") from None
+        raise BadInput(f"{span.days} days are beyond the calendar's range; give a shorter span, such as 90d") from None
 
 
 def _date(text: str) -> datetime:

@@ -1,4 +1,4 @@
-"""What needs torch or reads much data runs in a process of its own, which this program does not load."""
+"""Runs what needs torch or reads much data in a process of its own, so that this program need not load it."""
 
 import signal
 import subprocess
@@ -9,10 +9,10 @@ from contextlib import suppress
 from service.cli.failures import Failed
 from service.trainer import REMEDY, has_trainer
 
-_HEARS_IT_SECONDS = 2.0  # in which a program ends that the terminal has interrupted, or is asked again
-_TIDIES_UP_SECONDS = 10.0  # in which it ends when this one is to end, or is ended
+_HEARS_IT_SECONDS = 2.0  # how long an interrupted program may take to end before it is sent SIGINT itself
+_TIDIES_UP_SECONDS = 10.0  # how long it may take to end when this program is terminated, before it is killed
 
-# As python -m does, but that an interrupt while modules are loaded ends it without a traceback.
+# Like python -m, except that an interrupt while modules are loading ends it without a traceback.
 _RUN_MODULE = (
     "import runpy, signal, sys; "
     "signal.getsignal(signal.SIGINT) == signal.default_int_handler and signal.signal(signal.SIGINT, signal.SIG_DFL); "
@@ -25,7 +25,7 @@ def run_trainer(module: str, arguments: Iterable[str]) -> int:
 
     Args:
         module: Its module, such as ``boost_core.bench``.
-        arguments: Its command line.
+        arguments: Its command-line arguments.
 
     Returns:
         Its exit status.
@@ -34,22 +34,24 @@ def run_trainer(module: str, arguments: Iterable[str]) -> int:
         Failed: The trainer is not installed here.
     """
     if not has_trainer():
-        raise Failed(f"this needs the trainer, which is not installed here; {REMEDY}, or run it where that is")
+        raise Failed(
+            f"this needs the trainer, which is not installed here; {REMEDY}, or run this command where it is installed"
+        )
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         with subprocess.Popen([sys.executable, "-c", _RUN_MODULE, module, *arguments]) as process:
             try:
                 status = _end_of(process)
-            except KeyboardInterrupt:  # once more
+            except KeyboardInterrupt:  # interrupted again
                 process.kill()
                 raise
     finally:
         signal.signal(signal.SIGTERM, before)
-    return status if status >= 0 else 128 - status  # as shells say which signal has ended it
+    return status if status >= 0 else 128 - status  # the shells' convention for an exit by a signal
 
 
 class _Terminated(Exception):
-    """This program is to end, and with it the one that it runs."""
+    """This program is to end, together with the one that it runs."""
 
 
 def _terminate(*_: object) -> None:
@@ -57,13 +59,13 @@ def _terminate(*_: object) -> None:
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a program that the terminal interrupts, too: it removes what it has written in part."""
+    """Wait for a program that the terminal interrupts as well: it removes what it has partly written."""
     try:
         return process.wait()
     except KeyboardInterrupt:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(_HEARS_IT_SECONDS)
-        process.send_signal(signal.SIGINT)  # it was this program alone that was interrupted
+        process.send_signal(signal.SIGINT)  # only this program was interrupted
         return process.wait()
     except _Terminated:
         process.send_signal(signal.SIGINT)

@@ -1,7 +1,7 @@
-"""A typed client of the REST API, for programs that wait (``Client``) and for asyncio (``AsyncClient``).
+"""A typed client of the REST API, blocking (``Client``) and for asyncio (``AsyncClient``).
 
-Every operation is described once, in the modules of this package that are named after what they are about; the two
-clients differ in how they carry a request and nothing else.
+Every operation is described once, in the module of this package named after its subject; the two
+clients differ only in how they send a request.
 """
 
 from service.client.asynchronous import AsyncClient

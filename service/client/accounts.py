@@ -12,26 +12,26 @@ from service.models.requests import KeyRequest
 
 
 class AccountCalls:
-    """Who may do what, and who has done what."""
+    """Operations on identities, keys and the audit log."""
 
     @operation
     def whoami(self) -> Call[Identity]:
-        """The key's tenant, name and scopes."""
+        """Return the key's tenant, name and scopes."""
         return get(path_of("whoami"), Identity)
 
     @operation
     def create_key(
         self, request: KeyRequest | Mapping[str, Any], *, idempotency_key: str | None = None
     ) -> Call[NewKey]:
-        """Create a key; for operators. Only this answer shows it.
+        """Create a key; for operators. It is shown only in this answer.
 
-        Sent again with the same ``idempotency_key``, the key of before gets a new secret.
+        A repeated request with the same ``idempotency_key`` gives the same key a new secret.
         """
         return create(path_of("keys"), NewKey, plain(request), idempotency_key)
 
     @operation
     def keys(self) -> Call[KeyList]:
-        """All keys; for operators."""
+        """Return all keys; for operators."""
         return get(path_of("keys"), KeyList)
 
     @operation
@@ -41,10 +41,10 @@ class AccountCalls:
 
     @operation
     def audit(self, tenant: str | None = None, after: int | None = None, limit: int | None = None) -> Call[AuditPage]:
-        """Entries of the audit log, in order; for operators.
+        """Return entries of the audit log, in order; for operators.
 
         Args:
-            tenant: Only what this tenant has asked for.
+            tenant: Only this tenant's requests.
             after: Only entries with ids above this.
             limit: Maximum number of results.
         """

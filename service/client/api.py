@@ -9,4 +9,4 @@ from service.client.planning import PlanningCalls
 
 
 class Api(JobCalls, CheckpointCalls, DatasetCalls, ClusterCalls, PlanningCalls, AccountCalls):
-    """The methods that both clients have."""
+    """The methods of both clients."""

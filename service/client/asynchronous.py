@@ -25,14 +25,14 @@ class AsyncClient(Api, Awaiting):
     """``Client`` for asyncio: the same methods, awaited; ``events`` and ``logs`` are asynchronous iterators.
 
     Args:
-        base_url: Where the service is, for example ``http://127.0.0.1:8900``.
-        api_key: The key to sign in with; none for a service without authentication.
-        verify: Whether to check the service's certificate, or the file of the authorities to trust.
-        retry_seconds: How long a request is tried again; 0: never.
-        timeout: Seconds to wait for the service to say something.
+        base_url: URL of the service, for example ``http://127.0.0.1:8900``.
+        api_key: API key; ``None`` for a service without authentication.
+        verify: Whether to verify the service's certificate, or a CA bundle to verify it with.
+        retry_seconds: How long to retry a request; 0: never.
+        timeout: Seconds to wait for the service to send something.
 
     Raises:
-        ValueError: One of these cannot be used.
+        ValueError: An argument is invalid.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class AsyncClient(Api, Awaiting):
         await self._http.aclose()
 
     async def perform(self, call: Call[_Answer]) -> _Answer:
-        """Perform a call; the named methods are easier to use."""
+        """Send a call; the named methods are easier to use."""
         patience = RetryPolicy(self._options.retry_seconds, call.repeatable)
         while True:
             try:
@@ -70,7 +70,7 @@ class AsyncClient(Api, Awaiting):
             await asyncio.sleep(pause)
 
     async def listen(self, stream: Stream) -> AsyncGenerator[JobEvent, None]:
-        """Receive a stream; reconnects when the connection is lost."""
+        """Receive a stream; reconnect when the connection is lost."""
         reading = EventStreamReader(stream, self._options.base_url, self._options.retry_seconds)
         reading.looked(await self.perform(reading.look))
         while True:

@@ -1,4 +1,4 @@
-"""The client for programs that wait."""
+"""The blocking client."""
 
 import time
 from collections.abc import Iterator
@@ -21,21 +21,21 @@ _Answer = TypeVar("_Answer")
 
 
 class Client(Api, Blocking):
-    """Talks to a BOOST service.
+    """A client of a BOOST service.
 
-    Every method raises ``ApiError`` when the service refuses and ``ServiceUnreachable`` when it does not answer.
-    A request that may reach the service twice is tried again when a connection fails, and when the service answers
-    429 or 503; one that creates something may, because it carries one Idempotency-Key for all of its tries.
+    Every method raises ``ApiError`` when the service refuses, and ``ServiceUnreachable`` when it does not answer.
+    A request that may safely reach the service twice is retried when the connection fails or the service answers
+    429 or 503. Requests that create something are among these: all tries carry the same Idempotency-Key.
 
     Args:
-        base_url: Where the service is, for example ``http://127.0.0.1:8900``.
-        api_key: The key to sign in with; none for a service without authentication.
-        verify: Whether to check the service's certificate, or the file of the authorities to trust.
-        retry_seconds: How long a request is tried again; 0: never.
-        timeout: Seconds to wait for the service to say something.
+        base_url: URL of the service, for example ``http://127.0.0.1:8900``.
+        api_key: API key; ``None`` for a service without authentication.
+        verify: Whether to verify the service's certificate, or a CA bundle to verify it with.
+        retry_seconds: How long to retry a request; 0: never.
+        timeout: Seconds to wait for the service to send something.
 
     Raises:
-        ValueError: One of these cannot be used.
+        ValueError: An argument is invalid.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Client(Api, Blocking):
         self._http.close()
 
     def perform(self, call: Call[_Answer]) -> _Answer:
-        """Perform a call; the named methods are easier to use."""
+        """Send a call; the named methods are easier to use."""
         patience = RetryPolicy(self._options.retry_seconds, call.repeatable)
         while True:
             try:
@@ -73,7 +73,7 @@ class Client(Api, Blocking):
             time.sleep(pause)
 
     def listen(self, stream: Stream) -> Iterator[JobEvent]:
-        """Receive a stream; reconnects when the connection is lost."""
+        """Receive a stream; reconnect when the connection is lost."""
         reading = EventStreamReader(stream, self._options.base_url, self._options.retry_seconds)
         reading.looked(self.perform(reading.look))
         while True:

@@ -1,7 +1,7 @@
-"""A request described apart from how it is carried, and operations of the API as methods of both clients.
+"""Requests described independently of how they are sent, and API operations as methods of both clients.
 
-An operation is a function that describes its request. As a method of ``Client`` it answers; as a method of
-``AsyncClient`` it is awaited. ``Stream`` likewise becomes an iterator or an asynchronous one.
+An operation is a function that describes its request. As a method of ``Client`` it returns the answer; as a method of
+``AsyncClient`` it is awaited. A ``Stream`` likewise becomes an iterator or an asynchronous iterator.
 """
 
 import functools
@@ -29,16 +29,16 @@ _Arguments = ParamSpec("_Arguments")
 
 @dataclass(frozen=True)
 class Call(Generic[_Answer]):
-    """One request and what its answer is read as.
+    """One request and the type of its answer.
 
     Attributes:
         method: The HTTP method.
         path: Path on the service.
-        answer: What the body of the answer is; ``None`` where it has none.
-        params: Query; what is ``None`` is left out.
-        body: Sent as JSON.
-        headers: Sent along.
-        repeatable: Whether sending it twice comes to the same as sending it once.
+        answer: Type of the answer's body; ``NoneType`` if it has none.
+        params: Query parameters; ``None`` values are left out.
+        body: Body, sent as JSON.
+        headers: Further headers.
+        repeatable: Whether sending it twice has the same effect as sending it once.
     """
 
     method: str
@@ -51,16 +51,16 @@ class Call(Generic[_Answer]):
 
     @property
     def request(self) -> dict[str, Any]:
-        """The arguments of httpx's ``request``."""
+        """The arguments for httpx's ``request``."""
         query = {name: value for name, value in self.params.items() if value is not None}
         body = {} if self.body is None else {"json": self.body}
         return {"method": self.method, "url": self.path, "params": query, "headers": dict(self.headers)} | body
 
     def read(self, response: httpx.Response) -> _Answer:
-        """What the service has answered.
+        """Parse the service's answer.
 
         Raises:
-            ApiError: It has refused, or it is not a BOOST service.
+            ApiError: The service refused, or is not a BOOST service.
         """
         if response.is_error:
             raise ApiError.of(response)
@@ -72,14 +72,14 @@ class Call(Generic[_Answer]):
 
 @dataclass(frozen=True)
 class Stream:
-    """A job's events, or some of them, one after the other.
+    """A stream of a job's events, or of some of them.
 
     Attributes:
         job_id: The job.
-        part: What is streamed of it.
+        part: What is streamed: ``events`` or ``logs``.
         after: The last event already seen.
-        follow: Whether to go on until the job has come to its end.
-        params: More of the query.
+        follow: Whether to continue until the job ends.
+        params: Further query parameters.
     """
 
     job_id: str
@@ -90,21 +90,21 @@ class Stream:
 
 
 def get(path: str, answer: type[_Answer], **params: Any) -> Call[_Answer]:
-    """A request that only looks."""
+    """Describe a request that only reads."""
     return Call("GET", path, answer, params=params, repeatable=True)
 
 
 def create(path: str, answer: type[_Answer], body: Any, key: str | None) -> Call[_Answer]:
-    """A request that makes something, once in however many tries: each carries the same key.
+    """Describe a request that creates something, only once however often it is sent: all tries carry the same key.
 
     Args:
-        path: Where it is made.
-        answer: What the answer is.
-        body: What it is made of.
-        key: The key; a new one if none is given.
+        path: Path of the collection.
+        answer: Type of the answer.
+        body: Body of the request.
+        key: Idempotency key; a new one if ``None``.
 
     Raises:
-        ValueError: The key cannot be one.
+        ValueError: The key is invalid.
     """
     if key is not None and not _KEY.fullmatch(key):
         raise ValueError(f"{key!r} cannot be an Idempotency-Key; give 1 to 255 visible ASCII characters")
@@ -113,21 +113,21 @@ def create(path: str, answer: type[_Answer], body: Any, key: str | None) -> Call
 
 
 def plain(body: BaseModel | Mapping[str, Any]) -> Any:
-    """A body as JSON has it; a mapping is left for the service to check."""
+    """Return a body as JSON-compatible data; a mapping is left for the service to validate."""
     return body.model_dump(mode="json") if isinstance(body, BaseModel) else body
 
 
 def path_of(*parts: object) -> str:
-    """A path under ``/v1``; what is in a part stays in that part."""
+    """Return a path under ``/v1``, with each part quoted."""
     return "/v1/" + "/".join(quote(str(part), safe="") for part in parts)
 
 
 class Blocking(ABC):
-    """A client whose methods answer."""
+    """A client whose methods block."""
 
     @abstractmethod
     def perform(self, call: Call[_Answer]) -> _Answer:
-        """Carry out a call."""
+        """Send a call and return its answer."""
 
     @abstractmethod
     def listen(self, stream: Stream) -> Iterator[JobEvent]:
@@ -139,7 +139,7 @@ class Awaiting(ABC):
 
     @abstractmethod
     async def perform(self, call: Call[_Answer]) -> _Answer:
-        """Carry out a call."""
+        """Send a call and return its answer."""
 
     @abstractmethod
     def listen(self, stream: Stream) -> AsyncGenerator[JobEvent, None]:
@@ -147,7 +147,7 @@ class Awaiting(ABC):
 
 
 class operation(Generic[_Arguments, _Answer]):  # noqa: N801  # a decorator
-    """Makes a method of both clients of a function that describes a call."""
+    """Turns a function that describes a call into a method of both clients."""
 
     def __init__(self, describe: Callable[Concatenate[Any, _Arguments], Call[_Answer]]) -> None:
         self.__doc__ = describe.__doc__
@@ -164,7 +164,7 @@ class operation(Generic[_Arguments, _Answer]):  # noqa: N801  # a decorator
 
 
 class stream(Generic[_Arguments]):  # noqa: N801  # a decorator
-    """Makes a method of both clients of a function that describes a stream."""
+    """Turns a function that describes a stream into a method of both clients."""
 
     def __init__(self, describe: Callable[Concatenate[Any, _Arguments], Stream]) -> None:
         self.__doc__ = describe.__doc__

@@ -7,16 +7,16 @@ from service.models.checkpoints import Checkpoint, CheckpointDetail, CheckpointL
 
 
 class CheckpointCalls:
-    """What can be done with a job's checkpoints."""
+    """Operations on a job's checkpoints."""
 
     @operation
     def checkpoints(self, job_id: str) -> Call[CheckpointList]:
-        """A job's committed checkpoints, newest first."""
+        """Return a job's committed checkpoints, newest first."""
         return get(path_of("jobs", job_id, "checkpoints"), CheckpointList)
 
     @operation
     def checkpoint(self, job_id: str, step: int) -> Call[CheckpointDetail]:
-        """One checkpoint with its files."""
+        """Return one checkpoint with its files."""
         return get(path_of("jobs", job_id, "checkpoints", step), CheckpointDetail)
 
     @operation

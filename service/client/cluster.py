@@ -14,21 +14,21 @@ from service.models.tenants import Tenant, TenantList
 
 
 class ClusterCalls:
-    """What can be done with that which jobs share."""
+    """Operations on what jobs share."""
 
     @operation
     def queues(self) -> Call[QueueList]:
-        """All queues."""
+        """Return all queues."""
         return get(path_of("queues"), QueueList)
 
     @operation
     def queue(self, name: str) -> Call[Queue]:
-        """One queue."""
+        """Return one queue."""
         return get(path_of("queues", name), Queue)
 
     @operation
     def put_queue(self, name: str, settings: QueueSettings | Mapping[str, Any]) -> Call[Queue]:
-        """Create a queue, or set an existing one's limits; for operators."""
+        """Create a queue or set an existing one's limits; for operators."""
         return Call("PUT", path_of("queues", name), Queue, body=plain(settings), repeatable=True)
 
     @operation
@@ -38,36 +38,36 @@ class ClusterCalls:
 
     @operation
     def tenants(self) -> Call[TenantList]:
-        """All tenants; for operators."""
+        """Return all tenants; for operators."""
         return get(path_of("tenants"), TenantList)
 
     @operation
     def put_tenant(self, name: str, settings: TenantSettings | Mapping[str, Any]) -> Call[Tenant]:
-        """Create a tenant, or set an existing one's quota; for operators."""
+        """Create a tenant or set an existing one's quota; for operators."""
         return Call("PUT", path_of("tenants", name), Tenant, body=plain(settings), repeatable=True)
 
     @operation
     def nodes(self) -> Call[NodeList]:
-        """The cluster's nodes, as the scheduler last saw them."""
+        """Return the cluster's nodes, as the scheduler last saw them."""
         return get(path_of("nodes"), NodeList)
 
     @operation
     def profiles(self) -> Call[ProfileList]:
-        """What was measured of kinds of GPU."""
+        """Return the measured profiles of all kinds of GPU."""
         return get(path_of("profiles"), ProfileList)
 
     @operation
     def stored_profile(self, kind: str, precision: str | None = None) -> Call[StoredProfile]:
-        """What was measured of one kind of GPU; by default in bf16, or else at another precision."""
+        """Return the measured profile of a kind of GPU; by default at bf16, or else at another precision."""
         return get(path_of("profiles", kind), StoredProfile, precision=precision)
 
     @operation
     def put_profile(self, kind: str, profile: MeasuredProfile | Mapping[str, Any]) -> Call[StoredProfile]:
-        """Store what was measured of a kind of GPU at the profile's precision; for operators."""
+        """Store the measured profile of a kind of GPU at the profile's precision; for operators."""
         return Call("PUT", path_of("profiles", kind), StoredProfile, body=plain(profile), repeatable=True)
 
     @operation
     def delete_profile(self, kind: str, precision: str | None = None) -> Call[None]:
-        """Delete what was measured of a kind of GPU, or only at one precision; for operators."""
+        """Delete the measured profiles of a kind of GPU, or only one precision's; for operators."""
         params = {"precision": precision}
         return Call("DELETE", path_of("profiles", kind), NoneType, params=params, repeatable=True)

@@ -9,21 +9,21 @@ from service.models.datasets import Dataset, DatasetDetail, DatasetList, Dataset
 
 
 class DatasetCalls:
-    """What can be done with datasets."""
+    """Operations on datasets."""
 
     @operation
     def create_dataset(self, request: DatasetRequest | Mapping[str, Any]) -> Call[Dataset]:
-        """Build a dataset. One that failed or was cancelled continues with the files that are left."""
+        """Build a dataset. One that failed or was cancelled continues with the remaining files."""
         return Call("POST", path_of("datasets"), Dataset, body=plain(request))
 
     @operation
     def datasets(self) -> Call[DatasetList]:
-        """The tenant's datasets."""
+        """Return the tenant's datasets."""
         return get(path_of("datasets"), DatasetList)
 
     @operation
     def dataset(self, name: str) -> Call[DatasetDetail]:
-        """One dataset, with its lineage."""
+        """Return one dataset, with its lineage."""
         return get(path_of("datasets", name), DatasetDetail)
 
     @operation

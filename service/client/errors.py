@@ -1,4 +1,4 @@
-"""What a client raises."""
+"""The errors that a client raises."""
 
 import ssl
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ class ApiError(RuntimeError):
 
     Attributes:
         status: The HTTP status.
-        code: The kind of problem, for example ``job-not-found``; does not change from version to version.
+        code: The kind of problem, for example ``job-not-found``; stable across versions.
         detail: What went wrong and what to do.
-        errors: The fields at fault, when there are any.
-        retry_after: In how many seconds the service wants to be asked again; ``None`` if it does not say.
+        errors: The fields at fault, if any.
+        retry_after: Seconds after which to ask again, if the service says so.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ApiError(RuntimeError):
 
     @classmethod
     def of(cls, response: httpx.Response) -> "ApiError":
-        """What an answer says that is an error and has been read."""
+        """Build the error from an error response that has been read."""
         retry_after = _seconds(response.headers.get("Retry-After"))
         try:
             problem = Problem.model_validate_json(response.content)
@@ -58,14 +58,14 @@ class ServiceUnreachable(ConnectionError):
 
     Attributes:
         was_sent: Whether the request may have reached the service.
-        is_final: Whether to ask again is of no use, because the service's certificate is not trusted.
+        is_final: Whether a retry is useless, because the service's certificate is not trusted.
     """
 
     def __init__(self, base_url: str, cause: Exception) -> None:
         self.was_sent = not isinstance(cause, _NEVER_SENT)
         self.is_final = any(isinstance(error, ssl.SSLCertVerificationError) for error in _chain(cause))
         remedy = (
-            "name the file of the authority that has signed its certificate: verify= or `boost login --ca-file`"
+            "give the CA file that its certificate is signed with: verify= or `boost login --ca-file`"
             if self.is_final
             else "is `boost serve` running there? Give another address with --url or BOOST_URL"
         )
@@ -79,7 +79,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """The header Retry-After, which is a number of seconds or a date."""
+    """Parse the header Retry-After, a number of seconds or a date."""
     if retry_after is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""How far a stream has been read, and what is done when it breaks off."""
+"""How far a stream has been read, and what happens when it breaks off."""
 
 from typing import Any
 
@@ -12,19 +12,19 @@ from service.jobs.model import JobEvent, JobRecord
 
 
 class StreamEndedEarly(ConnectionError):
-    """The service has ended a stream before its job had come to its end, as it does when it stops."""
+    """The service ended a stream before the job had ended, as it does when it stops."""
 
     def __init__(self) -> None:
         super().__init__("the stream ended early")
 
 
 class EventStreamReader:
-    """One stream over all of its connections: each event is taken once.
+    """One stream across all its connections: each event is taken once.
 
     Args:
-        stream: What is read.
-        base_url: Where the service is.
-        seconds: How long to go on trying when nothing comes.
+        stream: The stream to read.
+        base_url: URL of the service.
+        seconds: How long to keep trying while nothing arrives.
     """
 
     def __init__(self, stream: Stream, base_url: str, seconds: float) -> None:
@@ -37,12 +37,12 @@ class EventStreamReader:
 
     @property
     def look(self) -> Call[JobRecord]:
-        """Asks for the job, which tells whether there is more to come."""
+        """The request for the job, which tells whether more events may follow."""
         return get(path_of("jobs", self._stream.job_id), JobRecord)
 
     @property
     def request(self) -> dict[str, Any]:
-        """The arguments of httpx-sse's ``connect_sse`` for the next connection."""
+        """The arguments for httpx-sse's ``connect_sse`` for the next connection."""
         params = {name: value for name, value in self._stream.params.items() if value is not None}
         return {
             "method": "GET",
@@ -52,7 +52,7 @@ class EventStreamReader:
         }
 
     def take(self, sent: ServerSentEvent) -> JobEvent | None:
-        """The event in what was sent; ``None`` if that only keeps the connection alive."""
+        """Return the event that was received; ``None`` if the message only keeps the connection alive."""
         self._patience = None
         if not sent.data:
             return None
@@ -61,21 +61,21 @@ class EventStreamReader:
         return event
 
     def looked(self, job: JobRecord) -> None:
-        """Take note of the job, as it is before a connection is made."""
+        """Remember the job's state before a connection is opened."""
         self._job_finished = job.finished
 
     @property
     def is_complete(self) -> bool:
-        """Whether a connection that has ended in good order has given everything there was."""
-        # One made before the job had come to its end may have been ended by a service that stopped just then.
+        """Whether a connection that ended cleanly has delivered everything."""
+        # A connection opened before the job ended may have been closed by a service that was stopping.
         return self._job_finished or not self._stream.follow
 
     def pause_after(self, failure: Exception) -> float:
-        """How many seconds to wait before the next connection.
+        """Return how many seconds to wait before the next connection.
 
         Raises:
             ApiError: The service refuses the stream, or has done so for too long.
-            ServiceUnreachable: It has been away for too long.
+            ServiceUnreachable: The service has been unreachable for too long.
         """
         self._patience = self._patience or RetryPolicy(self._seconds)
         if not isinstance(failure, ApiError | ServiceUnreachable):

@@ -19,15 +19,15 @@ from service.models.trackers import TrackerList
 
 
 class JobCalls:
-    """What can be done with jobs."""
+    """Operations on jobs."""
 
     @operation
     def submit(self, spec: JobSpec | Mapping[str, Any], *, idempotency_key: str | None = None) -> Call[JobRecord]:
-        """Submit a job; a mapping is checked by the service.
+        """Submit a job; a mapping is validated by the service.
 
         Args:
             spec: The job.
-            idempotency_key: However often this comes with this key, there is one job; a new key if none is given.
+            idempotency_key: Repeated requests with one key create only one job; a new key if ``None``.
         """
         return create(path_of("jobs"), JobRecord, plain(spec), idempotency_key)
 
@@ -48,14 +48,14 @@ class JobCalls:
         tenant: str | None = None,
         submitted_by: str | None = None,
     ) -> Call[JobPage]:
-        """One page of jobs, newest first.
+        """Return one page of jobs, newest first.
 
         Args:
-            states: Only jobs in one of these; of none: in any.
+            states: Only jobs in one of these states; if empty, in any.
             limit: Maximum number of results.
-            cursor: The ``next_cursor`` of the page before.
+            cursor: The ``next_cursor`` of the previous page.
             queue: Only jobs in this queue.
-            name: Only jobs with this in their name.
+            name: Only jobs whose name contains this.
             tenant: Only this tenant's jobs; for operators.
             submitted_by: Only jobs submitted with the key of this name.
         """
@@ -64,36 +64,36 @@ class JobCalls:
 
     @operation
     def get(self, job_id: str) -> Call[JobRecord]:
-        """One job."""
+        """Return one job."""
         return get(path_of("jobs", job_id), JobRecord)
 
     @operation
     def job_plan(self, job_id: str) -> Call[PlanAnswer]:
-        """What a job takes in each of its layouts, by the figures that it was submitted with."""
+        """Return what a job needs in each of its layouts, by the figures that it was submitted with."""
         return get(path_of("jobs", job_id, "plan"), PlanAnswer)
 
     @operation
     def patch(
         self, job_id: str, changes: JobPatch | Mapping[str, Any], *, if_match: str | None = None
     ) -> Call[JobRecord]:
-        """Change a job's name, priority or limits of replicas; a mapping is checked by the service.
+        """Change a job's name, priority, or limits of replicas or GPUs; a mapping is validated by the service.
 
         Args:
             job_id: The job.
-            changes: What is to be different.
-            if_match: The ``etag`` of the record that the changes are made to; refused if it is another by now.
+            changes: The changes.
+            if_match: The ``etag`` of the record that the changes apply to; refused if it has changed since.
         """
         headers = {"If-Match": if_match} if if_match else {}
         return Call("PATCH", path_of("jobs", job_id), JobRecord, body=plain(changes), headers=headers)
 
     @operation
     def cancel(self, job_id: str) -> Call[JobRecord]:
-        """Ask for a job to be cancelled."""
+        """Request that a job be cancelled."""
         return Call("DELETE", path_of("jobs", job_id), JobRecord, repeatable=True)
 
     @operation
     def pause(self, job_id: str) -> Call[JobRecord]:
-        """Ask for a job to be paused."""
+        """Request that a job be paused."""
         return Call("POST", path_of("jobs", job_id, "pause"), JobRecord, repeatable=True)
 
     @operation
@@ -118,10 +118,10 @@ class JobCalls:
         """Submit a copy of a job, with changes.
 
         Args:
-            job_id: The other one.
-            changes: What is different, as a JSON merge patch.
-            from_checkpoint: Begin with the weights of its newest checkpoint.
-            idempotency_key: As of ``submit``.
+            job_id: The job to copy.
+            changes: Changes to its spec, as a JSON merge patch.
+            from_checkpoint: Start from the weights of its newest checkpoint.
+            idempotency_key: As for ``submit``.
         """
         body = CloneRequest(changes=dict(changes or {}), from_checkpoint=from_checkpoint)
         return create(path_of("jobs", job_id, "clone"), JobRecord, plain(body), idempotency_key)
@@ -130,7 +130,7 @@ class JobCalls:
     def drill(
         self, job_id: str, drill: Drill | Mapping[str, Any], *, idempotency_key: str | None = None
     ) -> Call[JobRecord]:
-        """Inject one fault into a running job; a mapping is checked by the service."""
+        """Inject one fault into a running job; a mapping is validated by the service."""
         return create(path_of("jobs", job_id, "drills"), JobRecord, plain(drill), idempotency_key)
 
     @operation
@@ -144,36 +144,36 @@ class JobCalls:
     def record_evaluation(
         self, job_id: str, scores: Scores | Mapping[str, Any], *, idempotency_key: str | None = None
     ) -> Call[JobRecord]:
-        """Record what one of a job's checkpoints scored on tasks; a mapping is checked by the service."""
+        """Record the scores of one of a job's checkpoints on tasks; a mapping is validated by the service."""
         return create(path_of("jobs", job_id, "evaluations"), JobRecord, plain(scores), idempotency_key)
 
     @operation
     def evaluations(self, job_id: str) -> Call[EvaluationList]:
-        """The evaluations of a job's checkpoints on tasks, newest first."""
+        """Return the evaluations of a job's checkpoints on tasks, newest first."""
         return get(path_of("jobs", job_id, "evaluations"), EvaluationList)
 
     @operation
     def metrics(
         self, job_id: str, points: int = 500, *, from_step: int | None = None, to_step: int | None = None
     ) -> Call[MetricsHistory]:
-        """A job's metrics over its steps, downsampled to about ``points`` points."""
+        """Return a job's metrics over its steps, downsampled to about ``points`` points."""
         path = path_of("jobs", job_id, "metrics")
         return get(path, MetricsHistory, points=points, from_step=from_step, to_step=to_step)
 
     @operation
     def trackers(self, job_id: str) -> Call[TrackerList]:
-        """Where else a job's curves go, such as MLflow or Weights & Biases, and how far that is."""
+        """Return where else a job's curves go, such as MLflow or Weights & Biases, and how far each tracker is."""
         return get(path_of("jobs", job_id, "trackers"), TrackerList)
 
     @stream
     def events(self, job_id: str, after: int = 0, follow: bool = True, kinds: Collection[EventKind] = ()) -> Stream:
-        """A job's events with IDs above ``after``, in order and exactly once; reconnects when the connection is lost.
+        """Yield a job's events with IDs above ``after``, in order and exactly once; reconnect when needed.
 
         Args:
             job_id: The job.
             after: The last event already seen.
-            follow: Go on until the job has come to its end; else stop after the events that there are.
-            kinds: Only events of these kinds; of none: of any.
+            follow: Continue until the job ends; otherwise stop after the existing events.
+            kinds: Only events of these kinds; if empty, of any.
         """
         return Stream(job_id, "events", after, follow, {"kind": [*kinds]})
 
@@ -187,15 +187,15 @@ class JobCalls:
         after: int = 0,
         follow: bool = True,
     ) -> Stream:
-        """The logs of a job's ranks, as events of kind ``log``; reconnects when the connection is lost.
+        """Yield the logs of a job's ranks, as events of kind ``log``; reconnect when the connection is lost.
 
         Args:
             job_id: The job.
             rank: Only this rank's lines.
-            level: Only lines of this level, or of one of these; of none: of any.
-            since: Only lines from then on.
+            level: Only lines of this level, or of one of these; if empty, of any.
+            since: Only lines from this time on.
             after: The last event already seen.
-            follow: Go on until the job has come to its end; else stop after the lines that there are.
+            follow: Continue until the job ends; otherwise stop after the existing lines.
         """
         levels = [level] if isinstance(level, str) else [*level]
         params = {"rank": rank, "level": levels, "since": since.astimezone().isoformat() if since else None}

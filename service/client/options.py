@@ -1,4 +1,4 @@
-"""What both clients are made with."""
+"""What both clients are created with."""
 
 import ssl
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ import httpx
 from boost_core import __version__
 
 RETRY_SECONDS = 30.0
-TIMEOUT_SECONDS = 60.0  # an open stream says something at least every 15 s; looking up data may take long
+TIMEOUT_SECONDS = 60.0  # an open stream sends something at least every 15 s; looking up data may take long
 
 
 @dataclass(frozen=True)
 class Options:
-    """The service's address, and how to talk to it.
+    """The service's URL, and how to talk to it.
 
     Raises:
-        ValueError: One of them cannot be used; the message says why.
+        ValueError: An option is invalid; the message says why.
     """
 
     base_url: str
@@ -29,19 +29,17 @@ class Options:
 
     def __post_init__(self) -> None:
         if not self.base_url.startswith(("http://", "https://")):
-            raise ValueError(
-                f"{self.base_url!r} is not the address of a service; give one such as http://127.0.0.1:8900"
-            )
+            raise ValueError(f"{self.base_url!r} is not the URL of a service; give one such as http://127.0.0.1:8900")
         try:
             httpx.URL(self.base_url)
         except httpx.InvalidURL as error:
-            raise ValueError(f"{self.base_url!r} is not the address of a service: {error}") from error
+            raise ValueError(f"{self.base_url!r} is not the URL of a service: {error}") from error
         if self.api_key is not None and not _is_visible_ascii(self.api_key):
-            raise ValueError("the API key holds characters that no key has; give it as it was shown")
+            raise ValueError("the API key contains characters that no key has; give it as it was shown")
 
     @property
     def of_httpx(self) -> dict[str, Any]:
-        """The arguments of httpx's clients."""
+        """The arguments for httpx's clients."""
         headers = {"User-Agent": f"boost-client/{__version__}"}
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key}"
@@ -49,13 +47,13 @@ class Options:
 
     def _trusted(self) -> bool | ssl.SSLContext:
         if not self.base_url.startswith("https://"):
-            return False  # else httpx would read all the system's certificates, which takes longer than most requests
+            return False  # otherwise httpx would load all system certificates, which takes longer than most requests
         if isinstance(self.verify, bool):
             return self.verify
         try:
             return ssl.create_default_context(cafile=self.verify)
-        except OSError as error:  # ssl.SSLError, too
-            raise ValueError(f"{self.verify} cannot be used as a file of certificates: {error}") from error
+        except OSError as error:  # includes ssl.SSLError
+            raise ValueError(f"{self.verify} cannot be used as a CA bundle: {error}") from error
 
 
 def _is_visible_ascii(text: str) -> bool:

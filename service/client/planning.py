@@ -13,25 +13,25 @@ from service.models.versions import Versions
 
 
 class PlanningCalls:
-    """What would come of a job, and what there is to make one of."""
+    """What a job would need, and what to build one from."""
 
     @operation
     def plan(self, spec: JobSpec | Mapping[str, Any], search: PlanSearch | None = None) -> Call[PlanAnswer]:
-        """A job's memory, throughput and time in each of its layouts; with a search, also the best ways to train it."""
+        """Return a job's memory, throughput and time in each layout; with a search, also the best ways to train it."""
         asked = {} if search is None else {"search": plain(search)}
         return Call("POST", path_of("plans"), PlanAnswer, body=plain(spec) | asked, repeatable=True)
 
     @operation
     def presets(self) -> Call[PresetList]:
-        """The published models."""
+        """Return the published models."""
         return get(path_of("presets"), PresetList)
 
     @operation
     def examples(self) -> Call[JobExampleList]:
-        """Job files to begin with."""
+        """Return example job files."""
         return get(path_of("examples"), JobExampleList)
 
     @operation
     def versions(self) -> Call[Versions]:
-        """Versions of the service and of what it runs on."""
+        """Return the versions of the service and of what it runs on."""
         return get(path_of("versions"), Versions)

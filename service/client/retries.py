@@ -1,4 +1,4 @@
-"""When a request is sent again, and after how long."""
+"""When a request is retried, and after how long."""
 
 import random
 import time
@@ -12,10 +12,10 @@ _FOR_NOW = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILAB
 
 
 class RetryPolicy:
-    """Pauses between the tries of one request: each about twice as long as the one before, with chance in it.
+    """Pauses between the tries of one request: each about twice as long as the last, with jitter.
 
     Args:
-        seconds: How long to go on trying, in all, from now.
+        seconds: How long to keep trying in all, from now.
         repeatable: Whether the request may reach the service twice.
     """
 
@@ -25,13 +25,13 @@ class RetryPolicy:
         self._longest = _FIRST_PAUSE_SECONDS
 
     def pause_after(self, failure: ApiError | ServiceUnreachable) -> float:
-        """How many seconds to wait before the next try.
+        """Return how many seconds to wait before the next try.
 
         Raises:
-            ApiError: The failure, if it is not one to be tried again, or there is no time left.
+            ApiError: The failure, if it should not be retried or no time is left.
             ServiceUnreachable: Likewise.
         """
-        # Half of it by chance, so that clients turned away together do not come back together.
+        # Up to half of it is random, so that clients turned away together do not return together.
         pause = self._longest * random.uniform(0.5, 1.0)
         if isinstance(failure, ApiError) and failure.retry_after is not None:
             pause += failure.retry_after

@@ -1,4 +1,4 @@
-"""What supervisor and workers tell each other. Plain data, free of torch and of Ray."""
+"""Messages between the supervisor and its workers. Plain data, free of torch and of Ray."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ class GangContext:
     """Settings of the service that a gang's workers need and cannot read for themselves.
 
     Attributes:
-        tag: The job, for people who look at Ray.
-        secret: What the ranks reach data and checkpoints with; ``None`` for their nodes' own means.
-        metrics_ports: Each rank serves its metrics on the first of these that is free; none: not at all.
+        tag: The job, as shown to people in Ray's tools.
+        secret: Credentials for data and checkpoints; ``None`` to use those of the nodes.
+        metrics_ports: Each rank serves its metrics on the first free one of these ports; empty: no metrics.
         logs: How the processes write their logs.
-        version: Of the service, which the workers' has to be.
-        basis: What the job's seconds are predicted by.
+        version: Version of the service, which the workers must have too.
+        basis: What the job's times are predicted from.
     """
 
     tag: JobTag
@@ -38,15 +38,15 @@ class GangContext:
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """Where a process is.
+    """Where a process runs.
 
     Attributes:
-        node: Ray's id of its node.
+        node: Ray's ID of its node.
         address: The node's address.
         accelerators: The GPUs that it may use.
-        pid: Its process id.
-        host: Its host's name.
-        actor: Ray's id of its actor.
+        pid: Its process ID.
+        host: Name of its host.
+        actor: Ray's ID of its actor.
         metrics: ``host:port`` of its metrics; ``None`` if it serves none.
     """
 
@@ -66,7 +66,7 @@ class Rendezvous:
     Attributes:
         address: The only address that it listens on.
         port: Its port.
-        prefix: Of all the gang's keys; random, and known to those alone whom Ray has handed it to.
+        prefix: Prefix of all the gang's keys; random, and known only to processes that got it through Ray.
     """
 
     address: str
@@ -76,16 +76,16 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A rank of a gang.
+    """What a worker needs to know to train as a rank of a gang.
 
     Attributes:
         generation: Number of the gang, counted over the job's life.
         spec: The job at the gang's layout.
         rank: This rank.
         rendezvous: Where the ranks meet.
-        owner_of: Which rank keeps the copy of each rank's snapshots.
-        waited_seconds: How long the job has waited for the store with its last checkpoint.
-        gpus: Those of its tensor parallel group, in the order of the ranks, on which all of these compute.
+        owner_of: For each rank, the rank that keeps a copy of its snapshots.
+        waited_seconds: How long the job has waited for the store to take its last checkpoint.
+        gpus: The GPUs of its tensor parallel group, in the order of the ranks.
     """
 
     generation: int
@@ -103,9 +103,9 @@ class End(StrEnum):
     FINISHED = "FINISHED"
     HALTED = "HALTED"
     STORED = "STORED"  # halted, with its state in the checkpoint folder
-    LASTING = "LASTING"  # failed, and would again
+    LASTING = "LASTING"  # failed, and would fail again
     CONNECTION = "CONNECTION"  # failed because another rank is gone
-    STATE_LOST = "STATE_LOST"  # could not load what was in memory
+    STATE_LOST = "STATE_LOST"  # could not load the state from memory
     FAILED = "FAILED"
 
 
@@ -117,8 +117,8 @@ class RankEnd:
     """The end of a rank's training.
 
     Attributes:
-        how: In a word.
-        message: Why, for people, if it failed.
+        how: The kind of end.
+        message: Why it failed, human-readable; empty if it did not.
         reusable: Whether the process can be a rank again.
     """
 
@@ -129,16 +129,16 @@ class RankEnd:
 
 @dataclass(frozen=True)
 class Message:
-    """What a worker says to its supervisor.
+    """A message from a worker to its supervisor.
 
     Attributes:
-        worker: Its number.
+        worker: Number of the worker.
         rank: Its rank; ``None`` before its first gang.
         generation: Number of its gang.
         reports: Reports with their times, in order.
         beat: Its newest step, if it is new.
-        kept_step: The newest step that is in memory twice for every rank, if it is new.
-        saving: After the last step, what the store has said to its checkpoint; empty as long as it has not failed;
+        kept_step: The newest step kept in memory twice for every rank, if it is new.
+        saving: After the last step, the store's error for its checkpoint, empty as long as there is none;
             ``None`` if there are steps to do, or nothing new.
     """
 
@@ -152,18 +152,18 @@ class Message:
 
 
 class MisplacedRanks(RuntimeError):
-    """Processes are not where the gang's order of ranks needs them."""
+    """Processes are not placed as the gang's order of ranks requires."""
 
 
 def ordered(places: Sequence[WorkerPlace], tensor: int) -> list[int]:
-    """Numbers of a replica's processes in the order of their ranks: groups in turn, within one by GPU, then by process.
+    """Return a replica's processes in rank order: group by group, and within a group by GPU, then by process.
 
     Args:
-        places: Where each is, tensor parallel group after group.
+        places: Where each process runs, tensor parallel group after group.
         tensor: Size of a group.
 
     Raises:
-        MisplacedRanks: A group is not on one node.
+        MisplacedRanks: A group spans several nodes.
     """
     order: list[int] = []
     for begin in range(0, len(places), tensor):
@@ -171,7 +171,7 @@ def ordered(places: Sequence[WorkerPlace], tensor: int) -> list[int]:
         nodes = sorted({places[number].node for number in group})
         if len(nodes) > 1:
             raise MisplacedRanks(
-                f"the tensor parallel group of ranks {begin} to {begin + tensor - 1} lies on nodes {', '.join(nodes)}; "
+                f"the tensor parallel group of ranks {begin} to {begin + tensor - 1} spans nodes {', '.join(nodes)}; "
                 "its placement group should have kept it on one"
             )
         order += sorted(group, key=lambda number: (_numeric(places[number].accelerators), places[number].pid))
@@ -179,11 +179,11 @@ def ordered(places: Sequence[WorkerPlace], tensor: int) -> list[int]:
 
 
 def visible_gpus(groups: Sequence[Sequence[WorkerPlace]]) -> list[tuple[str, ...]]:
-    """The GPUs that each rank is to see: all of its tensor parallel group's, which is on one node, by rank.
+    """Return the GPUs that each rank is to see: all those of its tensor parallel group, which is on one node.
 
-    Ray shows each worker its own GPU alone, as number 0. Ranks reach each other's memory where they see each other's
-    GPUs under the same numbers. Those of other groups stay out of sight: CUDA looks once, and what it has seen then is
-    to hold when others come and go.
+    Ray shows each worker only its own GPU, as number 0. Ranks can reach each other's memory if they see each other's
+    GPUs under the same numbers. GPUs of other groups stay hidden: CUDA looks only once, and what it has seen must
+    stay valid when other groups come and go.
 
     Args:
         groups: Places of ranks, tensor parallel group after group.

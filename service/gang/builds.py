@@ -1,4 +1,4 @@
-"""What the scheduler asks of the making of a dataset, and what it hears back. Importing it does not import Ray."""
+"""Interface between the scheduler and dataset builds. Importing it does not import Ray."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,12 +9,12 @@ from service.models.datasets import DatasetProgress
 
 @dataclass(frozen=True)
 class BuildTask:
-    """A dataset to be made.
+    """A dataset to build.
 
     Attributes:
-        id: Of this making of it.
-        tenant: Whose it is.
-        corpus: What is made.
+        id: ID of this build.
+        tenant: Tenant that owns the dataset.
+        corpus: What to build.
         url: Where its shards go.
         credentials: Name of the tenant's secret for ``s3://``, if it has one.
         cpus: Maximum CPUs at a time.
@@ -30,12 +30,12 @@ class BuildTask:
 
 @dataclass(frozen=True)
 class BuildStatus:
-    """How far the making of a dataset is.
+    """Status of a dataset build.
 
     Attributes:
-        progress: How far; ``None`` before it has begun.
-        lineage: What it holds, when it is whole.
-        problem: Why it has failed.
+        progress: Its progress; ``None`` before it has started.
+        lineage: The dataset's lineage, once it is complete.
+        problem: Why the build failed.
     """
 
     progress: DatasetProgress | None = None
@@ -44,16 +44,16 @@ class BuildStatus:
 
 
 class Builds(Protocol):
-    """Starts, watches and ends the making of datasets. The Ray implementation is ``service.gang.ray.builds``."""
+    """Starts, watches and ends dataset builds. The Ray implementation is ``service.gang.ray.builds``."""
 
     def alive(self) -> set[str]:
-        """The ids of all that is being made, or has come to its end and was not taken note of."""
+        """Return the IDs of all builds that are running, or have ended but were not yet acknowledged."""
 
     def launch(self, task: BuildTask) -> None:
-        """Begin to make a dataset, or go on; launching it twice makes it once."""
+        """Start or resume a build; launching it twice starts one."""
 
     def poll(self, build_id: str) -> BuildStatus | None:
-        """How far one is, as far as has been heard; ``None``: it is not being made. Does not wait."""
+        """Return a build's status as last heard, without waiting; ``None`` if it is not running."""
 
     def end(self, build_id: str) -> None:
-        """End the making of a dataset; harmless if it is not being made."""
+        """End a build; harmless if it is not running."""

@@ -1,4 +1,4 @@
-"""What the scheduler asks of a gang and what it hears back. Plain data: importing it does not import Ray."""
+"""Interface between the scheduler and gangs. Plain data: importing it does not import Ray."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from boost_core.plan.measured import NOMINAL, Basis
 
 
 class GangPhase(StrEnum):
-    """Where a gang is in its life."""
+    """The phase of a gang's life."""
 
     STARTING = "STARTING"  # workers are not all up yet
-    WAITING = "WAITING"  # what it needs at least is not to be had
+    WAITING = "WAITING"  # the resources for the smallest gang are not available
     TRAINING = "TRAINING"
-    SAVING = "SAVING"  # all steps are done, and the store does not take the last checkpoint
+    SAVING = "SAVING"  # all steps are done, but the store does not take the last checkpoint
     RECOVERING = "RECOVERING"  # between two steps, after a fault or for a change of layout
     PAUSED = "PAUSED"  # as ordered; its state is in the checkpoint folder
     SUCCEEDED = "SUCCEEDED"
@@ -27,15 +27,15 @@ class GangPhase(StrEnum):
 
 @dataclass(frozen=True)
 class JobTag:
-    """A job as people who look at Ray are to see it. Ray shows it to all of them, so it holds no secret.
+    """A job as shown in Ray's tools. Everybody with access to Ray sees it, so it contains no secret.
 
     Attributes:
         job_id: The job.
         attempt: Number of the gang, counted over the job's life.
-        name: What its user calls it.
-        tenant: Whose it is, and whose secrets its credentials are among.
+        name: The job's name.
+        tenant: Tenant that owns it, and whose secrets it may use.
         submitted_by: Name of the key that it was submitted with.
-        url: Its page, if there is an address for it.
+        url: URL of its page, if known.
     """
 
     job_id: str
@@ -54,14 +54,14 @@ Labels = tuple[tuple[str, str], ...]  # by Ray's names
 
 @dataclass(frozen=True)
 class Orders:
-    """What the scheduler wants of a gang, told again with every poll. A gang does with less when it loses nodes.
+    """What the scheduler wants of a gang, repeated with every poll. A gang makes do with less when it loses nodes.
 
     Attributes:
-        target: The layout to take when workers can be had for it; ``None`` to pause.
-        allowed: The layouts that it may take meanwhile, none larger than the target's number of ranks.
-        cause: Why the target is what it is, for the record if the gang has to change.
-        avoid: Kinds of GPU, by Ray's names, whose memory is too small for one of these layouts.
-        near: Labels of the nodes on which workers are to start; said for some seconds only.
+        target: The layout to take once its workers are available; ``None`` to pause.
+        allowed: The layouts that it may take meanwhile, none with more ranks than the target.
+        cause: Why this is the target, for the record if the gang has to change.
+        avoid: Kinds of GPU, by Ray's names, with too little memory for one of these layouts.
+        near: Labels of the nodes on which workers are to start; given only for some seconds.
     """
 
     target: Layout | None
@@ -82,28 +82,28 @@ class GangReport:
 
 @dataclass(frozen=True)
 class GangStatus:
-    """A gang's phase and reports that came after those already read.
+    """A gang's phase, and its reports since those already read.
 
-    A final phase is told together with the last report, never before; there are at most 1000 reports at once.
+    A final phase comes with the last report, never before it; there are at most 1000 reports at a time.
     """
 
     phase: GangPhase
     message: str
     reports: list[GangReport]
-    layout: Layout | None = None  # that it trains at, or trained at last
+    layout: Layout | None = None  # the present layout, or the last one
 
 
-GangKey = tuple[str, int]  # a job's id, and the number of its gang
+GangKey = tuple[str, int]  # a job's ID, and the number of its gang
 
 
 @dataclass(frozen=True)
 class PollRequest:
-    """What one gang is told and asked in a poll.
+    """One gang's part of a poll.
 
     Attributes:
-        gang: Which.
-        after_sequence: Its reports after this one are wanted; those up to it are stored.
-        orders: What it is to do.
+        gang: The gang.
+        after_sequence: Return its reports after this one; those up to it are stored.
+        orders: Its orders.
     """
 
     gang: GangKey
@@ -111,24 +111,24 @@ class PollRequest:
     orders: Orders
 
 
-# ``None``: there is no such gang. An exception: it could not be asked, which says nothing about the others.
+# ``None``: the gang does not exist. An exception: it could not be polled, which says nothing about the others.
 PollResult = GangStatus | Exception | None
 
 
 @dataclass(frozen=True)
 class NodeCapacity:
-    """One node's resources by Ray's names (``CPU``, ``GPU``): in all, and not yet taken."""
+    """One node's resources by Ray's names (``CPU``, ``GPU``): total and free."""
 
     node_id: str
     total: dict[str, float]
     free: dict[str, float] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
-    draining: bool = False  # it will go away: nothing new is placed there
+    draining: bool = False  # it will go away, so nothing new is placed there
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """Resources that are needed together on one node, by Ray's names, and labels that the node must have."""
+    """Resources needed together on one node, by Ray's names, and labels that the node must have."""
 
     resources: dict[str, float]
     labels: dict[str, str] = field(default_factory=dict)
@@ -138,57 +138,57 @@ class Gangs(Protocol):
     """Starts, watches and ends gangs. The Ray implementation is ``service.gang.ray.gangs.RayGangs``."""
 
     def connect(self) -> None:
-        """Reach the cluster; comes before all else. The calling thread must live until ``close``."""
+        """Connect to the cluster; call this first. The calling thread must live until ``close``."""
 
     def close(self) -> None:
-        """Leave the cluster; harmless when it was not reached."""
+        """Disconnect from the cluster; harmless if not connected."""
 
     def check(self) -> None:
-        """Find out whether the cluster is still in reach, within seconds; comes before a pass.
+        """Check within seconds whether the cluster can still be reached; call this before each pass.
 
         Raises:
-            ConnectionError: It is not; ``close``, and ``connect`` anew.
+            ConnectionError: It cannot; ``close`` and ``connect`` again.
         """
 
     def nodes(self) -> list[NodeCapacity]:
-        """The alive nodes of the cluster on which ranks can be placed."""
+        """Return the alive nodes on which ranks can be placed."""
 
     def request_nodes(self, bundles: Sequence[Bundle]) -> None:
-        """Ask the cluster's autoscaler for nodes that can hold all of these at once, instead of what was asked before.
+        """Ask the cluster's autoscaler for nodes that can hold all of these at once, replacing the previous request.
 
-        What gangs have is part of it. Without an autoscaler nothing comes of it.
+        The request includes what gangs already hold. Without an autoscaler it has no effect.
         """
 
     def refused(self) -> bool:
-        """Whether the autoscaler says that it cannot give what it is asked for now."""
+        """Whether the autoscaler says that it cannot fulfil the present request."""
 
     def alive(self) -> set[GangKey]:
-        """Every gang that has not been ended."""
+        """Return all gangs that have not been ended."""
 
     def launch(self, tag: JobTag, spec: JobSpec, orders: Orders, basis: Basis = NOMINAL) -> None:
         """Start a gang. ``spec.checkpoint.url`` is set. Launching the same attempt twice starts one gang.
 
         Args:
             tag: The job and the gang's number.
-            spec: What the job's user has said.
+            spec: The job's spec as submitted.
             orders: The first orders.
-            basis: What the job's seconds are predicted by.
+            basis: What the job's times are predicted from.
         """
 
     def poll(self, requests: Sequence[PollRequest]) -> list[PollResult]:
-        """Give orders to many gangs at once; what each of them answers, in their order.
+        """Give orders to many gangs at once and return their answers, in the same order.
 
-        That takes a second at most. A gang that does not answer in time is STARTING until it does.
+        This takes at most a second. A gang that does not answer in time counts as STARTING until it does.
         """
 
     def wait_for_updates(self, seconds: float) -> set[GangKey]:
-        """Wait at most ``seconds`` for gangs with news since their last poll; returns these.
+        """Wait at most ``seconds`` for gangs with news since their last poll, and return these gangs.
 
-        A gang whose answer to that poll was an exception, or is still to come, need not be among them.
+        Gangs whose answer to that poll was an exception, or is still pending, may be missing.
         """
 
     def ask(self, job_id: str, attempt: int, command: WorkerCommand) -> None:
-        """Have a gang do something besides training; harmless if there is none."""
+        """Send a gang a drill or a profile; harmless if the gang does not exist."""
 
     def end(self, job_id: str, attempt: int) -> None:
-        """End all of a gang's processes and free its placement groups; harmless if there is none."""
+        """End all of a gang's processes and free its placement groups; harmless if the gang does not exist."""

@@ -1,4 +1,4 @@
-"""The record of datasets as the scheduler reads and writes it: which are to be made, and what became of them."""
+"""The scheduler's access to the record of datasets: which to build, and the builds' results."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -17,18 +17,18 @@ from service.models.datasets import DatasetProgress, DatasetRequest, DatasetStat
 
 @dataclass(frozen=True)
 class DatasetBuild:
-    """A dataset that is to be made, or is being made.
+    """A dataset to be built, or being built.
 
     Attributes:
         dataset_id: Of the dataset.
-        attempt: How often it was asked for: what is told of an earlier attempt is not of this one.
-        tenant: Whose it is.
+        attempt: How often it was requested; reports on earlier attempts are ignored.
+        tenant: Its tenant.
         name: Its name.
         url: Where its shards go.
-        spec: What was asked for.
-        progress: How far it is, as far as is known.
-        launches: How often a process was started for this attempt.
-        launched_at: When one was started last, for any attempt.
+        spec: The request.
+        progress: Its progress, if known.
+        launches: Number of processes started for this attempt.
+        launched_at: When a process was last started, for any attempt.
     """
 
     dataset_id: str
@@ -43,23 +43,23 @@ class DatasetBuild:
 
     @property
     def id(self) -> str:
-        """What the cluster knows it by."""
+        """Its id on the cluster."""
         return f"{self.dataset_id}-{self.attempt}"
 
 
 class DatasetBuilds:
-    """Datasets that are to be made, in the record's database.
+    """Datasets to be built, in the record's database.
 
     Args:
         jobs: The record.
-        lease: What all writes are made under.
+        lease: The lease for all writes.
     """
 
     def __init__(self, jobs: JobStore, lease: Lease | None = None) -> None:
         self._engine, self._lease = jobs.engine, lease
 
     def waiting(self) -> Sequence[DatasetBuild]:
-        """All that are to be made, by their turns: first the tenant's for whom nothing was begun for the longest."""
+        """All datasets to be built, in turn: first those of the tenant whose last build started longest ago."""
         others = aliased(DatasetRow)
         last = select(func.max(others.launched_at)).where(others.tenant == DatasetRow.tenant).scalar_subquery()
         turns = (last.asc().nulls_first(), DatasetRow.created_at, DatasetRow.id)
@@ -68,7 +68,7 @@ class DatasetBuilds:
             return [_read(row) for row in connection.execute(query)]
 
     def known(self, build_ids: AbstractSet[str]) -> set[str]:
-        """Those of some builds that are of this record's datasets, which other services on the cluster do not have."""
+        """Those builds that belong to this record's datasets, not to other services on the same cluster."""
         datasets = {build_id: build_id.rpartition("-")[0] for build_id in build_ids}
         query = select(DatasetRow.id).where(DatasetRow.id.in_(set(datasets.values())))
         with self._engine.connect() as connection:
@@ -76,7 +76,7 @@ class DatasetBuilds:
         return {build_id for build_id, dataset_id in datasets.items() if dataset_id in ours}
 
     def update(self, build: DatasetBuild, **values: Any) -> bool:
-        """Write what became of a build; whether it is still wanted.
+        """Store a build's status; return whether it is still wanted.
 
         Raises:
             LeaseLost: Another process schedules now.
@@ -86,7 +86,7 @@ class DatasetBuilds:
         return self._write(update(DatasetRow).where(wanted).values(values)) == 1
 
     def forget_deleted(self, alive: AbstractSet[str]) -> None:
-        """Forget the datasets that their users have deleted, but for those of which a build is alive.
+        """Remove the datasets that users have deleted, except those with a live build.
 
         Raises:
             LeaseLost: Another process schedules now.

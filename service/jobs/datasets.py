@@ -1,4 +1,4 @@
-"""The record of datasets: their states, and who may change them."""
+"""The record of datasets and their states."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ class DatasetNotFound(LookupError):
 
 
 class DatasetConflict(ValueError):
-    """A dataset is not in a state in which this can be done, or in use."""
+    """A dataset is in use, or not in a state in which this can be done."""
 
 
 class DatasetStore:
@@ -43,20 +43,20 @@ class DatasetStore:
         self._jobs, self._engine = jobs, jobs.engine
 
     def create(self, request: DatasetRequest, root: str, owner: Owner) -> Dataset:
-        """Build a dataset; one that failed or was cancelled continues with the files that are left.
+        """Build a dataset; one that failed or was cancelled continues with the remaining files.
 
         Args:
-            request: What is asked for.
-            root: Folder for the datasets of the tenant that names none.
-            owner: Whose it is.
+            request: The request.
+            root: Root folder for requests that name none.
+            owner: Its owner.
 
         Raises:
-            DatasetConflict: There is one of this name, or the tenant has too many.
+            DatasetConflict: The name is taken, or the tenant has too many.
         """
         try:
             self._create(request, root, owner)
         except IntegrityError as error:  # another request was the first
-            raise DatasetConflict(f"the dataset {request.name!r} was asked for at the same time; look at it") from error
+            raise DatasetConflict(f"the dataset {request.name!r} was requested at the same time; look at it") from error
         return self.get(request.name, owner.tenant)
 
     def _create(self, request: DatasetRequest, root: str, owner: Owner) -> None:
@@ -110,7 +110,7 @@ class DatasetStore:
         return [Dataset.model_validate(dict(row._mapping)) for row in rows]
 
     def cancel(self, name: str, tenant: str) -> Dataset:
-        """Have a dataset not be made any further; what is done of it stays where it is.
+        """Stop building a dataset; what has been built stays where it is.
 
         Raises:
             DatasetNotFound: The tenant has none of this name.
@@ -126,7 +126,7 @@ class DatasetStore:
         return dataset
 
     def delete(self, name: str, tenant: str) -> None:
-        """Forget a dataset. Its files stay, and its row until the scheduler has seen that nothing makes it any more.
+        """Delete a dataset. Its files stay, and its row until the scheduler has seen that its build has ended.
 
         Raises:
             DatasetNotFound: The tenant has none of this name.
@@ -148,6 +148,6 @@ def _named(name: str, tenant: str) -> ColumnElement[bool]:
 
 
 def _count(result: Any) -> int:
-    """How many rows a statement has changed."""
+    """Number of rows that a statement has changed."""
     assert isinstance(result, CursorResult)
     return result.rowcount

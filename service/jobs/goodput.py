@@ -1,4 +1,4 @@
-"""What a job's seconds went into. ``service.jobs.ledger`` books them."""
+"""How a job's time was spent. ``service.jobs.ledger`` books it."""
 
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -9,7 +9,7 @@ _A_SECOND = 1_000_000  # microseconds; sums are of whole numbers, so that nothin
 
 
 class TimeKind(StrEnum):
-    """What a second can go into; each is a field of ``Goodput``."""
+    """The ways to spend time; each is a field of ``Goodput``."""
 
     PRODUCTIVE = "productive"
     RECOMPUTED = "recomputed"
@@ -21,19 +21,19 @@ class TimeKind(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a job does, as far as its time goes."""
+    """What a job is doing, for booking its time."""
 
     WAITING = "waiting"  # in the queue, for resources, or paused
     STARTING = "starting"  # until the first step
     STEPPING = "stepping"
     CLOSING = "closing"  # after the last step
-    SAVING = "saving"  # the store does not take the last checkpoint
+    SAVING = "saving"  # the store does not accept the last checkpoint
     INTERRUPTED = "interrupted"
     ENDED = "ended"
 
 
 class FirstStep(BaseModel):
-    """What was booked of the first step after a start, until the second tells how much of it was compilation."""
+    """The booking of the first step after a start, until the second shows how much of it was compilation."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -42,7 +42,7 @@ class FirstStep(BaseModel):
 
 
 class Goodput(BaseModel):
-    """Seconds of each kind, which add up to the time from ``since`` to ``booked_until``, and how far booking is."""
+    """Seconds of each kind, which add up to the time from ``since`` to ``booked_until``, and the state of booking."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -66,7 +66,7 @@ class Goodput(BaseModel):
 
     @classmethod
     def begin(cls, time: datetime) -> "Goodput":
-        """That of a job submitted at ``time``."""
+        """The ledger of a job submitted at ``time``."""
         return cls(since=time, booked_until=time)
 
     @property
@@ -76,11 +76,11 @@ class Goodput(BaseModel):
 
     @property
     def total(self) -> timedelta:
-        """All that is booked: exactly ``booked_until - since``."""
+        """All booked time: exactly ``booked_until - since``."""
         return timedelta(microseconds=sum(map(microseconds, self.seconds.values())))
 
     def plus(self, amounts: dict[TimeKind, int]) -> dict[str, float]:
-        """What the kinds come to with some microseconds more each."""
+        """The seconds of some kinds after adding microseconds to each."""
         return {kind: in_seconds(microseconds(getattr(self, kind)) + more) for kind, more in amounts.items()}
 
 

@@ -1,4 +1,4 @@
-"""A job's curves, read from its events and thinned out by the database."""
+"""A job's curves, read from its events and downsampled by the database."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ _MEANS = (
     "exposed_communication_seconds",
     "model_flops_per_second",
 )
-_NO_NUMBERS = ("NaN", "Infinity", "-Infinity")  # how events keep what JSON lacks
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity")  # how events store numbers that JSON lacks
 
 
 def history(session: Session, job_id: str, first: int, last: int, points: int) -> MetricsHistory:
-    """A job's steps from ``first`` to ``last`` in at most ``points`` points a curve.
+    """A job's steps from ``first`` to ``last`` in at most ``points`` points per curve.
 
-    A step that was done again counts with both its times.
+    A repeated step counts both times.
 
     Args:
         session: The database.

@@ -19,7 +19,7 @@ def new_dataset_id() -> str:
 
 
 def _new_id(kind: str) -> str:
-    """The kind, the time in microseconds, and chance to tell apart what came at once."""
+    """The kind, the time in microseconds, and random digits to distinguish simultaneous ids."""
     microseconds = time.time_ns() // 1_000
     chance = secrets.randbits(5 * _RANDOM_DIGITS)
     return f"{kind}-{_digits(microseconds, _TIME_DIGITS)}{_digits(chance, _RANDOM_DIGITS)}"

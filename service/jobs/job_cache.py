@@ -1,4 +1,4 @@
-"""Records that have been read before. To make a record of a row takes longer than all else about a list of jobs."""
+"""A cache of records. Making a record from a row takes longer than everything else in listing jobs."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class JobCache:
-    """Reads jobs, and makes records of those alone that have changed. Threads may share it.
+    """Reads jobs, making records only of those that have changed. Threads may share it.
 
-    The database is asked each time which versions there are, because other processes write to it, too.
+    Each time, the current versions are read from the database, because other processes write to it, too.
 
     Args:
-        most: So many records are remembered, the ones made last.
+        most: Maximum number of records kept, the newest ones.
     """
 
     def __init__(self, most: int = 5000) -> None:
@@ -32,10 +32,10 @@ class JobCache:
         self._lock = threading.Lock()
 
     def read(self, connection: Connection, wanted: Heads, parameters: Mapping[str, Any] = _NONE) -> list[JobRecord]:
-        """The jobs that a query names, in its order.
+        """Return the jobs that a query selects, in its order.
 
         Args:
-            connection: To the database.
+            connection: Connection to the database.
             wanted: The query.
             parameters: Values of its parameters.
         """
@@ -56,7 +56,7 @@ class JobCache:
         return [jobs[job_id] for job_id, _, _ in heads]
 
     def remember(self, jobs: Mapping[str, JobRecord]) -> None:
-        """Take records, by id, as they are in the database now."""
+        """Remember records, by id, as they are in the database now."""
         with self._lock:
             for job_id in jobs:
                 self._known.pop(job_id, None)  # so that it comes last

@@ -1,12 +1,12 @@
-"""Work that one of several processes does at a time.
+"""Leases, for work that only one of several processes does at a time.
 
-A lease runs out unless it is renewed, so that another process takes over from one that has died. The one that was
-taken for dead may live on for a while: its writes carry the lease's token, which is no longer the newest one then, and
-change nothing. So a lease that changes hands too early costs a change of hands, and no more than that.
+A lease expires unless it is renewed, so that another process takes over from one that has died. A process wrongly
+presumed dead may live on for a while: its writes carry the lease's token, which is then no longer the newest, and have
+no effect. So a lease that changes hands too early costs no more than the change itself.
 
-Whether a lease has run out is told by one clock for all: that of PostgreSQL, or of the machine whose processes share a
-SQLite file. How far the processes' own clocks are apart does not matter. When that one clock is set back, a lease that
-would last longer than any that is given out counts as expired.
+One clock decides whether a lease has expired: that of PostgreSQL, or of the machine whose processes share the SQLite
+file. Differences between the processes' own clocks do not matter. If that clock is set back, a lease that would last
+longer than any lease granted counts as expired.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class LeaseLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to do some work. Valid as long as no newer token is given out."""
+    """The right to do some work. Valid until a newer token is issued."""
 
     name: str
     token: int
@@ -59,7 +59,7 @@ class Leases:
             seconds: For how long, unless it is renewed before; ``LONGEST_SECONDS`` at most.
 
         Returns:
-            ``None`` while another process has it.
+            The lease; ``None`` while another process has it.
         """
         try:
             with Session(self._engine) as session, session.begin():
@@ -76,20 +76,20 @@ class Leases:
             return None
 
     def renew(self, lease: Lease, seconds: float) -> bool:
-        """Keep a lease for longer; say whether it was still to be had."""
+        """Extend a lease; return whether it was still valid."""
         with Session(self._engine) as session, session.begin():
             return _update(session, _newest(lease), {"expires_at": _now(session) + timedelta(seconds=seconds)})
 
     def give_back(self, lease: Lease) -> None:
-        """Let another process have a lease at once."""
+        """Release a lease, so that another process can take it immediately."""
         with Session(self._engine) as session, session.begin():
             _update(session, _newest(lease), {"expires_at": _now(session)})
 
 
 def _take_over(session: Session, name: str, holder: str, now: datetime, length: timedelta) -> int | None:
-    """Take or renew a lease that exists; its token, or ``None`` while another process has it.
+    """Take or renew an existing lease; return its token, or ``None`` while another process has it.
 
-    One statement, so that a renewal in another thread comes either before or after it, and neither spoils it.
+    This is one statement, so that a renewal in another thread happens either before or after it.
     """
     # Twice, because others may have written while this one waited for the database.
     clock_was_set_back = LeaseRow.expires_at > now + 2 * timedelta(seconds=LONGEST_SECONDS)

@@ -1,7 +1,7 @@
-"""Booking a job's time. Pure: what is booked and what happened in, what is booked then out.
+"""Books a job's time. Pure: a ledger and what happened in, the new ledger out.
 
-Time is booked when it is known what it went into, and once: a step when it is done, the way back from an interruption
-with the first step after it. A clock that goes backwards books nothing.
+Time is booked once, when it is known how it was spent: a step when it is done, the recovery from an interruption with
+the first step after it. A clock that goes backwards books nothing.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from service.jobs.states import Reason
 
 _MICROSECOND = timedelta(microseconds=1)
 
-# What a change of state makes of a job's time. The trainer's reports tell of a gang that recovers.
+# The phase that follows a change of state. For a recovering gang, the trainer's reports determine it.
 _PHASES = {
     Reason.SUBMITTED: Phase.WAITING,
     Reason.HEAD_OF_QUEUE: Phase.WAITING,
@@ -49,7 +49,7 @@ _IDLE = {
     Phase.INTERRUPTED: TimeKind.RESTART,
 }
 _IN_STEPS = frozenset({Phase.STEPPING, Phase.CLOSING})
-# What the time went into after a step that nothing cut short, or after the job's end.
+# How time was spent after a step that was not cut short, or after the job's end.
 _AFTER_STEPS = {
     Reason.TRAINING_FINISHED: TimeKind.PRODUCTIVE,
     Reason.WAITING_FOR_STORE: TimeKind.CHECKPOINT,
@@ -89,7 +89,7 @@ def book(goodput: Goodput, time: datetime, what: Report | Reason) -> Goodput:
 
 
 def as_of(goodput: Goodput, now: datetime) -> Goodput:
-    """What would be booked if what goes on ended now; a step that is under way is not."""
+    """The ledger as if the current phase ended now, without the step under way."""
     kind = _IDLE.get(goodput.phase)
     return _all(goodput, now, kind) if kind else goodput
 
@@ -121,7 +121,7 @@ def _step(goodput: Goodput, time: datetime, report: StepReport) -> Goodput:
 
 
 def _without_compilation(goodput: Goodput, second: StepReport) -> Goodput:
-    """Book what the first step after a start took longer than the second as compilation."""
+    """Book the time by which the first step after a start exceeded the second as compilation."""
     first = goodput.first_step
     if first is None:
         return goodput
@@ -141,7 +141,7 @@ def _interruption(goodput: Goodput, time: datetime, report: InterruptionReport) 
 
 
 def _restart(goodput: Goodput, time: datetime, report: RestartReport) -> Goodput:
-    """Book the way back up to the beginning of the first step, whose own report comes next."""
+    """Book the recovery up to the start of the first step, whose own report comes next."""
     length = _length(goodput, time)
     first = _clamped(report.parts.get("first_step", 0.0), length)
     amounts = _split(length - first, [(TimeKind.WAITING, report.waiting_seconds)], TimeKind.RESTART)
@@ -161,12 +161,12 @@ def _booked(goodput: Goodput, time: datetime, amounts: dict[TimeKind, int], **st
 
 
 def _length(goodput: Goodput, time: datetime) -> int:
-    """Microseconds that are not booked yet."""
+    """Microseconds not booked yet."""
     return max(timedelta(0), time - goodput.booked_until) // _MICROSECOND
 
 
 def _split(length: int, wanted: Sequence[tuple[TimeKind, float]], rest: TimeKind) -> dict[TimeKind, int]:
-    """Share out microseconds: to each kind its seconds as long as there are any, and what is left to the last."""
+    """Divide microseconds: to each kind its seconds as long as there are any, and the rest to the last."""
     amounts = {}
     for kind, seconds in wanted:
         amounts[kind] = _clamped(seconds, length)

@@ -1,7 +1,7 @@
-"""Telling those who follow jobs that one has been written.
+"""Notifies followers of jobs of writes.
 
-Within a process they are called directly. Other processes on the same PostgreSQL are told by NOTIFY, in the transaction
-that writes. A notification may be lost on the way, so that who follows has to look at the record now and then as well.
+Followers in the same process are called directly. Other processes on the same PostgreSQL are notified by NOTIFY in the
+writing transaction. Notifications may be lost, so followers must also poll the record now and then.
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -13,10 +13,10 @@ from sqlalchemy import ARRAY, Connection, Engine, Text, func, literal, select
 
 from service.jobs.database import SILENT_MILLISECONDS, connect_arguments
 
-Heard = Callable[[str, int], None]  # is given a job's id, and its version after the write
+Heard = Callable[[str, int], None]  # called with a job's id and its version after the write
 
 _CHANNEL = "boost_jobs"
-# A connection on which nothing is ever sent would not notice that the other side is gone.
+# Otherwise a connection on which nothing is sent would not detect that the other side is gone.
 _KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 2}
 
 
@@ -27,32 +27,32 @@ class Notifications:
         self._subscribers: list[Heard] = []
 
     def subscribe(self, heard: Heard) -> None:
-        """Have something called from now on, in the thread that has written; it must not raise or wait."""
+        """Register a function to be called in the thread that has written; it must not raise or block."""
         self._subscribers.append(heard)
 
     def publish(self, versions: Mapping[str, int]) -> None:
-        """Say that writes to jobs have been committed."""
+        """Announce that writes to jobs have been committed."""
         for job_id, version in versions.items():
             for heard in self._subscribers:
                 heard(job_id, version)
 
 
 def can_listen(engine: Engine) -> bool:
-    """Whether the database tells processes of each other's writes."""
+    """Whether the database can notify processes of each other's writes."""
     return engine.dialect.name == "postgresql"
 
 
 def send_probe(engine: Engine, name: str) -> None:
-    """Send what who listens hears as version 0 of a job of this name, on another connection than theirs.
+    """Notify listeners of version 0 of a job of this name, on a connection other than theirs.
 
-    A pooler may take LISTEN without a word, and then pass nothing on.
+    A pooler may silently accept LISTEN and then pass nothing on.
     """
     with engine.begin() as connection:
         notify(connection, {name: 0})
 
 
 def notify(connection: Connection, versions: Mapping[str, int]) -> None:
-    """Have other processes told of writes to jobs when they are committed, where the database can do that."""
+    """Notify other processes of writes to jobs on commit, if the database can do that."""
     if can_listen(connection.engine):
         payloads = [f"{job_id} {version}" for job_id, version in versions.items()]
         connection.execute(select(func.pg_notify(_CHANNEL, func.unnest(literal(payloads, ARRAY(Text))))))
@@ -60,17 +60,17 @@ def notify(connection: Connection, versions: Mapping[str, int]) -> None:
 
 @asynccontextmanager
 async def listening(engine: Engine) -> AsyncGenerator[AsyncGenerator[tuple[str, int]]]:
-    """Listen to the writes of all processes on a connection of one's own: gives jobs' ids and versions as they come.
+    """Listen for the writes of all processes on a separate connection; yields jobs' ids and versions.
 
     Args:
-        engine: Of a database that can listen.
+        engine: Engine of a database that can notify.
 
     Raises:
         psycopg.OperationalError: The database cannot be reached.
     """
     arguments = connect_arguments(engine) | _KEEPALIVES
     async with await AsyncConnection.connect(autocommit=True, **arguments) as connection:
-        # The database keeps what this process does not take, for all; it ends the connection of one that is stopped.
+        # The database queues what this process does not read, for all; so it must end a stopped process's connection.
         await connection.execute(f"SET tcp_user_timeout = {SILENT_MILLISECONDS}")
         await connection.execute(f"LISTEN {_CHANNEL}")
         yield _notifications(connection)
@@ -79,5 +79,5 @@ async def listening(engine: Engine) -> AsyncGenerator[AsyncGenerator[tuple[str, 
 async def _notifications(connection: AsyncConnection[Any]) -> AsyncGenerator[tuple[str, int]]:
     async for notification in connection.notifies():
         job_id, _, version = notification.payload.partition(" ")
-        with suppress(ValueError):  # whoever has an account on the database may send anything
+        with suppress(ValueError):  # anyone with an account on the database may send anything
             yield job_id, int(version)

@@ -1,10 +1,10 @@
-"""The record of what jobs took beside their predictions, by which those of jobs to come are corrected.
+"""The record of jobs' measured times relative to their predictions, which correct the predictions of later jobs.
 
-Each job has one ratio in each of its shapes, that of its newest comparison; of a tenant those of the newest jobs on a
-kind of device at a precision are kept. Another tenant counts for a kind of device like one job, with the median of its
-own, so that none outweighs others by the number of its jobs; which shapes have run is for their own tenant to know. A
-prediction by another profile, for nodes of another size, or by another version of the plan, is another base: what is
-known of one says nothing of the next.
+Each job has one ratio per shape, from its newest comparison; for each tenant, those of the newest jobs on a kind of
+device at a precision are kept. Another tenant counts for a kind of device like one job, with the median of its ratios,
+so that none outweighs others by its number of jobs; only the tenant itself sees which of its shapes have run.
+Predictions from another profile, for nodes of another size, or by another version of the plan have another base: ratios
+of one base say nothing about another.
 """
 
 from collections import defaultdict
@@ -39,7 +39,7 @@ from service.jobs.model import JobRecord
 from service.jobs.tables import ObservationRow
 
 _KEPT = 32  # jobs of a tenant on a kind of device at a precision
-_READ = 1024  # rows of the tenant's and as many of others', the newest
+_READ = 1024  # newest rows of the tenant, and as many of others
 _ROW = ObservationRow
 _DIGITS = 16
 
@@ -53,16 +53,16 @@ def _newest(whose: ColumnElement[bool]) -> Select[Any]:
 
 
 _OWN = _ROW.tenant == bindparam("tenant")
-_ALIKE = union_all(_newest(_OWN), _newest(~_OWN))  # made once: to make it takes longer than to ask
+_ALIKE = union_all(_newest(_OWN), _newest(~_OWN))  # built once, because building it takes longer than running it
 
 
 def observation(record: JobRecord, report: ComparisonReport, time: datetime) -> dict[str, Any] | None:
-    """What a comparison says for jobs to come, by columns; ``None`` if that is nothing.
+    """The observation in a comparison for later jobs, by columns; ``None`` if there is none.
 
     Args:
         record: The job.
-        report: Its steps beside their prediction.
-        time: Of the report.
+        report: Its steps compared with their prediction.
+        time: Time of the report.
     """
     kind, seconds = kind_of_device(record.spec.resources), report.step_seconds
     if kind is None or seconds is None or not report.predicted_step_seconds > 0:
@@ -79,7 +79,7 @@ def observation(record: JobRecord, report: ComparisonReport, time: datetime) -> 
 
 
 def keep(connection: Connection, observed: Sequence[Mapping[str, Any]]) -> None:
-    """Keep observations in place of older ones, and of each tenant no more than count."""
+    """Store observations, replacing older ones, and drop those of a tenant beyond the number kept."""
     for each in observed:
         same = (_ROW.job_id == each["job_id"]) & (_ROW.shape == each["shape"])
         connection.execute(delete(_ROW).where(same))
@@ -92,10 +92,10 @@ def keep(connection: Connection, observed: Sequence[Mapping[str, Any]]) -> None:
 
 
 class Observations:
-    """What jobs took, in the record's database.
+    """Observations in the record's database.
 
     Args:
-        engine: Of that database.
+        engine: Engine of that database.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -104,16 +104,16 @@ class Observations:
     def for_job(
         self, spec: JobSpec, profile: MeasuredProfile | None, node_gpus: int | None, tenant: str
     ) -> Fitted | None:
-        """What a job's predictions are corrected by.
+        """The correction of a job's predictions.
 
         Args:
             spec: The job.
-            profile: What its seconds are predicted by; ``None``: data sheets.
-            node_gpus: GPUs of a node, as of ``Basis``.
-            tenant: Whose it is.
+            profile: The profile that predicts its seconds; ``None``: data sheets.
+            node_gpus: GPUs per node, as in ``Basis``.
+            tenant: The job's tenant.
 
         Returns:
-            ``None`` if it names no kind of GPU, or no job has run that says anything of it.
+            ``None`` if it names no kind of GPU, or no relevant job has run.
         """
         kind, precision = kind_of_device(spec.resources), spec.training.precision
         if kind is None:
@@ -130,7 +130,7 @@ class Observations:
 
 
 def _as_jobs(rows: Iterable[tuple[str, str, float]]) -> Iterator[Ran]:
-    """Other tenants, each as one job that has run in no shape of anybody's."""
+    """Other tenants, each as one job without a shape."""
     ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for tenant, job, ratio in rows:
         ratios[tenant][job].append(ratio)
@@ -139,7 +139,7 @@ def _as_jobs(rows: Iterable[tuple[str, str, float]]) -> Iterator[Ran]:
 
 
 def _base(profile: MeasuredProfile | None, node_gpus: int | None) -> str:
-    """What tells predictions from those that other figures, other formulas or nodes of another size give."""
+    """A key that distinguishes predictions by their figures, formulas and node size."""
     figures = "" if profile is None else profile.model_dump_json(exclude={"cases"})
     nodes = "" if node_gpus in (None, NODE_GPUS) else f" {node_gpus}"
     return sha256(f"{__version__} {figures}{nodes}".encode()).hexdigest()[:_DIGITS]

@@ -1,4 +1,4 @@
-"""The record of profiles: what was measured of each kind of GPU at each precision, for jobs that ask for it."""
+"""The record of profiles: measurements of each kind of GPU at each precision, for jobs that use it."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ class ProfileStore:
         self._engine = engine
 
     def for_job(self, spec: JobSpec) -> StoredProfile | None:
-        """The profile that a job's seconds are predicted by, unless its user gives one.
+        """The profile for predicting a job's seconds, unless its user gives one.
 
         Returns:
             ``None`` if the job names no kind of GPU, or there is none of this kind in which its precision is computed.
@@ -65,11 +65,11 @@ class ProfileStore:
         return self._find((None, None))
 
     def put(self, kind: str, profile: MeasuredProfile, stored_by: str) -> StoredProfile:
-        """Store a profile in place of the one of this kind and precision that there may be."""
+        """Store a profile, replacing any of the same kind and precision."""
         stored = StoredProfile(kind=kind, stored_at=datetime.now(UTC), stored_by=stored_by, profile=profile)
         try:
             self._write(stored)
-        except IntegrityError:  # another request stored the first of this kind meanwhile
+        except IntegrityError:  # another request has just stored the first of this kind
             self._write(stored)
         return stored
 

@@ -39,7 +39,7 @@ class JobNotFound(LookupError):
 
 @dataclass(frozen=True)
 class EventFilter:
-    """Which events of a job to read; what is ``None`` does not matter.
+    """Which events of a job to read; ``None`` for any.
 
     Attributes:
         kinds: Of one of these kinds.
@@ -54,7 +54,7 @@ class EventFilter:
     levels: Collection[str] | None = None
 
     def matches(self, event: JobEvent) -> bool:
-        """Whether an event is one of these."""
+        """Whether an event matches."""
         return (
             (self.kinds is None or event.kind in self.kinds)
             and (self.since is None or event.time >= self.since)
@@ -65,11 +65,11 @@ class EventFilter:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a job is.
+    """The position of a job in its history.
 
     Attributes:
-        version: Grows with every write to the job.
-        finished: Whether it has come to its end.
+        version: Increases with every write to the job.
+        finished: Whether it has ended.
         newest: Id of its newest event.
     """
 
@@ -79,7 +79,7 @@ class Position:
 
 
 def record_of(job: JobRow) -> JobRecord:
-    """A row as a record."""
+    """Convert a row to a record."""
     return JobRecord.model_validate(job, from_attributes=True)
 
 
@@ -96,7 +96,7 @@ def load(session: Session, job_id: str) -> JobRecord:
 
 
 def listed(wanted: JobFilter, limit: int, cursor: str | None) -> tuple[Heads, dict[str, Any]]:
-    """Jobs, the newest first; the query and its parameters."""
+    """The query for jobs, newest first, and its parameters."""
     filters: dict[str, Any] = {
         "states": None if wanted.states is None else list(wanted.states),
         "tenant": wanted.tenant,
@@ -111,7 +111,7 @@ def listed(wanted: JobFilter, limit: int, cursor: str | None) -> tuple[Heads, di
     return query, given | {"limit": limit}
 
 
-@cache  # there are few, and to put one together takes longer than to carry it out
+@cache  # there are few, and composing one takes longer than running it
 def _listed(conditions: frozenset[str]) -> Heads:
     query = _HEADS.where(*(_CONDITIONS[name] for name in conditions))
     return query.order_by(JobRow.id.desc()).limit(bindparam("limit"))
@@ -160,7 +160,7 @@ def last_sequence(session: Session, job_id: str, attempt: int) -> int:
 
 
 def last_sequences(session: Session, job_ids: Collection[str]) -> dict[str, int]:
-    """The same of some jobs' newest gangs."""
+    """The same for some jobs' newest gangs."""
     of_newest = (EventRow.job_id == JobRow.id) & (EventRow.attempt == JobRow.attempt)
     newest = select(func.max(EventRow.sequence)).where(of_newest).correlate(JobRow).scalar_subquery()
     found = session.execute(select(JobRow.id, newest).where(JobRow.id.in_(job_ids)))
@@ -168,7 +168,7 @@ def last_sequences(session: Session, job_ids: Collection[str]) -> dict[str, int]
 
 
 def count_by(connection: Connection, column: InstrumentedAttribute[str]) -> dict[str, dict[str, int]]:
-    """How many jobs there are by a column's value, and by state."""
+    """Number of jobs by a column's value and by state."""
     counts: dict[str, dict[str, int]] = defaultdict(dict)
     for value, state, number in connection.execute(_counted_by(column)):
         counts[value][state] = number

@@ -13,7 +13,7 @@ KEPT = timedelta(days=7)
 
 
 class IdempotencyKeyReused(ValueError):
-    """A key came again with another request."""
+    """A key was reused for another request."""
 
     def __init__(self, key: str) -> None:
         super().__init__(
@@ -23,12 +23,12 @@ class IdempotencyKeyReused(ValueError):
 
 @dataclass(frozen=True)
 class Request:
-    """A request that may come again.
+    """A request that may be repeated.
 
     Attributes:
-        tenant: Whose it is.
+        tenant: The sender's tenant.
         key: Its Idempotency-Key.
-        fingerprint: Tells its content from that of others.
+        fingerprint: Digest of its content.
     """
 
     tenant: str
@@ -37,7 +37,7 @@ class Request:
 
 
 def find(session: Session | Connection, request: Request) -> str | None:
-    """What came of the request when it was carried out; ``None`` if it was not.
+    """The result of the request if it was carried out before; ``None`` if it was not.
 
     Raises:
         IdempotencyKeyReused: The key belongs to another request.
@@ -53,7 +53,7 @@ def find(session: Session | Connection, request: Request) -> str | None:
 
 
 def row_of(request: Request, resource: str) -> RequestRow:
-    """What is to be stored together with what the request brings about; fails there if another was faster."""
+    """The row to be stored together with the request's effect, which fails if another process was faster."""
     return RequestRow(**values_of(request, resource))
 
 
@@ -69,5 +69,5 @@ def values_of(request: Request, resource: str) -> dict[str, Any]:
 
 
 def forget_old(session: Session) -> None:
-    """Forget requests that nobody will send again."""
+    """Delete requests that are too old to be repeated."""
     session.execute(delete(RequestRow).where(RequestRow.time < datetime.now(UTC) - KEPT))

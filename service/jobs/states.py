@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class JobState(StrEnum):
-    """Where a job is in its life."""
+    """The state of a job."""
 
     QUEUED = "QUEUED"
     SCHEDULING = "SCHEDULING"
@@ -16,7 +16,7 @@ class JobState(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a job came into its state."""
+    """Why a job entered its state."""
 
     SUBMITTED = "SUBMITTED"
     HEAD_OF_QUEUE = "HEAD_OF_QUEUE"
@@ -39,7 +39,7 @@ class Reason(StrEnum):
 WAITING_STATES = frozenset({JobState.QUEUED, JobState.SCHEDULING})
 TERMINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 
-# From a state, by a reason, to a state. What is not listed cannot happen.
+# From a state, for a reason, to a state. Other transitions are illegal.
 TRANSITIONS: dict[JobState, dict[Reason, JobState]] = {
     JobState.QUEUED: {
         Reason.HEAD_OF_QUEUE: JobState.SCHEDULING,
@@ -79,7 +79,7 @@ TRANSITIONS: dict[JobState, dict[Reason, JobState]] = {
 
 
 class IllegalTransition(ValueError):
-    """A reason that leads nowhere from the state a job is in."""
+    """A reason allows no transition from a job's state."""
 
     def __init__(self, state: JobState, reason: Reason) -> None:
         super().__init__(f"a job that is {state} cannot change for the reason {reason}")

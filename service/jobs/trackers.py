@@ -1,4 +1,4 @@
-"""How far trackers are with jobs, in the record: what has been sent is never sent again."""
+"""Trackers' progress with jobs, in the record, so that nothing is sent twice."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,26 +13,26 @@ from service.jobs.queries import ACTIVE_STATES
 from service.jobs.tables import EventRow, JobRow, TrackerRow
 
 SENT_KINDS = ("progress", "evaluation", "checkpoint", "restart", "state")  # of events; the others are not for trackers
-MOST_COUNTED = 10_000  # events that a tracker is behind; more are as many
+MOST_COUNTED = 10_000  # events that a tracker is behind; counting stops here
 
 _OF_EVENT = and_(EventRow.job_id == TrackerRow.job_id, EventRow.id > TrackerRow.event_id, EventRow.kind.in_(SENT_KINDS))
 
 
 @dataclass(frozen=True)
 class Tracked:
-    """A job, as far as one tracker has it.
+    """One tracker's progress with a job.
 
     Attributes:
         job_id: The job.
-        kind: Of the tracker.
+        kind: Kind of the tracker.
         event_id: The newest event that has been sent.
-        version: The job's, when all of its events had been sent last.
-        marks: By name of a curve, the last step that was sent.
-        kept: What the tracker wants to know next time.
-        failures: How often sending has failed so far.
-        failures_in_row: How often since it last went well.
-        failing_since: When the first of these was; ``None`` if it went well last time.
-        problem: Why it failed last time.
+        version: The job's version when all its events were last sent.
+        marks: The last step sent, by name of the curve.
+        kept: The tracker's own state for the next time.
+        failures: Number of failures so far.
+        failures_in_row: Number of failures since the last success.
+        failing_since: Time of the first of these; ``None`` if the last attempt succeeded.
+        problem: Why the last attempt failed.
     """
 
     job_id: str
@@ -51,7 +51,7 @@ _COLUMNS = tuple(Tracked.__dataclass_fields__)
 
 
 class TrackerStore:
-    """Reads and writes how far trackers are.
+    """Reads and writes trackers' progress.
 
     Args:
         engine: The record's database.
@@ -75,16 +75,16 @@ class TrackerStore:
         return {(tenant, kind, job_id) for tenant, kind, job_id in rows}
 
     def one(self, job_id: str, kind: str) -> Tracked:
-        """How far a tracker is with a job."""
+        """A tracker's progress with a job."""
         ((tracked, _),) = self._found(TrackerRow.job_id == job_id, TrackerRow.kind == kind)
         return tracked
 
     def of_job(self, job_id: str) -> Sequence[tuple[Tracked, int]]:
-        """A job's trackers by kind, and how many events each has still to be sent, counted up to ``MOST_COUNTED``."""
+        """A job's trackers by kind, and how many events each is behind, counted up to ``MOST_COUNTED``."""
         return self._found(TrackerRow.job_id == job_id)
 
     def of_jobs(self, job_ids: Collection[str]) -> Sequence[tuple[Tracked, int]]:
-        """The same of several jobs."""
+        """The same for several jobs."""
         return self._found(TrackerRow.job_id.in_(job_ids)) if job_ids else []
 
     def _found(self, *conditions: ColumnElement[bool]) -> Sequence[tuple[Tracked, int]]:
@@ -95,12 +95,12 @@ class TrackerStore:
             return [(_tracked(row), count) for row, count in session.execute(query)]
 
     def sent(self, before: Tracked, after: Tracked, *, open_: bool) -> bool:
-        """Note what has been sent; say whether it was still this process's to do.
+        """Note what has been sent; return whether this process was still in charge.
 
         Args:
-            before: As it was read.
-            after: As it is now.
-            open_: Whether there will be more.
+            before: The progress as it was read.
+            after: The new progress.
+            open_: Whether there will be more events.
         """
         well = replace(after, failures_in_row=0, failing_since=None, problem=None)
         return self._write(before, {name: getattr(well, name) for name in _COLUMNS} | {"open": open_})
@@ -109,9 +109,9 @@ class TrackerStore:
         """Note that sending has failed.
 
         Args:
-            tracked: As it was read.
-            problem: Why.
-            open_: Whether it is tried again also when the job has ended.
+            tracked: The progress as it was read.
+            problem: Why sending failed.
+            open_: Whether to retry even if the job has ended.
 
         Returns:
             As it is now.

@@ -1,5 +1,5 @@
-"""What the API takes and answers besides jobs, one file a resource; shared by the API, the client and the CLI.
+"""Request and response models besides jobs, one file per resource; shared by the API, the client and the CLI.
 
-Answers ignore fields that they do not know, so that a client gets on with a newer service; requests refuse them, so
+Responses ignore unknown fields, so that a client works with a newer service; requests refuse them, so
 that a misspelt field is not a silent default.
 """

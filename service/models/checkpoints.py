@@ -13,10 +13,12 @@ class Checkpoint(BaseModel):
     bytes: int = Field(description="Size of all its files.")
     saved_at: datetime = Field(description="When it was committed.")
     pinned: bool = Field(description="Whether it is kept until it is unpinned, regardless of retention.")
-    tensor_parallel_size: int = Field(description="Of the gang that wrote it; a gang in any layout can load it.")
-    pipeline_parallel_size: int = Field(description="Of the gang that wrote it.")
-    data_parallel_size: int = Field(description="Of the gang that wrote it.")
-    context_parallel_size: int = Field(1, description="Of the gang that wrote it.")
+    tensor_parallel_size: int = Field(
+        description="Tensor parallel size of the gang that wrote it; any layout can load it."
+    )
+    pipeline_parallel_size: int = Field(description="Pipeline parallel size of the gang that wrote it.")
+    data_parallel_size: int = Field(description="Data parallel size of the gang that wrote it.")
+    context_parallel_size: int = Field(1, description="Context parallel size of the gang that wrote it.")
     samples: int = Field(description="Samples consumed so far.")
 
 
@@ -24,18 +26,18 @@ class CheckpointFile(BaseModel):
     """One file of a checkpoint."""
 
     bytes: int = Field(description="Its size.")
-    crc32: int = Field(description="CRC-32 of what was written.")
+    crc32: int = Field(description="CRC-32 of its content as written.")
 
 
 class CheckpointDetail(Checkpoint):
-    """A checkpoint with its files and what wrote it."""
+    """A checkpoint with its files and the versions that wrote it."""
 
     files: dict[str, CheckpointFile] = Field(description="The files by name.")
     versions: dict[str, str] = Field(description="Versions of the packages that wrote it.")
 
 
 class DamagedCheckpoint(BaseModel):
-    """A checkpoint that was committed and that no job can go on from."""
+    """A committed checkpoint that no job can resume from."""
 
     step: int = Field(description="Step at which it was written.")
     url: str = Field(description="Its folder.")

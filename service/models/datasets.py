@@ -13,7 +13,7 @@ from boost_core.config.parsing.urls import refuse_unserved
 
 
 class DatasetState(StrEnum):
-    """Where a dataset is in its life. What failed or was cancelled is BUILDING again when it is asked for again."""
+    """The state of a dataset. A failed or cancelled one becomes BUILDING again when it is requested again."""
 
     BUILDING = "BUILDING"
     READY = "READY"
@@ -22,11 +22,11 @@ class DatasetState(StrEnum):
 
 
 class DatasetRequest(CorpusConfig):
-    """A dataset to be made."""
+    """A request to build a dataset."""
 
     name: DatasetName = Field(description="Its name, as used in job files.")
     url: Location | None = Field(
-        None, description="Folder for its shards, in one of the dataset's own; default: one of the service's."
+        None, description="Folder in which its shards get a folder of their own; default: one of the service's."
     )
     credentials: ResourceName | None = Field(
         None, description="Name of the secret with credentials for s3://; default: the nodes' own credentials."
@@ -39,44 +39,44 @@ class DatasetRequest(CorpusConfig):
 
     @property
     def corpus(self) -> CorpusConfig:
-        """What is made, without where and by whom."""
+        """What to build, without where and by whom."""
         return CorpusConfig.model_validate(self.model_dump(include=set(CorpusConfig.model_fields)))
 
 
 class DatasetProgress(BaseModel):
-    """How far the making of a dataset is."""
+    """Progress of building a dataset."""
 
-    stage: str = Field(description="files, duplicates, shards or done.")
-    done: int = Field(description="Files or pairs of shards that are done.")
-    of: int = Field(description="All of them.")
+    stage: str = Field(description="Present stage: files, duplicates, shards or done.")
+    done: int = Field(description="Files or pairs of shards done.")
+    of: int = Field(description="Total number of them.")
     documents: int = Field(description="Documents read so far.")
-    bytes: int = Field(description="UTF-8 bytes that the present run has read.")
-    seconds: float = Field(description="Since the present run has begun.")
+    bytes: int = Field(description="UTF-8 bytes read by the present run.")
+    seconds: float = Field(description="Seconds since the present run started.")
 
 
 class Dataset(BaseModel):
     """A dataset."""
 
     name: str = Field(description="Its name, as used in job files.")
-    id: str = Field(description="Its id, which no other dataset ever has.")
-    tenant: str = Field(description="Whose it is.")
-    submitted_by: str = Field(description="Name of the key that has asked for it.")
+    id: str = Field(description="Its unique ID, never reused.")
+    tenant: str = Field(description="Tenant that owns it.")
+    submitted_by: str = Field(description="Name of the key that requested it.")
     state: DatasetState = Field(description="BUILDING, READY, FAILED or CANCELLED.")
-    message: str = Field(description="The same for people; why it has failed.")
+    message: str = Field(description="The state in words; why it failed.")
     url: str = Field(description="Folder of its shards.")
-    spec: DatasetRequest = Field(description="What was asked for.")
-    progress: DatasetProgress | None = Field(description="How far it is.")
-    counts: dict[str, Any] | None = Field(description="Of a READY one: what became of the documents.")
-    fingerprint: str | None = Field(description="Of a READY one: a hash of its tokenizer and all its shards.")
-    created_at: datetime = Field(description="When it was first asked for.")
-    finished_at: datetime | None = Field(description="When it came to its present end.")
+    spec: DatasetRequest = Field(description="The request.")
+    progress: DatasetProgress | None = Field(description="Its progress.")
+    counts: dict[str, Any] | None = Field(description="If READY: what became of the documents.")
+    fingerprint: str | None = Field(description="If READY: a hash of its tokenizer and all its shards.")
+    created_at: datetime = Field(description="When it was first requested.")
+    finished_at: datetime | None = Field(description="When it entered its present final state.")
 
 
 class DatasetDetail(Dataset):
-    """A dataset with all that it was made from."""
+    """A dataset with its full lineage."""
 
     lineage: dict[str, Any] | None = Field(
-        description="Of a READY one: its lineage.json, with files, tokenizer, counts, hashes of shards, and versions."
+        description="If READY: its lineage.json, with files, tokenizer, counts, hashes of shards, and versions."
     )
 
 

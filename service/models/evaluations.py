@@ -18,4 +18,4 @@ class JobEvaluation(Scores):
 class EvaluationList(BaseModel):
     """A job's evaluations on tasks."""
 
-    evaluations: list[JobEvaluation] = Field(description="Newest first; the newest 50.")
+    evaluations: list[JobEvaluation] = Field(description="The newest 50, newest first.")

@@ -4,14 +4,14 @@ from pydantic import BaseModel, Field
 
 
 class JobExample(BaseModel):
-    """A job file to begin with."""
+    """An example job file."""
 
-    name: str = Field(description="The name of its file, without the suffix.")
-    description: str = Field(description="What it is for.")
-    text: str = Field(description="The file, YAML with comments.")
+    name: str = Field(description="Name of its file, without the suffix.")
+    description: str = Field(description="What it shows.")
+    text: str = Field(description="The file: YAML with comments.")
 
 
 class JobExampleList(BaseModel):
-    """All examples, those that need no GPU first."""
+    """All examples; those that need no GPU come first."""
 
     examples: list[JobExample]

@@ -1,4 +1,4 @@
-"""Who a request comes from, and what they may do."""
+"""Who a request comes from, and what its sender may do."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -11,21 +11,21 @@ TenantName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,31}
 
 
 class Scope(StrEnum):
-    """What a key is good for; each includes the one before."""
+    """The scope of a key; each includes the ones before it."""
 
-    READ = "read"  # look at the own tenant's jobs, at queues and nodes
-    SUBMIT = "submit"  # also create and change the own tenant's jobs
+    READ = "read"  # see the tenant's own jobs, queues and nodes
+    SUBMIT = "submit"  # also create and change the tenant's own jobs
     ADMIN = "admin"  # operate the service: all tenants' jobs, keys, quotas, queues, the audit log
 
     def includes(self, other: "Scope") -> bool:
-        """Whether whoever has this scope may do what the other one is for."""
+        """Whether this scope includes the permissions of another one."""
         order = list(Scope)
         return order.index(self) >= order.index(other)
 
 
 class Identity(BaseModel):
-    """Who the service takes the sender of a request for."""
+    """The identity that the service sees in a request."""
 
-    tenant: str = Field(description="The tenant it belongs to.")
+    tenant: str = Field(description="Tenant of the key.")
     name: str = Field(description="Name of the key; anonymous while authentication is off.")
     scopes: list[Scope] = Field(description="Scopes of the key.")

@@ -1,4 +1,4 @@
-"""API keys, as the API shows them. The key itself is shown once, when it is made."""
+"""API keys, as the API shows them. The key itself is shown only once, when it is created."""
 
 from datetime import datetime
 
@@ -9,9 +9,9 @@ from service.models.identity import Scope
 
 class _KeyFacts(BaseModel):
     id: str = Field(description="ID of the key: its second part, which is not secret.")
-    name: str = Field(description="Its name in records and the audit log.")
+    name: str = Field(description="Its name in job records and the audit log.")
     tenant: str = Field(description="The tenant it acts for.")
-    scopes: list[Scope] = Field(description="Scopes.")
+    scopes: list[Scope] = Field(description="Scopes of the key.")
     created_at: datetime = Field(description="When it was created.")
     expires_at: datetime | None = Field(description="Expiry; null: never.")
 
@@ -26,7 +26,7 @@ class Key(_KeyFacts):
 
 
 class NewKey(_KeyFacts):
-    """A key that has just been made."""
+    """A key that has just been created."""
 
     key: str = Field(description="The key, boost_<id>_<secret>. It is shown only once.")
 

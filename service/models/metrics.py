@@ -1,4 +1,4 @@
-"""What a job's steps measured, over its whole length."""
+"""A job's step metrics over its whole length."""
 
 from datetime import datetime
 
@@ -6,10 +6,10 @@ from pydantic import BaseModel, Field
 
 
 class MetricsSample(BaseModel):
-    """Some steps in a row, as one point of a curve. A number that JSON lacks is null."""
+    """Consecutive steps, as one point of a curve. Numbers that JSON cannot represent are null."""
 
     step: int = Field(description="The last of these steps.")
-    time: datetime = Field(description="When it was done.")
+    time: datetime = Field(description="When that step was done.")
     loss: float | None = Field(description="Mean cross entropy, in nats per token.")
     loss_min: float | None = Field(description="The lowest loss of a step.")
     loss_max: float | None = Field(description="The highest loss of a step.")
@@ -27,9 +27,9 @@ class ValidationPoint(BaseModel):
     """The loss on some text, in three forms."""
 
     loss: float | None = Field(description="Mean cross entropy, in nats per token.")
-    perplexity: float | None = Field(None, description="Its exponential.")
+    perplexity: float | None = Field(None, description="Exponential of the loss.")
     bits_per_byte: float | None = Field(
-        None, description="The loss in bits per byte of the text; null where the text's bytes are not known."
+        None, description="The loss in bits per byte of the text; null if the text's size in bytes is not known."
     )
 
 
@@ -42,7 +42,7 @@ class NamedValidationPoint(ValidationPoint):
 class EvaluationPoint(ValidationPoint):
     """One evaluation on validation text."""
 
-    step: int = Field(description="Steps done by then.")
+    step: int = Field(description="Step at which it ran.")
     sets: list[NamedValidationPoint] = Field([], description="The named sets, in the job's order.")
 
 
@@ -50,11 +50,11 @@ class RankTimes(BaseModel):
     """How long each rank computed in a step."""
 
     step: int = Field(description="The step.")
-    busy_seconds: list[float | None] = Field(description="By rank.")
+    busy_seconds: list[float | None] = Field(description="Seconds that each rank computed, by rank.")
 
 
 class MetricsHistory(BaseModel):
-    """A job's curves between two steps, thinned out to a number of points."""
+    """A job's curves between two steps, downsampled to a number of points."""
 
     job_id: str = Field(description="The job.")
     from_step: int = Field(description="First step requested.")
@@ -62,4 +62,4 @@ class MetricsHistory(BaseModel):
     bucket_steps: int = Field(description="Steps per point.")
     samples: list[MetricsSample] = Field(description="In order of steps.")
     evaluations: list[EvaluationPoint] = Field(description="In order of steps.")
-    ranks: list[RankTimes] = Field(description="In order of steps; empty when nothing was measured by rank.")
+    ranks: list[RankTimes] = Field(description="In order of steps; empty if nothing was measured by rank.")

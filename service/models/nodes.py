@@ -1,4 +1,4 @@
-"""The cluster's nodes and who is on them, as the API shows them."""
+"""The cluster's nodes and their jobs, as the API shows them."""
 
 from datetime import datetime
 
@@ -6,9 +6,9 @@ from pydantic import BaseModel, Field
 
 
 class NodeJob(BaseModel):
-    """A job of the asking tenant with ranks on a node."""
+    """A job of the requesting tenant with ranks on a node."""
 
-    id: str = Field(description="The job's id.")
+    id: str = Field(description="The job's ID.")
     name: str = Field(description="The job's name.")
     ranks: int = Field(description="Number of its ranks on the node.")
 
@@ -26,7 +26,7 @@ class Node(BaseModel):
 
 
 class NodeList(BaseModel):
-    """The nodes, as the scheduler saw them last."""
+    """The nodes, as the scheduler last saw them."""
 
     seen_at: datetime | None = Field(description="When the nodes were last observed; null if never.")
     nodes: list[Node] = Field(description="Ordered by ID.")

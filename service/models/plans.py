@@ -1,4 +1,4 @@
-"""What a plan is asked for, and what it answers besides the plan itself."""
+"""What a plan is requested for, and its answer."""
 
 from pydantic import Field
 
@@ -11,26 +11,26 @@ from service.models.profiles import StoredProfile
 
 
 class PlanRequest(JobSpec):
-    """A job, and what to search for it."""
+    """A job, and a search to run for it."""
 
-    search: PlanSearch | None = Field(None, description="Search the best ways to train it; default: do not.")
+    search: PlanSearch | None = Field(None, description="Search for the best ways to train it; default: no search.")
 
     @property
     def job(self) -> JobSpec:
-        """The job alone."""
+        """The job without the search."""
         return JobSpec.model_construct(**{name: getattr(self, name) for name in JobSpec.model_fields})
 
 
 class PlanAnswer(Plan):
-    """A job's plan, and the best ways to train it if they were asked for."""
+    """A job's plan, and the best ways to train it if requested."""
 
     chosen: ChosenLayouts | None = Field(
         None, description="The layouts of a job with layouts=auto, and why; null for others."
     )
-    search: SearchReport | None = Field(None, description="What was found; null if nothing was searched.")
+    search: SearchReport | None = Field(None, description="Result of the search; null if none was requested.")
     profile: StoredProfile | None = Field(
-        None, description="The stored profile that seconds are predicted by; null if there is none, or one was given."
+        None, description="Stored profile used for the predicted times; null if there is none, or one was given."
     )
     fitted: Fitted | None = Field(
-        None, description="What jobs took beside such predictions, by which they are corrected; null without any."
+        None, description="Measured times of jobs relative to the predictions, used to correct these; null without any."
     )

@@ -1,4 +1,4 @@
-"""Problem details (RFC 9457), and what pydantic found wrong with a job said field by field, for people."""
+"""Problem details (RFC 9457), and pydantic's validation errors as readable messages, field by field."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,43 +12,43 @@ from boost_core.config.parsing.validation_messages import in_words
 
 _NAMELESS = '""'
 _LONGEST_VALUE = 200  # characters of a refused value that are shown
-# What people put where nothing or a mere name belongs may be the secret itself.
+# What people put where nothing or just a name belongs may be the secret itself.
 _UNSHOWN_ERRORS = frozenset({"missing", "extra_forbidden", UNSHOWN})
 _UNSHOWN_FIELDS = frozenset({"credentials"})
 
 
 class FieldError(BaseModel):
-    """One thing wrong with one field."""
+    """One error in one field."""
 
     field: str = Field(description="Path of the field, for example parallelism.tensor_parallel_size.")
     message: str = Field(description="What is wrong and what to do about it.")
-    value: str | int | float | bool | None = Field(None, description="The value given, if it is short enough to show.")
+    value: str | int | float | bool | None = Field(None, description="The given value, if it is short enough to show.")
 
 
 class Problem(BaseModel):
-    """Why a request was refused: the body of every answer that is an error."""
+    """Why a request was refused: the body of every error response."""
 
     type: str = Field(description="URI that identifies the problem type; stable across versions.")
-    code: str = Field("", description="Last part of type, for programs, for example job-not-found.")
-    title: str = Field(description="The kind of problem, for people.")
-    status: int = Field(description="The HTTP status.")
-    detail: str = Field(description="What went wrong this time, and what to do.")
+    code: str = Field("", description="Last part of type, for programs, such as job-not-found.")
+    title: str = Field(description="The kind of problem, human-readable.")
+    status: int = Field(description="HTTP status.")
+    detail: str = Field(description="What went wrong, and what to do.")
     instance: str = Field(description="The request path.")
     errors: list[FieldError] = Field([], description="The invalid fields, if any.")
 
 
 def job_errors(errors: Iterable[Mapping[str, Any]], model: type[BaseModel] = JobSpec) -> list[FieldError]:
-    """What pydantic's ``ValidationError.errors()`` lists, with a remedy for each field.
+    """Convert pydantic's ``ValidationError.errors()``, with a remedy for each field.
 
     Args:
-        errors: The list.
-        model: What was to be read.
+        errors: Pydantic's list.
+        model: The model that was validated.
     """
     return [_model_error(tuple(error["loc"]), error, model) for error in errors]
 
 
 def field_error(path: tuple[str | int, ...], error: Mapping[str, Any]) -> FieldError:
-    """One entry of ``ValidationError.errors()`` for the field at ``path``."""
+    """Convert one entry of ``ValidationError.errors()`` for the field at ``path``."""
     hidden = error["type"] in _UNSHOWN_ERRORS or bool(_UNSHOWN_FIELDS.intersection(path))
     value = None if hidden else _shown(error.get("input"))
     shown = not hidden and not (isinstance(error.get("input"), str) and value is None)
@@ -79,7 +79,7 @@ def _unknown_field(path: tuple[str | int, ...], model: type[BaseModel]) -> str:
 
 
 def _places(model: type[BaseModel], above: str = "") -> Iterator[str]:
-    """The paths of all of a model's fields."""
+    """Yield the paths of all of a model's fields."""
     for name, field in model.model_fields.items():
         yield above + name
         if section := _section_in(field.annotation):
@@ -88,27 +88,27 @@ def _places(model: type[BaseModel], above: str = "") -> Iterator[str]:
 
 def _section_at(path: tuple[str | int, ...], model: type[BaseModel]) -> type[BaseModel]:
     for name in path:
-        field = model.model_fields.get(str(name))  # there is none for an index
+        field = model.model_fields.get(str(name))  # ``None`` for an index
         model = (field and _section_in(field.annotation)) or model
     return model
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """The model in a type such as ``Model``, ``Model | None`` or ``tuple[Model, ...]``."""
+    """Return the model in a type such as ``Model``, ``Model | None`` or ``tuple[Model, ...]``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(_section_in, get_args(annotation))), None)
 
 
 def _dotted(path: tuple[str | int, ...]) -> str:
-    # pydantic marks a mapping's key, as opposed to the value there, with a part of its own.
+    # pydantic marks a mapping's key, as opposed to its value, with an extra part.
     named = path[:-1] if path[-1] == "[key]" else path
     dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part or _NAMELESS}" for part in named)
     return dotted.removeprefix(".")[:_LONGEST_VALUE]
 
 
 def _shown(value: object) -> str | int | float | bool | None:
-    # A not-a-number cannot stand in JSON as it is; everything but plain values is too long to show.
+    # JSON has no NaN; everything but plain values is too long to show.
     if isinstance(value, float) and abs(value) < float("inf"):
         return value
     if isinstance(value, bool | int) and len(str(value)) <= _LONGEST_VALUE:

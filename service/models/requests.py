@@ -1,4 +1,4 @@
-"""Bodies of requests, and of the answer to a request that was only tried."""
+"""Request bodies, and the answer to a dry run."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from service.models.profiles import StoredProfile
 
 
 class CloneRequest(Config):
-    """A new job made of another one's spec."""
+    """A request for a new job made from another one's spec."""
 
     changes: dict[str, Any] = Field(
         {},
@@ -28,7 +28,7 @@ class CloneRequest(Config):
 
 
 class DryRun(BaseModel):
-    """What a submission would come to."""
+    """The result of a dry run."""
 
     spec: JobSpec = Field(description="The job as it would be recorded, with all defaults filled in.")
     plan: Plan = Field(description="Its plan.")
@@ -36,32 +36,32 @@ class DryRun(BaseModel):
         None, description="The layouts of a job with layouts=auto, and why; null for others."
     )
     profile: StoredProfile | None = Field(
-        None, description="The stored profile that seconds are predicted by; null if there is none."
+        None, description="Stored profile used for the predicted times; null if there is none."
     )
     fitted: Fitted | None = Field(
-        None, description="What jobs took beside such predictions, by which they are corrected; null without any."
+        None, description="Measured times of jobs relative to the predictions, used to correct these; null without any."
     )
 
 
 class KeyRequest(Config):
-    """A key to be made."""
+    """A request for a new key."""
 
-    name: str = Field(min_length=1, max_length=100, description="Its name in records and the audit log.")
+    name: str = Field(min_length=1, max_length=100, description="Its name in job records and the audit log.")
     tenant: TenantName = Field(description="The tenant it acts for; created if it does not exist.")
-    scopes: list[Scope] = Field(min_length=1, max_length=len(Scope), description="Scopes.")
+    scopes: list[Scope] = Field(min_length=1, max_length=len(Scope), description="Scopes of the key.")
     expires_at: Moment | None = Field(None, description="Expiry; null: never.")
 
 
 class QueueSettings(Config):
-    """What an operator may say about a queue; the whole of it, so what is left out gets its default."""
+    """An operator's settings of a queue. They replace all previous ones: a missing field gets its default."""
 
     description: str = Field("", max_length=500, description="What it is for.")
-    gpus: float | None = Field(None, ge=0, description="Maximum GPUs its jobs may hold; null: no limit.")
-    cpus: float | None = Field(None, ge=0, description="Maximum CPUs its jobs may hold; null: no limit.")
+    gpus: float | None = Field(None, ge=0, description="Maximum number of GPUs that its jobs may hold; null: no limit.")
+    cpus: float | None = Field(None, ge=0, description="Maximum number of CPUs that its jobs may hold; null: no limit.")
 
 
 class TenantSettings(Config):
-    """A tenant's quota; the whole of it, so what is left out gets its default."""
+    """A tenant's quota. It replaces the previous one: a missing field gets its default."""
 
-    gpus: float | None = Field(None, ge=0, description="Maximum GPUs its jobs may hold; null: no limit.")
-    cpus: float | None = Field(None, ge=0, description="Maximum CPUs its jobs may hold; null: no limit.")
+    gpus: float | None = Field(None, ge=0, description="Maximum number of GPUs that its jobs may hold; null: no limit.")
+    cpus: float | None = Field(None, ge=0, description="Maximum number of CPUs that its jobs may hold; null: no limit.")

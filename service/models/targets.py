@@ -1,10 +1,10 @@
-"""Where Prometheus finds the ranks, as its HTTP service discovery reads it."""
+"""Where Prometheus finds the ranks, in the format of its HTTP service discovery."""
 
 from pydantic import BaseModel, Field
 
 
 class TargetLabels(BaseModel):
-    """What the series of a rank are told apart by."""
+    """Labels that distinguish the series of a rank."""
 
     job_id: str = Field(description="The job.")
     job_name: str = Field(description="The job's name.")
@@ -14,7 +14,7 @@ class TargetLabels(BaseModel):
     pipeline_parallel_rank: str = Field(description="Its place in its pipeline.")
     data_parallel_rank: str = Field(description="Its replica.")
     context_parallel_rank: str = Field(description="Its place among the ranks that share its sequences.")
-    node: str = Field(description="Ray's id of its node.")
+    node: str = Field(description="Ray's node ID.")
 
 
 class TargetGroup(BaseModel):

@@ -1,4 +1,4 @@
-"""What a service is made of."""
+"""What a service consists of."""
 
 from typing import Literal
 
@@ -6,12 +6,12 @@ from pydantic import BaseModel, Field
 
 
 class Versions(BaseModel):
-    """Versions of the service and of what it stands on; null for what is not installed where the API runs."""
+    """Versions of the service and its dependencies; null for what is not installed where the API runs."""
 
-    service: str = Field(description="Of BOOST Service.")
-    api: str = Field(description="Of the API, as in its paths.")
-    python: str = Field(description="Of Python.")
-    ray: str | None = Field(description="Of Ray.")
-    torch: str | None = Field(description="Of PyTorch.")
+    service: str = Field(description="Version of BOOST Service.")
+    api: str = Field(description="Version of the API, as in its paths.")
+    python: str = Field(description="Version of Python.")
+    ray: str | None = Field(description="Version of Ray.")
+    torch: str | None = Field(description="Version of PyTorch.")
     ray_dashboard_url: str | None = Field(None, description="URL of the Ray cluster's dashboard, if configured.")
-    database: Literal["sqlite", "postgresql"] = Field(description="Where the job database is kept.")
+    database: Literal["sqlite", "postgresql"] = Field(description="Kind of database that the jobs are kept in.")

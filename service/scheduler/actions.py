@@ -1,4 +1,4 @@
-"""What the scheduler knows of gangs and what it may decide. Plain data."""
+"""The scheduler's view of gangs, and its possible decisions. Plain data."""
 
 from dataclasses import dataclass
 from math import inf
@@ -13,13 +13,13 @@ from service.scheduler.demand import Demand, demand_of
 
 @dataclass(frozen=True)
 class ResizePolicy:
-    """When a gang may grow. Without it gangs would change their layout at every coming and going.
+    """When a gang may grow. Without limits, gangs would change their layout whenever nodes or jobs come and go.
 
     Attributes:
-        cooldown_seconds: A gang grows when its layout has been the same for this long,
-        settle_seconds: when there has been room for this long,
-        minimum_gain: and when its throughput is predicted to rise by this share at least,
-        layout_gain: by this share if tensor, pipeline or context parallelism have to change for it.
+        cooldown_seconds: A gang grows if its layout has been the same for this long,
+        settle_seconds: if there has been room for this long,
+        minimum_gain: and if its throughput is predicted to rise by at least this share,
+        layout_gain: or by this share if tensor, pipeline or context parallelism must change.
         patience_seconds: A gang that lacks workers may wait for them to come back for this long.
     """
 
@@ -35,14 +35,14 @@ class Gang:
     """A gang as the scheduler knows it.
 
     Attributes:
-        layout: That it trains at; ``None`` while it has no workers.
+        layout: Its current layout; ``None`` while it has no workers.
         target: The layout last ordered; ``None`` to pause.
-        cause: Why.
+        cause: The reason for the target.
         waiting: Whether it has no workers because it cannot get any.
-        unchanged_seconds: Since its layout or its target was another, or it recovered from something.
-        stalled_seconds: Since it last trained; 0 while it does.
+        unchanged_seconds: Time since its layout or target last changed, or it recovered from something.
+        stalled_seconds: Time since it last trained; 0 while it trains.
         limits_changed: Whether the layouts that its job allows have just been changed.
-        limit: Bytes that its ranks may need; ``None`` if that is not known any more.
+        limit: Bytes that its ranks may need; ``None`` if no longer known.
         near: Labels of the nodes on which it is to get its workers.
     """
 
@@ -58,37 +58,37 @@ class Gang:
 
     @property
     def own(self) -> Layout | None:
-        """The layout whose place on nodes is its own: it has it or is about to."""
+        """The layout for which it has, or is about to have, its place on nodes."""
         return self.layout or (None if self.waiting else self.target)
 
     @property
     def held(self) -> int:
-        """Ranks that it has, or that are kept free for it."""
+        """Ranks that it has or that are reserved for it."""
         return 0 if self.waiting else self.claimed
 
     @property
     def claimed(self) -> int:
-        """Ranks that count for quotas. One that waits for workers may take what it was ordered to be at any time."""
+        """Ranks that count towards quotas. A gang waiting for workers may take its target at any time."""
         return max(layout.world_size if layout else 0 for layout in (self.layout, self.target))
 
     @property
     def kept(self) -> int:
-        """Ranks that it will have when it has done as ordered."""
+        """Ranks that it will have once it has followed its orders."""
         return 0 if self.waiting or self.target is None else self.target.world_size
 
     def demand(self, spec: JobSpec, basis: Basis = NOMINAL) -> Demand:
-        """What it asks of nodes. Arguments as ``demand_of``."""
+        """Its demand on nodes. Arguments as for ``demand_of``."""
         demand = demand_of(spec, basis)
         return demand.holding(self.layout, self.target) if self.limit is None else demand.within(self.limit)
 
     def orders(self, spec: JobSpec, basis: Basis = NOMINAL) -> Orders:
-        """What to tell it. Arguments as ``demand_of``."""
+        """Its orders. Arguments as for ``demand_of``."""
         if self.target is None:
             return Orders(None, (), self.cause)
         replica, most = self.target.per_replica, self.target.world_size
         demand = self.demand(spec, basis)
         allowed = tuple(one for one in demand.layouts if one.per_replica == replica and one.world_size <= most)
-        # A gang that is what it was to become changes only to come back to that.
+        # A gang that has reached its target changes only to return to it.
         arrived = self.layout == self.target
         cause, avoid = Cause.WORKER_BACK if arrived else self.cause, tuple(sorted(demand.avoid))
         return Orders(self.target, allowed, cause, avoid, self.near)
@@ -96,14 +96,14 @@ class Gang:
 
 @dataclass(frozen=True)
 class Admit:
-    """The job comes out of the queue."""
+    """The job leaves the queue."""
 
     job: JobRecord
 
 
 @dataclass(frozen=True)
 class Launch:
-    """The job's next gang starts; ``limit``: with so many bytes that its ranks may need; ``near``: as of ``Orders``."""
+    """The job's next gang starts. ``limit``: bytes that its ranks may need; ``near``: as in ``Orders``."""
 
     job: JobRecord
     layout: Layout
@@ -114,7 +114,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Wait:
-    """The job, which is SCHEDULING, stays where it is."""
+    """The job stays SCHEDULING."""
 
     job: JobRecord
     message: str
@@ -122,7 +122,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Explain:
-    """The job stays in the queue; why, as it is in this round, whether or not that was said before."""
+    """The job stays in the queue, for the reason that holds in this pass, whether or not it was given before."""
 
     job: JobRecord
     message: str
@@ -130,7 +130,7 @@ class Explain:
 
 @dataclass(frozen=True)
 class Resize:
-    """The job's gang gets another target; ``limit`` and ``near`` as of ``Launch``."""
+    """The job's gang gets another target; ``limit`` and ``near`` as in ``Launch``."""
 
     job: JobRecord
     layout: Layout
@@ -142,7 +142,7 @@ class Resize:
 
 @dataclass(frozen=True)
 class Pause:
-    """The job's gang ends, to start again when there is room."""
+    """The job's gang ends and will start again when there is room."""
 
     job: JobRecord
     message: str
@@ -150,7 +150,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class CapacityObserved:
-    """There is room for the job to start or to grow, by the sums; it counts when it is there for a while."""
+    """In total there is room for the job to start or to grow; it counts once it has lasted for a while."""
 
     job: JobRecord
 

@@ -1,8 +1,8 @@
-"""What nodes the jobs need, for a cluster whose autoscaler makes nodes come when they are asked for, and go when idle.
+"""Requests the nodes that jobs need from the autoscaler of a cluster that adds nodes on request and removes idle ones.
 
-A job asks for its own layout, that of its ``parallelism``, or for its smallest if its elasticity or its quotas leave
-no room for that. A gang goes on asking for as much when it has started with less, and for what it has when that is
-more. So elastic jobs grow into nodes that are there, and make none come for it.
+A job requests its own layout, that of its ``parallelism``, or its smallest if its elasticity or its quotas do not allow
+that. A gang that started with less keeps requesting as much; one that has more requests what it has. So elastic jobs
+grow into existing nodes, but do not cause new ones.
 """
 
 import time
@@ -17,27 +17,27 @@ from service.scheduler.demand import Demand, demand_of
 from service.scheduler.quotas import Limits, Quotas
 
 MOST_AT_ONCE = 128  # waiting jobs
-VERDICT_SECONDS = 10.0  # in which an autoscaler has seen what it was asked for
+VERDICT_SECONDS = 10.0  # by then an autoscaler has seen a request
 ASIDE_SECONDS = 120.0
-REPEAT_SECONDS = 60.0  # a cluster whose head was started anew knows nothing of what it was asked for
+REPEAT_SECONDS = 60.0  # a cluster whose head was restarted has forgotten earlier requests
 
 Bundles = tuple[Bundle, ...]
 
 
 @dataclass(frozen=True)
 class ResourceRequest:
-    """What a waiting job needs: the same bundle so many times."""
+    """What a waiting job needs: a number of equal bundles."""
 
     job_id: str
     bundles: Bundles
 
 
 def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, list[ResourceRequest]]:
-    """What gangs hold or are to have, and what waiting jobs need that their quotas allow, in the order of the queue.
+    """What gangs hold or should have, and what waiting jobs need and their quotas allow, in queue order.
 
     Args:
         jobs: All active jobs.
-        limits: What tenants and queues may hold.
+        limits: Quotas of tenants and queues.
     """
     queue = sorted(jobs, key=lambda job: (-job.spec.priority, job.queued_at, job.id))
     quotas = Quotas(limits, lambda job: demand_of(job.spec, job.basis))
@@ -59,9 +59,9 @@ def nodes_wanted(jobs: Sequence[JobRecord], limits: Limits) -> tuple[Bundles, li
 
 
 def _choice(job: JobRecord) -> list[Layout]:
-    """Its own layout, if it is still among those that the job allows, and then the smallest.
+    """A job's own layout, if the job still allows it, and then the smallest.
 
-    The own layout of a job that leaves its layouts to the service is the fastest.
+    For a job that leaves its layouts to the service, its own is the fastest one.
     """
     demand, own = demand_of(job.spec, job.basis), Layout.of(job.spec.parallelism)
     layouts = demand.layouts
@@ -71,7 +71,7 @@ def _choice(job: JobRecord) -> list[Layout]:
 
 
 def _allowed(job: JobRecord, choice: Sequence[Layout], quotas: Quotas, has: int = 0) -> Layout | None:
-    """The first of some layouts that its quotas have room for, which it takes from them."""
+    """The first of some layouts that fits the job's quotas, from which it is deducted."""
     for layout in choice:
         if quotas.allows(job, layout.world_size - has):
             quotas.take(job, layout.world_size - has)
@@ -85,15 +85,15 @@ def _bundles(demand: Demand, layout: Layout) -> Bundles:
 
 
 class Autoscaling:
-    """Asks a cluster for nodes; remembers what for.
+    """Requests nodes from a cluster and remembers the requests.
 
-    Ray's autoscaler grants all of a request or nothing, so one job that no nodes could hold would keep all others from
-    theirs. When a request is refused, half as many waiting jobs are asked for. When that is the first of them alone, it
-    is set aside for a while, and with it all that need as many of the same. Otherwise it becomes twice as many again.
+    Ray's autoscaler grants a request entirely or not at all, so a single job that no nodes could hold would block all
+    others. After a refusal, the next request covers half as many waiting jobs. If only the first job is left, it is set
+    aside for a while, with all that need as many of the same bundles. Otherwise the number doubles again.
 
     Args:
         gangs: The cluster.
-        clock: Tells seconds.
+        clock: Returns seconds.
     """
 
     def __init__(self, gangs: Gangs, clock: Callable[[], float] = time.monotonic) -> None:
@@ -104,7 +104,7 @@ class Autoscaling:
         self._asked_at = self._judged_at = clock()
 
     def ask(self, held: Bundles, requests: Sequence[ResourceRequest]) -> None:
-        """Ask for nodes that can hold all gangs, and the waiting jobs in their order.
+        """Request nodes for all gangs and for the waiting jobs in their order.
 
         Args:
             held: What gangs need.

@@ -1,4 +1,4 @@
-"""Who may go before a job that waits for room, because that cannot delay it.
+"""Which jobs may go before one that waits for room because they cannot delay it.
 
 How long gangs run is not known, so a job B may start before a blocked job H only if it does no harm in whatever order
 gangs end: for every set of gangs that may have ended, if H fits without B then it fits with B. Nor is it known where
@@ -43,9 +43,9 @@ class _Stay:
     """A gang that may stay.
 
     Attributes:
-        demand: What each of its ranks takes.
-        layouts: Those that it may have.
-        inside: Whether it is on the head's nodes for sure.
+        demand: Its demand.
+        layouts: Layouts that it may have.
+        inside: Whether it is certainly on the head's nodes.
     """
 
     demand: Demand
@@ -62,12 +62,12 @@ class Head:
     """A job that waits for room and must not be delayed.
 
     Args:
-        cluster: With what has been decided so far; what is decided later is heeded, too.
-        job: The one that waits.
+        cluster: The cluster snapshot; later decisions are taken into account, too.
+        job: The waiting job.
 
     Attributes:
-        job: The same.
-        nodes: Those that can take ranks of it.
+        job: The waiting job.
+        nodes: Nodes that can hold ranks of it.
     """
 
     def __init__(self, cluster: ClusterSnapshot, job: JobRecord) -> None:
@@ -91,7 +91,7 @@ class Head:
         self._taken: dict[tuple[int, frozenset[str]], Taken] = {}
 
     def _follow_cluster(self) -> None:
-        """Heed the gangs that have been started meanwhile; begin again if one was resized."""
+        """Take newly started gangs into account; start over if one was resized."""
         if self._resized != self._cluster.resized:
             self._forget()
         for job_id, gang in islice(self._cluster.gangs.items(), self._known, None):
@@ -133,7 +133,7 @@ class Head:
 
 
 def _fewest_groups(demand: Demand) -> dict[int, int]:
-    """How many groups a job needs at least, by the ranks that share a node."""
+    """The minimum number of groups that a job needs, by the ranks that share a node."""
     fewest: dict[int, int] = {}
     for size, count in map(demand.groups, demand.layouts):
         fewest[size] = min(count, fewest.get(size, count))
@@ -141,7 +141,7 @@ def _fewest_groups(demand: Demand) -> dict[int, int]:
 
 
 def _held_by_others(cluster: ClusterSnapshot) -> dict[str, float]:
-    """What is taken on the nodes and not by our gangs."""
+    """Resources of the nodes that are used by others than our gangs."""
     taken: dict[str, float] = defaultdict(float)
     for node in cluster.capacities:
         for name, total in node.total.items():

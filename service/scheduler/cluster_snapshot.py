@@ -1,4 +1,4 @@
-"""What one round of decisions works on: it changes with each of them."""
+"""The state on which one pass of decisions works, updated with each decision."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,30 +16,30 @@ from service.scheduler.quotas import Account, Limits, Quotas
 
 
 class ClusterSnapshot:
-    """Jobs, gangs and room, and what has been decided so far.
+    """Jobs, gangs and room, and the decisions so far.
 
     Args:
         jobs: All active jobs.
         nodes: The alive nodes.
         gangs: The gangs by job.
-        room_seconds: For how long there has been room for a job, as ``CapacityObserved`` said each time.
+        room_seconds: By job, for how long there has been room, as reported by ``CapacityObserved`` in each pass.
         policy: When gangs may grow.
-        limits: What tenants and queues may hold.
-        topology: Labels of nodes that are near each other, as of ``Room``.
+        limits: Quotas of tenants and queues.
+        topology: Node labels that indicate proximity, as in ``Room``.
 
     Attributes:
-        actions: What has been decided.
+        actions: The decisions so far.
         jobs: All active jobs by id.
-        capacities: The nodes as they are, draining ones too.
-        gangs: The gangs as they are with that; one of each job that has a gang, those that start last.
-        resized: How many gangs have got another target.
-        room: What is left.
-        whole: What the nodes could take if nothing ran on them.
-        quotas: What is left of them.
-        gone: What nodes that are missing are gone for.
-        queue: The jobs in the order in which they come first.
-        moved: The jobs whose gangs have no place within the limits of their ranks' bytes and are to have others.
-        lines: How many of those that have had their turn wait for each set of nodes, and for each account.
+        capacities: The nodes as they are, including draining ones.
+        gangs: The gangs after these decisions, one for each job that has one; newly started ones last.
+        resized: Number of gangs that got another target.
+        room: The room left.
+        whole: The room that the nodes would have if nothing ran on them.
+        quotas: The quotas left.
+        gone: Why nodes are missing.
+        queue: The jobs in queue order.
+        moved: Jobs whose gangs have no place within their ranks' memory limit and are to get another limit.
+        lines: Number of jobs considered so far that wait for each set of nodes, and for each account.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class ClusterSnapshot:
         self._nodes: dict[tuple[Kind, int], Nodes] = {}
 
     def _settle_limits(self) -> None:
-        """Choose limits for jobs that may be placed on several kinds of GPU and have no gang, or one without a place.
+        """Choose memory limits for jobs that may use several kinds of GPU and have no gang, or one without a place.
 
-        That is the limit at which a job would be fastest if it were alone, whatever there is room for now.
+        This is the limit at which a job would be fastest if it were alone, regardless of the room there is now.
         """
         for job in self.queue:
             gang = self.gangs.get(job.id)
@@ -108,11 +108,11 @@ class ClusterSnapshot:
         return next((option for option in options if best in possible[option]), options[-1])
 
     def demand(self, job: JobRecord) -> Demand:
-        """What a job asks of nodes."""
+        """A job's demand on nodes."""
         return self._demands[job.id]
 
     def nodes(self, job: JobRecord) -> Nodes:
-        """The nodes that can take ranks of a job: the smallest group of those that share a node, if they are empty."""
+        """The nodes that could hold, if empty, a job's smallest group of ranks that must share a node."""
         demand = self.demand(job)
         key = demand.kind, demand.smallest_group
         if key not in self._nodes:
@@ -121,7 +121,7 @@ class ClusterSnapshot:
         return self._nodes[key]
 
     def possible(self, job: JobRecord) -> list[Layout]:
-        """The layouts of a job that the nodes could take if it were alone."""
+        """The layouts of a job that the nodes could hold if it were alone."""
         return self._possible_of(self.demand(job))
 
     def _possible_of(self, demand: Demand) -> list[Layout]:
@@ -130,11 +130,11 @@ class ClusterSnapshot:
         return self._possible[demand]
 
     def fitting(self, job: JobRecord, room: Room, among: Iterable[Layout] | None = None) -> list[Layout]:
-        """The layouts of a job that fit, also in its quotas, beside its present one if it has one.
+        """The layouts of a job that fit nodes and quotas, counting what the job holds already as available to it.
 
         Args:
             job: The job.
-            room: Where: ``room``, or ``whole`` as if no gang held anything.
+            room: Where to look: ``room``, or ``whole`` as if no gang held anything.
             among: Layouts to choose from; by default all that it allows.
         """
         gang, demand = self.gangs.get(job.id), self.demand(job)
@@ -148,13 +148,13 @@ class ClusterSnapshot:
         ]
 
     def admit(self, job: JobRecord) -> None:
-        """Decide that a job is among those that could be next."""
+        """Decide that a job leaves the queue, as one of the next to be placed."""
         if job.state is JobState.QUEUED:
             self.actions.append(Admit(job))
             self._admitted.add(job.id)
 
     def wait(self, job: JobRecord, message: str) -> None:
-        """Say why a job waits."""
+        """Explain why a job waits."""
         queued = job.state is JobState.QUEUED and job.id not in self._admitted
         self.actions.append(Explain(job, message) if queued else Wait(job, message))
 
@@ -168,12 +168,12 @@ class ClusterSnapshot:
         self.gangs[job.id] = Gang(None, layout, limit=demand.limit)
 
     def keep(self, job: JobRecord, ranks: int) -> None:
-        """Keep room for more ranks of a job, wherever they will be."""
+        """Reserve room for more ranks of a job, wherever they will be."""
         self.room.hold(self.demand(job), ranks)
         self.quotas.take(job, ranks)
 
     def resize(self, job: JobRecord, layout: Layout, cause: Cause, message: str, near: Labels = ()) -> None:
-        """Decide that a gang gets another target. More room is taken at once, less only given back when it is free."""
+        """Decide that a gang gets another target. Room is taken at once, but given back only when it is free."""
         old, limit = self.gangs[job.id], self.demand(job).limit
         new = self.gangs[job.id] = replace(old, target=layout, cause=cause, limit=limit)
         if old.layout or new.held > old.held:  # one that starts may have taken all of it by now
@@ -183,17 +183,17 @@ class ClusterSnapshot:
         self.actions.append(Resize(job, layout, cause, message, limit, near))
 
     def pause(self, job: JobRecord, message: str) -> None:
-        """Decide that a gang makes room altogether."""
+        """Decide that a gang gives up all its room."""
         self.gangs[job.id] = replace(self.gangs[job.id], target=None, cause=Cause.PREEMPTED)
         self.resized += 1
         self.actions.append(Pause(job, message))
 
     def leaving(self) -> list[JobRecord]:
-        """The jobs that give up room."""
+        """The jobs that are giving up room."""
         return [job for job in self.queue if (gang := self.gangs.get(job.id)) and gang.kept < gang.held]
 
     def lower(self, job: JobRecord) -> list[JobRecord]:
-        """The jobs that another one may take room from: the lowest priority first, and of equals the newest."""
+        """The jobs that a job may preempt: lowest priority first, then newest first."""
         return [
             other for other in reversed(self.queue) if other.spec.priority < job.spec.priority and self._trains(other)
         ]

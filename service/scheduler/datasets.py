@@ -1,4 +1,4 @@
-"""Has datasets made, one after the other, and takes what is told of them into the record."""
+"""Builds datasets, one after the other, and stores their status in the record."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from service.models.datasets import DatasetState
 from service.scheduler.quotas import Limits
 
 MOST_LAUNCHES = 3
-LAUNCH_PAUSE = timedelta(seconds=30)  # from the first launch to the second at least; twice that to the third
+LAUNCH_PAUSE = timedelta(seconds=30)  # minimum between the first launch and the second; twice that before the third
 
 _utc_now = partial(datetime.now, UTC)
 
@@ -21,17 +21,17 @@ logger = logging.getLogger(__name__)
 
 
 class DatasetReconciler:
-    """One pass at a time over all datasets that are to be made.
+    """Makes passes over all datasets that are to be built.
 
-    A service that starts anew finds the one that its predecessor has begun, or begins it again, which goes on with the
-    files that are done.
+    A restarted service finds the build that its predecessor has started, or starts it again, which keeps the files that
+    are done.
 
     Args:
-        record: The datasets, to be written under the scheduler's lease.
+        record: The datasets, written under the scheduler's lease.
         builds: A connected cluster.
-        cpus: CPUs for the making of datasets.
-        limits: Gives the quotas of tenants.
-        now: Tells the time.
+        cpus: CPUs for building datasets.
+        limits: Returns the tenants' quotas.
+        now: Returns the current time.
     """
 
     def __init__(
@@ -54,19 +54,19 @@ class DatasetReconciler:
         alive = self._builds.alive()
         self._record.forget_deleted(alive)
         waiting = self._record.waiting()
-        unwanted = self._record.known(alive - {build.id for build in waiting})  # cancelled, deleted or asked for anew
+        unwanted = self._record.known(alive - {build.id for build in waiting})  # cancelled, deleted or requested again
         for build_id in unwanted:
             self._builds.end(build_id)
         current = [build for build in waiting if build.id in alive]
         for build in current:
             self._follow(build)
-        if not current and not unwanted:  # of two that write to one folder the first has to be gone
+        if not current and not unwanted:  # two builds must never write to the same folder at once
             self._launch_next(waiting)
 
     def _follow(self, build: DatasetBuild) -> None:
         status = self._builds.poll(build.id)
         if status is None:
-            return  # the next pass sees that it is gone
+            return  # gone; the next pass handles it
         progress = status.progress or build.progress
         told = {"progress": progress.model_dump() if progress else None}
         if status.problem is not None:
@@ -82,7 +82,7 @@ class DatasetReconciler:
             if build.launches >= MOST_LAUNCHES:
                 problem = (
                     f"its process has died {build.launches} times, perhaps out of memory or with its node; see Ray's "
-                    "logs, and create it again to go on with the files that are done"
+                    "logs, and create it again to continue with the remaining files"
                 )
                 self._finish(build, DatasetState.FAILED, problem)
             elif self._is_due(build):
@@ -97,12 +97,12 @@ class DatasetReconciler:
     def _launch(self, build: DatasetBuild) -> None:
         cpus = min(self._cpus, self._limits().tenants.get(build.tenant, {}).get("CPU", self._cpus))
         if cpus < 1:
-            problem = f"the tenant's quota is {cpus:g} CPUs, and it takes one at least"
+            problem = f"the tenant's quota is {cpus:g} CPUs, but building a dataset takes at least one"
             self._finish(build, DatasetState.FAILED, problem)
             return
         if not self._record.update(build, launches=build.launches + 1, launched_at=self._now()):
-            return  # cancelled meanwhile
-        logger.info("%s: dataset %r of %s is made with %g CPUs", build.id, build.name, build.tenant, cpus)
+            return  # cancelled in the meantime
+        logger.info("%s: dataset %r of %s is being built with %g CPUs", build.id, build.name, build.tenant, cpus)
         spec = build.spec
         self._builds.launch(BuildTask(build.id, build.tenant, spec.corpus, build.url, spec.credentials, cpus))
 

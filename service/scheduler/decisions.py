@@ -1,9 +1,9 @@
-"""What to do about jobs and gangs. Pure: records, gangs and capacities in, actions out.
+"""Decides what to do about jobs and gangs. Pure: records, gangs and capacities in, actions out.
 
-A higher priority comes first, and of equals who is in the queue for longest. A job starts at the best of its layouts
-that fits now, on nodes and in quotas, when one does. One that must wait for others to make room keeps those behind it
-from what could delay it, so that it cannot starve (``backfill``; ``quotas``); one that the whole cluster or its whole
-quota could not hold does not. A gang that has lost its workers waits among them. Gangs grow into what nobody waits for.
+Higher priorities come first, then jobs that have been in the queue for longer. A job starts at the best of its layouts
+that fit now, on nodes and in quotas. A job that waits for others to make room blocks those behind it from anything that
+could delay it, so that it cannot starve (``backfill``; ``quotas``); one that is too large for the whole cluster or its
+whole quota does not. A gang that has lost its workers waits among them. Gangs grow into room that no job waits for.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,17 +32,17 @@ def decide(
     room_seconds: Mapping[str, float] = _NONE, policy: ResizePolicy | None = None, limits: Limits | None = None,
     topology: Sequence[str] = (),
 ) -> list[Action]:  # fmt: skip
-    """What to do now.
+    """Decide what to do now.
 
     Args:
         jobs: All active jobs.
-        nodes: What the alive nodes have, and have free.
-        gangs: The gangs by job; one that is not there is taken to be starting.
-        room_seconds: By job, for how long each round has said ``CapacityObserved`` of it.
+        nodes: Total and free resources of the alive nodes.
+        gangs: The gangs by job; a missing one is assumed to be starting.
+        room_seconds: By job, for how long each pass has yielded ``CapacityObserved`` for it.
         policy: When gangs may grow.
-        limits: What tenants and queues may hold.
-        topology: Labels of nodes that are near each other, the outermost first: gangs start and grow within one value
-            of the innermost that has room for all of them.
+        limits: Quotas of tenants and queues.
+        topology: Node labels that indicate proximity, outermost first: gangs start and grow within one value of the
+            innermost label that has room for all of them.
     """
     cluster = ClusterSnapshot(jobs, nodes, gangs, room_seconds, policy or ResizePolicy(), limits or Limits(), topology)
     keep_up(cluster)
@@ -52,7 +52,7 @@ def decide(
 
 
 def _serve_queue(cluster: ClusterSnapshot) -> list[Head]:
-    """Start what may. Returns the jobs that wait for room on nodes and come before those behind them."""
+    """Start the jobs that may start. Returns those that wait for room on nodes and block the jobs behind them."""
     heads: list[Head] = []
     for job in cluster.queue:
         gang = cluster.gangs.get(job.id)
@@ -71,15 +71,15 @@ def _is_queued(job: JobRecord) -> bool:
 
 
 def _serve(cluster: ClusterSnapshot, job: JobRecord, before: Sequence[Head]) -> bool:
-    """Start a job's gang, or say what it waits for.
+    """Start a job's gang, or explain what it waits for.
 
     Args:
-        cluster: What there is.
+        cluster: The cluster snapshot.
         job: The job.
-        before: Those that wait for nodes that it could use.
+        before: Jobs ahead that wait for nodes that it could use.
 
     Returns:
-        Whether it waits for nothing that is kept from those behind it.
+        False if it waits for nodes that must be kept from the jobs behind it.
     """
     possible = cluster.possible(job)
     if not possible:
@@ -131,7 +131,7 @@ def _serve_on_nodes(
 
 
 def _revive(cluster: ClusterSnapshot, job: JobRecord, gang: Gang) -> bool:
-    """Keep room for a gang that waits for workers, which it looks for by itself; say whether it waits for no other."""
+    """Keep room for a gang that waits for workers, which it finds by itself; False if it waits for others' room."""
     if gang.target is None or not cluster.possible(job):
         return True
     demand = cluster.demand(job)

@@ -1,4 +1,4 @@
-"""Which gangs grow."""
+"""Decides which gangs grow."""
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
@@ -15,11 +15,11 @@ from service.scheduler.placement import Nodes
 
 
 def grow(cluster: ClusterSnapshot, wanted: Iterable[Nodes]) -> None:
-    """Let gangs grow into what is left, the first in the queue first, but into no quota that a job waits for.
+    """Let gangs grow into the room left, in queue order, but not into a quota that a job waits for.
 
     Args:
-        cluster: What there is.
-        wanted: Sets of nodes on which a job waits for room; gangs that can use these do not grow.
+        cluster: The cluster snapshot.
+        wanted: Sets of nodes on which jobs wait for room; gangs that can use these do not grow.
     """
     taken = reduce(or_, wanted, 0)
     for job in cluster.queue:
@@ -64,13 +64,13 @@ def _grow(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, layout: Layout) 
 
 
 def scale_up_choice(demand: Demand, layout: Layout, larger: Sequence[Layout], policy: ResizePolicy) -> Layout | None:
-    """The best of some layouts for a gang to grow to; ``None`` if none gains enough.
+    """The best layout for a gang to grow to; ``None`` if none gains enough.
 
     Args:
-        demand: What its job asks for.
-        layout: That it has.
-        larger: Those that fit.
-        policy: What is enough.
+        demand: The job's demand.
+        layout: The gang's layout.
+        larger: Larger layouts that fit.
+        policy: How much gain is enough.
     """
     stay = demand.fastest([layout, *(other for other in larger if other.per_replica == layout.per_replica)]) or layout
     if not _gains(demand, layout, stay, policy.minimum_gain):
@@ -82,5 +82,5 @@ def scale_up_choice(demand: Demand, layout: Layout, larger: Sequence[Layout], po
 
 
 def _gains(demand: Demand, old: Layout, new: Layout, share: float) -> bool:
-    """Whether a layout's throughput is predicted to be higher than another's by a share at least."""
+    """Whether a layout's predicted throughput exceeds another's by at least a share."""
     return demand.seconds(old) >= (1 + share) * demand.seconds(new)

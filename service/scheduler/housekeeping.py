@@ -1,4 +1,4 @@
-"""What the scheduler does besides: shows the cluster to the other processes, and clears up."""
+"""The scheduler's side tasks: publishing the nodes to other processes, and cleaning up."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -8,16 +8,16 @@ from service.gang.status import NodeCapacity
 from service.jobs.model import NODES
 from service.jobs.store import JobStore
 
-SHOW_SECONDS = 10.0  # after which nodes are shown again if nothing about them is new
+SHOW_SECONDS = 10.0  # after which unchanged nodes are published again
 CLEAR_SECONDS = 3600.0
 
 
 class Housekeeping:
-    """Remembers when it last did what.
+    """Does each task when it is due.
 
     Args:
         store: The record.
-        clock: Tells seconds.
+        clock: Returns seconds.
     """
 
     def __init__(self, store: JobStore, clock: Callable[[], float]) -> None:
@@ -26,7 +26,7 @@ class Housekeeping:
         self._shown_at = self._cleared_at = clock()
 
     def show(self, nodes: Sequence[NodeCapacity]) -> None:
-        """Have other processes see the nodes, and forget what nobody asks for any more."""
+        """Publish the nodes to other processes, and delete records of old requests."""
         now, found = self._clock(), [asdict(node) for node in sorted(nodes, key=lambda node: node.node_id)]
         if found != self._shown or now >= self._shown_at + SHOW_SECONDS:
             self._store.keep_snapshot(NODES, found)

@@ -1,4 +1,4 @@
-"""The thread in which the scheduler lives. Of several services on one database, one at a time schedules."""
+"""The scheduler's thread. Of several services on one database, only one schedules at a time."""
 
 import logging
 import threading
@@ -16,28 +16,28 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0
 STALE_SECONDS = 30.0
-UPDATE_SECONDS = 0.1  # between two looks at what gangs have to tell, so that a fast gang's reports come together
+UPDATE_SECONDS = 0.1  # between two polls of gangs, so that a fast gang's reports are stored together
 LEASE = "scheduler"
 LEASE_SECONDS = 15.0
 HUNG_SECONDS = 120.0  # a pass that takes longer is not waited for if another service can schedule
 
 
 class ReconcileLoop:
-    """Waits for the lease, connects to the cluster, and makes pass after pass until it is stopped.
+    """Waits for the lease, connects to the cluster, and makes passes until it is stopped.
 
-    Between two passes it stores what gangs report, when they do.
+    Between passes it stores gangs' reports as they come.
 
-    A second thread renews the lease meanwhile, because a pass over many jobs takes longer than a service that has died
-    should go unnoticed.
+    A second thread renews the lease, because a pass over many jobs may take longer than a dead service should go
+    unnoticed.
 
     Args:
-        gangs: The cluster; connected and closed here, in one thread, as it asks for.
+        gangs: The cluster; connected and closed here, in one thread, as it requires.
         store: The record.
-        leases: Where the lease is to be had.
-        reconciler: Makes what makes the passes; it is given the record, to be written under the lease.
-        interval_seconds: From the end of one pass to the beginning of the next.
-        metrics: Takes what is measured of the passes; ``None`` to have it nowhere.
-        datasets: Makes what sees to datasets after each pass; ``None`` to leave them alone.
+        leases: Leases of this process.
+        reconciler: Creates the reconciler, given the record, which it writes under the lease.
+        interval_seconds: From the end of one pass to the start of the next.
+        metrics: Receives measurements of the passes; ``None`` to discard them.
+        datasets: Creates the reconciler of datasets, which runs after each pass; ``None``: datasets are not built.
     """
 
     def __init__(
@@ -67,18 +67,18 @@ class ReconcileLoop:
         self._renewal = threading.Thread(target=self._keep_lease, name="lease")
 
     def start(self) -> None:
-        """Begin, in threads of its own."""
+        """Start, in threads of its own."""
         self._thread.start()
         self._renewal.start()
 
     def stop(self) -> None:
-        """End after the pass that is being made, leave the cluster, and return when all that is done."""
+        """End after the current pass, leave the cluster, and return when that is done."""
         self._stop.set()
         self._thread.join()
         self._renewal.join()
 
     def problem(self) -> str | None:
-        """Why jobs are not being scheduled; ``None`` when they are, here or by another service."""
+        """Why jobs are not being scheduled; ``None`` if they are, by this or another service."""
         if self._problem is not None:
             return self._problem
         age = time.monotonic() - self._last_good
@@ -98,7 +98,7 @@ class ReconcileLoop:
             self._disconnect()
 
     def _round(self) -> bool:
-        """Do what is to be done; say whether it went well."""
+        """Make a pass if this service has the lease; return whether the cluster could be reached."""
         self._began = time.monotonic()
         try:
             self._acquire_lease()
@@ -111,7 +111,7 @@ class ReconcileLoop:
             logger.warning("%s", overtaken)
             self._lease = self._reconciler = None
         except ConnectionError as error:
-            logger.exception("Ray cannot be reached; the next try is in %g s", RETRY_SECONDS)
+            logger.exception("Ray cannot be reached; retrying in %g s", RETRY_SECONDS)
             self._problem = f"Ray cannot be reached: {error}"
             self._release_lease()  # another service may reach it
             self._disconnect()
@@ -123,7 +123,7 @@ class ReconcileLoop:
         return True
 
     def _see_to_datasets(self) -> None:
-        """Do a pass over datasets. What goes wrong there keeps no job waiting."""
+        """Make a pass over datasets. Errors there do not hold up jobs."""
         try:
             if self._datasets is not None:
                 self._datasets.tick()
@@ -133,7 +133,7 @@ class ReconcileLoop:
             logger.exception("a pass over the datasets failed; the next one tries again")
 
     def _store_updates(self, until: float) -> None:
-        """Until the next pass, store what gangs report as soon as they say that there is something."""
+        """Until the next pass, store gangs' reports as soon as they announce some."""
         try:
             while self._reconciler is not None and time.monotonic() < until and not self._stop.is_set():
                 if updated := self._gangs.wait_for_updates(min(UPDATE_SECONDS, until - time.monotonic())):
@@ -142,15 +142,15 @@ class ReconcileLoop:
         except LeaseLost as overtaken:
             logger.warning("%s", overtaken)
         except Exception:
-            logger.exception("what gangs report could not be stored; the next pass tries again")
+            logger.exception("gangs' reports could not be stored; the next pass tries again")
         self._stop.wait(max(0.0, until - time.monotonic()))
 
     def _acquire_lease(self) -> None:
-        """Take the lease, or renew it, and connect if that is still to be done."""
+        """Take or renew the lease, and connect if necessary."""
         lease = self._leases.take(LEASE, LEASE_SECONDS)
         if lease != self._lease:
             logger.info("this service schedules now" if lease else "another service schedules now")
-            # What a reconciler remembers may have changed under another's hands.
+            # Another service may have changed what a reconciler remembers.
             self._lease, self._reconciler = lease, None
         if lease is not None and self._reconciler is None:
             self._connect()

@@ -1,4 +1,4 @@
-"""What the scheduler remembers of gangs from one pass to the next. It is gone with the service."""
+"""The scheduler's memory of gangs from one pass to the next. It does not survive the service."""
 
 import time
 from collections.abc import Callable, Collection
@@ -12,17 +12,17 @@ from service.jobs.states import JobState
 from service.scheduler.actions import Gang
 from service.scheduler.demand import demand_of
 
-_NEAR_SECONDS = 10.0  # to get workers where there was room; after that anywhere, as others may have been faster
+_NEAR_SECONDS = 10.0  # to get workers where there was room; then anywhere, since others may have been faster
 
 
 @dataclass
 class _Entry:
-    """One gang's.
+    """One gang's entry.
 
     Attributes:
-        changed_at: When its layout or its target last became another, or it recovered.
-        stored: Sequence number of its newest report that the record has.
-        looked_at: When it began to look for workers as it was last told to; ``None`` before that.
+        changed_at: When its layout or target last changed, or it recovered.
+        stored: Sequence number of its newest report in the record.
+        looked_at: When it began to look for workers under its latest orders; ``None`` before that.
     """
 
     attempt: int
@@ -38,7 +38,7 @@ class GangMemory:
     """The gangs of all jobs that have one.
 
     Args:
-        clock: Tells seconds.
+        clock: Returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,15 +49,15 @@ class GangMemory:
     def start(
         self, job: JobRecord, attempt: int, target: Layout, limit: float | None = None, near: Labels = ()
     ) -> Orders:
-        """A gang is about to start; what to tell it. ``limit``: of the bytes that its ranks may need."""
+        """Note that a gang is about to start, and return its orders. ``limit``: bytes that its ranks may need."""
         return self._begin(job, attempt, Gang(None, target, limit=limit, near=near), stored=0)
 
     def recall(self, job: JobRecord, stored: int) -> None:
-        """Take up a gang that was started before the service. It is to stay as the record has it.
+        """Adopt a gang that was started before the service, keeping the layout in the record.
 
         Args:
             job: Its job.
-            stored: Sequence number of its newest report that the record has; 0 if there is none.
+            stored: Sequence number of its newest report in the record; 0 if there is none.
         """
         self._begin(job, job.attempt, Gang(None, _layout_in_record(job)), stored)
 
@@ -72,7 +72,7 @@ class GangMemory:
         return not (job.has_gang and job.keeps) or (entry is not None and entry.gang.waiting)
 
     def orders(self, job: JobRecord) -> Orders:
-        """What to tell a job's gang."""
+        """Orders for a job's gang."""
         self._follow_user(job)
         entry = self._entries[job.id]
         if entry.gang.near and entry.looked_at is not None and self._clock() >= entry.looked_at + _NEAR_SECONDS:
@@ -80,24 +80,24 @@ class GangMemory:
         return entry.gang.orders(job.spec, job.basis)
 
     def stored(self, job: JobRecord) -> int:
-        """Sequence number of the newest report of a job's gang that the record has.
+        """Sequence number of the newest report of a job's gang in the record.
 
-        Nobody else writes reports as long as this process has the lease, so the record need not be asked.
+        Only this process writes reports while it has the lease, so the record need not be read.
         """
         return self._entries[job.id].stored
 
     def saw_stored(self, job: JobRecord, sequence: int) -> None:
-        """Take note that the record has a gang's reports up to a sequence number."""
+        """Note that the record has a gang's reports up to a sequence number."""
         self._entries[job.id].stored = sequence
 
     def saw(self, job: JobRecord, status: GangStatus) -> None:
-        """Take note of what a gang says."""
+        """Note a gang's status."""
         entry, now = self._entries[job.id], self._clock()
         if status.phase is GangPhase.WAITING:
             self._change(entry, replace(entry.gang, layout=None, waiting=True))
         elif status.phase is not GangPhase.STARTING:
             self._change(entry, replace(entry.gang, layout=status.layout, waiting=False))
-        elif job.state is JobState.SCHEDULING:  # a gang that trains only says so when it is slow to answer
+        elif job.state is JobState.SCHEDULING:  # a training gang only appears as STARTING when it is slow to answer
             self._change(entry, replace(entry.gang, waiting=False))
         if status.phase is GangPhase.RECOVERING:
             entry.changed_at = now
@@ -109,7 +109,7 @@ class GangMemory:
     def order(
         self, job_id: str, target: Layout | None, cause: Cause, limit: float | None = None, near: Labels = ()
     ) -> None:
-        """Have a gang told something else from now on; without a limit, that of its ranks' bytes stays what it is."""
+        """Change a gang's orders; without a limit, its present one stays."""
         entry = self._entries[job_id]
         limit = entry.gang.limit if limit is None else limit
         entry.looked_at = None
@@ -120,7 +120,7 @@ class GangMemory:
         self._entries = {job_id: entry for job_id, entry in self._entries.items() if job_id in job_ids}
 
     def gangs(self, jobs: Collection[JobRecord]) -> dict[str, Gang]:
-        """The gangs of some jobs as they are now. New limits of a job are told as new once."""
+        """The gangs of some jobs as they are now. A change of a job's limits is reported once."""
         now, gangs = self._clock(), {}
         for job in jobs:
             if entry := self._entries.get(job.id):
@@ -134,12 +134,12 @@ class GangMemory:
         return gangs
 
     def room_seconds(self) -> dict[str, float]:
-        """For how long there has been room for jobs, by the decisions so far."""
+        """By job, for how long there has been room according to the decisions so far."""
         now = self._clock()
         return {job_id: now - since for job_id, since in self._room_since.items()}
 
     def observed_capacity(self, job_ids: Collection[str]) -> None:
-        """Take note of all jobs that there is room for now."""
+        """Note all jobs that there is room for now."""
         now = self._clock()
         self._room_since = {job_id: self._room_since.get(job_id, now) for job_id in job_ids}
 
@@ -149,7 +149,7 @@ class GangMemory:
         return gang.orders(job.spec, job.basis)
 
     def _follow_user(self, job: JobRecord) -> None:
-        """Pause as the job's user asks, and no longer than that."""
+        """Pause the gang for as long as the job's user requests it."""
         gang = self._entries[job.id].gang
         if job.pause_requested:
             self.order(job.id, None, Cause.PAUSED)
@@ -163,7 +163,7 @@ class GangMemory:
 
 
 def _looks(status: GangStatus, target: Layout | None) -> bool:
-    """Whether a gang looks for workers, if it needs any; it first has to stop before its replicas can be others."""
+    """Whether a gang is looking for any workers it needs; it must stop before its replicas' layout can change."""
     stays = status.layout and target and status.layout.per_replica == target.per_replica
     return bool(stays) or status.phase in (GangPhase.STARTING, GangPhase.WAITING, GangPhase.RECOVERING)
 

@@ -1,4 +1,4 @@
-"""Which nodes a job can use and what they can take."""
+"""Which nodes a job can use, and how much they can hold."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from service.scheduler.demand import Demand, Kind
 
 ROUNDING = 1e-6  # Ray counts resources in steps of 1e-4
 
-Nodes = int  # a set of nodes, a bit for each: such sets are compared all the time
+Nodes = int  # a set of nodes as a bit mask, because such sets are compared all the time
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Part:
     """A part of the network.
 
     Attributes:
-        labels: What its nodes have that others have not; none of the whole.
-        nodes: Those, by their numbers; ``None``: all.
+        labels: Labels that distinguish its nodes; none for the whole network.
+        nodes: Numbers of its nodes; ``None``: all.
     """
 
     labels: Labels = ()
@@ -31,20 +31,20 @@ class Part:
 
 
 _WHOLE = Part()
-_SELECTABLE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # values that Ray's selectors take
+_SELECTABLE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # values that Ray's selectors accept
 
 
 class Room:
-    """What is free on the nodes, less and less as gangs are placed. Draining nodes take nothing.
+    """The free resources of the nodes, which shrink as gangs are placed. Draining nodes accept nothing.
 
-    What nodes say is free lags behind: a gang that was just started does not show yet. So sums are kept beside it: the
-    gangs that can be on some nodes only never get more than these nodes have in all.
+    Nodes' reports of free resources lag behind: a gang that was just started does not show yet. So totals are kept as
+    well: gangs that can only be on certain nodes never get more than these nodes have in total.
 
     Args:
         nodes: The alive nodes.
-        free: What is free on each.
-        held: What gangs ask for that there are, and how many ranks are theirs.
-        topology: Names of the labels by which nodes are in the same part of the network, the outermost first.
+        free: Free resources of each.
+        held: Demands of the existing gangs, and the number of their ranks.
+        topology: Names of the labels that define the parts of the network, outermost first.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Room:
         self._held: dict[Nodes, dict[str, float]] = {}
         self._usable: dict[Kind, Nodes] = {}
         self._totals: dict[Nodes, dict[str, float]] = {}
-        # Of demands of a kind: the ranks that each node can take, their groups in all, and the ranks by the sums.
+        # By kind of demand: the ranks that each node can hold, their groups in total, and the ranks by the totals.
         self._slots: dict[Kind, list[int]] = {}
         self._groups: dict[tuple[Kind, int], int] = {}
         self._ranks: dict[Kind, int] = {}
@@ -74,12 +74,12 @@ class Room:
     def now(
         cls, nodes: Sequence[NodeCapacity], held: Iterable[tuple[Demand, int]], topology: Sequence[str] = ()
     ) -> "Room":
-        """What is free beside the gangs that already run."""
+        """The room next to the gangs that already run."""
         return cls(nodes, [node.free for node in nodes], held, topology)
 
     @classmethod
     def empty(cls, nodes: Sequence[NodeCapacity]) -> "Room":
-        """What would be free if nothing ran."""
+        """The room there would be if nothing ran."""
         return cls(nodes, [node.total for node in nodes])
 
     def nodes_for(self, demand: Demand) -> Nodes:
@@ -91,7 +91,7 @@ class Room:
         return self._usable[demand.kind]
 
     def slots(self, demand: Demand) -> list[int]:
-        """How many of a job's ranks each node can take."""
+        """How many of a job's ranks each node can hold."""
         if demand.kind not in self._slots:
             usable = self.nodes_for(demand)
             self._slots[demand.kind] = [
@@ -101,7 +101,7 @@ class Room:
         return self._slots[demand.kind]
 
     def ranks(self, demand: Demand) -> int:
-        """How many of a job's ranks the sums leave room for; below 0 when too many are held already."""
+        """How many of a job's ranks there is room for in total; below 0 if too many are held already."""
         if demand.kind not in self._ranks:
             usable = self.nodes_for(demand)
             sets = {usable, self._everywhere, *(nodes for nodes in self._held if usable & nodes == usable)}
@@ -112,10 +112,10 @@ class Room:
         """Whether a gang can be placed, or changed.
 
         Args:
-            demand: What its job asks for.
-            layout: The layout that it would have.
-            own: The one that it has. Where its groups are is not known, so each counts as a node of its own.
-            held: Ranks that are its own already.
+            demand: The job's demand.
+            layout: The gang's new layout.
+            own: Its present layout. Where its groups are is not known, so each counts as a node of its own.
+            held: Ranks that it holds already.
         """
         if layout.world_size > held and layout.world_size - held > self.ranks(demand):
             return False
@@ -123,16 +123,16 @@ class Room:
         return self._groups_of(demand, size) >= count
 
     def nearest(self, demand: Demand, layout: Layout, own: Layout | None = None, beside: Collection[str] = ()) -> Part:
-        """The innermost part of the network in which there is room for all of a gang, the one that it leaves least of.
+        """The innermost part of the network with room for all of a gang; of several, the one with the least room.
 
         Args:
-            demand: What its job asks for.
-            layout: The layout that it would have.
-            own: The layout that it has.
-            beside: The nodes that it has, which are to be in the same part.
+            demand: The job's demand.
+            layout: The gang's new layout.
+            own: Its present layout.
+            beside: Its present nodes, which must be in the same part.
 
         Returns:
-            The whole network if no part has room, or the gang needs none, or is to be spread.
+            The whole network if no part has room, the gang needs none, or it is to be spread.
         """
         size, count = self._lacking(demand, layout, own)
         if not self._topology or count <= 0 or demand.placement == "SPREAD":
@@ -149,9 +149,9 @@ class Room:
         return _WHOLE
 
     def expect(self, demand: Demand, layout: Layout, own: Layout | None, near: Labels) -> None:
-        """Count a gang that is about to get workers, which nodes need not show yet, where ``nearest`` looks for room.
+        """Reserve room in ``nearest`` for a gang that is about to get workers, which nodes may not show yet.
 
-        Arguments as ``fits``, and the labels of the part in which it is to get them.
+        Arguments as for ``fits``, and the labels of the part in which it is to get them.
         """
         (size, count), labels = self._lacking(demand, layout, own), dict(near).items()
         for number, node in enumerate(self._nodes):
@@ -162,7 +162,7 @@ class Room:
                     count -= groups
 
     def _slots_to_come(self, demand: Demand) -> list[int]:
-        """How many of a job's ranks each node can take once those that start have their places."""
+        """How many of a job's ranks each node can hold once starting gangs have their places."""
         return [
             min(slot, max(0, copies(left, demand.each))) if slot else 0
             for slot, left in zip(self.slots(demand), self._to_come, strict=True)
@@ -170,7 +170,7 @@ class Room:
 
     @cached_property
     def _parts(self) -> list[dict[Labels, set[int]]]:
-        """The parts of each level by their labels, and those of the levels around it: numbers of their nodes."""
+        """For each level, the node numbers of its parts by their labels, including those of outer levels."""
         levels: list[dict[Labels, set[int]]] = [defaultdict(set) for _ in self._topology]
         for number, node in enumerate(self._nodes):
             labels: Labels = ()
@@ -182,9 +182,9 @@ class Room:
         return levels
 
     def place(self, demand: Demand, layout: Layout, own: Layout | None = None, part: Part | None = None) -> None:
-        """Take what a gang needs of the nodes beyond what it has, of a part's if one is given; ``hold`` counts it.
+        """Take what a gang needs beyond what it has from the nodes, or from a part's; ``hold`` counts the totals.
 
-        Arguments as ``fits``.
+        Arguments as for ``fits``.
         """
         own_slots = resize.own_slots(own, demand.placement) if own else []
         slots = self.slots(demand)
@@ -202,25 +202,25 @@ class Room:
         self._shown.clear()
 
     def hold(self, demand: Demand, ranks: int) -> None:
-        """Count ranks of a job as taken, wherever they are; below 0: as given back."""
-        # What can be on none of these nodes takes no room on them.
+        """Count ranks of a job as taken, wherever they are; a negative number as given back."""
+        # Ranks that cannot be on any of these nodes take no room on them.
         if nodes := self.nodes_for(demand):
             _subtract(self._held.setdefault(nodes, defaultdict(float)), demand.each, -ranks)
             self._ranks.clear()
             self._shown.clear()
 
     def copy(self) -> "Room":
-        """The same, to try things on."""
+        """A copy to try changes on."""
         other = Room(self._nodes, self._free, topology=self._topology)
         other._held = {nodes: defaultdict(float, held) for nodes, held in self._held.items()}
         return other
 
     def total(self, demand: Demand, resource: str) -> float:
-        """How much of a resource the nodes that a job can use have in all."""
+        """Total amount of a resource on the nodes that a job can use."""
         return self._total(self.nodes_for(demand)).get(resource, 0)
 
     def free(self, demand: Demand, resource: str) -> float:
-        """How much of a resource is free on the nodes that a job can use."""
+        """Free amount of a resource on the nodes that a job can use."""
         usable = self.nodes_for(demand)
         key = usable, resource
         if key not in self._shown:
@@ -230,7 +230,7 @@ class Room:
 
     @staticmethod
     def _lacking(demand: Demand, layout: Layout, own: Layout | None) -> tuple[int, int]:
-        """Ranks of a group, and how many groups a gang lacks."""
+        """The ranks per group, and the number of groups that a gang lacks."""
         size, count = demand.groups(layout)
         if own:
             own_size, own_count = demand.groups(own)
@@ -244,7 +244,7 @@ class Room:
         return self._groups[key]
 
     def _left(self, nodes: Nodes) -> dict[str, float]:
-        """What some nodes have in all, less what gangs hold that can be nowhere else."""
+        """Total resources of some nodes, less what is held by gangs that cannot be elsewhere."""
         left = dict(self._total(nodes))
         for within, held in self._held.items():
             if within & nodes == within:
@@ -262,7 +262,7 @@ class Room:
 
 
 def copies(resources: Mapping[str, float], each: Mapping[str, float]) -> int:
-    """How often what is free has room for some amounts."""
+    """How many times some amounts fit into free resources."""
     return math.floor(min((resources.get(name, 0) + ROUNDING) / amount for name, amount in each.items()))
 
 

@@ -1,4 +1,4 @@
-"""Whose room a job of higher priority gets."""
+"""Decides which gangs make room for a job of higher priority."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -16,11 +16,11 @@ Plan = dict[str, Layout | None]  # the target of each gang that may have to make
 
 
 def make_room(cluster: ClusterSnapshot, job: JobRecord) -> None:
-    """Shrink gangs of lower priority as far as a job that does not fit needs it, and pause some if that is too little.
+    """Shrink gangs of lower priority as far as a job that does not fit needs, and pause some if that is not enough.
 
-    The last in the queue come first. Nobody is disturbed where it would be to no avail, or while others are still about
-    to make room. Where gangs are is not known: should there be room in all and the job still not fit for a while, it
-    lies scattered, and one more gang becomes as small as it can, or pauses.
+    The last in the queue come first. No gang is disturbed in vain, or while others are still about to make room. Where
+    gangs are is not known: if there is enough room in total and the job still does not fit for a while, the room is
+    fragmented, and one more gang becomes as small as possible, or pauses.
     """
     nodes, demand = cluster.nodes(job), cluster.demand(job)
     victims = {other.id: other for other in cluster.lower(job) if cluster.nodes(other) & nodes}
@@ -40,13 +40,13 @@ def make_room(cluster: ClusterSnapshot, job: JobRecord) -> None:
 
 
 def make_room_in_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, account: Account) -> None:
-    """The same within a quota: only those make room that draw on it.
+    """The same within a quota: only gangs that use it make room.
 
     Args:
-        cluster: What there is.
-        job: The one that needs room.
-        ranks: How many it needs.
-        account: Where there is too little.
+        cluster: The cluster snapshot.
+        job: The job that needs room.
+        ranks: Number of ranks it needs.
+        account: The account with too little left.
     """
     quotas = cluster.quotas
     victims = {other.id: other for other in cluster.lower(job) if account in quotas.accounts(other)}
@@ -58,7 +58,7 @@ def make_room_in_quota(cluster: ClusterSnapshot, job: JobRecord, ranks: int, acc
 
 
 def _expected_ranks(cluster: ClusterSnapshot, job: JobRecord, leaving: Iterable[JobRecord]) -> int:
-    """How many of a job's ranks the sums will leave room for when all gangs have done as ordered."""
+    """How many of a job's ranks there will be room for in total once all gangs have followed their orders."""
     expected = cluster.room.copy()
     for other in leaving:
         expected.hold(cluster.demand(other), cluster.gangs[other.id].kept - cluster.gangs[other.id].held)
@@ -66,7 +66,7 @@ def _expected_ranks(cluster: ClusterSnapshot, job: JobRecord, leaving: Iterable[
 
 
 def _plan(cluster: ClusterSnapshot, victims: dict[str, JobRecord], lacking: Mapping[str, float]) -> Plan:
-    """Targets that free what is lacking; none if no targets do."""
+    """Targets that free what is lacking; empty if none do."""
     present: Plan = {job_id: cluster.gangs[job_id].target for job_id in victims}
     smaller = {job_id: _smaller(cluster, victim) for job_id, victim in victims.items()}
     plan = dict(present)
@@ -94,7 +94,7 @@ def _one_more(cluster: ClusterSnapshot, victims: dict[str, JobRecord]) -> Plan:
 
 
 def _freed(cluster: ClusterSnapshot, job: JobRecord) -> dict[str, float]:
-    """What a gang gives back when it has done as ordered."""
+    """What a gang gives back once it has followed its orders."""
     gang = cluster.gangs[job.id]
     return cluster.demand(job).amounts(gang.claimed - gang.kept)
 
@@ -109,7 +109,7 @@ def _covers(cluster: ClusterSnapshot, victims: dict[str, JobRecord], plan: Plan,
 
 
 def _smaller(cluster: ClusterSnapshot, job: JobRecord) -> list[Layout]:
-    """Smaller layouts that a gang can take where it is, the largest first."""
+    """Smaller layouts that a gang can take in its place, largest first."""
     gang, demand = cluster.gangs[job.id], cluster.demand(job)
     own = resize.own_slots(gang.layout, demand.placement) if gang.layout else []
     layouts = [

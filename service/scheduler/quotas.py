@@ -1,9 +1,9 @@
-"""What tenants and queues may hold, and what of it is taken.
+"""Quotas of tenants and queues, and their usage.
 
-A job draws on its tenant's quota and on its queue's, with every rank of its gang. It has to find room in one after the
-other, its tenant's first, and then on the nodes: at each it keeps what it has found before, and waits where there is
-too little. So who waits for room in a quota takes nothing from anybody that does not draw on it, and yet its turn
-comes: nobody behind it can take from it what it has already found.
+Every rank of a job's gang counts towards its tenant's quota and its queue's. A job needs room in its tenant's quota
+first, then in its queue's, then on the nodes: at each it reserves what it has found so far, and waits if there is too
+little. So a job that waits for a quota takes nothing from jobs that do not use it, yet its turn comes: no job behind it
+can take what it has already found.
 """
 
 from collections import defaultdict
@@ -21,11 +21,11 @@ _NO_LIMITS: Mapping[str, Amounts] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Limits:
-    """Quotas: how much of which resources the gangs may hold in all. What is not named has no limit.
+    """Quotas: how much of each resource the gangs may hold in total. Resources not named have no limit.
 
     Attributes:
-        tenants: Of each tenant.
-        queues: Of each queue.
+        tenants: Quota of each tenant.
+        queues: Quota of each queue.
     """
 
     tenants: Mapping[str, Amounts] = field(default_factory=lambda: _NO_LIMITS)
@@ -33,21 +33,21 @@ class Limits:
 
 
 class Account(NamedTuple):
-    """One resource that one tenant or queue has a quota of; ``holder`` is for people: ``tenant team-a``."""
+    """The quota of one tenant or queue for one resource; ``holder`` is for messages: ``tenant team-a``."""
 
     holder: str
     resource: str
 
 
 class Quotas:
-    """The quotas during one round of decisions.
+    """The quotas during one pass.
 
     Args:
-        limits: How much there may be.
-        demand: What a job asks for.
+        limits: The quotas.
+        demand: Returns a job's demand.
 
     Attributes:
-        heads: Who waits for room in an account, as the first of all that do.
+        heads: By account, the first job that waits for room in it.
     """
 
     def __init__(self, limits: Limits, demand: Callable[[JobRecord], Demand]) -> None:

@@ -1,7 +1,7 @@
-"""Brings jobs and gangs together: reads what gangs did into the record, and does what is decided.
+"""Reconciles jobs and gangs: stores gangs' reports in the record, and carries out decisions.
 
-The record is written before a gang is started and after its reports are stored, so that wherever the service dies,
-its next pass finds what to do: a gang that the record does not know is ended, one that is missing is lost.
+The record is written before a gang is started and after its reports are stored, so that wherever the service dies, its
+next pass finds what to do: a gang unknown to the record is ended, and a missing one counts as lost.
 """
 
 import logging
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_CHANGES = 10_000  # that a job's trace is made from
-_JOBS_A_TRANSACTION = 100  # whose reports are stored together; others wait for the database meanwhile
+_MOST_CHANGES = 10_000  # from which a job's trace is made
+_JOBS_A_TRANSACTION = 100  # whose reports are stored together, while other writers wait for the database
 _ENDS = {GangPhase.SUCCEEDED: Reason.TRAINING_FINISHED, GangPhase.FAILED: Reason.TRAINING_FAILED}
 _HELD_UP = {
     GangPhase.WAITING: Reason.GANG_RECOVERING,
@@ -55,17 +55,17 @@ _BEFORE_TRAINING = frozenset({GangPhase.STARTING, GangPhase.WAITING, GangPhase.R
 
 
 class Reconciler:
-    """One pass at a time over all active jobs.
+    """Makes passes over all active jobs.
 
     Args:
         store: The record.
         gangs: A connected cluster.
         policy: When gangs may grow.
-        clock: Tells seconds.
-        limits: Gives the quotas of tenants and queues.
-        tracing: Makes spans of what becomes of jobs; ``None`` for none.
-        autoscales: Whether the cluster is to be asked for the nodes that jobs need.
-        topology: Labels of nodes that are near each other, as ``decide`` has them.
+        clock: Returns seconds.
+        limits: Returns the quotas of tenants and queues.
+        tracing: Creates spans of jobs' progress; ``None``: no tracing.
+        autoscales: Whether to request the nodes that jobs need from the cluster.
+        topology: Node labels that indicate proximity, as in ``decide``.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Reconciler:
         self._autoscaling = Autoscaling(gangs, clock) if autoscales else None
 
     def tick(self) -> None:
-        """Do one pass. What goes wrong with one job is logged and does not keep the others waiting.
+        """Make one pass. Errors with one job are logged and do not hold up the others.
 
         Raises:
             LeaseLost: Another process schedules now.
@@ -107,7 +107,7 @@ class Reconciler:
             self._autoscaling.ask(*nodes_wanted(jobs, self._limits()))
 
     def store_updates(self, gangs: Collection[GangKey]) -> None:
-        """Poll some gangs between two passes, and store what they say; what follows from it is decided in a pass.
+        """Poll some gangs between two passes and store their reports; the next pass decides what follows.
 
         Raises:
             LeaseLost: Another process schedules now.
@@ -126,14 +126,14 @@ class Reconciler:
         return decide(jobs, nodes, gangs, room_seconds, self._policy, self._limits(), self._topology)
 
     def _explain(self, actions: Sequence[Action]) -> None:
-        """Say what queued jobs wait for, where that is news."""
+        """Record what queued jobs wait for, if it has changed."""
         explained = [action for action in actions if isinstance(action, Explain)]
         news = {action.job.id: action.message for action in explained if action.message != action.job.waiting_for}
         if news:
             self._store.explain(news)
 
     def _follow(self, jobs: Sequence[JobRecord]) -> None:
-        """Do as users ask, poll the gangs of all other jobs at once, and take what they say into the record."""
+        """Carry out users' requests, poll the gangs of all other jobs at once, and store their reports."""
         never_seen = self._recall(jobs)
         asked: list[tuple[JobRecord, PollRequest]] = []
         for job in jobs:
@@ -155,7 +155,7 @@ class Reconciler:
         self._record(answered)
 
     def _recall(self, jobs: Sequence[JobRecord]) -> set[str]:
-        """Take up the gangs that were started before this service; the jobs of which none has been seen yet."""
+        """Adopt gangs that were started before this service; return the jobs whose gang has never reported."""
         unknown = [job for job in jobs if job.has_gang and not self._memory.knows(job)]
         stored = self._store.last_sequences([job.id for job in unknown]) if unknown else {}
         for job in unknown:
@@ -164,7 +164,7 @@ class Reconciler:
         return {job_id for job_id, sequence in stored.items() if not sequence}
 
     def _stopped(self, job: JobRecord) -> bool:
-        """Cancel a job, or pause it before it has a gang, if its user wants that; whether it was done."""
+        """Cancel a job, or pause it before it has a gang, if its user requested it; return whether this was done."""
         if job.cancel_requested:
             if job.has_gang:
                 self._gangs.end(job.id, job.attempt)
@@ -182,7 +182,7 @@ class Reconciler:
         return PollRequest((job.id, job.attempt), self._memory.stored(job), self._memory.orders(job))
 
     def _make_up_for_launch(self, job: JobRecord) -> None:
-        """Start a gang that the record announces, and that the service before this one did not live to start."""
+        """Start a gang that is in the record, but which the previous service died before starting."""
         if job.pause_requested:
             self._change(job, Reason.PAUSED_BY_USER, "paused before it had a gang")
         else:
@@ -190,7 +190,7 @@ class Reconciler:
             self._gangs.launch(_tag(job, job.attempt), _with_checkpoint_folder(job), orders, job.basis)
 
     def _record(self, answered: Sequence[tuple[JobRecord, GangStatus]]) -> None:
-        """Store the reports of many gangs, and then what their phases change."""
+        """Store the reports of many gangs, and then apply the changes that follow from their phases."""
         told = [(job, _numbered(status)) for job, status in answered if status.reports]
         stored: set[str] = set()
         for begin in range(0, len(told), _JOBS_A_TRANSACTION):
@@ -204,7 +204,7 @@ class Reconciler:
                 self._follow_phase(job, status)
 
     def _store_together(self, told: Sequence[tuple[JobRecord, Sequence[NumberedReport]]]) -> set[str]:
-        """Store reports of some jobs in one transaction; the jobs, or none if they must be done one by one."""
+        """Store reports of some jobs in one transaction; return the jobs, or none if that failed."""
         try:
             self._store.append_many(told)
         except LeaseLost:
@@ -215,7 +215,7 @@ class Reconciler:
         return {job.id for job, _ in told}
 
     def _took(self, job: JobRecord, reports: Sequence[GangReport]) -> None:
-        """Take note of reports that the record has."""
+        """Note that reports have been stored."""
         self._memory.saw_stored(job, reports[-1].sequence)
         for told in reports:
             if self._tracing and isinstance(told.report, RestartReport):
@@ -243,7 +243,7 @@ class Reconciler:
             self._change(job, Reason.RESTARTS_EXHAUSTED, message)
 
     def _end_forgotten(self, jobs: Sequence[JobRecord]) -> None:
-        """End gangs that outlived their jobs, as when the service died between a change and its consequence."""
+        """End gangs that outlived their jobs, as when the service died between a change and carrying it out."""
         expected = {(job.id, job.attempt) for job in jobs if job.has_gang}
         for job_id, attempt in self._gangs.alive() - expected:
             with _alone(job_id, attempt):
@@ -291,7 +291,7 @@ class Reconciler:
 
 
 def _progress(job: JobRecord, status: GangStatus) -> Reason | None:
-    """What there is to say of a gang that goes on, each thing once."""
+    """The change of state that a continuing gang's status brings, if it is new."""
     trains = status.phase in (GangPhase.TRAINING, GangPhase.SAVING, GangPhase.SUCCEEDED)
     if job.state is JobState.SCHEDULING:
         if trains or (status.phase is GangPhase.PAUSED and not job.pause_requested):
@@ -305,7 +305,7 @@ def _progress(job: JobRecord, status: GangStatus) -> Reason | None:
 
 
 def _end(job: JobRecord, status: GangStatus) -> Reason | None:
-    """The change that a gang's last phase brings, if it is the last."""
+    """The change of state that a gang's last phase brings; ``None`` before that."""
     if status.phase is GangPhase.PAUSED:
         return Reason.PAUSED_BY_USER if job.pause_requested else Reason.PAUSED_FOR_PRIORITY
     return _ENDS.get(status.phase)
@@ -335,7 +335,7 @@ def _alone(job_id: str, attempt: int, traceparent: str | None = None) -> Iterato
             yield
         except LeaseLost:
             raise
-        except (IllegalTransition, TakenBack) as overtaken:  # its user cancelled or resumed the job meanwhile
+        except (IllegalTransition, TakenBack) as overtaken:  # its user has cancelled or resumed the job in the meantime
             logger.info("%s: %s", job_id, overtaken)
         except Exception:
             logger.exception("%s: this pass failed; the next one tries again", job_id)

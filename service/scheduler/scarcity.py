@@ -1,4 +1,4 @@
-"""Which resources decide whether a job fits, so that others of which there is plenty can be left out.
+"""Which resources decide whether a job fits, so that plentiful ones can be left out.
 
 A resource r decides nothing beside another one s if on every node, whoever ends, there is room for as many units by r
 as by s: x_r / u_r ≥ ⌊x_s / u_s⌋, with x what is free and u a unit of the job. That is so for sure in two cases. Either
@@ -18,12 +18,12 @@ from service.scheduler.units import units_in
 
 
 class Scarcity:
-    """What is scarce for one job.
+    """The scarce resources for one job.
 
     Args:
-        nodes: Those that the job can use.
-        each: What a rank of it takes.
-        held_by_others: What somebody holds on nodes that none of our gangs does.
+        nodes: Nodes that the job can use.
+        each: Resources that one of its ranks takes.
+        held_by_others: Resources of nodes that are used by others than our gangs.
     """
 
     def __init__(self, nodes: Sequence[NodeCapacity], each: Amounts, held_by_others: Mapping[str, float]) -> None:
@@ -35,12 +35,12 @@ class Scarcity:
         self._balance = {pair: self._balance_now(*pair) for pair in permutations(each, 2)}
 
     def account_for(self, demand: Demand, ranks: int, unseen: int) -> None:
-        """There is a gang that may be on some of the nodes.
+        """Account for a gang that may be on some of the nodes.
 
         Args:
-            demand: What it takes.
-            ranks: How many it has or may have.
-            unseen: How many of these nodes may still show as free.
+            demand: Its demand.
+            ranks: Number of ranks it has or may have.
+            unseen: Number of these whose resources nodes may still report as free.
         """
         for name, amount in demand.amounts(unseen).items():
             self._coming[name] += amount
@@ -49,7 +49,7 @@ class Scarcity:
             self._short[one, other] += ranks * max(0.0, rate * demand.each.get(other, 0) - demand.each.get(one, 0))
 
     def deciding(self, size: int, taken: Amounts) -> frozenset[str]:
-        """The resources that may be scarce for groups of so many ranks if something else is taken on some node."""
+        """The resources that may be scarce for groups of ``size`` ranks if ``taken`` is used on some node as well."""
         left = set(self._each)
         for name in self._each:
             if any(self._plenty(size, name, other, taken.get(name, 0)) for other in left - {name}):
@@ -64,7 +64,7 @@ class Scarcity:
         return known and self._balance[one, other] - self._short[one, other] + ROUNDING >= needed
 
     def _enough_for_all(self, size: int, one: str, other: str) -> float:
-        """How much of a resource every node has free beyond what goes with all of another one that it has."""
+        """How much of a resource every node has free beyond what matches all of another resource that it has."""
         key = size, one, other
         if key not in self._enough:
             unit = {other: self._each[other] * size}
@@ -74,7 +74,7 @@ class Scarcity:
         return self._enough[key]
 
     def _balance_now(self, one: str, other: str) -> float:
-        """How much of a resource every node has free beyond what goes with another one's that is free."""
+        """How much of a resource every node has free beyond what matches the free amount of another."""
         rate = self._each[one] / self._each[other]
         useful = [node for node in self._nodes if node.total.get(other, 0) + ROUNDING >= self._each[other]]
         return min((node.free.get(one, 0) - rate * node.free.get(other, 0) for node in useful), default=math.inf)

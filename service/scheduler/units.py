@@ -1,4 +1,4 @@
-"""Counting in units: amounts that must be free together on one node. ``backfill`` says what for."""
+"""Counting in units: amounts that must be free together on one node. See ``backfill`` for their use."""
 
 import math
 
@@ -8,12 +8,12 @@ from service.scheduler.placement import ROUNDING, copies
 
 
 def units_in(amounts: Amounts, unit: Amounts) -> int:
-    """For how many units there is room; none if nothing decides."""
+    """The number of units that there is room for; 0 if no resource decides."""
     return copies(amounts, unit) if unit else 0
 
 
 def units_taken(demand: Demand, layout: Layout, unit: Amounts) -> tuple[int, int]:
-    """The fewest and the most units for which there is no more room beside a gang."""
+    """The fewest and the most units for which a gang leaves no room."""
     size, count = demand.groups(layout)
     parts = [size * demand.each.get(name, 0) / amount for name, amount in unit.items()]
     if not parts:
@@ -22,10 +22,10 @@ def units_taken(demand: Demand, layout: Layout, unit: Amounts) -> tuple[int, int
 
 
 class Taken:
-    """How many units may be taken in all: every sum of one number of some ranges.
+    """The possible total numbers of units taken: every sum of one number from each of some ranges.
 
     Args:
-        spare: How many may be; larger sums are of no interest.
+        spare: Maximum that may be taken; larger sums are ignored.
     """
 
     def __init__(self, spare: int) -> None:
@@ -33,7 +33,7 @@ class Taken:
         self._sums = 1 & self._mask  # a bit for each
 
     def add(self, low: int, high: int) -> None:
-        """There may be one more who takes units: none, or a number of a range."""
+        """Add a gang that may take units: none, or a number from a range."""
         shifted, width = self._sums << low, 1
         while width <= high - low:
             step = min(width, high - low + 1 - width)
@@ -42,5 +42,5 @@ class Taken:
         self._sums = (self._sums | shifted) & self._mask
 
     def too_much_with(self, more: int) -> bool:
-        """Whether there is a sum that is not too much, and is with some more."""
+        """Whether some sum is within the maximum, but not with ``more`` added."""
         return more > 0 and self._sums >> max(0, self._spare - more + 1) != 0

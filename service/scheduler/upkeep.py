@@ -1,4 +1,4 @@
-"""Targets that can no longer be: the job's limits have changed, nodes have gone, or gangs stand in each other's way."""
+"""Replaces targets that cannot be kept: a job's limits have changed, nodes are gone, or gangs block each other."""
 
 from boost_core.config import Layout
 from boost_core.messages.reports import Cause
@@ -10,7 +10,7 @@ from service.scheduler.cluster_snapshot import ClusterSnapshot
 def keep_up(cluster: ClusterSnapshot) -> None:
     """Give gangs whose target cannot be kept another one, the last in the queue first.
 
-    A gang that has lost workers keeps its target, so as to come back to it, while there are nodes for it.
+    A gang that has lost workers keeps its target, to return to it, while there are nodes for it.
     """
     for job in reversed(cluster.queue):
         gang = cluster.gangs.get(job.id)
@@ -26,27 +26,27 @@ def keep_up(cluster: ClusterSnapshot) -> None:
 
 
 def _follow_limits(cluster: ClusterSnapshot, job: JobRecord, target: Layout) -> None:
-    """A gang goes on as it is until one of the layouts that are allowed now fits."""
+    """Resize a gang to a layout that is allowed now; it continues as it is until one fits."""
     waiting = cluster.gangs[job.id].waiting
     if choice := cluster.demand(job).fastest(cluster.fitting(job, cluster.whole if waiting else cluster.room)):
         cluster.resize(job, choice, Cause.LIMITS_CHANGED, f"{target} is no longer a layout that the job allows")
 
 
 def _follow_nodes(cluster: ClusterSnapshot, job: JobRecord, target: Layout) -> None:
-    """The gang does the same by itself within its layout, so that comes first."""
+    """Resize a gang to the nodes left. It changes its number of replicas by itself, so that is tried first."""
     same = [layout for layout in cluster.demand(job).layouts if layout.per_replica == target.per_replica]
     choice = cluster.demand(job).fastest(
         cluster.fitting(job, cluster.whole, same) or cluster.fitting(job, cluster.whole)
     )
     if choice:
-        cluster.resize(job, choice, cluster.gone, f"the nodes that are left have no room for {target}")
+        cluster.resize(job, choice, cluster.gone, f"the remaining nodes have no room for {target}")
 
 
 def _give_up(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, layout: Layout, target: Layout) -> None:
-    """Lower the target of a gang that has lost workers when it is of no use.
+    """Lower the target of a gang that has lost workers when it cannot be reached.
 
-    That is: as far as all targets together are more than the nodes have, and altogether when what is free now, such as
-    it is, has not been enough for a while.
+    The target is lowered by as much as all targets together exceed the nodes, and to the present layout if the room
+    that is free now has not been enough for a while.
     """
     smaller = [
         other
@@ -59,11 +59,11 @@ def _give_up(cluster: ClusterSnapshot, job: JobRecord, gang: Gang, layout: Layou
     if over > 0 and smaller:
         enough = [other for other in smaller if target.world_size - other.world_size >= over]
         choice = enough[-1] if enough else smaller[0]
-        cluster.resize(job, choice, cluster.gone, f"the nodes that are left have no room for {target} beside others")
+        cluster.resize(job, choice, cluster.gone, f"the remaining nodes have no room for {target} next to other jobs")
 
 
 def _break_deadlock(cluster: ClusterSnapshot) -> None:
-    """Have one of several gangs let go that each have workers, but too few, and wait for those of the others."""
+    """Pause one of several gangs that each have too few workers and wait for those of the others."""
     stuck: list[JobRecord] = []
     for job in cluster.queue:
         gang = cluster.gangs.get(job.id)

@@ -1,1 +1,1 @@
-"""What the service must not let through: addresses, storage, secrets."""
+"""What the service must keep safe: network exposure, storage, secrets."""

@@ -1,4 +1,4 @@
-"""Who can reach the service, and whether its settings are fit for that."""
+"""Who can reach the service, and whether its settings are safe for that."""
 
 import ipaddress
 import ssl
@@ -7,32 +7,32 @@ from service.settings import Settings
 
 
 class UnsafeExposure(ValueError):
-    """Settings that would show the service to people who must not see it; says what to do."""
+    """Settings that would expose the service to people who must not reach it; the message says what to do."""
 
 
 def check_exposure(settings: Settings) -> None:
-    """Refuse settings that would leave the service or what is sent to it open.
+    """Refuse settings that would leave the service or its traffic unprotected.
 
     Raises:
-        UnsafeExposure: They would, or the certificate or its key cannot be used.
+        UnsafeExposure: The settings are unsafe, or the certificate or its key cannot be used.
     """
     _check_certificate(settings)
     if is_loopback(settings.host):
         return
     if not settings.auth:
         raise UnsafeExposure(
-            f"without authentication the service listens on this machine's own address alone, not on {settings.host}; "
+            f"without authentication the service listens only on the loopback address, not on {settings.host}; "
             "leave out --no-auth (BOOST_AUTH=false), or --host (BOOST_HOST)"
         )
     if settings.tls and settings.tls_cert is None:
         raise UnsafeExposure(
-            f"on {settings.host} others can read along; give --tls-cert and --tls-key (BOOST_TLS_CERT, BOOST_TLS_KEY), "
-            "or say --no-tls (BOOST_TLS=false) if a proxy in front of the service does TLS"
+            f"on {settings.host} others can read the traffic; give --tls-cert and --tls-key "
+            "(BOOST_TLS_CERT, BOOST_TLS_KEY), or --no-tls (BOOST_TLS=false) if a proxy in front of it terminates TLS"
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address means the machine itself, whoever looks it up."""
+    """Whether a name or an address means the local machine, whoever resolves it."""
     name = host.strip("[]").lower().removesuffix(".")
     try:
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
@@ -41,7 +41,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_seen_over_tls(settings: Settings) -> bool:
-    """Whether people reach the service by https: here, or at a proxy in front."""
+    """Whether people reach the service over https: here, or at a proxy in front."""
     return settings.tls_cert is not None or not settings.tls
 
 
@@ -50,9 +50,11 @@ def _check_certificate(settings: Settings) -> None:
     if given == [None, None]:
         return
     if settings.tls_cert is None or settings.tls_key is None:
-        raise UnsafeExposure("TLS needs both --tls-cert and --tls-key (BOOST_TLS_CERT, BOOST_TLS_KEY); give the other")
+        raise UnsafeExposure(
+            "TLS needs both --tls-cert and --tls-key (BOOST_TLS_CERT, BOOST_TLS_KEY); give the missing one"
+        )
     if not settings.tls:
-        raise UnsafeExposure("--no-tls (BOOST_TLS=false) and a certificate were given; leave out one of the two")
+        raise UnsafeExposure("--no-tls (BOOST_TLS=false) and a certificate were given; give only one of them")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
     except OSError as error:  # ssl's own errors are among these

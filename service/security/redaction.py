@@ -1,4 +1,4 @@
-"""Takes secrets that this process knows out of all that it says."""
+"""Removes known secrets from everything that this process outputs."""
 
 import html
 import json
@@ -10,14 +10,14 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 REDACTED = "[redacted]"
-SHORTEST = 4  # characters of what can be told from other text
+SHORTEST = 4  # characters that can be told from other text
 
 
 def _lower_case_escapes(value: str) -> str:
     return re.sub("%..", lambda escape: escape.group().lower(), quote(value, safe=""))
 
 
-# How a value may stand in a text: as it is, in a URL, in JSON, in Python and in markup.
+# How a value may be written in a text: as is, in a URL, in JSON, in Python and in markup.
 _WRITINGS: tuple[Callable[[str], str], ...] = (
     str,
     quote,
@@ -30,7 +30,7 @@ _WRITINGS: tuple[Callable[[str], str], ...] = (
 
 
 class _Known:
-    """The values that nobody is to see, and how to find them."""
+    """The secret values, and a pattern to find them."""
 
     def __init__(self) -> None:
         self._forms: set[str] = set()
@@ -42,7 +42,7 @@ class _Known:
             forms = {write(value) for value in values for write in _WRITINGS}
             if not forms <= self._forms:
                 self._forms |= forms
-                # The longest first, because one may be part of another.
+                # Longest first, because one may be part of another.
                 self._pattern = re.compile("|".join(map(re.escape, sorted(self._forms, key=len, reverse=True))))
 
     def redact(self, text: str) -> str:
@@ -53,21 +53,21 @@ _known = _Known()
 
 
 def register_secrets(values: Iterable[str]) -> None:
-    """Have ``redact`` take values out of text from now on, in all the process.
+    """Make ``redact`` remove these values from text from now on, in the whole process.
 
     Args:
-        values: Each of ``SHORTEST`` characters at least.
+        values: The secrets, each at least ``SHORTEST`` characters long.
     """
     _known.add(values)
 
 
 def redact(text: str) -> str:
-    """A text without the values to keep quiet about, however it writes them."""
+    """Return the text without secrets, however it writes them."""
     return _known.redact(text)
 
 
 def redact_logs() -> None:
-    """Have every log record of this process redacted, whoever makes it and whichever handler writes it."""
+    """Redact every log record of this process, whoever creates it and whichever handler writes it."""
     logging.setLogRecordFactory(_redacted_record)
 
 
@@ -75,11 +75,11 @@ def _redacted_record(*arguments: Any, **named: Any) -> logging.LogRecord:
     record = logging.LogRecord(*arguments, **named)
     try:
         message = record.getMessage()
-    except Exception:  # a message that does not go with its arguments; the handler says so, as without us
+    except Exception:  # the message does not fit its arguments; the handler reports this as usual
         return record
     if (redacted := redact(message)) != message:
         record.msg, record.args = redacted, ()
     if record.exc_info:
-        # Formatters take this text where there is one.
+        # Formatters use this text if there is one.
         record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
     return record

@@ -1,4 +1,4 @@
-"""Named secrets: what a job says is a name, and what is behind it stays in files that the operator keeps.
+"""Named secrets: a job gives only a name; the values are in files that the operator keeps.
 
 ::
 
@@ -7,7 +7,7 @@
     <secrets>/<tenant>/<name>/session_token …   and what else ``OPTIONAL`` has, as a Kubernetes secret is mounted
     <secrets>/<tenant>/<another>/tracking_uri   of a tracker, and what else its kind asks for
 
-Only references travel. A process that needs the values reads them itself, and takes them out of all that it says.
+Only references travel. A process that needs the values reads them itself, and redacts them from all its output.
 """
 
 import re
@@ -28,7 +28,7 @@ _TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _REMEDY = "ask the operator of the service to correct it"
 
-# What the node itself says of s3://, except for credentials.
+# The node's own settings for s3://, except for credentials.
 _OF_THE_NODE = {
     name: value
     for name, value in fsspec.config.conf.get("s3", {}).items()
@@ -37,16 +37,16 @@ _OF_THE_NODE = {
 
 
 class SecretUnusable(ValueError):
-    """A secret is not there, or not as it should be. The message is for the job's user and tells nothing of it."""
+    """A secret is missing or invalid. The message is for the job's user and reveals nothing of its content."""
 
 
 @dataclass(frozen=True)
 class SecretReference:
-    """Which secret: all that other processes are told.
+    """A reference to a secret: all that other processes get.
 
     Attributes:
         folder: The folder of all secrets, the same on all nodes.
-        tenant: Whose it is.
+        tenant: Tenant that owns it.
         name: Its name.
 
     Raises:
@@ -68,7 +68,7 @@ class SecretReference:
 
 @dataclass(frozen=True)
 class Secret:
-    """Credentials for ``s3://``. They show in no text, and stay in their process."""
+    """Credentials for ``s3://``. They are never printed, and never leave their process."""
 
     access_key_id: str = field(repr=False)
     secret_access_key: str = field(repr=False)
@@ -77,10 +77,10 @@ class Secret:
     region: str | None = None
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a secret stays in its process; pass the SecretReference on")
+        raise TypeError("a secret stays in its process; pass on its SecretReference")
 
     def storage_options(self) -> dict[str, Any]:
-        """The same by s3fs's names. What may be set for the whole process and would mix with it is set, too."""
+        """Return the same by s3fs's names, overriding any process-wide settings that would mix with it."""
         options: dict[str, Any] = {
             "anon": False,
             "key": self.access_key_id,
@@ -95,7 +95,7 @@ class Secret:
 
 
 def load(reference: SecretReference) -> Secret:
-    """Read a secret as it is now; ``service.security.redaction.redact`` takes it out of text from then on.
+    """Read a secret's present values; ``service.security.redaction.redact`` removes them from text from then on.
 
     Raises:
         SecretUnusable: A file is missing, cannot be read, or does not hold one value.
@@ -104,7 +104,7 @@ def load(reference: SecretReference) -> Secret:
 
 
 def read(reference: SecretReference, required: Iterable[str], optional: Iterable[str]) -> dict[str, str]:
-    """The values of a secret by the names of their files, as they are now; they are redacted from then on.
+    """Read a secret's present values by the names of their files; they are redacted from then on.
 
     Raises:
         SecretUnusable: A file is missing, cannot be read, or does not hold one value.
@@ -113,7 +113,7 @@ def read(reference: SecretReference, required: Iterable[str], optional: Iterable
     if not folder.is_dir():
         raise SecretUnusable(
             f"tenant {reference.tenant!r} has no secret of that name; correct credentials, or ask the operator "
-            "of the service to add it"  # what was given is not shown, because it may be the secret itself
+            "of the service to add it"  # the given name is not shown, because it may be the secret itself
         )
     present = [name for name in optional if (folder / name).exists()]
     values = {name: _value(folder / name, reference) for name in (*required, *present)}
@@ -122,7 +122,7 @@ def read(reference: SecretReference, required: Iterable[str], optional: Iterable
 
 
 def configure_fsspec(secret: Secret) -> None:
-    """Have all of this process reach ``s3://`` with a secret; for processes that work for one job only."""
+    """Make this whole process use a secret for ``s3://``; for processes that work for one job only."""
     fsspec.config.conf["s3"] = {**_OF_THE_NODE, **secret.storage_options()}
 
 
@@ -133,7 +133,7 @@ def _value(path: Path, reference: SecretReference) -> str:
         raise SecretUnusable(f"{reference} has no file {path.name}; {_REMEDY}") from None
     except OSError as error:
         raise SecretUnusable(f"{path.name} of {reference} cannot be read: {error.strerror}; {_REMEDY}") from None
-    except UnicodeDecodeError:  # from None, because it has what was read
+    except UnicodeDecodeError:  # from None, because the error contains what was read
         raise SecretUnusable(f"{path.name} of {reference} holds more than ASCII text; {_REMEDY}") from None
     if not value.isprintable() or " " in value:
         raise SecretUnusable(f"{path.name} of {reference} holds more than one word; {_REMEDY}")

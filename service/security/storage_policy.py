@@ -1,4 +1,4 @@
-"""Which places a job may name: those under the prefixes that the operator allows its tenant."""
+"""Which places a job may name: those under the prefixes that the operator allows for its tenant."""
 
 import os
 import re
@@ -15,41 +15,41 @@ _MAGIC = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True)
 class Place:
-    """A file or folder, said in one way only.
+    """A file or folder in canonical form.
 
     Attributes:
         scheme: ``file``, ``s3`` or ``hf``.
-        parts: The names on the way to it: folders, or the bucket and what is between the slashes of a key.
+        parts: The components of its path: folders, or the bucket and the parts of a key.
     """
 
     scheme: str
     parts: tuple[str, ...]
 
     def is_under(self, folder: "Place") -> bool:
-        """Whether it is the folder, or somewhere in it."""
+        """Whether it is the folder or inside it."""
         return self.scheme == folder.scheme and self.parts[: len(folder.parts)] == folder.parts
 
 
 def prefix_errors(spec: JobSpec, prefixes: Sequence[str] | None, tenant: str) -> list[FieldError]:
-    """The fields of a job that name places outside of the prefixes, each with its value and what is allowed.
+    """Return the fields of a job that name places outside the prefixes, each with its value and what is allowed.
 
-    Local paths are looked up, so that no symbolic link leads out.
+    Local paths are resolved, so that no symbolic link leads out.
 
     Args:
         spec: The job.
-        prefixes: Absolute paths or URLs in which ``{tenant}`` stands for the tenant; ``None`` if all is allowed.
-        tenant: Whose job it is.
+        prefixes: Absolute paths or URLs in which ``{tenant}`` stands for the tenant; ``None`` if everything is allowed.
+        tenant: The job's tenant.
     """
     return refused_places(named_places(spec), prefixes, tenant)
 
 
 def refused_places(places: Iterable[tuple[str, str]], prefixes: Sequence[str] | None, tenant: str) -> list[FieldError]:
-    """Those of some fields that name places outside of the prefixes; see ``prefix_errors``.
+    """Return those fields that name places outside the prefixes; see ``prefix_errors``.
 
     Args:
         places: The fields, and the places that they name.
-        prefixes: What is allowed; ``None``: all.
-        tenant: Whose they are.
+        prefixes: The allowed prefixes; ``None``: everything is allowed.
+        tenant: The tenant.
     """
     if prefixes is None:
         return []
@@ -64,7 +64,7 @@ def refused_places(places: Iterable[tuple[str, str]], prefixes: Sequence[str] | 
 
 
 def named_places(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    """The fields of a job that name places, and these."""
+    """Yield the fields of a job that name places, with these."""
     data, checkpoint = spec.data, spec.checkpoint
     sources: dict[str, SourceConfig] = {f"data.mixture[{number}]": each for number, each in enumerate(data.mixture)}
     sources |= {f"data.validation[{number}]": each for number, each in enumerate(data.validation)}
@@ -88,8 +88,8 @@ def _problem(named: str, folders: Sequence[Place]) -> str | None:
             return f"a path on {named[:5]} has no . or .. between its slashes here"
     elif not path.startswith("/"):
         return "the path is not absolute, so it would mean another place on each node"
-    # Matches of a pattern are in the folder before its first wildcard; but where there is a file of that very name, it
-    # is taken for it, and may be a link.
+    # Matches of a pattern are in the folder before its first wildcard; but if a file has that very name, the
+    # pattern means that file, which may be a link.
     try:
         places = [_place(named), _place(_literal_folder(named))]
     except OSError as error:  # a link that may not be read
@@ -100,7 +100,7 @@ def _problem(named: str, folders: Sequence[Place]) -> str | None:
 
 
 def _literal_folder(named: str) -> str:
-    """The folder in which all matches of a pattern are; what is not a pattern, unchanged."""
+    """Return the folder that contains all matches of a pattern; a path without wildcards is returned unchanged."""
     magic = _MAGIC.search(named)
     return named if magic is None else named[: named.rindex("/", 0, magic.start()) + 1]
 

@@ -1,1 +1,1 @@
-"""What the service says about itself to monitoring systems."""
+"""What the service reports about itself to monitoring systems."""

@@ -1,4 +1,4 @@
-"""The metrics of the cluster, as the scheduler saw it last."""
+"""The metrics of the cluster, as the scheduler last saw it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -12,10 +12,10 @@ _RESOURCES = ("CPU", "GPU")
 
 
 def cluster_families(snapshot: tuple[datetime, Sequence[Mapping[str, Any]]] | None) -> Iterator[Metric]:
-    """What the nodes have.
+    """Yield the metrics of the nodes.
 
     Args:
-        snapshot: When they were seen, and each as ``service.models.nodes.Node`` has it; ``None``: not yet.
+        snapshot: When the nodes were seen, and each in the form of ``service.models.nodes.Node``; ``None``: not yet.
     """
     seen_at = family("boost_cluster_seen_timestamp_seconds", "When the scheduler last looked at the cluster.")
     nodes = family("boost_cluster_nodes", "Nodes that stay, and nodes that are about to go.", ("condition",))

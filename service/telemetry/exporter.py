@@ -1,6 +1,6 @@
 """All metrics of one scrape. Those of jobs, queues and the cluster are read from the record each time.
 
-Nothing of these is counted on the side, so a restart loses nothing, and the series of a job end with the job.
+None of them is counted separately, so a restart loses nothing, and a job's series end with the job.
 """
 
 from collections.abc import Iterator
@@ -22,19 +22,19 @@ from service.telemetry.trackers import tracker_families
 
 
 class ServiceCollector(Collector):
-    """Collects what an operator sees.
+    """Collects what an operator may see.
 
     Args:
         store: The record.
         quotas: Queues, tenants and their limits.
-        process: What this process measures of itself.
+        process: This process's own metrics.
     """
 
     def __init__(self, store: JobStore, quotas: QuotaStore, process: ProcessMetrics) -> None:
         self._store, self._quotas, self._process = store, quotas, process
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics as of now."""
+        """Yield the present metrics."""
         jobs = _seen(self._store)
         tenants, queues = self._quotas.limits()
         yield from _states(self._store)
@@ -48,19 +48,19 @@ class ServiceCollector(Collector):
 
 
 class TenantCollector(Collector):
-    """Collects what a tenant sees: its own jobs and quota.
+    """Collects what a tenant may see: its own jobs and quota.
 
     Args:
         store: The record.
         quotas: Queues, tenants and their limits.
-        tenant: Whose.
+        tenant: The tenant.
     """
 
     def __init__(self, store: JobStore, quotas: QuotaStore, tenant: str) -> None:
         self._store, self._quotas, self._tenant = store, quotas, tenant
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics as of now."""
+        """Yield the present metrics."""
         jobs = [seen for seen in _seen(self._store) if seen.job.tenant == self._tenant]
         tenants, queues = self._quotas.limits()
         yield from _states(self._store, self._tenant)

@@ -1,4 +1,4 @@
-"""Metrics as one reads them: a name, what it means, and how its value is had from what it is about."""
+"""Declarative metrics: a name, a help text, and how to read the value from its subject."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 Subject = TypeVar("Subject")
-Values = Iterable[tuple[str, float]]  # each with the label that tells it apart
+Values = Iterable[tuple[str, float]]  # each with its distinguishing label
 
-# Endings of names that are units, by Prometheus' conventions.
+# Name suffixes that are units, by Prometheus' conventions.
 _UNITS = ("seconds", "bytes", "ratio", "nats")
 
 
 @dataclass(frozen=True)
 class Value(Generic[Subject]):
-    """A metric with at most one value of each subject.
+    """A metric with at most one value per subject.
 
     Attributes:
-        name: As Prometheus has it; one that ends with ``_total`` is a counter, all others are gauges.
-        help: What it means.
-        read: Gives the value; ``None`` when there is none yet.
+        name: Name in Prometheus; names ending in ``_total`` are counters, all others gauges.
+        help: Help text.
+        read: Reads the value; ``None`` if there is none yet.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Value(Generic[Subject]):
 
 @dataclass(frozen=True)
 class Parts(Generic[Subject]):
-    """A metric with several values of each subject; ``label`` is the name of what tells them apart."""
+    """A metric with several values per subject; ``label`` is the name of the label that distinguishes them."""
 
     name: str
     help: str
@@ -44,12 +44,12 @@ def families(
     labels: Sequence[str],
     subjects: Sequence[tuple[Sequence[str], Subject]],
 ) -> Iterator[Metric]:
-    """The metrics of some subjects, as prometheus-client writes them.
+    """Yield the metrics of some subjects in prometheus-client's form.
 
     Args:
-        metrics: Which.
-        labels: Names of the labels that all of them have.
-        subjects: The values of these labels, and what they stand for.
+        metrics: The metrics.
+        labels: Names of their common labels.
+        subjects: The values of these labels, and the subjects they stand for.
     """
     for metric in metrics:
         match metric:
@@ -68,7 +68,7 @@ def families(
 
 
 def family(name: str, help_text: str, labels: Sequence[str] = ()) -> CounterMetricFamily | GaugeMetricFamily:
-    """A family without values; its type and its unit follow from the name."""
+    """Return a family without values; its type and unit follow from the name."""
     if name.endswith("_total"):
         return CounterMetricFamily(name, help_text, labels=labels)
     unit = name.rsplit("_", 1)[-1]

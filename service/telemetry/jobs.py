@@ -1,4 +1,4 @@
-"""The metrics of each job that has not ended. They are all read from its record."""
+"""The metrics of each active job, all read from its record."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _STEPPING = frozenset({Phase.STEPPING, Phase.CLOSING})
 
 @dataclass(frozen=True)
 class Seen:
-    """A job as it is seen at a moment."""
+    """A job as seen at some moment."""
 
     job: JobRecord
     now: datetime
@@ -38,7 +38,7 @@ def _of_step(read: Callable[[StepReport], float | None]) -> Callable[[Seen], flo
 
 
 def _rate(read: Callable[[StepReport], float | None]) -> Callable[[Seen], float | None]:
-    """A rate of the newest step, which falls to zero when the gang does not step."""
+    """A rate of the newest step, which is zero while the gang does not step."""
 
     def found(seen: Seen) -> float | None:
         value = read(seen.job.progress) if seen.job.progress else None
@@ -86,7 +86,7 @@ def _tokens_per_second_per_worker(seen: Seen) -> float | None:
 
 
 def _progress_timestamp(seen: Seen) -> float | None:
-    # A gang that never comes to its first step is told from one that does by when it began.
+    # A gang that never reaches its first step is recognised by when it started.
     time = seen.job.progress_at or seen.job.started_at
     return time.timestamp() if time else None
 
@@ -110,7 +110,7 @@ def _faults(seen: Seen) -> Values:
 
 _TOKENS_PER_SECOND = _rate(lambda step: step.tokens_per_second)
 
-# Of every job, from its submission on.
+# For every job, from its submission on.
 _OF_ALL: tuple[Value[Seen], ...] = (
     Value(
         "boost_job_waiting_seconds",
@@ -119,7 +119,7 @@ _OF_ALL: tuple[Value[Seen], ...] = (
     ),
 )
 
-# Of jobs that have had a gang.
+# For jobs that have had a gang.
 _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
     Value("boost_job_attempts_total", "Gangs started for the job so far.", lambda seen: seen.job.attempt),
     Value("boost_job_workers", "Workers that train now.", _workers),
@@ -293,7 +293,7 @@ _OF_STARTED: tuple[Value[Seen] | Parts[Seen], ...] = (
 
 
 def job_families(jobs: Sequence[Seen]) -> Iterator[Metric]:
-    """The metrics of jobs that have not ended."""
+    """Yield the metrics of active jobs."""
     infos = family(*_INFO, (*LABELS, "queue", "family", "state"))
     for seen in jobs:
         infos.add_metric((*_labels(seen), seen.job.queue, seen.job.spec.model.family, seen.job.state), 1)

@@ -1,4 +1,4 @@
-"""What this process measures of itself: requests, the scheduler's passes, memory. Gone when it ends."""
+"""What this process measures itself: requests, the scheduler's passes, memory. Lost when it ends."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +14,12 @@ _LONG_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 1
 
 
 class HttpMetrics:
-    """What is measured of requests.
+    """Metrics of requests.
 
     Attributes:
-        requests: Requests that were answered.
-        seconds: How long they took; streams are left out.
-        streams: Streams that are open.
+        requests: Requests answered.
+        seconds: Their durations, event streams excluded.
+        streams: Open event streams.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -37,7 +37,7 @@ class HttpMetrics:
 
 
 class SchedulerMetrics:
-    """What is measured of the scheduler.
+    """Metrics of the scheduler.
 
     Attributes:
         leading: Whether this process schedules.
@@ -56,14 +56,14 @@ class SchedulerMetrics:
 
     @contextmanager
     def one_pass(self) -> Iterator[None]:
-        """Measure a pass, and how it ends."""
+        """Measure a pass and its outcome."""
         with self._seconds.time(), self._failed.count_exceptions():
             yield
         self._good.inc()
 
 
 class ProcessMetrics(Collector):
-    """All that a process measures of itself, in a registry of its own: there may be several in a process."""
+    """Everything that a process measures itself, in a registry of its own: a process may have several."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -72,7 +72,7 @@ class ProcessMetrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics as of now, without when each series began: that would be one more of each."""
+        """Yield the present metrics, without their creation times, which would double the series."""
         for metric in self._registry.collect():
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
             yield metric

@@ -15,11 +15,11 @@ _STATES = (JobState.QUEUED, JobState.SCHEDULING, JobState.RUNNING)
 
 
 def queue_families(queues: Collection[str], jobs: Sequence[Seen]) -> Iterator[Metric]:
-    """How many jobs are in each queue, and how long they have waited.
+    """Yield the number of jobs in each queue, and how long they have waited.
 
     Args:
         queues: Names of all queues.
-        jobs: Those that have not ended.
+        jobs: All active jobs.
     """
     depth = family("boost_queue_jobs", "Jobs in each queue that wait or run.", ("queue", "state"))
     counts = Counter((seen.job.queue, seen.job.state) for seen in jobs)
@@ -41,13 +41,13 @@ def queue_families(queues: Collection[str], jobs: Sequence[Seen]) -> Iterator[Me
 def gpu_families(
     what: str, limits: Mapping[str, Limit], jobs: Sequence[Seen], of: Callable[[JobRecord], str]
 ) -> Iterator[Metric]:
-    """GPUs that the gangs of each queue or tenant hold, and how many they may.
+    """Yield the GPUs that the gangs of each queue or tenant hold, and how many they may hold.
 
     Args:
         what: ``queue`` or ``tenant``.
-        limits: By name; also of those that have none.
-        jobs: Those that have not ended.
-        of: Gives the name that a job counts for.
+        limits: Limits by name; empty for those without any.
+        jobs: All active jobs.
+        of: Returns the name that a job counts towards.
     """
     held: dict[str, float] = defaultdict(float, dict.fromkeys(limits, 0.0))
     for seen in jobs:

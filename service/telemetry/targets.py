@@ -8,7 +8,7 @@ from service.models.targets import TargetGroup, TargetLabels
 
 
 def targets(jobs: Iterable[JobRecord]) -> list[TargetGroup]:
-    """The ranks of those jobs that are RUNNING, as far as they serve metrics."""
+    """Return the ranks of RUNNING jobs that serve metrics."""
     return [group for job in jobs if job.state is JobState.RUNNING for group in _ranks(job)]
 
 

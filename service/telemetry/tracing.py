@@ -1,8 +1,8 @@
-"""Requests, and what becomes of the jobs that they submit, as OpenTelemetry spans, sent by OTLP over HTTP.
+"""Requests, and the progress of the jobs they submit, as OpenTelemetry spans, sent by OTLP over HTTP.
 
-Nothing imports this but what runs where an endpoint is set. A job's trace is that of the request that submitted it: the
-record keeps that request's ``traceparent``, and what comes later is told as children of it, from the record's own
-times. So no span is open while a job waits or trains, and a service that is started anew goes on in the same trace.
+This is imported only if an endpoint is set. A job's trace is that of the request that submitted it: the
+record keeps that request's ``traceparent``, and later spans are children of it, with times from the record.
+So no span is open while a job waits or trains, and a restarted service continues the same trace.
 """
 
 import socket
@@ -29,8 +29,8 @@ from service.jobs.states import JobState, Reason
 from service.logs import about
 from service.security.redaction import redact
 
-EXPORT_SECONDS = 3.0  # for a collector to take what it is sent
-CLOSE_SECONDS = 5.0  # for what is left when the service stops
+EXPORT_SECONDS = 3.0  # for a collector to accept spans
+CLOSE_SECONDS = 5.0  # for the remaining spans when the service stops
 
 _FAILED = 500
 _TRACED = "/v1"
@@ -41,7 +41,7 @@ Attributes = Mapping[str, str | int | float]
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a job's way to its first step."""
+    """A phase of a job on the way to its first step."""
 
     name: str
     start: datetime
@@ -49,7 +49,7 @@ class Phase:
 
 
 def phases(events: Sequence[JobEvent]) -> Iterator[Phase]:
-    """What a job went through since it was last queued, up to the newest of its changes of state.
+    """Yield a job's phases since it was last queued, up to its newest change of state.
 
     Args:
         events: Its changes of state, in order.
@@ -75,10 +75,10 @@ def _phase_of(event: JobEvent) -> str:
 
 
 class Tracing:
-    """Makes spans, and sends them from a thread of its own; a collector that is away keeps nobody waiting.
+    """Creates spans and sends them from its own thread; an unavailable collector blocks nobody.
 
     Args:
-        exporter: Where they go.
+        exporter: Where spans are sent.
     """
 
     def __init__(self, exporter: SpanExporter) -> None:
@@ -89,7 +89,7 @@ class Tracing:
 
     @classmethod
     def to(cls, endpoint: str) -> "Tracing":
-        """Send to a collector.
+        """Create a tracing that sends to a collector.
 
         Args:
             endpoint: Its URL for OTLP over HTTP, for example ``http://collector:4318``.
@@ -97,20 +97,20 @@ class Tracing:
         return cls(OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_SECONDS))
 
     def close(self) -> None:
-        """Send what is left, for a few seconds at most."""
+        """Send the remaining spans, for a few seconds at most."""
         closing = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
 
     def requests(self, app: ASGIApp) -> ASGIApp:
-        """An app whose requests are traced."""
+        """Return an app whose requests are traced."""
         return TracedRequests(app, self._tracer)
 
     def left_queue(self, job: JobRecord, events: Sequence[JobEvent]) -> None:
-        """Tell how a job came from the queue to its first step, or to an end before that.
+        """Record how a job got from the queue to its first step, or to an earlier end.
 
         Args:
-            job: As it is now.
+            job: The job's present record.
             events: Its changes of state since it began to wait.
         """
         if parent := _parent(job):
@@ -118,12 +118,12 @@ class Tracing:
                 self._tell(phase.name, phase.start, phase.end, parent, _about(job))
 
     def restarted(self, job: JobRecord, time: datetime, restart: RestartReport) -> None:
-        """Tell of an interruption and its parts.
+        """Record an interruption and its parts.
 
         Args:
-            job: Whose gang was interrupted.
-            time: When training went on.
-            restart: What the gang says of it.
+            job: The job whose gang was interrupted.
+            time: When training resumed.
+            restart: The gang's report of it.
         """
         parent = _parent(job)
         if parent is None:
@@ -150,20 +150,20 @@ class Tracing:
 
 
 class TracedRequests:
-    """An ASGI middleware that makes a span of each request to the API, a child of the caller's if there is one.
+    """An ASGI middleware that creates a span for each API request, a child of the caller's span if there is one.
 
     Its ``traceparent`` is in the request's state.
 
     Args:
-        app: What is behind it.
-        tracer: Makes the spans.
+        app: The wrapped app.
+        tracer: Creates the spans.
     """
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self._app, self._tracer = app, tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, and make its span."""
+        """Handle a request, and create its span."""
         if scope["type"] != "http" or not scope["path"].startswith(_TRACED):
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""The metrics of how far trackers are with each job that has not ended."""
+"""The metrics of trackers' progress with each active job."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ from service.telemetry.jobs import LABELS, Seen
 
 
 def tracker_families(trackers: TrackerStore, jobs: Sequence[Seen]) -> Iterator[Metric]:
-    """The metrics of some jobs' trackers."""
+    """Yield the metrics of some jobs' trackers."""
     labels = (*LABELS, "tracker")
     untold = "Events that the tracker has not been told yet; 10000 or more are 10000."
     behind = family("boost_job_tracker_events_behind", untold, labels)

@@ -1,4 +1,4 @@
-"""What trackers are told: a job's events as points of curves and as words, each step of a curve once."""
+"""What trackers receive: a job's events as points of curves and as text, each step of a curve only once."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,24 +16,24 @@ from service.jobs.states import JobState
 
 _GROUPS = {"progress": "train", "evaluation": "validation", "checkpoint": "checkpoint"}  # of curves, by kind of event
 _NO_CURVES = frozenset({"step", "steps", "kind", "eta_seconds"})
-_NO_NUMBERS = frozenset({"NaN", "Infinity", "-Infinity"})  # how events keep what JSON lacks
+_NO_NUMBERS = frozenset({"NaN", "Infinity", "-Infinity"})  # how events represent numbers that JSON lacks
 
 
 class NotYet(Exception):
-    """A tracker has no place for a job yet; what it was to be told is to come again when more has happened."""
+    """A tracker has no place for a job yet; the batch is sent again once more has happened."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An event as trackers take it.
+    """An event in the form that trackers receive.
 
     Attributes:
-        event_id: The event's.
+        event_id: ID of the event.
         time: When it happened.
-        step: Steps done then.
+        step: Steps done by then.
         values: Points of curves, by the curve's name.
-        text: The same in words, of what is no curve.
-        state: The job's new state, if it is about that.
+        text: The event in words, if it is not a point of a curve.
+        state: The job's new state, if the event is a change of state.
     """
 
     event_id: int
@@ -46,11 +46,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a tracker is to be told next about a job.
+    """The next events of a job for a tracker.
 
     Attributes:
-        job: As it is now.
-        entries: In order; at least one.
+        job: The job's present record.
+        entries: At least one entry, in order.
     """
 
     job: JobRecord
@@ -58,32 +58,32 @@ class Batch:
 
 
 class Tracker(Protocol):
-    """Takes a job's curves somewhere."""
+    """Sends a job's curves somewhere."""
 
     def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a batch. One that may have been sent already, in whole or in part, comes again at the next call.
+        """Send a batch. If it may already have been sent, in whole or in part, the next call sends it again.
 
         Args:
             batch: What to send.
-            kept: What the call before has returned, of those that are known to have gone well; empty at first.
+            kept: What the last call known to have succeeded returned; empty at first.
 
         Returns:
-            What to give to the next call.
+            What to pass to the next call.
 
         Raises:
             NotYet: There is no place for it yet, and nothing has been sent.
-            Exception: It could not be sent, or nobody knows; the message says why.
+            Exception: It could not be sent, or may not have been; the message says why.
         """
 
 
 def entry_of(event: JobEvent, marks: dict[str, int]) -> Entry:
-    """An event as an entry, without the points of curves that have been that far before.
+    """Convert an event to an entry, without points at steps that their curves have already reached.
 
-    A step that is done again, after a fault or a roll-back, has been sent as it was done first.
+    A step repeated after a fault or a rollback was already sent when it was first done.
 
     Args:
         event: The event.
-        marks: The last step by name of a curve; kept up.
+        marks: The last step of each curve, by name; updated.
     """
     data = event.data
     step = max([int(data.get("step", 0)), *marks.values()])
@@ -97,12 +97,12 @@ def entry_of(event: JobEvent, marks: dict[str, int]) -> Entry:
 
 
 def settings_of(spec: JobSpec) -> dict[str, str | float | bool]:
-    """A spec's fields by their paths, with what they are set to; those that are not are left out."""
+    """Return a spec's fields by their paths, with their values; unset fields are left out."""
     return dict(_settings("", spec.model_dump(mode="json")))
 
 
 def _numbers(path: str, data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers in a report, by where they are; of several named things, by their names."""
+    """Yield the numbers in a report by their paths; those of named items under their names."""
     for key, value in data.items():
         if isinstance(value, Mapping):
             yield from _numbers(f"{path}/{key}", value)
@@ -126,7 +126,7 @@ def _in_words(event: JobEvent) -> str:
         return f"{event.data['state']}: {event.data['message']}"
     try:
         return f"goes on after {restart_in_words(RestartReport.model_validate(event.data))}"
-    except ValidationError:  # of another version
+    except ValidationError:  # from another version
         return f"{event.kind}: {event.data.get('message', event.data)}"
 
 

@@ -1,4 +1,4 @@
-"""Sends one tracker what it has not been told of one job."""
+"""Sends one tracker a job's events that it has not received yet."""
 
 from dataclasses import replace
 
@@ -8,28 +8,28 @@ from service.jobs.trackers import SENT_KINDS, Tracked, TrackerStore
 from service.trackers.curves import Batch, NotYet, Tracker, entry_of
 
 BATCH = 500  # events
-_MOST_BATCHES = 20  # then others have their turn
+_MOST_BATCHES = 20  # then other deliveries have their turn
 
 _WANTED = EventFilter(kinds=SENT_KINDS)
 
 
 def deliver(store: JobStore, progress: TrackerStore, tracked: Tracked, tracker: Tracker) -> None:
-    """Send what there is, batch by batch, and note after each how far that is.
+    """Send all pending events, batch by batch, and record the progress after each.
 
-    A process that dies in between has sent a batch that is not noted; the next one sends it again, and it is the
-    tracker's part to know it.
+    A process that dies in between has sent a batch that is not recorded; the next one sends it again, and the
+    tracker must recognise it.
 
     Args:
         store: The record.
-        progress: Where it is noted.
-        tracked: The job, as far as the tracker has it.
+        progress: Where progress is recorded.
+        tracked: The tracker's progress with the job.
         tracker: The tracker.
 
     Raises:
-        Exception: Of the tracker.
+        Exception: The tracker failed.
     """
     for _ in range(_MOST_BATCHES):
-        job = store.get(tracked.job_id)  # before its events: those that come in between are for the next time
+        job = store.get(tracked.job_id)  # read before its events: later events are left for next time
         events = store.events(tracked.job_id, tracked.event_id, BATCH, _WANTED)
         whole = len(events) < BATCH
         after = replace(tracked, version=job.version) if whole else tracked

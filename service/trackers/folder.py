@@ -1,4 +1,4 @@
-"""The folder beside a job's checkpoints that a tracker writes its files to, on a disk or in an object store."""
+"""The folder beside a job's checkpoints where a tracker writes its files, on a disk or in an object store."""
 
 import os
 from pathlib import Path
@@ -10,12 +10,12 @@ from service.jobs.model import JobRecord
 
 
 class TrackerFolder:
-    """Files of one tracker of one job.
+    """The files of one tracker for one job.
 
     Args:
         checkpoint_url: Folder of the job's checkpoints.
-        name: The folder's in there.
-        storage_options: What ``s3://`` is reached with; default: the process's own means.
+        name: Name of the tracker's folder in it.
+        storage_options: Credentials for ``s3://``; default: those of the process.
     """
 
     def __init__(self, checkpoint_url: str, name: str, storage_options: StorageOptions | None) -> None:
@@ -24,14 +24,14 @@ class TrackerFolder:
         self._folder = f"{folder}/{name}"
 
     def may_begin(self, job: JobRecord) -> bool:
-        """Whether a job's folder is there, or its ranks have had the time to make it, as the user that they are."""
+        """Whether the job's folder exists, or its ranks have had time to create it under their own user."""
         return job.progress is not None or self._filesystem.protocol[0] != "file" or Path(self._folder).parent.is_dir()
 
     def write(self, name: str, at: int, content: bytes) -> bool:
-        """Have a file end with this from there on; say whether it was as long as that.
+        """Write ``content`` at offset ``at`` and end the file there; return whether the file reached up to ``at``.
 
         Raises:
-            OSError: The store or the disk did not take it, for example because it is full.
+            OSError: The store or the disk refused it, for example because it is full.
         """
         path = f"{self._folder}/{name}"
         if self._filesystem.protocol[0] == "file":
@@ -50,7 +50,7 @@ class TrackerFolder:
 
 def _write_local(path: Path, at: int, content: bytes) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A link here would lead the service out of what the job's tenant may use.
+    # A link here would lead the service outside of what the job's tenant may use.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         file = os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644, dir_fd=folder)

@@ -1,7 +1,7 @@
-"""The thread that has trackers told what happens to jobs. Of several services on one database, one at a time does it.
+"""The thread that keeps trackers up to date with jobs. Of several services on one database, one at a time does this.
 
-A thread that delivers may hang as long as its tracker does, which delays no step. Each tenant has few of them for each
-kind of tracker, so what hangs delays nobody else's deliveries unless so many tenants' hang that all threads are taken.
+A delivery may hang as long as its tracker does, which delays no step. Each tenant has few threads for each
+kind of tracker, so a hanging one delays nobody else's deliveries unless so many hang that all threads are taken.
 """
 
 import logging
@@ -27,19 +27,19 @@ LEASE = "trackers"
 LEASE_SECONDS = 30.0
 THREADS = 64
 THREADS_PER_TENANT = 2  # for each kind of tracker
-TOLD_AFTER = 3  # failures in a row, of which the job's user is told
+TOLD_AFTER = 3  # failures in a row, after which the job's user is told
 GIVEN_UP_AFTER = timedelta(days=7)  # of failures only, for a job that has ended
-PAUSE_SECONDS = {"wandb": 30.0}  # between two deliveries of a job, of which each starts a process
+PAUSE_SECONDS = {"wandb": 30.0}  # between two deliveries of a job, each of which starts a process
 _LONGEST_PAUSE_SECONDS = 60.0  # between two tries
 _LONGEST_PROBLEM = 500  # characters
 
 OpenTracker = Callable[[str, JobRecord], Tracker]
 
-Key = tuple[str, str]  # a job's id and a kind of tracker
+Key = tuple[str, str]  # a job's ID and a kind of tracker
 
 
 class _Lane:
-    """Deliveries of one tenant to its trackers of one kind: what waits, the first first, and what is under way."""
+    """Deliveries of one tenant to its trackers of one kind: those waiting, in order, and those in progress."""
 
     def __init__(self) -> None:
         self._waiting: dict[Key, None] = {}
@@ -63,13 +63,13 @@ class _Lane:
 
 
 class Forwarder:
-    """Looks at the record again and again, and begins a delivery for each tracker that has not been told all.
+    """Polls the record, and starts a delivery for each tracker that is behind.
 
     Args:
         store: The record.
-        leases: Where the lease is to be had.
-        open_tracker: Makes a tracker of a kind for a job; in the delivery's thread, so it may wait and fail.
-        interval_seconds: Between two looks, and about as long between two deliveries of one job to one tracker.
+        leases: Where to take the lease.
+        open_tracker: Creates a tracker of a kind for a job; called in the delivery's thread, so it may block and fail.
+        interval_seconds: Pause between polls, and roughly between two deliveries of one job to one tracker.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class Forwarder:
         self._thread = threading.Thread(target=self._run, name="trackers", daemon=True)
 
     def start(self) -> None:
-        """Begin, in threads of its own."""
+        """Start working, in threads of its own."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin nothing more. What is being sent is not waited for; the next service knows how far it came."""
+        """Start nothing more. Deliveries in progress are not waited for; the next service knows how far they got."""
         self._stop.set()
         self._thread.join()
         if self._lease is not None:
@@ -103,7 +103,7 @@ class Forwarder:
                 if self._lease is not None:
                     self._begin(TrackerStore(self._store.engine, self._lease).pending())
             except Exception:
-                logger.exception("trackers could not be looked after; the next try is in %g s", self._interval)
+                logger.exception("trackers could not be updated; trying again in %g s", self._interval)
             self._stop.wait(self._interval)
 
     def _begin(self, pending: Iterable[tuple[str, str, str]]) -> None:
@@ -133,13 +133,15 @@ class Forwarder:
                     lane.under_way.discard(key)
 
     def _deliver(self, job_id: str, kind: str) -> None:
-        if self._lease is None:  # another service's to do
+        if self._lease is None:  # another service's job
             return
         progress = TrackerStore(self._store.engine, self._lease)
         try:
             tracked, job = progress.one(job_id, kind), self._store.get(job_id)
         except Exception:
-            logger.exception("how far %s is with job %s could not be read; the next look tries again", kind, job_id)
+            logger.exception(
+                "the progress of %s with job %s could not be read; the next poll tries again", kind, job_id
+            )
             return
         try:
             deliver(self._store, progress, tracked, self._open(kind, job))
@@ -149,7 +151,7 @@ class Forwarder:
             self._note_failure(progress, job, kind, error)
 
     def _note_failure(self, progress: TrackerStore, job: JobRecord, kind: str, error: Exception) -> None:
-        """Have it tried again later; tell the job's user when it goes on."""
+        """Schedule another try; tell the job's user if failures persist."""
         problem = redact(str(error) or type(error).__name__)[:_LONGEST_PROBLEM]
         logger.info("job %s could not be sent to %s: %s", job.id, kind, problem)
         try:
@@ -167,4 +169,4 @@ class Forwarder:
         except LeaseLost as overtaken:
             logger.warning("%s", overtaken)
         except Exception:
-            logger.exception("the failure could not be noted; the next try comes all the same")
+            logger.exception("the failure could not be recorded; delivery is retried anyway")

@@ -1,8 +1,8 @@
-"""A run on an MLflow server, by its REST API.
+"""A run on an MLflow server, through its REST API.
 
-A server may have taken a request that nobody saw answered. So each request that adds points sets a tag to the newest of
-their events, which is looked at before more is sent; and the points of an event are the same whenever they are sent, of
-which a server that keeps them in a database keeps one.
+A server may have accepted a request whose answer was lost. So each request that adds points sets a tag to the newest of
+their events, which is read before more is sent; and the points of an event are always the same, so that
+a server with a database keeps only one of them.
 """
 
 import json
@@ -15,9 +15,9 @@ from service.jobs.model import JobRecord
 from service.jobs.states import JobState
 from service.trackers.curves import Batch, Entry, settings_of
 
-_POINTS = 999  # in a request; with the tag of their event 1000, and MLflow refuses more
+_POINTS = 999  # per request; with their event's tag 1000, MLflow's limit
 _PARAMETERS = 100
-_LONGEST_VALUE = 500  # characters of a parameter or a tag, for old servers' sake
+_LONGEST_VALUE = 500  # characters of a parameter or a tag, for the sake of old servers
 _SECONDS = 10.0
 _LARGEST_ANSWER = 8 * 2**20
 
@@ -34,17 +34,17 @@ _STATUS = {
 
 
 class MlflowRefused(RuntimeError):
-    """The server has answered that it does not do what it was asked."""
+    """The server refused a request."""
 
 
 class Mlflow:
-    """Writes a job's run.
+    """Logs a job's run.
 
     Args:
-        tracking_uri: Address of the server.
+        tracking_uri: URL of the server.
         experiment: Name of the experiment that the run is in.
-        credentials: ``token``, or ``username`` and ``password``, if the server asks for any.
-        page: Address of the job's page; ``None`` if there is none.
+        credentials: ``token``, or ``username`` and ``password``, if the server requires them.
+        page: URL of the job's page; ``None`` if there is none.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class Mlflow:
 
         Raises:
             ConnectionError: The server cannot be reached, or does not answer.
-            MlflowRefused: It does not take what it is sent.
+            MlflowRefused: The server refused a request.
         """
         base = f"{self._uri}/api/2.0/mlflow/"
-        # Nothing is followed elsewhere: what is sent is for this server.
+        # Redirects are not followed: what is sent is for this server only.
         with httpx.Client(
             base_url=base, headers=self._headers, auth=self._auth, timeout=_SECONDS, follow_redirects=False
         ) as self._http:
@@ -81,7 +81,7 @@ class Mlflow:
             return {"run": run_id, "url": f"{self._uri}/#/experiments/{experiment_id}/runs/{run_id}"}
 
     def _run(self, job: JobRecord, kept: Mapping[str, Any]) -> dict[str, Any]:
-        """The job's run; made where there is none, which takes several requests, of which each may be the last."""
+        """Return the job's run, creating it if needed; that takes several requests, any of which may be the last."""
         if "run" in kept:
             known: dict[str, Any] = self._get("runs/get", run_id=kept["run"])["run"]
             return known
@@ -159,7 +159,7 @@ class Mlflow:
         return self._ask("POST", path, json=content) or {}
 
     def _ask(self, method: str, path: str, absent: str | None = None, **what: Any) -> dict[str, Any] | None:
-        """What the server answers; ``None`` if that is the error code ``absent``."""
+        """Return the server's answer; ``None`` if it is the error code ``absent``."""
         try:
             with self._http.stream(method, path, **what) as response:
                 content = b""
@@ -184,7 +184,7 @@ class Mlflow:
 
 
 def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    """Entries in order, as many at a time as a request takes points."""
+    """Yield entries in order, in groups whose points fit into a request."""
     part: list[Entry] = []
     points = 0
     for entry in entries:
@@ -202,7 +202,7 @@ def _pairs(listed: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _number(value: float) -> float | str:
-    """A number as MLflow's JSON has it, which writes what JSON lacks in words."""
+    """Return a number in MLflow's JSON, which spells out what JSON lacks."""
     if value != value:
         return "NaN"
     return value if abs(value) != float("inf") else "Infinity" if value > 0 else "-Infinity"

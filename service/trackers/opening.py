@@ -1,4 +1,4 @@
-"""Which trackers a job goes to, and how each is made of what its spec and the service's settings say."""
+"""Which trackers a job uses, and how each is created from its spec and the service's settings."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ TENSORBOARD, MLFLOW, WANDB = "tensorboard", "mlflow", "wandb"
 
 
 def kinds_of(spec: JobSpec, settings: Settings) -> Sequence[str]:
-    """The kinds of trackers that a new job goes to."""
+    """Return the kinds of trackers for a new job."""
     default = settings.tensorboard if settings.tensorboard is not None else has_tensorboard()
     wanted = spec.trackers.tensorboard if spec.trackers.tensorboard is not None else default
     named = [(TENSORBOARD, wanted), (MLFLOW, spec.trackers.mlflow), (WANDB, spec.trackers.wandb)]
@@ -27,7 +27,7 @@ def kinds_of(spec: JobSpec, settings: Settings) -> Sequence[str]:
 
 
 def tracker_errors(spec: JobSpec, settings: Settings, tenant: str) -> list[FieldError]:
-    """What is wrong with the trackers that a job names, as far as can be told without asking them."""
+    """Return what is wrong with a job's trackers, as far as can be told without contacting them."""
     trackers, errors = spec.trackers, []
     if trackers.tensorboard and not has_tensorboard():
         problem = (
@@ -65,7 +65,7 @@ def _wandb_errors(wandb: WandbConfig, settings: Settings, tenant: str) -> Iterat
 
 
 def place_of(kind: str, job: JobRecord) -> str:
-    """Where a tracker keeps a job, as far as its spec tells."""
+    """Return where a tracker keeps a job, as far as its spec tells."""
     if kind == TENSORBOARD:
         return f"{job.checkpoint_url}/{FOLDER}"
     if kind == WANDB:
@@ -76,7 +76,7 @@ def place_of(kind: str, job: JobRecord) -> str:
 
 
 class TrackerFactory:
-    """Makes the tracker of a kind for a job.
+    """Creates the tracker of a kind for a job.
 
     Args:
         settings: The operator's settings.
@@ -86,11 +86,11 @@ class TrackerFactory:
         self._settings = settings
 
     def __call__(self, kind: str, job: JobRecord) -> Tracker:
-        """The tracker.
+        """Create the tracker.
 
         Raises:
-            SecretUnusable: The secret that the job names is not there, or not as it should be.
-            PermissionError: The operator does not allow the server any more.
+            SecretUnusable: The secret that the job names is missing or invalid.
+            PermissionError: The operator no longer allows the server.
         """
         if kind == MLFLOW and (mlflow := job.spec.trackers.mlflow) is not None:
             return self._mlflow(mlflow, job)

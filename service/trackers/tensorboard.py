@@ -1,9 +1,9 @@
 """Event files for TensorBoard, in a folder beside a job's checkpoints.
 
-A file's content follows from the job's events alone, and how many bytes of it are there is noted after each batch. What
-a process has written and not noted before it died is written again, byte by byte, in the same place: a reader that has
-the file open sees it grow, and no point twice. Object stores know no appending, so files end after ``_FILE_BYTES`` and
-the last one is put there anew.
+A file's content depends only on the job's events, and its size is recorded after each batch. What
+a process wrote but did not record before it died is written again, byte for byte, in the same place: a reader that has
+the file open sees it grow, and no point twice. Object stores cannot append, so files end after ``_FILE_BYTES``, and
+the last one is uploaded again.
 """
 
 import io
@@ -24,9 +24,9 @@ _FILE_BYTES = 2**20
 _VERSION = "brain.Event:2"  # of the format
 
 
-@cache  # each submission asks, and it looks through the folders of all packages
+@cache  # each submission asks, and it searches the folders of all packages
 def has_tensorboard() -> bool:
-    """Whether event files can be written on this installation."""
+    """Whether event files can be written in this installation."""
     return find_spec("tensorboard") is not None
 
 
@@ -35,21 +35,21 @@ class TensorBoard:
 
     Args:
         checkpoint_url: Folder of the job's checkpoints.
-        storage_options: What ``s3://`` is reached with; default: the process's own means.
+        storage_options: Credentials for ``s3://``; default: those of the process.
     """
 
     def __init__(self, checkpoint_url: str, storage_options: StorageOptions | None) -> None:
         self._folder = TrackerFolder(checkpoint_url, FOLDER, storage_options)
 
     def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
-        """Write a batch to the newest file, or to another one if that is large or gone.
+        """Write a batch to the newest file, or to a new one if that is large or gone.
 
         Raises:
-            NotYet: The job has no folder, and no step.
-            OSError: The store or the disk did not take it, for example because it is full.
+            NotYet: The job has no folder and no step yet.
+            OSError: The store or the disk refused it, for example because it is full.
         """
         if not kept and not self._folder.may_begin(batch.job):
-            if batch.job.finished:  # without a step: there is nothing to look at
+            if batch.job.finished:  # without a step: there is nothing to show
                 return {}
             raise NotYet
         first = batch.entries[0]
@@ -58,7 +58,7 @@ class TensorBoard:
             records = b"".join(_records(batch.entries))
             if self._folder.write(name, written, records):
                 return {"file": name, "bytes": written + len(records)}
-        # Readers take files in the order of their names, which begin with ten digits of seconds.
+        # Readers take files in order of their names, which begin with ten digits of seconds.
         name = f"events.out.tfevents.{int(first.time.timestamp())}.{batch.job.id}.{first.event_id:012d}"
         records = b"".join([*_head(batch, with_spec=not kept), *_records(batch.entries)])
         self._folder.write(name, 0, records)
@@ -66,7 +66,7 @@ class TensorBoard:
 
 
 def _head(batch: Batch, *, with_spec: bool) -> Iterator[bytes]:
-    """What a file begins with; the first one says what the job is, which all jobs can be compared by."""
+    """Yield the head of a file; the first one describes the job, so that jobs can be compared."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 

@@ -1,9 +1,9 @@
-"""A run in Weights & Biases, by its own package in a process of its own.
+"""A run in Weights & Biases, logged by its own package in a separate process.
 
-An event is logged under its id as the run's step, which may only increase. Online, the service asks the server for the
-last one before and after: what the server has is not sent again, and the package says nothing of what the server has
-refused. Offline, the events of a batch are a file that is called by the first of them, so that a batch that comes
-again replaces what there is of it.
+An event is logged with its ID as the run's step, which may only increase. Online, the service asks the server for the
+last step before and after: what the server has is not sent again, and the package does not report what the server
+refused. Offline, the events of a batch form a file named after the first of them, so that a repeated batch
+replaces it.
 """
 
 import base64
@@ -33,16 +33,16 @@ from service.trackers.folder import TrackerFolder
 from service.trackers.wandb_process import PROCESS_SECONDS, Given, Made, environment
 
 BASE_URL = "https://api.wandb.ai"
-FOLDER = "offline-wandb"  # `wandb sync` knows by "offline-" that it has not been sent
+FOLDER = "offline-wandb"  # the prefix "offline-" tells `wandb sync` that it has not been sent
 
 _SECONDS = 10.0
 _LARGEST_ANSWER = 8 * 2**20
-_LONGEST_LINE = 300  # characters of what the process says last
-_TOGETHER = 8  # processes, of some hundred megabytes each
+_LONGEST_LINE = 300  # characters of the process's last output
+_TOGETHER = 8  # processes, of a few hundred megabytes each
 _room = threading.BoundedSemaphore(_TOGETHER)
 _EXIT_CODES = {JobState.SUCCEEDED: 0, JobState.FAILED: 1, JobState.CANCELLED: 1}
 
-# What the package itself asks before it goes on with a run.
+# The package's own query before it resumes a run.
 _LAST_ROWS = """
 query RunResumeStatus($project: String, $entity: String, $name: String!) {
   model(name: $project, entityName: $entity) { bucket(name: $name, missingOk: true) { historyTail } }
@@ -51,11 +51,11 @@ query RunResumeStatus($project: String, $entity: String, $name: String!) {
 
 
 class WandbRefused(RuntimeError):
-    """The server has not taken what it was sent, or the package has failed."""
+    """The server did not accept what was sent, or the package failed."""
 
 
 def has_wandb() -> bool:
-    """Whether Weights & Biases' package is there on this installation."""
+    """Whether the wandb package is installed."""
     return find_spec("wandb") is not None
 
 
@@ -63,30 +63,30 @@ class Wandb:
     """Sends a job's run to a server.
 
     Args:
-        config: What the job says.
-        credentials: ``api_key``, and ``base_url`` of a server that is not W&B's own.
-        page: Address of the job's page; ``None`` if there is none.
+        config: The job's settings.
+        credentials: ``api_key``, and ``base_url`` for a server other than W&B's own.
+        page: URL of the job's page; ``None`` if there is none.
     """
 
     def __init__(self, config: WandbConfig, credentials: Mapping[str, str], page: str | None = None) -> None:
         self._config, self._page = config, page
         self._key = credentials["api_key"]
-        register_secrets([base64.b64encode(f"api:{self._key}".encode()).decode()])  # as it is sent
+        register_secrets([base64.b64encode(f"api:{self._key}".encode()).decode()])  # in the form in which it is sent
         self._url = credentials.get("base_url", BASE_URL).rstrip("/")
 
     def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
-        """Log a batch. A run begins with the job's first point, or after a batch without one.
+        """Log a batch. A run begins with the job's first point, or after a full batch without one.
 
         Raises:
             NotYet: There is no point yet.
             ConnectionError: The server cannot be reached, or does not answer.
-            TimeoutError: The package has not come to an end.
+            TimeoutError: The package did not finish in time.
             WandbRefused: What was sent did not arrive.
         """
         if not kept and not any(entry.values for entry in batch.entries):
             if batch.job.finished:
                 return {}
-            if len(batch.entries) < BATCH:  # with a full one, what comes after it would never be read
+            if len(batch.entries) < BATCH:  # otherwise what comes after a full one would never be read
                 raise NotYet
         known = self._last_event(batch.job)
         given = _given(self._config, batch, self._page, after=known)
@@ -95,12 +95,12 @@ class Wandb:
             last = max((event_id for event_id, _ in given["rows"]), default=known)
             if (found := self._last_event(batch.job)) < last:
                 raise WandbRefused(
-                    f"{self._url} has the points up to event {found} of those up to {last} that it was sent"
+                    f"{self._url} has points up to event {found}, but was sent points up to event {last}"
                 )
             return {"url": made["url"]}
 
     def _last_event(self, job: JobRecord) -> int:
-        """The newest event that the server has of a job; 0 if none."""
+        """Return the newest event that the server has of a job; 0 if none."""
         variables = {"project": self._config.project, "entity": self._config.entity, "name": job.id}
         answer = self._ask({"query": _LAST_ROWS, "variables": variables})
         run = ((answer.get("data") or {}).get("model") or {}).get("bucket") or {}
@@ -110,7 +110,7 @@ class Wandb:
     def _ask(self, query: Mapping[str, Any]) -> dict[str, Any]:
         content = b""
         try:
-            # Nothing is followed elsewhere: what is sent is for this server.
+            # Redirects are not followed: what is sent is for this server only.
             with httpx.stream(
                 "POST", f"{self._url}/graphql", json=query, auth=("api", self._key), timeout=_SECONDS
             ) as response:
@@ -132,10 +132,10 @@ class OfflineWandb:
     """Writes a job's run to files for ``wandb sync``, in a folder beside its checkpoints.
 
     Args:
-        config: What the job says.
+        config: The job's settings.
         checkpoint_url: Folder of the job's checkpoints.
-        storage_options: What ``s3://`` is reached with; default: the process's own means.
-        page: Address of the job's page; ``None`` if there is none.
+        storage_options: Credentials for ``s3://``; default: those of the process.
+        page: URL of the job's page; ``None`` if there is none.
     """
 
     def __init__(
@@ -149,13 +149,13 @@ class OfflineWandb:
         self._folder = TrackerFolder(checkpoint_url, FOLDER, storage_options)
 
     def send(self, batch: Batch, kept: Mapping[str, Any]) -> dict[str, Any]:
-        """Write a file of a batch that is full, or of the last one.
+        """Write a full batch, or the last one, to a file.
 
         Raises:
-            NotYet: More can go to the same file.
-            TimeoutError: The package has not come to an end.
-            OSError: The store or the disk did not take it, for example because it is full.
-            WandbRefused: The package has failed.
+            NotYet: The batch is not full yet.
+            TimeoutError: The package did not finish in time.
+            OSError: The store or the disk refused it, for example because it is full.
+            WandbRefused: The package failed.
         """
         if len(batch.entries) < BATCH and not batch.job.finished:
             raise NotYet
@@ -195,8 +195,8 @@ def _row(entry: Entry) -> dict[str, float]:
 
 @contextmanager
 def _logged(given: Given) -> Iterator[Made]:
-    """Have a process log it; what it has made is there until the block ends."""
-    # The package's own server ends when it sees that this process has, and may write until then.
+    """Log in a separate process; the files that it makes exist until the block ends."""
+    # The package's own server ends when it sees that this process has ended, and may write until then.
     with _room, tempfile.TemporaryDirectory(prefix="boost-wandb-", ignore_cleanup_errors=True) as folder:
         process = subprocess.Popen(
             [sys.executable, "-m", "service.trackers.wandb_process"],
@@ -206,17 +206,17 @@ def _logged(given: Given) -> Iterator[Made]:
         try:
             said, complaints = process.communicate(json.dumps(given), timeout=PROCESS_SECONDS)
         except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"wandb has not ended within {PROCESS_SECONDS} seconds") from error
+            raise TimeoutError(f"wandb did not finish within {PROCESS_SECONDS} seconds") from error
         finally:
             _kill(process)
         if process.returncode:
-            raise WandbRefused(_last_line(complaints) or f"wandb has ended with {process.returncode}")
+            raise WandbRefused(_last_line(complaints) or f"wandb exited with status {process.returncode}")
         made: Made = json.loads(said.splitlines()[-1])
         yield made
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """End a process."""
+    """End a process and its group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,7 +1,7 @@
-"""A process that logs one batch by Weights & Biases' own package, and ends.
+"""A process that logs one batch with Weights & Biases' own package, and ends.
 
-``python -m service.trackers.wandb_process``. The package starts a server, installs handlers and waits as it
-likes, none of which the service's process can have. What to log comes as JSON on stdin; what came of it is JSON on the
+``python -m service.trackers.wandb_process``. The package starts a server, installs handlers and blocks at
+will, none of which the service's process can afford. What to log comes as JSON on stdin; the result is JSON on the
 last line of stdout.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 INIT_SECONDS, FINISH_SECONDS = 30.0, 30.0
 PROCESS_SECONDS = 120  # for both, and for Python and the package to start on a busy machine
 
-# None of the service's own variables: those of the database and the stores have passwords.
+# None of the service's own variables: those of the database and the stores contain passwords.
 _PASSED_ON = {
     "PATH", "PYTHONPATH", "LANG", "TMPDIR", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HTTP_PROXY",
     "HTTPS_PROXY", "NO_PROXY",
@@ -28,11 +28,11 @@ class Given(TypedDict):
     """What to log.
 
     Attributes:
-        settings: Of the package, besides those that are always the same.
-        run: What ``wandb.init`` takes.
-        rows: Ids of events, which increase, each with what is logged of it.
-        summary: What the run's summary says besides.
-        exit_code: The run's, if it has ended.
+        settings: Settings of the package, besides the fixed ones.
+        run: Arguments of ``wandb.init``.
+        rows: Event IDs, increasing, each with the values to log.
+        summary: Further fields of the run's summary.
+        exit_code: Exit code of the run, if it has ended.
     """
 
     settings: dict[str, Any]
@@ -43,21 +43,21 @@ class Given(TypedDict):
 
 
 class Made(TypedDict):
-    """What came of it: the run's page, and its file."""
+    """The result: the run's page, and its file."""
 
     url: str | None
     file: str
 
 
 def environment(folder: str) -> dict[str, str]:
-    """What a process sees of this one's environment, with its folder for its home."""
+    """Return the process's environment: part of this one's, with its folder as its home."""
     return {name: value for name, value in os.environ.items() if name.upper() in _PASSED_ON} | {"HOME": folder}
 
 
 def main() -> None:
-    """Log what is on stdin; exceptions end the process with their message in the last line of stderr."""
+    """Log what is on stdin; an exception ends the process with its message in the last line of stderr."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    os.nice(10)  # the service, which answers requests, goes first
+    os.nice(10)  # the service, which answers requests, comes first
     given: Given = json.load(sys.stdin)
     folder = Path.cwd()
     _set_environment(folder)
@@ -66,14 +66,14 @@ def main() -> None:
 
 
 def _end_with(service: int) -> None:
-    """End when the service does: the next one sends the batch again."""
+    """Exit when the service does: the next one sends the batch again."""
     while os.getppid() == service:
         time.sleep(0.2)
     os._exit(1)
 
 
 def _set_environment(folder: Path) -> None:
-    """Let the package see nothing of the operator's own use of it, keep all in the folder, and report to nobody."""
+    """Hide the operator's own use of the package from it, keep all files in the folder, and disable error reporting."""
     for name in ("CACHE", "CONFIG", "DATA"):
         os.environ[f"WANDB_{name}_DIR"] = str(folder)
     os.environ["WANDB_ERROR_REPORTING"] = "false"
@@ -101,13 +101,13 @@ def _log(given: Given, folder: Path) -> Made:
         **given["settings"],
     )
     run = wandb.init(**given["run"], resume="allow", settings=settings)
-    # The run's own count of steps is that of events, of which each is logged once; curves are drawn over the job's.
+    # The run's own step counts events, each of which is logged once; curves are drawn over the job's step.
     run.define_metric("*", step_metric="step")
     for event_id, row in given["rows"]:
         run.log(row, step=event_id)
     run.summary.update(given["summary"])
     run.finish(exit_code=given["exit_code"] or 0)
-    file = next(folder.glob("wandb/*/*.wandb"))  # the only one, which a link leads to, too
+    file = next(folder.glob("wandb/*/*.wandb"))  # the only one, though a link leads to it as well
     return {"url": run.url, "file": str(file)}
 
 

@@ -219,7 +219,7 @@ def test_a_damaged_shard_is_named_and_the_checkpoint_before_it_is_used(
     (resumed, warnings), (_, others) = ranks.run(2, train_and_record_warnings, spec)
     assert resumed[0].resumed_from == f"{tmp_path}/step-00000006"
     assert losses(resumed) == {step: loss for step, loss in losses(full).items() if step > 6}
-    assert warnings == [f"checkpoint {tmp_path}/step-00000008 is damaged and left out: {problem}"]
+    assert warnings == [f"checkpoint {tmp_path}/step-00000008 is damaged and skipped: {problem}"]
     assert others == []
 
 
@@ -288,7 +288,7 @@ def test_damaged_manifests_are_named_and_the_checkpoint_before_them_is_used(
     assert resumed[0].resumed_from == f"{tmp_path}/step-00000003"
     assert losses(resumed) == {step: loss for step, loss in losses(full).items() if step > 3}
     assert [line.partition(": ")[0] for line in warnings] == [
-        f"checkpoint {tmp_path}/step-0000000{step} is damaged and left out" for step in (8, 6)
+        f"checkpoint {tmp_path}/step-0000000{step} is damaged and skipped" for step in (8, 6)
     ]
     assert f"{newest} is not JSON" in warnings[0]
     assert warnings[1].endswith(f"{before} is missing")

@@ -257,7 +257,7 @@ def test_a_checkpoint_that_is_being_removed_is_named(
     read = exporting.load_alone
     monkeypatch.setattr(exporting, "load_alone", removed_meanwhile)
     assert export(checkpoints, tmp_path / "model") == 2
-    assert "the checkpoint of step 0 was removed while it was read; choose another" in capsys.readouterr().err
+    assert "the checkpoint of step 0 was removed while it was being read; choose another" in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
 
 

@@ -120,7 +120,7 @@ def test_a_tokenizer_that_has_gone_is_asked_for_and_another_is_refused(
     checkpoints, prompt = str(learnt / "checkpoints"), ["generate", "--prompt=The", "--max-new-tokens=2"]
     (tmp_path / "other.json").write_text(train_bpe([TEXT.encode()], 280))
     assert main([*prompt, f"--tokenizer={tmp_path}/other.json", checkpoints]) == 2
-    assert "give the tokenizer that it was trained with" in capsys.readouterr().err
+    assert "give the tokenizer it was trained with" in capsys.readouterr().err
     (learnt / "tokens").rename(learnt / "moved")
     try:
         assert main([*prompt, checkpoints]) == 2
@@ -140,4 +140,4 @@ def test_a_checkpoint_that_is_being_removed_is_named(
     read = loading.load_alone
     monkeypatch.setattr(loading, "load_alone", removed_meanwhile)
     assert main(["generate", "--prompt=a", checkpoints]) == 2
-    assert "the checkpoint of step 0 was removed while it was read; choose another" in capsys.readouterr().err
+    assert "the checkpoint of step 0 was removed while it was being read; choose another" in capsys.readouterr().err

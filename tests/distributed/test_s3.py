@@ -94,7 +94,7 @@ def test_a_store_that_is_away_when_a_job_starts_is_waited_for(s3: S3Server, rank
     (got, warnings), _ = ranks.run(2, with_environment_and_warnings, s3.environment, job)
     return_of_the_store.join()
     assert sorted(losses(got)) == list(range(1, 9))
-    assert any("cannot be looked at, the next try is in" in line for line in warnings)
+    assert any("cannot be listed; retrying in" in line for line in warnings)
 
 
 @pytest.mark.full

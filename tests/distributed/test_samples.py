@@ -83,5 +83,5 @@ def test_a_prompt_without_room_or_a_tokenizer_that_is_gone_ends_the_job(
     spec = job(
         corpus, tmp_path / "c", sample, data=data, model={"vocab_size": 270}, parallelism={"tensor_parallel_size": 1}
     )
-    with pytest.raises(ValueError, match=r"prompt 1 has \d+ tokens, and a sequence has room for 20"):
+    with pytest.raises(ValueError, match=r"prompt 1 has \d+ tokens, .* has room for only 20"):
         ranks.run(1, train_and_record, spec)

@@ -125,7 +125,7 @@ def test_bf16_trains_close_to_fp32(ranks: Ranks, corpus: Path, tmp_path: Path) -
 
 def test_the_wrong_number_of_ranks_is_refused_with_a_remedy(ranks: Ranks, corpus: Path, tmp_path: Path) -> None:
     spec = tiny_job(corpus, tmp_path, parallelism={"tensor_parallel_size": 4})
-    with pytest.raises(ValueError, match="= 4 processes, but 2 are running; start as many"):
+    with pytest.raises(ValueError, match="= 4 processes, but 2 are running; start 4"):
         ranks.run(2, train_and_record, spec)
 
 

@@ -138,7 +138,7 @@ def test_skip_leaves_the_update_out_and_goes_on(ranks: Ranks, corpus: Path, tmp_
         assert changed == [True, True, False, True, True, True, True]
     (fault,) = first.of(FaultReport)
     assert (fault.what, fault.step) == ("divergence", 4)
-    assert fault.message.endswith("its update is left out")
+    assert fault.message.endswith("its update was skipped")
     assert [report.step for report in first.of(StepReport)] == list(range(1, 9))
     assert np.isfinite([report.loss for report in first.of(StepReport)]).all()
     assert first.of(InterruptionReport) == second.reports == []

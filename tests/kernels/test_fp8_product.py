@@ -174,6 +174,6 @@ def test_a_device_without_them_says_why() -> None:
         patch.object(torch.cuda, "get_device_capability", lambda _: (8, 0)),
         patch.object(torch.cuda, "get_device_name", lambda _: "NVIDIA A100"),
     ):
-        assert unavailable(device) == "NVIDIA A100 has compute capability 8.0, and they begin at 8.9"
+        assert unavailable(device) == "NVIDIA A100 has compute capability 8.0, but 8-bit products need 8.9"
     with patch.object(torch.cuda, "get_device_capability", lambda _: (9, 0)):
         assert unavailable(device) is None

@@ -211,17 +211,17 @@ def test_its_steps_are_not_captured() -> None:
     [
         (
             {"parallelism": {"context_parallel_size": 2, "context": {"exchange": "latents"}}},
-            "each head's keys go by themselves, and latents are all heads' together; use auto or keys",
+            "sends each head's keys by themselves, but heads share their latents; use auto or keys",
         ),
-        ({"parallelism": {"pipeline_parallel_size": 2}}, "a pipeline's stages attend densely"),
-        ({"parallelism": {"split_micro_batch": True}}, "the halves of split_micro_batch attend densely"),
-        ({"model": {"sliding_window": 16}}, "model.sliding_window=16 says already what each query sees"),
+        ({"parallelism": {"pipeline_parallel_size": 2}}, "pipeline stages use dense attention"),
+        ({"parallelism": {"split_micro_batch": True}}, "the halves of split_micro_batch use dense attention"),
+        ({"model": {"sliding_window": 16}}, "model.sliding_window=16 already says what each query sees"),
         ({"training": {"cuda_graphs": "on"}, "resources": {"gpus_per_worker": 1}}, "which cannot be captured"),
         ({"training": {"sequence_length": 255}}, "from_length=256 is above training.sequence_length=255"),
         ({"training": {"attention": SPARSE | {"window": 100}}}, r"alone take \d+ pairs .* budget=0.45 allows 14803"),
         (
             {"elasticity": {"data_parallel_size": {"max": 2}, "layouts": [[1, 1], [1, 2]]}},
-            "pp 2 is legal with no number of replicas .*: a pipeline's stages attend densely",
+            "pp 2 is legal with no number of replicas .*: pipeline stages use dense attention",
         ),
     ],
 )

@@ -502,7 +502,7 @@ def test_the_client_says_what_to_do_when_nothing_answers(unused_url: str) -> Non
     ):
         client.list()
     for address in ("localhost:8900", "http://[::1"):
-        with pytest.raises(ValueError, match="not the address of a service"):
+        with pytest.raises(ValueError, match="not the URL of a service"):
             Client(address)
 
 

@@ -210,8 +210,8 @@ def test_events_print_what_befell_a_gang(boost, store: JobStore) -> None:
         "step 3  slow rank: rank 1 computes 75% of the step",
         "changed: priority from 0 to 2, data_parallel_size from none to 1–4",
         "changed: data_parallel_size from 1–4 to 2–4",
-        "drill asked for: kill_rank, rank 1, at once",
-        "drill asked for: drop_node, rank 0, after step 7",
+        "drill requested: kill_rank, rank 1, at once",
+        "drill requested: drop_node, rank 0, after step 7",
     ]
 
 
@@ -263,7 +263,7 @@ def test_pause_and_resume(boost, store: JobStore) -> None:
     start(store, running.id)
     assert boost("pause", queued.id).stdout == f"{queued.id} is PAUSED\n"
     assert boost("resume", queued.id).stdout == f"{queued.id} is QUEUED: waits for its turn\n"
-    assert boost("pause", running.id).stdout == f"{running.id} will be paused after its step\n"
+    assert boost("pause", running.id).stdout == f"{running.id} will be paused after its current step\n"
     assert boost("resume", running.id).stdout == f"{running.id} is RUNNING: 2 workers train\n"
     refused = boost("resume", running.id)
     assert (refused.exit_code, "only a paused job can be resumed" in refused.stderr) == (1, True)
@@ -271,9 +271,9 @@ def test_pause_and_resume(boost, store: JobStore) -> None:
 
 def test_patch(boost, store: JobStore) -> None:
     job = store.create(a_spec(), "/checkpoints")
-    assert boost("patch", job.id, "--priority", "-2").stdout == f"{job.id} is tiny, of priority -2, with 1 replica(s)\n"
+    assert boost("patch", job.id, "--priority", "-2").stdout == f"{job.id} is tiny, priority -2, with 1 replica(s)\n"
     changed = boost("patch", job.id, "--name", "other", "--min-replicas", "1", "--max-replicas", "8")
-    assert changed.stdout == f"{job.id} is other, of priority -2, with 1 to 8 replica(s)\n"
+    assert changed.stdout == f"{job.id} is other, priority -2, with 1 to 8 replica(s)\n"
     refused = boost("patch", job.id, "--min-replicas", "9")
     assert (refused.exit_code, "min (9) must not exceed max (8)" in refused.stderr) == (2, True)
     nothing = boost("patch", job.id)
@@ -292,7 +292,7 @@ def test_a_job_that_leaves_its_layouts(boost, tmp_path: Path) -> None:
     assert "chosen for 1 to 4 workers:\n" in shown
     assert "tp 1 × pp 1 × dp 1, " in shown
     assert "layouts chosen from 3 legal ones: " in boost("events", job_id).stdout
-    assert boost("patch", job_id, "--max-gpus", "2").stdout.endswith("of priority 0, with 1 to 2 worker(s)\n")
+    assert boost("patch", job_id, "--max-gpus", "2").stdout.endswith("priority 0, with 1 to 2 worker(s)\n")
 
 
 def test_drill(boost, store: JobStore) -> None:
@@ -300,7 +300,7 @@ def test_drill(boost, store: JobStore) -> None:
     assert boost("drill", "kill_rank", job.id).exit_code == 1
     start(store, job.id)
     asked = boost("drill", "delay_rank", job.id, "--rank", "1", "--at-step", "4", "--steps", "2", "--seconds", "0.5")
-    assert asked.stdout.startswith(f"{job.id} will have its delay_rank"), asked.output
+    assert asked.stdout.startswith(f"delay_rank will be injected into {job.id}"), asked.output
     assert store.take_commands(job.id) == [Drill(kind="delay_rank", rank=1, at_step=4, steps=2, seconds=0.5)]
     refused = boost("drill", "flood", job.id)
     assert (refused.exit_code, "kind: should be 'kill_rank', 'hang_rank'" in refused.stderr) == (2, True)
@@ -340,7 +340,7 @@ def test_ctrl_c_stops_following_and_leaves_the_job(api: RunningApi, store: JobSt
     output, _ = following.communicate(timeout=20)
     (job,) = store.list()
     assert following.returncode == 130, output
-    assert f"the job goes on. Look again: boost events {job.id} -f" in output
+    assert f"the job continues. Follow it again: boost events {job.id} -f" in output
     assert job.state == "QUEUED"
 
 

@@ -57,8 +57,8 @@ def test_a_dry_run_submits_nothing(tmp_path: Path) -> None:
     for fact in ("tp 2 × pp 1 × dp 2", "36.0 GiB", "yes, of 80.0 GiB", "2,000,000", "0.25 s", "1:00:00", "fastest"):
         assert fact in large, fact
     assert "fastest" not in small
-    assert spent == "a step of the fastest: arithmetic 80%, exchange 16%, reduction 4%"
-    assert most.startswith("the most that a rank needs: weights 8.0 GiB, gradients 8.0 GiB, optimizer 16.0 GiB")
+    assert spent == "step time of the fastest: arithmetic 80%, exchange 16%, reduction 4%"
+    assert most.startswith("peak memory per rank: weights 8.0 GiB, gradients 8.0 GiB, optimizer 16.0 GiB")
     assert note == "note: times are of an H100"
     assert json.loads(as_json.stdout)["plan"]["fastest"] == 1
 
@@ -85,7 +85,7 @@ def test_a_plan_needs_no_service(tmp_path: Path) -> None:
     elements = 4 * (2 * 7 * 32 + 2)
     assert planned.shapes[1].communication.elements_per_token == elements
     assert together[where:].split()[:4] == [f"{elements * tokens * 4 / 2**20:.4g}", "MiB", "in", "32"]
-    assert any(line.startswith("exchange: what a rank hands to tensor parallel all-reduces") for line in rest)
+    assert any(line.startswith("exchange: bytes that a rank puts into tensor parallel all-reduces") for line in rest)
 
 
 def test_clone() -> None:
@@ -126,7 +126,7 @@ def test_changes_that_make_no_patch(changes: list[str]) -> None:
 def test_retry() -> None:
     checkpoint = {"kind": "checkpoint", "step": 400, "url": "s3://x", "bytes": 1, "seconds": 1.0, "commit_seconds": 1.0}
     with serving({"POST /v1/jobs/job-1/retry": Answer(202, a_job(checkpoint=checkpoint))}) as server:
-        assert boost_at(server.url)("retry", "job-1").stdout == "job-1 is QUEUED again, and goes on from step 400\n"
+        assert boost_at(server.url)("retry", "job-1").stdout == "job-1 is QUEUED again and continues from step 400\n"
     with serving({"POST /v1/jobs/job-1/retry": problem(409, "wrong-state")}) as server:
         assert boost_at(server.url)("retry", "job-1").exit_code == 1
 
@@ -163,7 +163,7 @@ def test_ls_takes_as_many_pages_as_it_needs() -> None:
     ]
     lines = shown.stdout.splitlines()
     assert len(lines) == 1 + 520 + 1
-    assert lines[-1] == "(these are 520; older ones: the same with --cursor job-519)"
+    assert lines[-1] == "(showing 520; for older ones add --cursor job-519)"
     with serving({"GET /v1/jobs": [page(0, 500, "job-499"), page(500, 3, None)]}) as server:
         listed = json.loads(boost_at(server.url)("ls", "-n", "1000", "--json").stdout)
     assert (len(listed["jobs"]), listed["next_cursor"]) == (503, None)
@@ -287,7 +287,7 @@ def test_checkpoints_of_a_job() -> None:
         newest = json.loads(boost("ckpt", "show", "job-1").stdout)
         assert newest == json.loads(boost("ckpt", "show", "job-1", "--step", "100").stdout)
         assert "is kept until it is unpinned" in boost("ckpt", "pin", "job-1", "100").stdout
-        assert "as long as the job's own rules say" in boost("ckpt", "unpin", "job-1", "100").stdout
+        assert "is again subject to the job's retention" in boost("ckpt", "unpin", "job-1", "100").stdout
         assert boost("ckpt", "rm", "job-1", "100").stdout == "deleted the checkpoint of step 100 of job-1\n"
     assert header.split() == ["STEP", "SAVED", "SIZE", "LAYOUT", "PINNED", "URL"]
     for fact in ("100", "3.0 MiB", "tp 2 × pp 1 × dp 4", "pinned", "s3://runs/job-1/step-00000100"):

@@ -44,7 +44,9 @@ def sent_keys(server: ScriptedServer) -> list[str | None]:
 def test_login_tries_the_key_and_keeps_it(server: ScriptedServer, config: Path, how: list[str]) -> None:
     result = run_boost("login", "--url", server.url, *how, stdin=f"{KEY}\n", BOOST_CONFIG=str(config))
     assert result.exit_code == 0, result.output
-    assert f"signed in to {server.url} as ci of tenant acme, who may read, submit; kept in {config}" in result.stdout
+    assert (
+        f"signed in to {server.url} as ci of tenant acme, with scope read, submit; saved in {config}" in result.stdout
+    )
     assert KEY not in result.output
     assert sent_keys(server) == [f"Bearer {KEY}"]
     assert stat.S_IMODE(config.stat().st_mode) == 0o600
@@ -64,7 +66,7 @@ def test_a_key_that_is_refused_is_not_kept(config: Path) -> None:
 
 def test_no_key(server: ScriptedServer, config: Path) -> None:
     result = run_boost("login", "--url", server.url, "--key-stdin", stdin="\n", BOOST_CONFIG=str(config))
-    assert (result.exit_code, "an operator makes one with: boost keys create" in result.stderr) == (2, True)
+    assert (result.exit_code, "an operator creates one with: boost keys create" in result.stderr) == (2, True)
     broken = run_boost("login", "--url", server.url, "--key-stdin", stdin="schlüssel\n", BOOST_CONFIG=str(config))
     assert (broken.exit_code, "characters that no key has" in broken.stderr) == (2, True)
     assert "schlüssel" not in broken.output
@@ -112,7 +114,7 @@ def test_logout(server: ScriptedServer, config: Path) -> None:
 
 
 def test_whoami(server: ScriptedServer) -> None:
-    assert run_boost("whoami", BOOST_URL=server.url).stdout == "ci of tenant acme, who may read, submit\n"
+    assert run_boost("whoami", BOOST_URL=server.url).stdout == "ci of tenant acme, with scope read, submit\n"
     assert json.loads(run_boost("whoami", "--json", BOOST_URL=server.url).stdout) == ME.body
 
 
@@ -127,7 +129,7 @@ def test_who_may_not_is_told_so_by_the_exit_status(status: int, code: str) -> No
 def test_a_key_on_an_open_road_is_worth_a_warning(config: Path) -> None:
     port = free_port()
     warned = run_boost("login", "--url", f"http://boost.invalid:{port}", "--key-stdin", stdin=KEY)
-    assert (warned.exit_code, "can be read on the way; use https" in warned.stderr) == (3, True)
+    assert (warned.exit_code, "is not encrypted; use https" in warned.stderr) == (3, True)
     here = run_boost("login", "--url", f"http://127.0.0.1:{port}", "--key-stdin", stdin=KEY)
     assert (here.exit_code, "use https" in here.stderr) == (3, False)
 

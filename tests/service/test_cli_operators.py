@@ -102,7 +102,7 @@ def test_nodes() -> None:
     assert second.split() == ["node-b", "draining", "-", "0/4", "-", "-"]
     assert seen.startswith("(as seen at ")
     with serving({"GET /v1/nodes": Answer(200, {"seen_at": None, "nodes": []})}) as server:
-        assert boost_at(server.url)("nodes").stdout == "no scheduler has looked at the cluster yet\n"
+        assert boost_at(server.url)("nodes").stdout == "no scheduler has seen the cluster yet\n"
 
 
 def test_audit() -> None:
@@ -114,7 +114,7 @@ def test_audit() -> None:
     assert header.split() == ["ID", "TIME", "TENANT", "KEY", "FROM", "STATUS", "ACTION", "RESOURCE"]
     assert first.split()[3:] == ["acme", "ci", "10.0.0.9", "202", "jobs.cancel", "job-1"]
     assert second.split()[3:] == ["-", "-", "-", "401", "jobs.submit", "/v1/jobs"]
-    assert more == "(there are later ones: the same with --after 8)"
+    assert more == "(more entries follow: add --after 8)"
 
 
 # Keys
@@ -191,7 +191,7 @@ def test_migrate(tmp_path: Path) -> None:
 def test_migrate_says_what_is_wrong_and_no_password() -> None:
     away = run_boost("migrate", BOOST_DATABASE_URL=f"postgresql://boost:hidden@127.0.0.1:{free_port()}/boost")
     assert away.exit_code == ExitStatus.FAILED
-    assert "could not be brought up to date" in away.stderr
+    assert "could not be migrated" in away.stderr
     assert "hidden" not in away.output
     unknown = run_boost("migrate", BOOST_DATABASE_URL="mysql://db")
     assert unknown.exit_code == ExitStatus.BAD_INPUT

@@ -26,7 +26,7 @@ def test_profile(boost, store: JobStore) -> None:
     assert boost("profile", job.id).exit_code == 1
     start(store, job.id)
     asked = boost("profile", job.id, "--steps", "2", "--rank", "0", "--rank", "1")
-    assert asked.stdout.startswith(f"{job.id} will have 2 step(s) traced"), asked.output
+    assert asked.stdout.startswith(f"2 step(s) of {job.id} will be traced"), asked.output
     assert store.take_commands(job.id) == [Profile(steps=2, ranks=(0, 1))]
     refused = boost("profile", job.id, "--rank", "2")
     assert (refused.exit_code, "ranks: 2 is not a rank" in refused.stderr) == (2, True)
@@ -57,7 +57,7 @@ def test_waiting_for_a_profile_prints_where_its_traces_are(api: RunningApi, stor
     [
         (
             FaultReport(what="profile", step=4, rank=1, message="there is no profile of rank 1: the disk is full"),
-            "step 4  profile: there is no profile of rank 1: the disk is full; profiles that were not complete",
+            "step 4  profile: there is no profile of rank 1: the disk is full; incomplete profiles are lost",
         ),
         (an_interruption(), "interrupted by WORKER_LOST"),
     ],
@@ -75,7 +75,7 @@ def test_waiting_for_a_profile_ends_with_the_job(api: RunningApi, store: JobStor
     finish(store, job.id)
     output, _ = waiting.communicate(timeout=20)
     assert waiting.returncode == 1
-    assert "came to its end before the steps of rank 1 were traced" in output
+    assert "the job ended before the steps of rank 1 were traced" in output
 
 
 def test_events_say_where_a_trace_is(boost, store: JobStore) -> None:

@@ -396,5 +396,5 @@ def test_a_certificate_that_is_not_trusted(ask: Ask, encrypted: tuple[ScriptedSe
 def test_a_file_that_holds_no_certificates(ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "empty.pem").write_text("")
     for name in ("empty.pem", "absent.pem"):
-        with pytest.raises(ValueError, match=f"{name} cannot be used as a file of certificates"):
+        with pytest.raises(ValueError, match=f"{name} cannot be used as a CA bundle"):
             ask("https://127.0.0.1:1", lambda client: client.whoami(), verify=tmp_path / name)

@@ -1,4 +1,8 @@
-"""The service is killed (SIGKILL) at each transition; neither is a job lost nor does anything happen twice."""
+"""The service is killed (SIGKILL) at each transition; neither is a job lost nor does anything happen twice.
+
+On SQLite it is killed at every point of every life, on PostgreSQL once wherever one kind of point comes after another:
+what follows from a state is the same there, and only its transactions are others.
+"""
 
 import json
 import subprocess

@@ -283,7 +283,7 @@ def test_tenants_take_turns(store: JobStore, tmp_path: Path, cluster: Cluster, r
     poor = datasets.get("c", "poor")
     assert (poor.state, poor.message) == (
         DatasetState.FAILED,
-        "the tenant's quota is 0.5 CPUs, and it takes one at least",
+        "the tenant's quota is 0.5 CPUs, but building a dataset takes at least one",
     )
 
 
@@ -361,9 +361,9 @@ def test_a_tenant_has_only_so_many_made_at_a_time(client: Client, tmp_path: Path
 
 def test_a_job_with_a_dataset_and_sources_of_its_own_is_refused(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
-    with pytest.raises(ValueError, match="a dataset and sources of its own"):
+    with pytest.raises(ValueError, match="both a dataset and its own sources"):
         tiny_job(corpus, tmp_path, data={"dataset": "corpus-v1"})
-    with pytest.raises(ValueError, match="datasets have their tokenizer with them"):
+    with pytest.raises(ValueError, match="datasets come with their tokenizer"):
         tiny_job(corpus, tmp_path, data={"source": None, "dataset": "corpus-v1", "tokenizer": "bytes"})
 
 

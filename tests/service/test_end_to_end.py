@@ -192,7 +192,7 @@ def test_a_port_in_use_gives_one_line(server: Server, client: Client) -> None:
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"cannot listen on 127.0.0.1:{server.port}: Address already in use")
-    assert line.endswith("; end what uses it or set BOOST_PORT to another port")
+    assert line.endswith("; stop what uses it or set BOOST_PORT to another port")
 
 
 def test_a_job_trains_on_a_dataset_that_the_service_has_made(server: Server, client: Client, tmp_path: Path) -> None:

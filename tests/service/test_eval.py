@@ -207,4 +207,4 @@ def test_who_may_not_record_is_told_before_anything_is_run() -> None:
     reader = {"GET /v1/whoami": Answer(200, {"tenant": "acme", "name": "eye", "scopes": ["read"]})}
     with serving(SCORED | reader) as server:
         result = boost_at(server.url)("eval", "job-1", "--tasks", "/nowhere")
-    assert (result.exit_code, "scope submit, which 'eye' has not" in result.stderr) == (1, True)
+    assert (result.exit_code, "scope submit, which 'eye' lacks" in result.stderr) == (1, True)

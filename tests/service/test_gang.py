@@ -199,7 +199,7 @@ def test_a_gang_that_is_sick_keeps_no_other_waiting(gangs: RayGangs, tmp_path: P
     first = polled(0)
     assert [report.sequence for report in first["answers"].reports] == [1, 2, 3]
     assert "no such orders" in str(first["fails"])
-    assert first["stalls"] == GangStatus(GangPhase.STARTING, "waits for the gang's supervisor to answer", [])
+    assert first["stalls"] == GangStatus(GangPhase.STARTING, "waiting for the gang's supervisor to answer", [])
     assert isinstance(first["dies"], GangStatus)
     assert first["missing"] is None
     ray.kill(started[3])
@@ -377,7 +377,7 @@ def test_a_job_waits_for_the_store_with_its_last_checkpoint(full_disk: Path, sta
     gang = start(fault_tolerance={"max_restarts": 1})
     gang.until(saving)
     assert gang.status.message == (
-        f"all steps are done; waits for the store: {full_disk}/step-00000008 cannot be written: "
+        f"all steps are done; waiting for the store: {full_disk}/step-00000008 cannot be written: "
         "rank 0: OSError: [Errno 28] No space left on device"
     )
     assert not gang.of("interruption"), "it is no fault of the gang's"
@@ -428,7 +428,7 @@ def test_a_job_that_has_waited_for_the_store_too_long_fails(start: Callable[...,
     assert gang.status.message.startswith(
         f"the last checkpoint, {blocked}/step-00000008 cannot be written: NotADirectoryError: [Errno 20]"
     )
-    assert "final_save_timeout_seconds = 5 s; mend the store and retry the job" in gang.status.message
+    assert "final_save_timeout_seconds = 5 s; fix the store and retry the job" in gang.status.message
     assert not gang.of("interruption")
 
 

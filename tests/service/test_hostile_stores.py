@@ -101,7 +101,7 @@ def test_a_store_that_does_not_answer_holds_up_its_own_tenant_alone(
 
         assert threads_at_stores() == THREADS_PER_TENANT, "they wait on, and nobody is told so twice"
         again = hostile.post("/v1/jobs", json=on_s3(), timeout=60)
-        assert is_unavailable(again, "earlier requests wait for stores that do not answer")
+        assert is_unavailable(again, "earlier requests wait for stores that do not respond")
         assert threads_at_stores() == THREADS_PER_TENANT
         assert [each["id"] for each in hostile.get("/v1/jobs").json()["jobs"]] == [job.id]
         assert server.stop() < PROMPT_SECONDS, "nobody waits for these threads"

@@ -186,7 +186,10 @@ def test_a_database_file_that_is_gone_is_noticed(
         file.write_bytes(aside.read_bytes())
     for answer in (http.post("/v1/jobs", json=GOOD), http.get("/v1/jobs"), http.get(f"/v1/jobs/{job.id}")):
         problem = problem_of(answer, 503)
-        assert (problem["code"], "database is gone" in problem["detail"]) == ("database-unavailable", True)
+        assert (problem["code"], "database file is missing or was replaced" in problem["detail"]) == (
+            "database-unavailable",
+            True,
+        )
         assert str(file) not in answer.text
     assert file.exists() == (how == "replaced")  # none is made in its place
     aside.rename(file)

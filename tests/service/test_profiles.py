@@ -172,7 +172,7 @@ def test_operators_store_what_everybody_reads(client_with: With) -> None:
         ("H100", {"cases": ["a case"] * 65}, "cases", "at most 64 entries"),
         ("H100", {"commit": "0" * 201}, "commit", "at most 200 characters"),
         ("H100", {"nodes": 8}, "nodes", "there is no such field"),
-        ("H%20100", {}, "kind", "Ray's name of it, such as H100"),
+        ("H%20100", {}, "kind", "Ray's name for it, such as H100"),
     ],
 )
 def test_what_is_no_profile_of_the_kind_is_refused(
@@ -197,7 +197,7 @@ def test_the_command_line(api: RunningApi, client: Client, tmp_path: Path) -> No
     file = tmp_path / "h100.json"
     file.write_text(PROFILE.model_dump_json(indent=2))
     stored = boost("profiles", "set", "H100", file)
-    assert stored.stdout == "jobs in bf16 on H100 are planned by what was measured on NVIDIA H100 80GB HBM3\n", (
+    assert stored.stdout == "jobs in bf16 on H100 are now planned with what was measured on NVIDIA H100 80GB HBM3\n", (
         stored.output
     )
     assert client.stored_profile("H100").profile == PROFILE
@@ -254,11 +254,11 @@ def test_plans_go_by_the_profile_of_the_jobs_gpu(api: RunningApi, client: Client
 
     boost: Callable[..., Any] = boost_at(api.url)
     file = job_file(tmp_path, job.model_dump(mode="json"))
-    for options, said in ((), "a step of the fastest"), (("--gpus", "4"), "seconds are by a measured profile"):
+    for options, said in ((), "step time of the fastest"), (("--gpus", "4"), "times are from a measured profile"):
         planned = boost("plan", file, "--service", *options)
         assert planned.exit_code == 0, planned.output
         assert said in planned.stdout
-        assert "by the service's profile of H100: NVIDIA H100 80GB HBM3, stored 20" in planned.stdout
+        assert "from the service's profile of H100: NVIDIA H100 80GB HBM3, stored 20" in planned.stdout
     shown = json.loads(boost("plan", file, "--service", "--json").stdout)
     assert (shown["profile"]["stored_by"], shown["provenance"]) == ("anonymous", "measured")
     (tmp_path / "own.json").write_text(given.model_dump_json())

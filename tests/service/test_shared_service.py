@@ -100,12 +100,12 @@ def test_jobs_of_another_tenant_are_not_there(boost_as: Callable[..., Boost], tm
         refused = theirs(command, job_id)
         assert (refused.exit_code, "there is no job" in refused.stderr) == (1, True), command
     assert ours("cancel", job_id).stdout == f"{job_id} is CANCELLED\n"
-    assert "QUEUED again, and goes on from step 0" in ours("retry", job_id).stdout
+    assert "QUEUED again and continues from step 0" in ours("retry", job_id).stdout
 
 
 def test_who_may_what(boost_as: Callable[..., Boost], shared: RunningApi, tmp_path: Path, job: dict) -> None:
     reader, submitter = boost_as("lab", Scope.READ), boost_as("lab")
-    assert reader("whoami").stdout == "lab-read of tenant lab, who may read\n"
+    assert reader("whoami").stdout == "lab-read of tenant lab, with scope read\n"
     assert reader("ls").exit_code == 0
     for boost, *refused in (
         (reader, "submit", job_file(tmp_path, job)),
@@ -137,7 +137,7 @@ def test_what_an_operator_does(boost_as: Callable[..., Boost], shared: RunningAp
     assert operator("queues", "rm", "night").exit_code == 0
     assert operator("tenants", "set", "lab", "--gpus", "2").stdout == "tenant lab: GPUs 0/2, CPUs 0\n"
     assert "lab" in operator("tenants", "ls").stdout
-    assert user("nodes").stdout == "no scheduler has looked at the cluster yet\n"
+    assert user("nodes").stdout == "no scheduler has seen the cluster yet\n"
     made = json.loads(operator("keys", "create", "ci", "--tenant", "lab", "--expires", "1d", "--json").stdout)
     ci = partial(run_boost, BOOST_URL=shared.url, BOOST_API_KEY=made["key"])
     assert ci("ls").exit_code == 0

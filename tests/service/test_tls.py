@@ -123,14 +123,14 @@ def test_fit_settings(tmp_path: Path, files: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"host": "0.0.0.0", "auth": False}, "this machine's own address alone, not on 0.0.0.0; leave out --no-auth"),
+        ({"host": "0.0.0.0", "auth": False}, "only on the loopback address, not on 0.0.0.0; leave out --no-auth"),
         ({"host": "0.0.0.0", "auth": False, "tls": False}, "leave out --no-auth"),
-        ({"host": "10.1.2.3"}, "on 10.1.2.3 others can read along; give --tls-cert and --tls-key .* or say --no-tls"),
-        ({"host": "example.org"}, "or say --no-tls"),
+        ({"host": "10.1.2.3"}, "on 10.1.2.3 others can read the traffic; give --tls-cert and --tls-key .* or --no-tls"),
+        ({"host": "example.org"}, "or --no-tls"),
         ({"host": "localhost.example.org", "auth": False}, "leave out --no-auth"),
         ({"tls_cert": "CERTIFICATE"}, "needs both --tls-cert and --tls-key"),
         ({"tls_key": "KEY"}, "needs both --tls-cert and --tls-key"),
-        ({"tls_cert": "CERTIFICATE", "tls_key": "KEY", "tls": False}, "leave out one of the two"),
+        ({"tls_cert": "CERTIFICATE", "tls_key": "KEY", "tls": False}, "give only one of them"),
         ({"tls_cert": "/nowhere.pem", "tls_key": "KEY"}, "/nowhere.pem .* cannot be used: No such file"),
         ({"tls_cert": "CERTIFICATE", "tls_key": "/nowhere.pem"}, "/nowhere.pem cannot be used: No such file"),
         ({"tls_cert": "KEY", "tls_key": "KEY"}, "cannot be used: .* give readable PEM files"),

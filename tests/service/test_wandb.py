@@ -136,7 +136,7 @@ def test_a_server_gets_each_point_once_and_is_asked_what_it_has(
         server.takes_rows = False  # of which the package says that all is well
         report(store, job, a_step(4), a_restart(4), a_step(3, loss=0.1), a_step(5))
         failing = wait_for(store, job, KIND, lambda tracked, _: tracked.failures_in_row > 0)
-        assert failing.problem.startswith(f"{server.url} has the points up to event ")
+        assert failing.problem.startswith(f"{server.url} has points up to event ")
         server.takes_rows = True
         store.change(job.id, Reason.TRAINING_FAILED, "a rank died")
         wait_until_told(store, job, KIND)
@@ -176,7 +176,7 @@ def test_a_package_that_does_not_end_is_ended(
     with forwarding(store, settings):
         report(store, job, a_step(1))
         failing = wait_for(store, job, KIND, lambda tracked, _: tracked.failures > 0)
-    assert failing.problem == "wandb has not ended within 0.2 seconds" and job.id not in server.histories
+    assert failing.problem == "wandb did not finish within 0.2 seconds" and job.id not in server.histories
 
 
 def test_where_the_package_is_missing_the_job_is_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def test_ranks_are_ordered(places: list[WorkerPlace], tensor: int, order: list[i
 def test_a_group_on_two_nodes_is_refused_by_name() -> None:
     places = [place("a", 1), place("a", 2), place("c", 3), place("b", 4)]
     assert ordered(places[:2], 2) == [0, 1]
-    with pytest.raises(MisplacedRanks, match="ranks 2 to 3 lies on nodes b, c"):
+    with pytest.raises(MisplacedRanks, match="ranks 2 to 3 spans nodes b, c"):
         ordered(places, 2)
 
 

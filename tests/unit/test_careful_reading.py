@@ -59,7 +59,7 @@ class RunsSomething:
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_an_index_runs_nothing(folder: CheckpointFolder, tmp_path: Path, protocol: int) -> None:
     index(folder).write_bytes(pickle.dumps(RunsSomething(tmp_path / "ran"), protocol))
-    with pytest.raises(ValueError, match=r"would run .*mkdir; it is none of ours"):
+    with pytest.raises(ValueError, match=r"would run .*mkdir; it is not one of ours"):
         load(folder, tensors(0.0))
     assert not (tmp_path / "ran").exists()
 

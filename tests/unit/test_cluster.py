@@ -34,7 +34,7 @@ def test_groups_take_what_those_inside_them_leave(cluster: Cluster, sizes: tuple
 @given(st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 8]), min_size=3, max_size=3))
 def test_rows_make_up_the_sizes_and_no_level_has_more_than_it_joins(sizes: list[int]) -> None:
     if prod(sizes) > RACKS.size:
-        with pytest.raises(ValueError, match=r"do not go into 8 \(node\) × 4 \(rack\) × 4 \(spine\)"):
+        with pytest.raises(ValueError, match=r"do not fit into 8 \(node\) × 4 \(rack\) × 4 \(spine\)"):
             RACKS.rows(sizes)
         return
     rows = RACKS.rows(sizes)

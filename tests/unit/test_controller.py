@@ -278,7 +278,7 @@ def test_a_worker_that_ends_again_and_again_as_it_starts_ends_the_job() -> None:
     gang.fail_starts = True
     gang.wait(MOST_FAILED_STARTS * (START_SECONDS + 1))
     assert len(gang.of(port.ReplaceWorker)) == 2 * (MOST_FAILED_STARTS - 1)
-    assert finish(gang).message == f"a worker ended {MOST_FAILED_STARTS} times while it started: out of memory"
+    assert finish(gang).message == f"a worker ended {MOST_FAILED_STARTS} times while starting: out of memory"
 
 
 def waiting_for_the_store() -> FakeGang:

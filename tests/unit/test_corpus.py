@@ -204,14 +204,14 @@ def test_a_file_that_changed_meanwhile_is_read_again(tmp_path: Path) -> None:
     assert "another" in documents(tmp_path / "out")
     assert shards(tmp_path / "out") == shards(tmp_path / "anew")
     (source / "1.jsonl").write_text(json.dumps({"text": "yet another"}) + "\n")
-    with pytest.raises(ValueError, match=r"1\.jsonl has come, is gone or has changed since"):
+    with pytest.raises(ValueError, match=r"1\.jsonl was added, removed or changed since"):
         make(wanted, tmp_path / "out")
 
 
 def test_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
     source = write(tmp_path / "in", texts(40))
     make(corpus(source), tmp_path / "out")
-    with pytest.raises(ValueError, match="by another tokenizer, filters, split, seed"):
+    with pytest.raises(ValueError, match="from another tokenizer, filters, split, seed"):
         make(corpus(source, seed=5), tmp_path / "out")
 
 
@@ -241,7 +241,7 @@ def test_a_full_disk_is_said_and_gone_on_from(tmp_path: Path, capsys: pytest.Cap
 
 def test_nothing_left_says_by_which_filter(tmp_path: Path) -> None:
     source = write(tmp_path / "in", texts(40))
-    with pytest.raises(ValueError, match=r"none of the 48 documents of .* 48 by words; mend the documents, or set"):
+    with pytest.raises(ValueError, match=r"none of the 48 documents of .* 48 by words; fix the documents, or set"):
         make(corpus(source, filters=[{"measure": "words", "min": 1000}]), tmp_path / "out")
 
 

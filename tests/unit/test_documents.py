@@ -99,7 +99,7 @@ def test_rows_of_parquet_are_named(tmp_path: Path) -> None:
     texts: list[str | None] = [*TEXTS[:7], None, *TEXTS[8:]]
     good, bad = found(tmp_path / "null", parquet(texts, row_group_size=3), "parquet")
     assert good == [text for text in texts if text is not None]
-    assert bad == [", row group 2, row 1: 'text' is null; remove the row, or give it a text"]
+    assert bad == [", row group 2, row 1: 'text' is null; remove the row, or give it text"]
     invalid = pa.array([b"fine", b"caf\xe9"], pa.binary()).view(pa.string())
     assert found(tmp_path / "invalid", parquet(invalid), "parquet") == (
         ["fine"], [", row group 0, row 1: is not UTF-8: byte 0xe9 at offset 3; convert it"],

@@ -247,7 +247,7 @@ def test_the_status_says_what_the_gang_is_at() -> None:
 def test_it_says_that_it_waits_for_the_store_and_for_how_long(clock: Clock, record: GangRecord) -> None:
     assert record.waited_seconds == 0
     record.saving("disk full")
-    waits = GangPhase.SAVING, "all steps are done; waits for the store: disk full"
+    waits = GangPhase.SAVING, "all steps are done; waiting for the store: disk full"
     assert record.said == waits
     clock.now += 5
     record.interrupted(Cause.NODE_DRAINED, "a node will go away", clock.now)

@@ -137,7 +137,7 @@ def test_files_that_come_and_go_among_those_that_shards_hold_are_refused(
     (source / "3.jsonl").write_text(cut_off)
     write_file(source / "1a.jsonl", ["new"])
     assert run(source, tmp_path / "out") == 2
-    assert f"hold tokens of {source}/2.jsonl, and {source}/1a.jsonl has come before it" in capsys.readouterr().err
+    assert f"hold tokens of {source}/2.jsonl, and {source}/1a.jsonl was added before it" in capsys.readouterr().err
     (source / "1a.jsonl").unlink()
     (source / "0.jsonl").rename(tmp_path / "aside")
     assert run(source, tmp_path / "out") == 2

@@ -139,13 +139,17 @@ def test_a_norm_over_each_ranks_shard_is_another_function(
         ("model__model_config__mlp_rank", 512, "mlp_rank=512: attention has 1024"),
         ("model__model_config__rank", 4, "mlp_rank=1024: attention has 1024"),
         ("model__model_config__attn_rank", 1.5, "attn_rank=1.5 is not a whole number"),
-        ("model__model_config__rope_scaling", {"factor": 8}, "rope_scaling.factor=8: not here"),
+        ("model__model_config__rope_scaling", {"factor": 8}, "rope_scaling.factor=8: not supported here"),
         ("model__model_config__hidden_act", "gelu", "hidden_act=gelu: it is silu here"),
         ("model__model_config__attention_bias", True, "attention_bias=True: it is false here"),
         ("model__model_config__tie_word_embeddings", "no", "tie_word_embeddings=no is neither true nor false"),
         ("model__model_config__rmsnorm_type", "layer", "rmsnorm_type=layer: no such norm"),
-        ("model__model_config__sliding_window_size", 128, "sliding_window_size=128: not here, and it may change"),
-        ("model__model_config__moe_config", {"num_experts": 8}, "moe_config.num_experts=8: not here"),
+        (
+            "model__model_config__sliding_window_size",
+            128,
+            "sliding_window_size=128: not supported here, and may change",
+        ),
+        ("model__model_config__moe_config", {"num_experts": 8}, "moe_config.num_experts=8: not supported here"),
         (
             "model__model_config__is_qwen2_config",
             True,
@@ -228,7 +232,7 @@ def test_all_that_is_refused_is_said_at_once(tmp_path: Path) -> None:
         ("model__model_config__rope_interleaved", True, "rope_interleaved=True: rotary"),
         ("model__dtype", "float16", "dtype=float16: bf16 is used"),
         ("model__make_vocab_size_divisible_by", 128, "vocab_size=32000: model.vocab_size=32256"),
-        ("parallelism__expert_parallel_size", 2, "parallelism.expert_parallel_size=2: not here"),
+        ("parallelism__expert_parallel_size", 2, "parallelism.expert_parallel_size=2: not supported here"),
         ("optimizer__accumulate_grad_in_fp32", False, "accumulate_grad_in_fp32=False: master weights"),
         ("optimizer__weight_decay_exclude_named_params", [".*bias"], "params.0=.*bias: not carried over"),
         ("optimizer__zero_stage", 3, "zero_stage=3: stage 2"),
@@ -283,7 +287,7 @@ def test_the_command_writes_a_job_that_loads_once_its_data_is_set(tmp_path: Path
     job = tmp_path / "job.yaml"
     result = CliRunner().invoke(app, ["import-config", str(written(tmp_path)), "--out", str(job)])
     assert result.exit_code == 0
-    assert "not carried over as it was: model.init_method.std=0.025" in result.stderr
+    assert "not converted exactly: model.init_method.std=0.025" in result.stderr
     assert "to be set before the job runs: data.source.paths: data_stages.0.data.dataset" in result.stderr
     with pytest.raises(ValidationError, match=r"needs at least one path"):
         load_job(job)

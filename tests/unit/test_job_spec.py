@@ -59,7 +59,7 @@ BAD = [
     (
         changed(parallelism={"recompute": "latent", "norm": "sync"}),
         "parallelism.recompute",
-        "norm=sync has a collective amid them: use norm=fused, or use none or full",
+        "norm=sync has a collective between them: use norm=fused, or use none or full",
     ),
     (
         changed(parallelism={"recompute": "latent", "strategy": "vanilla"}),
@@ -69,12 +69,12 @@ BAD = [
     (
         changed(parallelism={"split_micro_batch": True, "recompute": "full"}),
         "parallelism.split_micro_batch",
-        "runs a block without a stop",
+        "runs a block without pausing",
     ),
     (
         changed(parallelism={"split_micro_batch": True}, training={"micro_batch_size": 1}),
         "training.micro_batch_size",
-        "has no halves; use 2 or more",
+        "cannot be split; use 2 or more",
     ),
     (changed(optimizer={"kind": "loro"}), "optimizer.kind", "use family=svd or adamw"),
     (
@@ -107,12 +107,12 @@ BAD = [
             training={"global_batch_size": 64},
         ),
         "parallelism.pipeline_schedule",
-        "only btp can",
+        "only btp supports",
     ),
     (
         changed(parallelism={"pipeline_parallel_size": 2}, training={"global_batch_size": 16, "micro_batch_size": 16}),
         "training.global_batch_size",
-        "there are 1",
+        "the batch gives 1",
     ),
     (
         changed(
@@ -129,7 +129,7 @@ BAD = [
     (
         changed(training={"precision": "fp8"}, parallelism={"strategy": "vanilla"}),
         "training.precision",
-        "fp8 is for btp; vanilla is computed in bf16",
+        "fp8 is for btp; vanilla computes in bf16",
     ),
     (changed(optimizer={"warmup_steps": 11}), "optimizer.warmup_steps", "training.steps=10"),
     (changed(optimizer={"learning_rate": -1}), "optimizer.learning_rate", "greater than 0"),

@@ -94,7 +94,7 @@ def test_it_ends_when_the_ranks_keep_copies_on_other_nodes() -> None:
     assert formed(gang)[1:] == [("aabb", 12)], "and was in nobody's way"
     assert spares(gang)[1:] == [END()]
     assert log(gang)[-1] == (
-        "no spare copy of the state is kept on node b any more: the ranks keep their copies on other nodes now"
+        "the spare copy of the state on node b is gone: the ranks keep their copies on other nodes now"
     )
 
 
@@ -113,7 +113,7 @@ def test_a_lost_spare_is_replaced_by_another() -> None:
 
 def test_a_node_without_memory_for_it_is_left_alone_for_a_while() -> None:
     gang = a_gang_with_a_spare()
-    gang.spare_failure = "1.0 GiB of the node's memory may be used, and copies of 1.0 GiB need 3.0 GiB"
+    gang.spare_failure = "1.0 GiB of the node's memory may be used, but copies of 1.0 GiB need 3.0 GiB"
     gang.train(int(AVOID_SECONDS) - 1)
     assert spares(gang)[1:] == [END()]
     assert log(gang)[-1].endswith("copies of 1.0 GiB need 3.0 GiB")

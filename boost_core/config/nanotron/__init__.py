@@ -1,7 +1,7 @@
-"""Configurations of nanotron, and of BOOST's published fork of it, as job specs.
+"""Conversion of configurations of nanotron, and of BOOST's published fork of it, to job specs.
 
-What means the same here is carried over. What would make another model or another optimizer is refused. Of all else
-that has an effect on the training it is said that it is not carried over. The data must always be set anew.
+Settings that mean the same here are carried over. Settings that would give another model or optimizer are refused.
+All others that affect training are listed as not carried over. The data must always be set anew.
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ from boost_core.config.parsing.yaml_text import read_yaml
 
 @dataclass(frozen=True)
 class Imported:
-    """A job spec made of another configuration.
+    """A job spec converted from another configuration.
 
     Attributes:
         job: The job spec, as a mapping; it does not validate until the data is set.
-        notes: What was not carried over, or not as it was.
-        unset: What must be set before the job validates: fields, and what to do.
+        notes: What was not carried over, or was changed.
+        unset: Fields that must be set before the job validates, and what to do about each.
     """
 
     job: dict[str, Any]
@@ -42,12 +42,12 @@ def import_config(path: str | Path) -> Imported:
     """Read a YAML configuration of nanotron or of BOOST's fork.
 
     Raises:
-        ValueError: The file is not YAML, no such configuration, or one of a model or optimizer that is not here; with a
-            line for each thing that is wrong.
-        OSError: It cannot be read.
+        ValueError: The file is not YAML, is not such a configuration, or has an unsupported model or optimizer; with
+            one line per problem.
+        OSError: The file cannot be read.
     """
     try:
-        content = read_yaml(Path(path).read_text(encoding="utf-8"), allow_duplicates=True)  # as BOOST's own have
+        content = read_yaml(Path(path).read_text(encoding="utf-8"), allow_duplicates=True)  # BOOST's own have some
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict) or "tokens" not in content:

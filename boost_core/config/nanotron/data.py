@@ -1,4 +1,4 @@
-"""The data of a foreign configuration, which can be described, and must be set by whoever has it."""
+"""The data of a foreign configuration, which can only be described and must be set by its owner."""
 
 from typing import Any
 
@@ -6,23 +6,23 @@ from boost_core.config.nanotron.reader import Reader, assignment
 
 
 def data_section(reader: Reader) -> tuple[dict[str, Any], dict[str, str]]:
-    """Data of the same kind without paths, which does not validate, and the fields that must be set in it."""
+    """Data of the same kind without paths, which does not validate, and the fields that must be set."""
     first, path = _stages(reader)
     dataset = first.get("dataset")
     tokenizer = reader.take("tokenizer.tokenizer_name_or_path", None)
     if isinstance(dataset, dict) and "dataset_folder" not in dataset and not dataset.get("load_from_disk"):
         return _of_text(dataset, f"{path}.dataset", tokenizer)
-    remedy = "tokenize the documents by `boost data tokenize` and name the folder that it writes"
+    remedy = "tokenize the documents with `boost data tokenize` and name the folder that it writes"
     unset = {"data.source.paths": f"{_described(dataset, f'{path}.dataset')}; {remedy}"}
     return {"source": {"kind": "tokenized", "paths": []}}, unset
 
 
 def _of_text(dataset: dict[str, Any], path: str, tokenizer: Any) -> tuple[dict[str, Any], dict[str, str]]:
     source: dict[str, Any] = {"kind": "dataset", "paths": [], "text_field": dataset.get("text_column_name") or "text"}
-    remedy = "nothing is downloaded; save it to disk by save_to_disk of Hugging Face's datasets and name the folder"
+    remedy = "nothing is downloaded; save it with save_to_disk of Hugging Face's datasets and name the folder"
     unset = {
         "data.source.paths": f"{_described(dataset, path)}; {remedy}",
-        "data.tokenizer": f"{assignment('tokenizer.tokenizer_name_or_path', tokenizer)}; name a tokenizer.json of it",
+        "data.tokenizer": f"{assignment('tokenizer.tokenizer_name_or_path', tokenizer)}; name its tokenizer.json",
     }
     return {"source": source, "tokenizer": ""}, unset
 
@@ -36,16 +36,16 @@ def _described(dataset: Any, path: str) -> str:
 
 
 def _stages(reader: Reader) -> tuple[dict[str, Any], str]:
-    """What the first stage trains on and its path; of later ones that are reached it is said that they are lost."""
+    """The data of the first stage and its path; notes that later stages, if reached, are dropped."""
     stages, steps = reader.content.get("data_stages"), reader.whole("tokens.train_steps")
     if not isinstance(stages, list) or not stages:
-        return _mapping(reader.content.get("data")), "data"  # of nanotron's earlier versions
+        return _mapping(reader.content.get("data")), "data"  # earlier versions of nanotron
     for number, stage in enumerate(stages):
         start = _mapping(stage).get("start_training_step")
         if number > 0 and not (isinstance(start, int) and start > steps):
             named = f"data_stages.{number}.start_training_step"
             reader.note(
-                named, start, "a job has the data of the first stage throughout; data.mixture is of several by weight"
+                named, start, "the job uses the first stage's data throughout; data.mixture combines sources by weight"
             )
         seed, run = _mapping(_mapping(stage).get("data")).get("seed"), reader.take("general.seed", None)
         if number == 0 and seed not in (None, run):

@@ -1,4 +1,4 @@
-"""The model of a foreign configuration; one that is not here is refused, never made into the nearest that is."""
+"""The model of a foreign configuration; unsupported ones are refused, never replaced by the nearest supported one."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from boost_core.config.nanotron.reader import Reader
 
 _AT = "model.model_config."
 _FAMILIES = {"is_llama_config": "dense", "is_cola_llama_config": "cola"}
-_RANK = 1024  # of BOOST's CoLA class, where a configuration names none
+_RANK = 1024  # default of BOOST's CoLA class
 
 _FIRST_WEIGHTS = {
     "dense": "all weights start with a standard deviation of 0.02 here; nanotron divides that of output projections by "
@@ -16,21 +16,21 @@ _FIRST_WEIGHTS = {
 
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
-# Fields that do not change the function, whatever their value: caches, ids of tokens, and choices of a kernel.
+# Fields that do not change the function, whatever their value: caches, token ids and kernel choices.
 _WITHOUT_EFFECT = {
     "_attn_implementation", "bos_token_id", "eos_token_id", "initializer_range", "max_position_embeddings",
     "pad_token_id", "pretraining_tp", "use_cache", "z_loss_coefficient",
 }  # fmt: skip
 
-# Fields with the one value that means what is computed here.
+# Fields with the only value that matches what is computed here.
 _THE_SAME_HERE: dict[str, Any] = {"hidden_act": "silu", "attention_bias": False}
 
 
 def model_section(reader: Reader) -> dict[str, Any]:
-    """The model of the same function.
+    """The model that computes the same function.
 
     Raises:
-        ValueError: It is of a family that is not here, or lacks a size.
+        ValueError: Its family is not supported, or a size is missing.
     """
     family = _family(reader)
     model = {size: reader.whole(f"{_AT}{size}") for size in _SIZES}
@@ -45,7 +45,7 @@ def model_section(reader: Reader) -> dict[str, Any]:
     }
     if reader.flag(f"{_AT}rope_interleaved", False):
         remark = (
-            "rotary embeddings turn the halves of a head here, not neighbours: the same but for the order of weights"
+            "rotary embeddings rotate halves of a head here, not neighbours: the same except for the order of weights"
         )
         reader.note(f"{_AT}rope_interleaved", True, remark)
     _look_at_the_start(reader, family)
@@ -67,7 +67,7 @@ def _family(reader: Reader) -> str:
 
 
 def _bottleneck(reader: Reader) -> dict[str, Any]:
-    older = reader.whole(f"{_AT}rank", None)  # of an earlier class, which had one rank
+    older = reader.whole(f"{_AT}rank", None)  # an earlier class had a single rank
     attention, mlp = (reader.whole(f"{_AT}{name}", older or _RANK) for name in ("attn_rank", "mlp_rank"))
     if len({attention, mlp, older or attention}) > 1:
         reader.refuse(
@@ -92,7 +92,7 @@ def _look_at_the_norm(reader: Reader) -> None:
 
 
 def _padded_vocabulary(reader: Reader, size: int) -> int:
-    """The vocabulary as nanotron makes it: rounded up to what all tensor parallel ranks share equally."""
+    """The vocabulary as nanotron pads it: rounded up so that tensor parallel ranks get equal shares."""
     multiple: int = reader.whole("parallelism.tp") * reader.whole("model.make_vocab_size_divisible_by", 1)
     padded = -(-size // multiple) * multiple
     if padded != size:
@@ -104,17 +104,17 @@ def _look_at_the_start(reader: Reader, family: str) -> None:
     if (std := reader.number("model.init_method.std", None)) is not None:
         reader.note("model.init_method.std", std, _FIRST_WEIGHTS[family])
     if reader.take("model.init_method.use_mup", False):
-        reader.refuse("model.init_method.use_mup", True, "maximal update parametrization is not here")
+        reader.refuse("model.init_method.use_mup", True, "maximal update parametrization is not supported here")
     if (path := reader.take("model.init_method.path", None)) is not None:
         remark = (
-            "leave it out; convert these weights by `python -m boost_core.convert start` and name the result in "
+            "leave it out; convert these weights with `python -m boost_core.convert start` and name the result in "
             "checkpoint.resume_from of the job"
         )
         reader.refuse("model.init_method.path", path, remark)
 
 
 def _refuse_the_rest(reader: Reader) -> None:
-    """Refuse what may change the function: a value other than ours, or a field that is not known."""
+    """Refuse whatever may change the function: values other than ours and unknown fields."""
     for field, same in _THE_SAME_HERE.items():
         if (value := reader.take(f"{_AT}{field}", same)) != same:
             reader.refuse(f"{_AT}{field}", value, f"it is {str(same).lower()} here")
@@ -122,5 +122,5 @@ def _refuse_the_rest(reader: Reader) -> None:
         reader.refuse(f"{_AT}z_loss_enabled", True, "leave it out, and set training.z_loss of the job instead")
     for field, value in reader.under(_AT).items():
         if field not in _WITHOUT_EFFECT:
-            remark = "not here, and it may change what the model computes; if it does not, leave it out"
+            remark = "not supported here, and may change what the model computes; if it does not, leave it out"
             reader.refuse(f"{_AT}{field}", value, remark)

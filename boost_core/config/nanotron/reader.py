@@ -1,4 +1,4 @@
-"""Values of a foreign configuration by their dotted path, and an account of what became of each."""
+"""Values of a foreign configuration by dotted path, and a record of what became of each."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ _MOST = 10**15
 _LONGEST = 200  # characters of a value in a sentence
 _OF_MODEL = "model.model_config."
 
-# Neither the model nor its trajectory depends on these.
+# Sections and fields that affect neither the model nor its trajectory.
 _SECTIONS_WITHOUT_EFFECT = ("lighteval", "logging", "metrics_logging", "profiler")
 _WITHOUT_EFFECT = {
     "checkpoints.checkpoints_path_is_shared_file_system", "checkpoints.load_lr_scheduler", "checkpoints.load_optimizer",
@@ -26,11 +26,11 @@ _SECTIONS_READ = {"checkpoints", "general", "model", "optimizer", "parallelism",
 
 
 class Reader:
-    """Reads values by their path, and knows which have been read. A value of null counts as one that is not there.
+    """Reads values by path and tracks which have been read. Null values count as missing.
 
     Attributes:
         content: The whole configuration.
-        notes: What was not carried over, or not as it was.
+        notes: What was not carried over, or was changed.
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:
@@ -41,7 +41,7 @@ class Reader:
         self._refused: list[str] = []
 
     def take(self, path: str, default: Any = _MISSING) -> Any:
-        """A value, which then counts as carried over.
+        """Return a value and count it as carried over.
 
         Raises:
             ValueError: The field is missing and has no default.
@@ -53,10 +53,10 @@ class Reader:
         return value
 
     def whole(self, path: str, default: Any = _MISSING, least: int = 1) -> Any:
-        """A whole number, or the default.
+        """Return a whole number, or the default.
 
         Raises:
-            ValueError: The value is not such a number or below ``least``, or the field is missing and has no default.
+            ValueError: The value is not a whole number from ``least`` up, or the field is missing without a default.
         """
         value = self.take(path, default)
         if value is default:
@@ -66,7 +66,7 @@ class Reader:
         return value
 
     def number(self, path: str, default: Any = _MISSING) -> Any:
-        """A finite number, or the default.
+        """Return a finite number, or the default.
 
         Raises:
             ValueError: The value is of another type, or the field is missing and has no default.
@@ -79,7 +79,7 @@ class Reader:
         return value
 
     def flag(self, path: str, default: bool) -> bool:
-        """True or false.
+        """Return true or false.
 
         Raises:
             ValueError: It is neither.
@@ -90,7 +90,7 @@ class Reader:
         return value
 
     def under(self, section: str) -> dict[str, Any]:
-        """The values of a section that have not been read, by what follows the section in their path."""
+        """The values of a section that have not been read, by their path within the section."""
         return {
             path.removeprefix(section): value
             for path, value in self._values.items()
@@ -98,24 +98,24 @@ class Reader:
         }
 
     def note(self, path: str, value: Any, remark: str) -> None:
-        """Say that a value is not carried over, or not as it is."""
+        """Note that a value is not carried over, or is changed."""
         self.notes.append(f"{assignment(path, value)}: {remark}")
 
     def refuse(self, path: str, value: Any, remark: str) -> None:
-        """Have the configuration refused for a value, together with all others."""
+        """Record a value for which the configuration will be refused."""
         self._refused.append(f"{assignment(path, value)}: {remark}")
 
     def raise_if_refused(self) -> None:
-        """Raise if a value has been refused.
+        """Raise if any value has been refused.
 
         Raises:
-            ValueError: Each of these values, a line each.
+            ValueError: Lists the refused values, one per line.
         """
         if self._refused:
             raise ValueError("\n".join(self._refused))
 
     def note_the_rest(self) -> None:
-        """Say of everything that was not read that it is not carried over; of a foreign section, once."""
+        """Note everything unread as not carried over; each unknown section only once."""
         for section in self.content:
             if section in _SECTIONS_READ:
                 for path, value in self.under(f"{section}.").items():
@@ -128,7 +128,7 @@ class Reader:
 
 
 def assignment(path: str, value: Any) -> str:
-    """A value and its path for a line on a terminal: cut off where it is long, and with nothing that steers one."""
+    """Format a path and value for a line on a terminal, truncated if long and without control characters."""
     text = path if value == "" else f"{path}={value}"
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in shown)

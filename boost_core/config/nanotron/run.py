@@ -6,13 +6,13 @@ from typing import Any
 from boost_core.config.nanotron.reader import Reader
 
 _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
-_SEED = 42  # of nanotron, where a configuration names none
+_SEED = 42  # nanotron's default
 _NO_CLIPPING = 1e9
 _SCHEDULE = "optimizer.learning_rate_scheduler."
 
 
 def name(reader: Reader) -> str:
-    """The run's name."""
+    """The name of the run."""
     run = str(reader.take("general.run", "imported"))
     cleaned = re.sub(r"[^A-Za-z0-9._ -]+", "-", run.replace("%date", "").replace("%jobid", "")).strip("-_. ")
     return cleaned[:100] or "imported"
@@ -28,9 +28,11 @@ def parallelism_section(reader: Reader) -> dict[str, Any]:
     }
     engine = reader.take("parallelism.pp_engine", "afab")
     if engine != "1f1b" and parallelism["pipeline_parallel_size"] > 1:
-        reader.note("parallelism.pp_engine", engine, "1f1b gives the same with less memory")
+        reader.note("parallelism.pp_engine", engine, "1f1b gives the same result with less memory")
     if (size := reader.whole("parallelism.expert_parallel_size", 1)) > 1:
-        reader.note("parallelism.expert_parallel_size", size, "not here; the gang is tp x cp x pp x dp ranks")
+        reader.note(
+            "parallelism.expert_parallel_size", size, "not supported here; the gang has tp x cp x pp x dp ranks"
+        )
     if reader.flag("parallelism.recompute_layer", False):
         parallelism["recompute"] = "full"
         reader.note("parallelism.recompute_layer", True, "recompute=full does the same; latent sends nothing again")
@@ -70,7 +72,7 @@ def _precision(reader: Reader) -> str:
 
 
 def optimizer_section(reader: Reader) -> dict[str, Any]:
-    """AdamW and its schedule."""
+    """AdamW and its learning-rate schedule."""
     optimizer = {
         "betas": [_of_adam(reader, "adam_beta1", 0.9), _of_adam(reader, "adam_beta2", 0.95)],
         "epsilon": _of_adam(reader, "adam_eps", 1e-8),
@@ -86,7 +88,7 @@ def optimizer_section(reader: Reader) -> dict[str, Any]:
 
 
 def _of_adam(reader: Reader, field: str, default: float) -> Any:
-    """A field of Adam; earlier versions of nanotron have it one level up."""
+    """A field of Adam, which earlier versions of nanotron have one level up."""
     return reader.number(f"optimizer.optimizer_factory.{field}", reader.number(f"optimizer.{field}", default))
 
 
@@ -110,7 +112,7 @@ def _schedule(reader: Reader) -> dict[str, Any]:
 
 
 def _decay(reader: Reader, steps: int, warmup: int) -> dict[str, Any]:
-    """The schedule after the warm-up: a line or a cosine to the last step, or a line in the last steps alone."""
+    """The schedule after the warm-up: linear or cosine to the last step, or linear in the last steps only."""
     style = reader.take(f"{_SCHEDULE}lr_decay_style", "linear")
     if style not in ("cosine", "linear"):
         reader.note(f"{_SCHEDULE}lr_decay_style", style, "it is cosine here")
@@ -127,7 +129,7 @@ def _decay(reader: Reader, steps: int, warmup: int) -> dict[str, Any]:
 
 
 def checkpoint_section(reader: Reader) -> dict[str, Any]:
-    """Where and how often."""
+    """Where and how often to save."""
     checkpoint = {
         "url": reader.take("checkpoints.checkpoints_path", None),
         "every_steps": reader.whole("checkpoints.checkpoint_interval", None),

@@ -1,1 +1,1 @@
-"""Reading what people wrote: strict YAML and JSON, URLs, files that are small by nature."""
+"""Parsing of user input: strict YAML and JSON, URLs, and files that are small by nature."""

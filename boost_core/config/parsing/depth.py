@@ -1,15 +1,15 @@
-"""How deep lists and mappings lie in each other, found without descending: what is checked may be nested endlessly."""
+"""The nesting depth of lists and mappings, found without recursion, since input may be nested endlessly."""
 
 from typing import Any
 
-DEEPEST = 100  # levels; no field goes nearly that deep
+DEEPEST = 100  # levels; no field is nested nearly that deep
 
 
 def is_too_deep(content: Any) -> bool:
-    """Whether more than ``DEEPEST`` lists and mappings lie in each other, or one in itself."""
+    """Whether lists and mappings are nested more than ``DEEPEST`` deep, or one contains itself."""
     level = {id(content): content}
     for _ in range(DEEPEST + 1):
-        # By identity, because YAML may name the same one often.
+        # By identity, because YAML may reference the same container many times.
         level = {id(each): each for container in level.values() for each in _inside(container)}
         if not level:
             return False

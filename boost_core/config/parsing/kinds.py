@@ -1,4 +1,4 @@
-"""Strings, numbers, true and false are different things, in JSON and here; pydantic takes one for another."""
+"""Strict checks of strings, numbers and booleans, which JSON tells apart but pydantic converts into each other."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic_core import InitErrorDetails
 
-# Types that pydantic mixes up, and what it says of a value that is none of theirs; int goes first.
+# Types that pydantic mixes up, and its error for a value of another type; int goes first.
 _KINDS: dict[Any, str] = {int: "int_type", float: "float_type", bool: "bool_type"}
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a field takes of the types that pydantic mixes up.
+    """Which of the types that pydantic mixes up a field accepts.
 
     Attributes:
-        error: What pydantic says of a value of another one.
-        truth: Whether it takes true and false, else numbers.
-        listed: Whether it takes a list of them.
+        error: Pydantic's error type for a value of another type.
+        truth: Whether it accepts true and false; otherwise it accepts numbers.
+        listed: Whether it accepts a list of them.
     """
 
     error: str
@@ -27,7 +27,7 @@ class Wanted:
 
     @classmethod
     def by(cls, annotation: Any) -> "Wanted | None":
-        """What a field of some type takes; ``None`` for others than numbers, true and false: pydantic knows itself."""
+        """What a field of a type accepts; ``None`` unless it takes numbers or booleans, as pydantic checks the rest."""
         types = set(_plain_types(annotation)) - {NoneType, EllipsisType}
         wanted = types - {tuple}
         if not wanted or not wanted <= _KINDS.keys():
@@ -36,7 +36,7 @@ class Wanted:
         return cls(error, wanted == {bool}, tuple in types)
 
     def mixed_up(self, value: Any) -> list[InitErrorDetails]:
-        """What in a value is of another kind; in a list, with its place.
+        """Errors for the parts of a value that are of another kind, with their place in a list.
 
         Args:
             value: What was given.
@@ -51,7 +51,7 @@ class Wanted:
 
 
 def _plain_types(annotation: Any) -> Iterator[Any]:
-    """The types in a type such as ``int | None`` or ``tuple[float, ...]``, which is one itself, or a ``Literal``."""
+    """The types that make up a type such as ``int``, ``int | None``, ``tuple[float, ...]`` or a ``Literal``."""
     parts = get_args(annotation)[:1] if get_origin(annotation) is Annotated else get_args(annotation)
     if get_origin(annotation) is tuple:
         yield tuple
@@ -62,7 +62,7 @@ def _plain_types(annotation: Any) -> Iterator[Any]:
 
 
 def _scalars(value: Any, place: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], bool | int | float | str]]:
-    """Each string, number, true and false in lists, with its place."""
+    """Each string, number and boolean in nested lists, with its place."""
     if isinstance(value, bool | int | float | str):
         yield place, value
     elif isinstance(value, list | tuple):

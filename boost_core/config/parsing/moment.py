@@ -1,4 +1,4 @@
-"""A time as requests give it."""
+"""A point in time as given in requests."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -8,14 +8,14 @@ from pydantic_core import PydanticKnownError
 
 
 def _no_number(value: Any) -> Any:
-    # pydantic reads numbers as seconds since 1970, or as milliseconds, as it sees fit.
+    # pydantic reads numbers as seconds or milliseconds since 1970, depending on their size.
     if isinstance(value, int | float) or (isinstance(value, str) and value.lstrip("+-").replace(".", "", 1).isdigit()):
         raise PydanticKnownError("datetime_type")
     return value
 
 
 def _in_utc(value: datetime) -> datetime:
-    # At the ends of the calendar there is no such time in other zones, in which databases and people ask for it.
+    # At the ends of the calendar, the time cannot be converted to the other zones that databases and people use.
     if not _FIRST_YEAR <= value.year <= _LAST_YEAR:
         raise ValueError(f"must be in the years {_FIRST_YEAR} to {_LAST_YEAR}")
     return value.astimezone(UTC)

@@ -1,4 +1,4 @@
-"""Reading files that are small by nature, such as an index or a tokenizer, whatever really is at their place."""
+"""Reading of files that are small by nature, such as an index or a tokenizer, whatever is really at the path."""
 
 import os
 import stat
@@ -7,21 +7,21 @@ from pathlib import Path
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-# Nothing is opened for longer than a look: a pipe without a writer, or a terminal, would be waited for.
+# Opening must not block, as it would for a pipe without a writer or a terminal.
 _WITHOUT_WAITING = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Unreadable(ValueError):
-    """The path is not a regular file, or the file is larger than its kind may be."""
+    """The path is not a regular file, or the file is too large for its kind."""
 
 
 def read_small(filesystem: AbstractFileSystem, path: str, most_bytes: int) -> bytes:
-    """The content of a regular file, or of one that a symbolic link leads to.
+    """Read a regular file, following symbolic links.
 
     Args:
         filesystem: Where it is.
         path: Its path there.
-        most_bytes: The largest that it may be; more is never read.
+        most_bytes: Maximum size; more is never read.
 
     Raises:
         FileNotFoundError: Nothing is there.
@@ -40,9 +40,9 @@ def read_small(filesystem: AbstractFileSystem, path: str, most_bytes: int) -> by
 
 
 def _read_local(path: str, most_bytes: int) -> bytes:
-    _refuse_irregular(path, Path(path).stat())  # first, because opening a device may already do something
+    _refuse_irregular(path, Path(path).stat())  # first, because opening a device may have side effects
     with os.fdopen(os.open(path, _WITHOUT_WAITING), "rb") as stream:
-        found = os.fstat(stream.fileno())  # of what was opened, which may have come in its place
+        found = os.fstat(stream.fileno())  # of the file opened, which may have replaced the one checked
         _refuse_irregular(path, found)
         _refuse_large(path, found.st_size, most_bytes)
         content = stream.read(most_bytes + 1)

@@ -1,4 +1,4 @@
-"""What the clients of object stores raise, in words: their errors are of types of their own."""
+"""Readable errors from the clients of object stores, which raise types of their own."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,15 +7,15 @@ _CLIENTS = {"botocore", "aiobotocore", "aiohttp"}
 
 
 class StoreUnusable(OSError):
-    """An object store does not answer, or there is nothing to sign requests with."""
+    """An object store does not answer, or there are no credentials to sign requests with."""
 
 
 @contextmanager
 def stores_in_words() -> Iterator[None]:
-    """Have what an object store's client raises be an error of the system's, as of a disk.
+    """Convert errors of object store clients to an ``OSError``, as from a disk.
 
     Raises:
-        StoreUnusable: One of them has raised something.
+        StoreUnusable: A client has raised an error.
     """
     try:
         yield

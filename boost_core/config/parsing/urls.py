@@ -1,4 +1,4 @@
-"""What a URL may be, on one code path through fsspec: a path, ``file://``, ``s3://``, of sources ``hf://``."""
+"""The URLs that are served, all through fsspec: paths, ``file://``, ``s3://`` and, for sources, ``hf://``."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,16 +8,16 @@ import fsspec
 from pydantic_core import PydanticCustomError
 
 SCHEMES = ("file", "s3")
-SOURCE_SCHEMES = (*SCHEMES, "hf")  # what is only read may lie on Hugging Face's hub, too
-UNSHOWN = "unshown_value"  # type of the errors about values that nobody is to see
+SOURCE_SCHEMES = (*SCHEMES, "hf")  # read-only data may also be on Hugging Face's hub
+UNSHOWN = "unshown_value"  # type of errors about values that must not be shown
 
 StorageOptions = Mapping[str, Any]  # by s3fs's names: key, secret, token, endpoint_url, client_kwargs
 
-# Seconds and tries of a look-up that somebody waits for. What trains and saves waits as s3fs does by itself, and tries
-# five times as often: a store that is slow for minutes stops no job.
+# Timeouts in seconds and attempts for look-ups that somebody waits for. Training and saving use s3fs's own timeouts and
+# five times the attempts, so that a store that is slow for minutes stops no job.
 _BRIEF = {"connect_timeout": 3, "read_timeout": 10, "retries": {"total_max_attempts": 1}}
 
-_CREDENTIALS = "it may hold credentials, which belong into a named secret: remove them and set the job's credentials"
+_CREDENTIALS = "it may hold credentials, which belong in a named secret: remove them and set the job's credentials"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _SINGLE_COLON = re.compile(r"(file|local|s3|s3a|data):")
 _QUERY = re.compile(r"\?[\w-]+=")
@@ -25,14 +25,14 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def refuse_unserved(url: str, schemes: Sequence[str] = SCHEMES) -> str:
-    """Return ``url`` if it is of a form that is served. Plain paths are local.
+    """Return ``url`` if its form is served. Plain paths are local.
 
     Args:
         url: The URL, or a plain path.
-        schemes: Those that are served here.
+        schemes: The schemes that are served here.
 
     Raises:
-        ValueError: It is not. Neither the message nor what is shown of the error says what was given: people put
+        ValueError: It is not served. Neither the message nor the error as shown repeats the URL, since people put
             passwords into URLs.
     """
     if problem := _problem(url, schemes):
@@ -79,26 +79,26 @@ def _problem_on_s3(rest: str) -> str | None:
 
 
 def may_hold_credentials(text: str) -> bool:
-    """Whether a text is like a URL with a user, a password or a query, so that it is better not shown."""
+    """Whether a text looks like a URL with a user, password or query, and should not be shown."""
     return any(sign in text.partition("://")[2] for sign in "@:?")
 
 
 def options_at(url: str, storage_options: StorageOptions | None) -> dict[str, Any]:
-    """What to tell fsspec besides a URL.
+    """Options to pass to fsspec along with a URL.
 
     Args:
         url: The URL, or a plain path.
-        storage_options: What ``s3://`` is reached with; default: the process's own means.
+        storage_options: Options for ``s3://``; default: the process's own.
     """
-    # Other processes write to the same places, so a cached listing would be a wrong one.
+    # Other processes write to the same places, so a cached listing could be stale.
     return {"use_listings_cache": False, **(storage_options or {} if url.startswith("s3://") else {})}
 
 
 def giving_up_soon(storage_options: StorageOptions | None) -> StorageOptions:
-    """The same storage options for a look-up that somebody waits for: a store that is silent is soon an error.
+    """Add short timeouts to storage options, for look-ups that somebody waits for.
 
     Args:
-        storage_options: What ``s3://`` is reached with; default: the process's own means.
+        storage_options: Options for ``s3://``; default: the process's own.
     """
-    of_the_node = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})  # such as the style of addresses
+    of_the_node = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})  # such as the addressing style
     return {**(storage_options or {}), "config_kwargs": {**_BRIEF, **of_the_node}}

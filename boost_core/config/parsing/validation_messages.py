@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a value, in the words of JSON: it speaks of Python's types to programmers."""
+"""Pydantic's validation errors in terms of JSON; its own messages are about Python's types."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,11 +25,11 @@ _COMPLETE = frozenset({"missing", "extra_forbidden", "illegal_value", "value_err
 
 
 def in_words(error: Mapping[str, Any], *, shown: bool) -> str:
-    """One entry of ``ValidationError.errors()`` as a sentence about the field.
+    """Phrase one entry of ``ValidationError.errors()`` as a sentence about the field.
 
     Args:
         error: The entry.
-        shown: Whether the sentence may say what was given.
+        shown: Whether the sentence may repeat the value.
     """
     kind = error["type"]
     if kind in _OF_LENGTH:
@@ -52,7 +52,7 @@ def _without_subject(message: str) -> str:
 
 
 def _said(value: object) -> str:
-    """A value as JSON has it, shortened."""
+    """A value in JSON's terms, shortened."""
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
-"""Reading YAML by the core schema of YAML 1.2, in which ``1:30`` and ``yes`` are strings and ``3e-4`` is a number.
+"""YAML parsing with the core schema of YAML 1.2, in which ``1:30`` and ``yes`` are strings and ``3e-4`` is a number.
 
 PyYAML reads YAML 1.1, in which ``1:30`` is 90, ``yes`` is true, ``010`` is 8, a date is a date and ``3e-4`` a string.
-Merge keys (``<<``), which 1.2 dropped, are still understood: many configurations have them.
+Merge keys (``<<``), which 1.2 dropped, are still supported because many configurations use them.
 """
 
 import re
@@ -13,7 +13,7 @@ import yaml
 from boost_core.config.parsing.depth import is_too_deep
 
 _TAG = "tag:yaml.org,2002:"
-# What each tag looks like, and the characters that it begins with.
+# The pattern of each tag, and the characters with which it can begin.
 _CORE_SCHEMA = {
     "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -27,11 +27,11 @@ _CORE_SCHEMA = {
 
 
 def read_yaml(text: str, allow_duplicates: bool = False) -> Any:
-    """What a YAML or JSON document holds.
+    """Parse a YAML or JSON document.
 
     Args:
         text: The document.
-        allow_duplicates: Whether the last value of a field that is given twice holds, as in most programs.
+        allow_duplicates: Whether the last value of a field given twice wins, as in most programs.
 
     Raises:
         yaml.YAMLError: It is not YAML, gives a field twice, or is nested too deeply.
@@ -41,7 +41,7 @@ def read_yaml(text: str, allow_duplicates: bool = False) -> Any:
     except RecursionError as error:
         raise yaml.YAMLError("it is nested too deeply") from error
     except (ValueError, LookupError) as error:
-        raise yaml.YAMLError(f"a value is none of its kind: {error}") from error
+        raise yaml.YAMLError(f"a value is invalid for its type: {error}") from error
     if is_too_deep(content):
         raise yaml.YAMLError("it is nested too deeply")
     return content
@@ -53,7 +53,7 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  # as the parent has it
 
     def construct_core_int(self, node: yaml.ScalarNode) -> int:
-        """A whole number: decimal, whatever it begins with, or after ``0o`` and ``0x``."""
+        """A whole number: decimal even with leading zeros, unless prefixed by ``0o`` or ``0x``."""
         digits = str(self.construct_scalar(node))
         return int(digits, 0 if digits[:2] in ("0o", "0x") else 10)
 
@@ -64,10 +64,10 @@ _Loader.add_constructor(f"{_TAG}int", _Loader.construct_core_int)
 
 
 class _StrictLoader(_Loader):
-    """The loader that refuses to read a field twice."""
+    """The loader that refuses duplicate fields."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        """A mapping; a field that is merged in may be given beside it, one that is written may not."""
+        """Construct a mapping; written fields may override merged ones but must not be duplicated."""
         written: set[tuple[str, str]] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode):

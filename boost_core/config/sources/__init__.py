@@ -1,1 +1,1 @@
-"""The data that a job names: its files, its folders of tokens, its tokenizers."""
+"""The data that a job names: files, folders of tokens and tokenizers."""

@@ -1,6 +1,6 @@
-"""Which files a source names, how they are split, and how many tokens there are to learn.
+"""The files that a source names, how they are split, and whether there is enough to train on.
 
-Looked up at the door, before a job is accepted, and again by the trainer: both see the same split.
+Checked before a job is accepted, and again by the trainer; both see the same split.
 """
 
 import functools
@@ -33,8 +33,8 @@ class SourceFile:
 
     Attributes:
         url: Where it is.
-        size: Its bytes, as they lie there.
-        stamp: What changes when it is written: its ETag, or when that was.
+        size: Its size as stored, in bytes.
+        stamp: Changes when the file is written: its ETag or modification time.
     """
 
     url: str
@@ -44,19 +44,19 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class SourceSplit:
-    """The files to train on and those to validate on. A lone file is in both and is split by position."""
+    """The files to train on and to validate on. A lone file is in both and is split by position."""
 
     training: Sequence[SourceFile]
     validation: Sequence[SourceFile]
 
     @property
     def lone_file(self) -> bool:
-        """Whether the source is one file, whose last part is for validation."""
+        """Whether the source is a single file whose last part is for validation."""
         return self.training == self.validation
 
     @functools.cached_property
     def text_bytes(self) -> tuple[int, int] | None:
-        """Bytes of the files in either part; ``None`` if some are compressed, whose sizes say little of their text."""
+        """Bytes of the files in each part; ``None`` if any are compressed, as their sizes say little about the text."""
         if any(compression(file.url) for file in (*self.training, *self.validation)):
             return None
         return _size(self.training), _size(self.validation)
@@ -82,18 +82,18 @@ def check_data(
 
     Args:
         data: The data.
-        vocab_size: Tokens that the model has.
-        sequence_length: Tokens of a sequence.
-        storage_options: What ``s3://`` is reached with, by s3fs's names; default: the process's own means.
+        vocab_size: The model's vocabulary size.
+        sequence_length: Tokens per sequence.
+        storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
 
     Raises:
-        UnfitData: A path names no file, a Parquet file on a disk is cut off, there is too little for one sequence in a
-            part, or the model has fewer tokens than the tokenizer.
+        UnfitData: A path names no file, a Parquet file on a disk is truncated, a part is too small for one sequence, or
+            the model's vocabulary is smaller than the tokenizer's.
     """
     if data.dataset is not None and data.source is None:
-        problem = f"{data.dataset!r} is a name that a service knows; submit the job there, or name a source"
+        problem = f"{data.dataset!r} is a dataset of a service; submit the job there, or name a source"
         raise UnfitData("data.dataset", problem)
-    # Sources that differ in their weight alone are one to look up.
+    # Sources that differ only in weight are looked up once.
     first = {(source.kind, source.paths): number for number, (source, _) in reversed([*enumerate(data.sources)])}
     trained_on: list[SourceFile] = []
     for number in sorted(first.values()):
@@ -124,7 +124,7 @@ def _check_source(
     sequence_length: int,
     storage_options: StorageOptions | None,
 ) -> Sequence[SourceFile]:
-    """The files that are trained on; none of tokenized folders, which have a part for validation."""
+    """The files to train on; none for tokenized folders, which have their own validation part."""
     if source.kind != "tokenized":
         split = split_source(source, validation_fraction, sequence_length, storage_options)
         refuse_damaged(source, [*split.training, *split.validation])
@@ -152,17 +152,17 @@ def _check_validation_set(
         return
     files = list_files(named, storage_options)
     if both := next((file.url for file in files if _place(file) in trained_on), None):
-        raise ValueError(f"{both} is trained on, too; validate on other files")
+        raise ValueError(f"{both} is also trained on; validate on other files")
     refuse_damaged(named, files)
-    if not any(compression(file.url) for file in files):  # else the trainer counts
+    if not any(compression(file.url) for file in files):  # otherwise the trainer counts
         refuse_too_little("validation", _size(files), "bytes", sequence_length)
 
 
 def refuse_damaged(source: SourceConfig, files: Sequence[SourceFile]) -> None:
-    """Refuse files that a look at their ends tells to be damaged.
+    """Refuse files whose beginning or end shows that they are damaged.
 
     Raises:
-        ValueError: One is.
+        ValueError: A file is damaged.
     """
     if source.kind == "parquet":
         refuse_cut_off(dict.fromkeys(file.url for file in files))
@@ -173,14 +173,14 @@ def _place(file: SourceFile) -> str:
 
 
 def tokenizer_vocabulary(tokenizer: str | None, storage_options: StorageOptions | None = None) -> int:
-    """How many tokens a tokenizer has.
+    """Number of tokens in a tokenizer's vocabulary.
 
     Args:
-        tokenizer: ``bytes``, or path or URL of a ``tokenizer.json``; ``None`` for bytes.
-        storage_options: What ``s3://`` is reached with; default: the process's own means.
+        tokenizer: ``bytes``, or the path or URL of a ``tokenizer.json``; ``None`` for bytes.
+        storage_options: Options for ``s3://``; default: the process's own.
 
     Raises:
-        ValueError: There is no ``tokenizer.json``, it is not one, or it is larger than any.
+        ValueError: The file is missing, is not a ``tokenizer.json``, or is implausibly large.
     """
     if tokenizer is None or tokenizer == BYTES:
         return BYTE_TOKENS
@@ -211,19 +211,19 @@ def split_source(
     sequence_length: int,
     storage_options: StorageOptions | None = None,
 ) -> SourceSplit:
-    """Look up a source's files and split them whole into training and validation text.
+    """Look up a source's files and split them, each as a whole, into training and validation text.
 
-    The split goes by a hash of each file's path below the folder that all have in common, so it is the
-    same on every node and does not move when other files come or go around it.
+    The split goes by a hash of each file's path below the folder that all files have in common, so it is the same on
+    every node and changes little as other files come and go.
 
     Args:
         source: The source.
         validation_fraction: Share of the files kept for validation.
-        sequence_length: Tokens of a sequence.
-        storage_options: What ``s3://`` is reached with; default: the process's own means.
+        sequence_length: Tokens per sequence.
+        storage_options: Options for ``s3://``; default: the process's own.
 
     Raises:
-        ValueError: A path names no file, or there is too little text for one sequence in either part.
+        ValueError: A path names no file, or either part has too little text for one sequence.
     """
     if source.kind == "standard_library":
         split = _standard_library_split(validation_fraction)
@@ -233,7 +233,7 @@ def split_source(
     return split
 
 
-@functools.lru_cache(maxsize=16)  # of fractions, of which people give few
+@functools.lru_cache(maxsize=16)  # people use few different fractions
 def _standard_library_split(validation_fraction: float) -> SourceSplit:
     return _split(_standard_library_files(), validation_fraction)
 
@@ -248,11 +248,11 @@ def _split(files: Sequence[SourceFile], validation_fraction: float) -> SourceSpl
 
 
 def list_files(source: SourceConfig, storage_options: StorageOptions | None = None) -> list[SourceFile]:
-    """The files a source names, sorted by URL.
+    """The files that a source names, sorted by URL.
 
     Args:
         source: The source.
-        storage_options: What ``s3://`` is reached with; default: the process's own means.
+        storage_options: Options for ``s3://``; default: the process's own.
 
     Raises:
         ValueError: A path, glob or URL names no file.
@@ -270,7 +270,7 @@ def list_files(source: SourceConfig, storage_options: StorageOptions | None = No
     return sorted(files.values(), key=_url)
 
 
-@functools.cache  # it stays what it is, and with the packages beside it there are tens of thousands of files
+@functools.cache  # it does not change, and with the packages beside it there are tens of thousands of files
 def _standard_library_files() -> tuple[SourceFile, ...]:
     root = sysconfig.get_paths()["stdlib"]
     found = [file for file in _expand(f"{root}/**/*.py", None) if not _skipped(file.url.removeprefix(root))]
@@ -284,7 +284,7 @@ def _skipped(relative_path: str) -> bool:
 
 
 def _expand(pattern: str, storage_options: StorageOptions | None) -> list[SourceFile]:
-    """Files under a path: itself, all files of a folder, or the matches of a glob."""
+    """Files at a path: the file itself, all files in a folder, or the matches of a glob."""
     try:
         filesystem, path = fsspec.url_to_fs(pattern, **options_at(pattern, storage_options))
         look_up = filesystem.find if filesystem.isdir(path) else filesystem.glob
@@ -313,12 +313,12 @@ def _stamp(info: Mapping[str, Any]) -> str:
 
 
 def hub_problem(error: Exception) -> str:
-    """What to say of an error of the hub's client, whose HTTP library has errors of its own in each of its versions."""
+    """The message for an error of the hub's client, whose HTTP library and its errors differ between versions."""
     return f"the hub does not answer ({error}); check the network and HF_ENDPOINT, and try again"
 
 
 def compression(url: str) -> str | None:
-    """What a file of text or JSON lines is compressed with, by its name; ``None`` if it is not."""
+    """The compression of a file of text or JSON lines, by its name; ``None`` if it is not compressed."""
     return _COMPRESSIONS.get(PurePosixPath(url).suffix)
 
 
@@ -345,10 +345,10 @@ def _refuse_too_little_text(split: SourceSplit, validation_fraction: float, sequ
 
 
 def refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> None:
-    """Refuse a part that does not hold one sequence.
+    """Refuse a part that is too small for one sequence.
 
     Raises:
-        ValueError: It does not.
+        ValueError: The part is too small.
     """
     if size <= sequence_length:
         raise ValueError(
@@ -358,7 +358,7 @@ def refuse_too_little(part: str, size: int, unit: str, sequence_length: int) -> 
 
 
 def validation_tail(size: int, validation_fraction: float) -> int:
-    """How much at the end of a lone file is for validation."""
+    """The length of the end of a lone file that is for validation."""
     return math.ceil(size * validation_fraction)
 
 

@@ -1,4 +1,4 @@
-"""Whether Parquet files are whole, by how they end: nothing can be read of one that lacks its end."""
+"""Checks that Parquet files are not truncated: without its end, nothing in such a file can be read."""
 
 import os
 from collections.abc import Iterable
@@ -8,9 +8,9 @@ _MAGIC = b"PAR1"  # begins and ends a file
 
 
 def refuse_cut_off(urls: Iterable[str]) -> None:
-    """Refuse Parquet files on a disk that are cut off, or of another kind.
+    """Refuse Parquet files on a disk that are truncated or not Parquet.
 
-    Those in object stores are left to whoever reads them: each would cost a request.
+    Files in object stores are left to their readers, since each check would cost a request.
 
     Args:
         urls: The files' paths and URLs.
@@ -32,7 +32,7 @@ def refuse_cut_off(urls: Iterable[str]) -> None:
 
 def _is_whole(path: str) -> bool:
     with Path(path).open("rb") as stream:
-        if stream.seek(0, os.SEEK_END) < 3 * len(_MAGIC):  # the length of its footer is as long, and stands between
+        if stream.seek(0, os.SEEK_END) < 3 * len(_MAGIC):  # the footer's length, between them, is also 4 bytes
             return False
         stream.seek(-len(_MAGIC), os.SEEK_END)
         end = stream.read()

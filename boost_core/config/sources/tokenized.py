@@ -1,13 +1,13 @@
-"""The index of a folder of tokens, as ``boost data tokenize`` writes it.
+"""The index of a folder of tokens, as written by ``boost data tokenize``.
 
 ::
 
-    <folder>/training-00000.bin …   token ids one after the other, little-endian, documents ended by their last token
+    <folder>/training-00000.bin …   token ids, little-endian; each document ends with its end-of-document token
     <folder>/validation-00000.bin …
     <folder>/inputs-00000.json …    which documents of which files the pair of shards holds
-    <folder>/quarantine-00000.jsonl …  the documents that were skipped meanwhile, if any
-    <folder>/tokenizer.json         what made them, unless they are bytes
-    <folder>/index.json             what is whole; rewritten after each pair of shards
+    <folder>/quarantine-00000.jsonl …  the documents that were skipped for that pair, if any
+    <folder>/tokenizer.json         the tokenizer used, unless tokens are bytes
+    <folder>/index.json             the finished shards; rewritten after each pair of shards
 
 """
 
@@ -21,7 +21,7 @@ from boost_core.config.parsing.small_files import Unreadable, read_small
 from boost_core.config.parsing.urls import StorageOptions, options_at
 
 INDEX = "index.json"
-_MOST_INDEX_BYTES = 16 * 2**20  # of some 200,000 shards
+_MOST_INDEX_BYTES = 16 * 2**20  # enough for some 200,000 shards
 
 Part = Literal["training", "validation"]
 
@@ -30,34 +30,34 @@ class Shard(Config):
     """One file of tokens."""
 
     part: Part
-    name: str = Field(pattern=r"^\w[\w.-]*$")  # of this folder: no way out of it
+    name: str = Field(pattern=r"^\w[\w.-]*$")  # in this folder: a path out of it is impossible
     tokens: int
-    text_bytes: int | None = None  # of the documents; older folders do not say
+    text_bytes: int | None = None  # size of the documents; missing in older folders
 
     @field_validator("part", mode="before")
     @classmethod
     def _read_old_name(cls, value: Any) -> Any:
-        return "validation" if value == "held_out" else value  # as folders were written first
+        return "validation" if value == "held_out" else value  # its name in old folders
 
 
 class Cursor(Config):
-    """How far the input has been read: what comes next."""
+    """How far the input has been read: the file and document that come next."""
 
     file: int = 0
     document: int = 0
 
 
 class Input(Config):
-    """What a pair of shards holds of one file.
+    """The part of one file that a pair of shards holds.
 
     Attributes:
-        file: Its URL.
-        size: Its bytes.
-        stamp: What changes when it is written: its ETag, or when that was.
-        first: Place of the first document that the shards hold, counted from 0.
-        end: Place after the last.
-        digest: Of all the file's documents before ``end``, and where the bad ones among them are.
-        whole: Whether there are none after that.
+        file: URL of the file.
+        size: Its size in bytes.
+        stamp: Changes when the file is written: its ETag or modification time.
+        first: Index of the first document that the shards hold, counted from 0.
+        end: Index after the last.
+        digest: Digest of all the file's documents before ``end`` and the positions of bad ones.
+        whole: Whether the file has no documents after that.
     """
 
     file: str
@@ -70,7 +70,7 @@ class Input(Config):
 
 
 class TokenIndex(Config):
-    """What a folder of tokens holds."""
+    """The contents of a folder of tokens."""
 
     format: int = 1
     dtype: Literal["uint8", "uint16", "uint32"]
@@ -79,42 +79,42 @@ class TokenIndex(Config):
     documents: int = 0
     skipped: int = 0
     shards: tuple[Shard, ...] = ()
-    source: str  # a digest of how documents become tokens, so that only the same is resumed
+    source: str  # a digest of how documents become tokens, so that only the same run is resumed
     cursor: Cursor = Cursor()
     complete: bool = False
 
     def tokens(self, part: Part) -> int:
-        """Tokens in one part."""
+        """Number of tokens in one part."""
         return sum(shard.tokens for shard in self.shards if shard.part == part)
 
 
 def read_index(folder: str, storage_options: StorageOptions | None = None) -> TokenIndex:
-    """The index of a folder of tokens.
+    """Read the index of a complete folder of tokens.
 
     Args:
         folder: Its path or URL.
-        storage_options: What ``s3://`` is reached with, by s3fs's names; default: the process's own means.
+        storage_options: Options for ``s3://``, by s3fs's names; default: the process's own.
 
     Raises:
-        ValueError: There is none, it is damaged, or the folder is not complete yet.
+        ValueError: The index is missing or damaged, or the folder is not complete yet.
     """
     index = find_index(folder, storage_options)
     if index is None:
         raise ValueError(f"{folder!r} holds no tokens ({INDEX} is missing); make them with: boost data tokenize")
     if not index.complete:
-        raise ValueError(f"{folder!r} is not complete; run the same boost data tokenize again, and it goes on")
+        raise ValueError(f"{folder!r} is not complete; run the same boost data tokenize again to continue it")
     return index
 
 
 def find_index(folder: str, storage_options: StorageOptions | None = None) -> TokenIndex | None:
-    """The index of a folder of tokens, complete or not; ``None`` if there is none.
+    """Read the index of a folder of tokens, complete or not; ``None`` if there is none.
 
     Args:
         folder: Its path or URL.
-        storage_options: What ``s3://`` is reached with; default: the process's own means.
+        storage_options: Options for ``s3://``; default: the process's own.
 
     Raises:
-        ValueError: It is damaged, too large, no regular file, or cannot be read.
+        ValueError: The index is damaged, too large, not a regular file, or cannot be read.
     """
     try:
         filesystem, path = fsspec.url_to_fs(folder, **options_at(folder, storage_options))

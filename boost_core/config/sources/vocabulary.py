@@ -1,7 +1,7 @@
-"""How many tokens a ``tokenizer.json`` of Hugging Face's tokenizers has.
+"""The number of tokens in a ``tokenizer.json`` of Hugging Face's tokenizers.
 
-Also a program, which reads one from stdin and prints that: Python does nothing else while it parses JSON, so a service
-would stand still for seconds over a large one that it parses itself.
+Also a program that reads one from stdin and prints the number: Python does nothing else while it parses JSON, so a
+service that parsed a large one itself would stall for seconds.
 """
 
 import json
@@ -9,15 +9,15 @@ import resource
 import subprocess
 import sys
 
-MOST_BYTES = 64 * 2**20  # the largest published ones, of 260,000 tokens and their merges, have half of it
+MOST_BYTES = 64 * 2**20  # twice the largest published ones, with 260,000 tokens and their merges
 
 _MOST_HERE_BYTES = 2**18  # parsed within milliseconds
-_MOST_MEMORY_BYTES = 2**30  # twice what the largest published ones take
+_MOST_MEMORY_BYTES = 2**30  # twice what the largest published ones need
 _MOST_SECONDS = 20.0
 
 
 def count_tokens(content: bytes) -> int:
-    """How many tokens a ``tokenizer.json`` has; a large one is read in a process of its own.
+    """Number of tokens in a ``tokenizer.json``; large ones are parsed in a separate process.
 
     Args:
         content: The file, of at most ``MOST_BYTES``.

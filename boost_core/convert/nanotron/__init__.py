@@ -1,1 +1,1 @@
-"""The one place that knows nanotron (0.4, PyPI): nothing else imports it."""
+"""The only place that knows nanotron (0.4, PyPI); nothing else imports it."""

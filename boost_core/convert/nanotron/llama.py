@@ -1,8 +1,9 @@
 """A LLaMA in nanotron's shards.
 
 It packs query, key and value into one matrix and gate and up into another, d_out × d_in, and its rotary embedding
-turns neighbours of a head where LLaMA's published weights, and ours, turn halves. Version 0.4 always does, with base
-10,000; BOOST's fork and later versions have ``rope_theta``, and turn halves unless ``rope_interleaved``.
+rotates neighbouring elements of a head, where LLaMA's published weights, and ours, rotate halves. Version 0.4 always
+does so, with base 10,000; BOOST's fork and later versions have ``rope_theta``, and rotate halves unless
+``rope_interleaved`` is set.
 """
 
 import json
@@ -35,9 +36,9 @@ class _Packed:
     Attributes:
         name: Its name.
         published: The published tensors that it packs along its first axis.
-        rows: How many each of them has.
-        split: The axis that its tensor parallel ranks split, each packed part by itself; ``None`` for a norm.
-        turned: How many of the parts come before a rotary embedding.
+        rows: Number of rows of each of them.
+        split: The axis along which tensor parallel ranks split each packed part separately; ``None`` for a norm.
+        turned: Number of leading parts to which a rotary embedding is applied.
     """
 
     name: str
@@ -48,10 +49,10 @@ class _Packed:
 
 
 def read_nanotron(folder: Path) -> tuple[ModelConfig, Tensors]:
-    """A model in nanotron's shards, whatever number of ranks wrote them, in fp32 under its published names.
+    """Read a model from nanotron's shards, written by any number of ranks, in fp32 under its published names.
 
     Raises:
-        ValueError: The folder holds no such model, or not all of it.
+        ValueError: The folder holds no such model, or only part of one.
     """
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -76,7 +77,7 @@ def read_nanotron(folder: Path) -> tuple[ModelConfig, Tensors]:
 def write_nanotron(
     folder: Path, model: ModelConfig, published: Tensors, trained_on: TrainedOn, tensor_parallel_size: int
 ) -> None:
-    """Write a dense model as ``tensor_parallel_size`` ranks of nanotron would.
+    """Write a dense model the way ``tensor_parallel_size`` ranks of nanotron would.
 
     Raises:
         ValueError: The family is not dense, or the ranks do not divide the model.
@@ -105,7 +106,7 @@ def write_nanotron(
 
 _NOT_THERE = ("rope_scaling", "sliding_window", "qk_norm")
 
-# Those of the published configuration that nanotron has, too.
+# Fields of the published configuration that nanotron also has.
 _FIELDS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "hidden_act", "rope_theta", "rms_norm_eps", "tie_word_embeddings",
@@ -113,7 +114,7 @@ _FIELDS = (
 )  # fmt: skip
 
 
-# What each group of projections is packed into, and how many of them come before a rotary embedding.
+# The weight that each group of projections is packed into, and how many of them a rotary embedding is applied to.
 _GROUPS = {
     "query_key_value": ("attn.qkv_proj", 2), "output": ("attn.o_proj", 0),
     "gate_up": ("mlp.gate_up_proj", 0), "down": ("mlp.down_proj", 0),
@@ -137,7 +138,7 @@ def _packed(model: ModelConfig) -> Iterator[_Packed]:
 
 
 def _to_halves(rows: torch.Tensor, head_size: int) -> torch.Tensor:
-    """Rows of heads whose neighbours turn together, in the order in which halves do."""
+    """Reorder rows of heads from rotating neighbours to rotating halves."""
     return rows.view(-1, head_size // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
@@ -146,7 +147,7 @@ def _to_neighbours(rows: torch.Tensor, head_size: int) -> torch.Tensor:
 
 
 def _merged(root: Path, name: str) -> torch.Tensor:
-    """A whole weight from all of its shards."""
+    """Assemble a whole weight from all its shards."""
     *folders, last = name.split(".")
     place = root.joinpath(*folders)
     shards = sorted(place.glob(f"model_{last}*.safetensors"))

@@ -1,4 +1,4 @@
-"""What is used of nanotron, imported around what keeps it from being imported."""
+"""The parts of nanotron in use, imported by working around what prevents its import."""
 
 import sys
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ class Modules:
     """Parts of nanotron.
 
     Attributes:
-        tensor_metadata: What a shard says about itself, a class.
-        slices_pair: Where a part of a shard lies in the whole, a class.
-        checkpoint_version: The version that it writes.
-        parallel_context: Its process groups, a class; on a CPU it sets no device.
+        tensor_metadata: The class of a shard's metadata.
+        slices_pair: The class for the position of a part of a shard in the whole.
+        checkpoint_version: The checkpoint version that it writes.
+        parallel_context: The class of its process groups; on a CPU it sets no device.
         tensor_parallel: Its tensor parallel layers.
         parameters: Its parameters.
         weights: Saving and loading of weights.
@@ -37,14 +37,14 @@ def modules() -> Modules:
     """Import nanotron.
 
     Raises:
-        ValueError: It is not installed.
+        ValueError: nanotron is not installed.
     """
     try:
         import nanotron.distributed
     except ImportError as error:
         raise ValueError("nanotron is not installed; run: pip install 'boost-service[nanotron]'") from error
     _import_logging()
-    import nanotron.config  # noqa: F401  # before its parallel layers, which are in a circle with it
+    import nanotron.config  # noqa: F401  # before its parallel layers, which import it circularly
     from nanotron.constants import CHECKPOINT_VERSION
     from nanotron.parallel import ParallelContext, parameters
     from nanotron.parallel.tensor_parallel import nn as tensor_parallel
@@ -62,7 +62,7 @@ def modules() -> Modules:
 
 
 def _import_logging() -> None:
-    """Its logging wants its configuration, which wants its logging: placeholders stand in for the first."""
+    """Import nanotron's logging, which circularly imports its configuration, with placeholders for the latter."""
     placeholders: dict[str, Any] = {name: ModuleType(name) for name in ("nanotron.config", "nanotron.config.config")}
     for module in placeholders.values():
         module.LoggingArgs = object

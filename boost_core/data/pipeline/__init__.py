@@ -1,11 +1,11 @@
-"""Corpora of many files: filtered, deduplicated, tokenized, shuffled and sharded, by processes here or by Ray Data.
+"""Corpora of many files: filtered, deduplicated, tokenized, shuffled and sharded by local processes or Ray Data.
 
 ::
 
-    each file (files.py): documents → filters → tokens, keys and signatures ─┐ runs, sorted by the shuffle's keys
+    each file (files.py): documents → filters → tokens, keys and signatures ─┐ runs, sorted by shuffle key
     all runs (duplicates.py): documents that share a key ────────────────────┤ which documents are dropped
     each shard (shards.py): its range of the shuffle's keys ─────────────────┘ from all runs, in order
 
-Each function is plain: what it gives follows from the corpus alone, whoever calls it, in whichever order. ``build.py``
-calls them by an engine (``engine.py``).
+All functions are pure: their results depend only on the corpus, not on who calls them or in which order. ``build.py``
+calls them through an engine (``engine.py``).
 """

@@ -1,4 +1,4 @@
-"""A corpus, from files to shards: what is done already is kept, and what is there in the end is told."""
+"""Builds a corpus, from files to shards: finished work is kept, and the result is recorded."""
 
 import hashlib
 import platform
@@ -52,15 +52,15 @@ Stage = Literal["files", "duplicates", "shards", "done"]
 
 @dataclass(frozen=True)
 class BuildProgress:
-    """How far it is.
+    """Progress of a build.
 
     Attributes:
-        stage: What is being done: files tokenized, duplicates looked for, or shards written.
-        done: Files or pairs of shards that are done, those of earlier runs included.
-        of: All of them.
-        counts: What became of the documents of files that are done.
-        bytes: UTF-8 bytes of the documents that this run has read.
-        seconds: Since this run began.
+        stage: The current stage: tokenizing files, finding duplicates, or writing shards.
+        done: Files or pairs of shards done, those of earlier runs included.
+        of: Their total number.
+        counts: Counts for the documents of finished files.
+        bytes: UTF-8 bytes of the documents read in this run.
+        seconds: Seconds since this run began.
     """
 
     stage: Stage
@@ -75,13 +75,13 @@ Report = Callable[[BuildProgress], None]
 
 
 class Build:
-    """The making of a corpus.
+    """The build of a corpus.
 
     Args:
-        corpus: What is made, and how.
-        folder: Where the tokens go: a path or URL.
-        engine: Calls what takes time.
-        report: Is told how far it is, after each file and pair of shards.
+        corpus: What to build, and how.
+        folder: Path or URL of the folder for the tokens.
+        engine: Runs the expensive work.
+        report: Called with the progress after each file and pair of shards.
 
     Raises:
         ValueError: The tokenizer cannot be read, or a path matches no file.
@@ -89,11 +89,11 @@ class Build:
     """
 
     def __init__(self, corpus: CorpusConfig, folder: str, engine: Engine, report: Report) -> None:
-        # Whoever does the work may be in another folder.
+        # Workers may run in another working directory.
         self.folder = folder if "://" in folder else str(Path(folder).absolute())
         self.corpus, self.engine, self.report = corpus, engine, report
         self._began, self._counts, self._read_bytes = time.monotonic(), Counts(), 0
-        # Read once, so that what is written down is what is used.
+        # Read only once, so that what is recorded is what is used.
         name = corpus.tokenizer
         self._content = b"" if name == BYTES else _read(name)
         self._tokenizer = open_tokenizer(name, corpus.end_of_document)
@@ -101,11 +101,11 @@ class Build:
         self._files = list_files(corpus.source)
 
     def run(self) -> Lineage:
-        """Make the corpus, or go on with it; one that is there already stays as it is.
+        """Build the corpus or resume its build; a finished one is left as it is.
 
         Raises:
-            ValueError: The folder holds tokens of something else, a document is bad and not to be skipped, or none
-                is left.
+            ValueError: The folder holds tokens of something else, a document is bad and bad ones are not skipped, or
+                no documents are left.
             OSError: A file cannot be read or written.
         """
         folder = TokenFolder(self.folder)
@@ -132,31 +132,31 @@ class Build:
 
     @property
     def _digest(self) -> str:
-        """The same for the same tokens from the same documents."""
+        """A digest that is equal whenever the same documents give the same tokens."""
         said = self.corpus.model_dump_json(exclude={"source": {"paths"}, "tokenizer": True, "on_error": True})
         return hashlib.sha256(f"{ALGORITHM}\n{self._sha256}\n{said}".encode()).hexdigest()
 
     def _finished(self, folder: TokenFolder) -> Lineage | None:
-        """What the folder holds, if it is this corpus."""
+        """The lineage of the folder's corpus if it is complete and the same as this one."""
         index = find_index(self.folder)
         if index is None:
             return None
         if index.source != self._digest:
             raise ValueError(
-                f"{self.folder} has tokens by another tokenizer, filters, split, seed or other settings; give the same "
-                "as before, or another folder"
+                f"{self.folder} has tokens from another tokenizer, filters, split, seed or other settings; give the "
+                "same as before, or another folder"
             )
         lineage = Lineage.model_validate_json(folder.read(LINEAGE))
         held = {SourceFile(file.file, file.size, file.stamp) for file in lineage.files}
         if different := sorted(file.url for file in held ^ set(self._files)):
             raise ValueError(
-                f"{self.folder} is complete, and {different[0]} has come, is gone or has changed since; put it back as "
-                "it was, or tokenize into another folder"
+                f"{self.folder} is complete, and {different[0]} was added, removed or changed since; undo that, or "
+                "tokenize into another folder"
             )
         return lineage
 
     def _prepare(self, folder: TokenFolder) -> list[FileRecord]:
-        """Have the tokens of all files in runs."""
+        """Tokenize all files into runs."""
         tokenizer = f"{self.folder.rstrip('/')}/{_TOKENIZER}" if self._content else BYTES
         records, tasks, of = dict[int, FileRecord](), list[FileTask](), len(self._files)
         for number, file in enumerate(self._files):
@@ -245,7 +245,7 @@ class Build:
 
 
 def _kept(folder: TokenFolder, task: FileTask) -> FileRecord | None:
-    """What an earlier run has made of a file, if that is what would be made of it now."""
+    """The record that an earlier run left for a file, if it is still valid."""
     content = folder.find(record_name(task.number))
     record = FileRecord.model_validate_json(content) if content else None
     if record is None or record.corpus != task.digest:
@@ -278,7 +278,7 @@ def _without_documents(corpus: CorpusConfig, counts: Counts, folder: str) -> str
     refused = ", ".join(f"{count:,} by {measure}" for measure, count in counts.filtered.items()) or "none"
     return (
         f"none of the {counts.read:,} documents of {where} is left: {counts.bad:,} are bad ({folder}/"
-        f"quarantine-*.jsonl), filtered out are {refused}; mend the documents, or set other bounds"
+        f"quarantine-*.jsonl), filtered out are {refused}; fix the documents, or set other bounds"
     )
 
 

@@ -1,7 +1,7 @@
-"""Which documents are duplicates of earlier ones. Axes: N rows of a key and the document that has it.
+"""Finds documents that duplicate earlier ones. Axes: N pairs of a key and a document that has it.
 
-Documents that share a key are tied to the first of them. What a near duplicate is tied to may be tied to another one:
-of all that hang together, the first stays (connected components).
+Documents that share a key are tied to the first of them. Ties are transitive: of each connected component, only the
+first document is kept.
 """
 
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ from boost_core.data.token_folder import TokenFolder
 
 EXACT_COLUMNS = ("exact",)  # documents with the same words share its key
 
-_ROWS_AT_ONCE = 1 << 25  # of keys, of 16 bytes, in a partition
+_ROWS_AT_ONCE = 1 << 25  # keys per partition, of 16 bytes each with its document
 
 Documents = npt.NDArray[np.int64]
 
 
 class Ties(NamedTuple):
-    """Documents, and for each an earlier one that shares a key with it: both [N]."""
+    """Documents, and for each one an earlier document that shares a key with it: both [N]."""
 
     documents: Documents
     firsts: Documents
@@ -32,13 +32,13 @@ class Ties(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyColumns:
-    """Where keys are.
+    """Where to find keys.
 
     Attributes:
         folder: The folder of tokens.
         runs: The runs whose tables have them.
-        names: The columns.
-        partitions: The number of parts of the keys, each of which is searched by itself.
+        names: The names of the key columns.
+        partitions: The number of partitions of the keys, each of which is searched separately.
     """
 
     folder: str
@@ -48,12 +48,12 @@ class KeyColumns:
 
 
 def near_columns(corpus: CorpusConfig) -> tuple[str, ...]:
-    """The columns of which documents that are almost the same share one."""
+    """The key columns of near duplicates, which share at least one of these keys."""
     return tuple(f"band_{band}" for band in range(corpus.near_dedup.bands)) if corpus.near_dedup else ()
 
 
 def keys_of(columns: KeyColumns, run: str) -> tuple[Keys, Documents]:
-    """All keys of a run and the documents that have them: both [N]."""
+    """All keys of a run and their documents: both [N]."""
     table = read_table(TokenFolder(columns.folder), run, ("document", *columns.names))
     documents = np.tile(table["document"].astype(np.int64), len(columns.names))
     return np.concatenate([table[name].astype(np.uint64) for name in columns.names]), documents
@@ -75,13 +75,13 @@ def ties(keys: Keys, documents: Documents) -> Ties:
 
 
 def together(found: Iterator[Ties]) -> Ties:
-    """All ties."""
+    """Concatenate ties."""
     pairs = [Ties(np.zeros(0, np.int64), np.zeros(0, np.int64)), *found]
     return Ties(np.concatenate([each.documents for each in pairs]), np.concatenate([each.firsts for each in pairs]))
 
 
 def not_the_first(found: Ties) -> Documents:
-    """The documents that hang together with an earlier one, in order."""
+    """The documents that are connected to an earlier one, in order."""
     known, places = np.unique(np.concatenate(found), return_inverse=True)
     documents, firsts = np.split(places, 2)
     labels = np.arange(len(known))
@@ -89,7 +89,7 @@ def not_the_first(found: Ties) -> Documents:
         before = labels.copy()
         np.minimum.at(labels, documents, labels[firsts])
         np.minimum.at(labels, firsts, labels[documents])
-        labels = labels[labels]  # halves the way to the first
+        labels = labels[labels]  # halves the distance to the first
         if (labels == before).all():
             later: Documents = known[labels != np.arange(len(known))]
             return later

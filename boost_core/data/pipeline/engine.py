@@ -1,4 +1,4 @@
-"""Who calls the pipeline's functions: this process, or others on this machine. Ray's engine is in ``ray_engine.py``."""
+"""Runs the pipeline's functions in this process or others on this machine. ``ray_engine.py`` has the engine for Ray."""
 
 import multiprocessing
 import os
@@ -18,30 +18,30 @@ from boost_core.data.pipeline.signatures import Keys
 T = TypeVar("T")
 R = TypeVar("R")
 
-_PARALLELISM = "TOKENIZERS_PARALLELISM"  # which tokenizers asks for at each call
+_PARALLELISM = "TOKENIZERS_PARALLELISM"  # read by tokenizers at each call
 
 
 class Engine(Protocol):
-    """Calls functions, maybe many at once, maybe elsewhere. What they give does not depend on it."""
+    """Runs functions, possibly in parallel and elsewhere. Results do not depend on the engine."""
 
     def map(self, work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        """What a function gives for each item, in any order; the first error ends it."""
+        """Yield a function's result for each item, in any order; the first error ends it."""
 
     def ties(self, columns: KeyColumns) -> Iterator[Ties]:
-        """The ties among all documents that share a key."""
+        """Yield the ties between all documents that share a key."""
 
 
 class LocalEngine:
-    """Processes on this machine, which stay until the engine is closed or this process ends, however it does.
+    """Processes on this machine, which live until the engine is closed or this process ends in any way.
 
     Args:
-        workers: How many; 1 is this process, whose tokenizer then takes all cores.
+        workers: Number of processes; 1 means this process, whose tokenizer then uses all cores.
     """
 
     def __init__(self, workers: int) -> None:
         self._pool: ProcessPoolExecutor | None = None
         if workers > 1:
-            context = multiprocessing.get_context("spawn")  # threads of this process would be lost in a fork
+            context = multiprocessing.get_context("spawn")  # a fork would lose this process's threads
             ours, self._held = context.Pipe(duplex=False)
             self._pool = ProcessPoolExecutor(workers, context, _begin_worker, (ours,))
 
@@ -52,7 +52,7 @@ class LocalEngine:
             self._pool.shutdown(cancel_futures=True)
 
     def map(self, work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        """What a function gives for each item, in any order; the first error ends it."""
+        """Yield a function's result for each item, in any order; the first error ends it."""
         if self._pool is None:
             yield from map(work, items)
             return
@@ -65,21 +65,21 @@ class LocalEngine:
                 future.cancel()
 
     def ties(self, columns: KeyColumns) -> Iterator[Ties]:
-        """The ties among all documents that share a key, one partition of the keys after the other."""
+        """Yield the ties between all documents that share a key, one partition of the keys at a time."""
         for partition in range(columns.partitions):
             found = [_of_partition(columns, run, partition) for run in columns.runs]
             yield ties(*(np.concatenate(each) for each in zip(*found, strict=True)))
 
 
 def _of_partition(columns: KeyColumns, run: str, partition: int) -> tuple[Keys, Documents]:
-    """A run's keys of one partition, and their documents."""
+    """A run's keys in one partition, and their documents."""
     keys, documents = keys_of(columns, run)
     chosen = keys % np.uint64(columns.partitions) == partition
     return keys[chosen], documents[chosen]
 
 
 def _begin_worker(held: Connection) -> None:
-    """Have a worker end with the other end of a pipe; the terminal's interrupt is for the process that holds it."""
+    """Make a worker end when the other end of a pipe closes; Ctrl-C is left to the process that holds that end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     use_one_core()
     threading.Thread(target=_end_with, args=(held,), daemon=True).start()
@@ -88,9 +88,9 @@ def _begin_worker(held: Connection) -> None:
 def _end_with(held: Connection) -> None:
     with suppress(EOFError, OSError):
         held.recv()
-    os._exit(1)  # without waiting for what is being written, of which only whole files count
+    os._exit(1)  # without waiting for writes in progress, since only complete files count
 
 
 def use_one_core() -> None:
-    """Have this process tokenize on one core, because others take the others."""
+    """Make this process tokenize on one core, because other workers use the others."""
     os.environ[_PARALLELISM] = "false"

@@ -1,7 +1,7 @@
-"""One file: its documents read, filtered and tokenized, into runs that the shuffle's key has put in order.
+"""Processes one file: reads, filters and tokenizes its documents into runs sorted by the shuffle's key.
 
-A run is a few MiB of tokens and a table with a row for each document: its number and key, its part, how many tokens it
-and bytes of text it has, and what it shares with its duplicates. Axes: B bands.
+A run is some 64 MiB of tokens and a table with a row per document: its number and shuffle key, its part, its numbers of
+tokens and bytes of text, and the keys it shares with its duplicates. Axes: B bands.
 """
 
 import functools
@@ -26,22 +26,22 @@ from boost_core.data.token_folder import QuarantineFile, TokenFolder
 from boost_core.data.tokenize import part_of
 from boost_core.data.tokenizers import Tokenizer, Tokens, open_tokenizer
 
-FILE_BITS = 31  # of a document's number; the lower 32 are its place in the file
+FILE_BITS = 31  # upper bits of a document's number; the lower 32 are its index in the file
 
-_RUN_BYTES = 64 << 20  # of tokens, after which a run is written
-_DOCUMENT_BYTES = 400  # what is kept of a document besides its tokens
+_RUN_BYTES = 64 << 20  # size of tokens at which a run is written
+_DOCUMENT_BYTES = 400  # memory per document besides its tokens
 
 
 @dataclass(frozen=True)
 class FileTask:
-    """A file to be tokenized, and where to.
+    """A file to tokenize, and the destination.
 
     Attributes:
-        corpus: How.
-        folder: Where the tokens go: a path or URL.
-        tokenizer: ``bytes``, or where the tokenizer is by now.
-        digest: Of how tokens are made, for the record.
-        number: The file's place among the files.
+        corpus: How to tokenize it.
+        folder: Path or URL of the folder for the tokens.
+        tokenizer: ``bytes``, or the path or URL of the folder's copy of the tokenizer.
+        digest: Digest of how tokens are made, for the record.
+        number: The file's index among the files.
         file: The file.
     """
 
@@ -55,7 +55,7 @@ class FileTask:
 
 @dataclass
 class _Run:
-    """What is to be written: the numbers, tokens and words of documents."""
+    """A run to be written: the positions, tokens and duplicate keys of documents."""
 
     places: list[int] = field(default_factory=list)
     tokens: list[Tokens] = field(default_factory=list)
@@ -66,10 +66,10 @@ class _Run:
 
 
 def prepare(task: FileTask) -> FileRecord:
-    """Write the runs of a file, and then its record; what an interrupted one has left is written anew.
+    """Write the runs of a file, then its record; leftovers of an interrupted attempt are overwritten.
 
     Raises:
-        ValueError: A document is bad, and not to be skipped.
+        ValueError: A document is bad, and bad ones are not skipped.
         OSError: The file cannot be read, or the runs cannot be written.
     """
     folder, reading = TokenFolder(task.folder), Reading(task.file, task.corpus.source)
@@ -106,7 +106,7 @@ def _add(
     run: _Run, batch: Sequence[Document], first: int, corpus: CorpusConfig, tokenizer: Tokenizer,
     quarantine: QuarantineFile,
 ) -> Counts:  # fmt: skip
-    """Add a batch's documents to a run, but for those that are bad or that a filter leaves out."""
+    """Add a batch's documents to a run, except bad ones and those that a filter drops."""
     filtered: dict[str, int] = {}
     chosen, places, texts = [], [], []
     for place, document in enumerate(batch, start=first):
@@ -154,7 +154,7 @@ def _add_keys(run: _Run, texts: Sequence[str], corpus: CorpusConfig) -> None:
 
 
 def _write(run: _Run, folder: TokenFolder, task: FileTask, number: int) -> str:
-    # The digest keeps apart what another corpus, stopped just now, may still write.
+    # The digest keeps these files apart from any that another, just stopped build may still be writing.
     name = f"{BUILDING}/{task.digest[:12]}-{task.number:05}-{number:03}"
     keys = np.fromiter(_shuffle_keys(task, run.places), np.uint64, len(run.places))
     order = np.argsort(keys, kind="stable")
@@ -192,7 +192,7 @@ def _as_arrow(table: pa.Table) -> bytes:
 
 
 def read_table(folder: TokenFolder, run: str, columns: Sequence[str]) -> dict[str, npt.NDArray[np.generic]]:
-    """Columns of a run's table."""
+    """Read columns of a run's table."""
     with pa.ipc.open_file(pa.BufferReader(folder.read(f"{run}.arrow"))) as reader:
         table = reader.read_all().select(list(columns))
     return {name: table[name].to_numpy() for name in columns}

@@ -1,4 +1,4 @@
-"""Quality filters: measures of a text as plain functions, and the bounds that a user has set for them.
+"""Quality filters: measures of a text as plain functions, checked against the user's bounds.
 
 The measures follow Gopher's rules (Rae et al. 2021, arXiv 2112.11446, appendix A1).
 """
@@ -10,37 +10,37 @@ from boost_core.config.dataset import Measure, QualityFilter
 
 _ASCII = [chr(code) for code in range(128)]
 _NEITHER = "".join(each for each in _ASCII if not each.isalpha() and not each.isspace()).encode()
-_SPACES = bytes(ord(" ") if chr(code).isspace() else code for code in range(256))  # text has more of them than bytes
+_SPACES = bytes(ord(" ") if chr(code).isspace() else code for code in range(256))  # Unicode has more of them
 
 
-@lru_cache(maxsize=1)  # of the text at hand, for all filters
+@lru_cache(maxsize=1)  # the current text, for all filters
 def _split(text: str) -> list[str]:
     return text.split()
 
 
 def characters(text: str) -> float:
-    """How many characters it has."""
+    """Number of characters."""
     return len(text)
 
 
 def words(text: str) -> float:
-    """How many words it has."""
+    """Number of words."""
     return len(_split(text))
 
 
 def word_length(text: str) -> float:
-    """Characters of a word, on average; 0 without words."""
+    """Mean characters per word; 0 without words."""
     found = _split(text)
     return sum(map(len, found)) / len(found) if found else 0.0
 
 
 def symbols(text: str) -> float:
-    """Hashes and ellipses a word; what has no words counts as one."""
+    """Hashes and ellipses per word; a text without words counts as having one."""
     return (text.count("#") + text.count("...") + text.count("…")) / max(len(_split(text)), 1)
 
 
 def letters(text: str) -> float:
-    """Share of the words that hold a letter; 0 without words."""
+    """Share of the words that contain a letter; 0 without words."""
     found = _split(text)
     if not found:
         return 0.0
@@ -50,7 +50,7 @@ def letters(text: str) -> float:
 
 
 def repeated_lines(text: str) -> float:
-    """Share of the characters in lines that came before, without white space around them; 0 without characters."""
+    """Share of the characters in lines that repeat earlier ones, ignoring surrounding white space; 0 if empty."""
     lines = [line for each in text.splitlines() if (line := each.strip())]
     total = sum(map(len, lines))
     return 1 - sum(map(len, set(lines))) / total if total else 0.0
@@ -67,7 +67,7 @@ MEASURES: Mapping[Measure, Callable[[str], float]] = {
 
 
 def refusing(text: str, filters: Sequence[QualityFilter]) -> Measure | None:
-    """The measure of the first filter that leaves a text out; ``None`` if it stays."""
+    """The measure of the first filter that drops a text; ``None`` if it is kept."""
     for each in filters:
         value = MEASURES[each.measure](text)
         if (each.min is not None and value < each.min) or (each.max is not None and value > each.max):

@@ -1,4 +1,4 @@
-"""The pipeline's functions, called by Ray Data. The one file of the trainer that imports Ray.
+"""Runs the pipeline's functions with Ray Data. This is the only file of the trainer that imports Ray.
 
 https://docs.ray.io/en/latest/data/api/dataset.html
 """
@@ -26,17 +26,17 @@ R = TypeVar("R")
 
 @contextmanager
 def ray_engine(address: str | None) -> Iterator["RayEngine"]:
-    """An engine on a cluster, which is left afterwards.
+    """Connect to a cluster and provide an engine on it; disconnect afterwards.
 
     Args:
-        address: Of the cluster; ``None`` for that of RAY_ADDRESS, or else for a Ray of its own on this machine.
+        address: The cluster's address; ``None`` for RAY_ADDRESS or, if unset, a new Ray on this machine.
 
     Raises:
         ValueError: No cluster answers at the address.
     """
     host, _, port = (address or "").rpartition(":")
     try:
-        if port.isdigit():  # Ray itself would look for a minute
+        if port.isdigit():  # Ray itself would try for a minute
             socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except OSError as error:
@@ -48,12 +48,12 @@ def ray_engine(address: str | None) -> Iterator["RayEngine"]:
 
 
 class RayEngine:
-    """Ray Data on the cluster that this process is connected to. What is written must be in reach of all its nodes.
+    """Ray Data on the cluster that this process is connected to. All its nodes must be able to reach the output folder.
 
     Args:
-        cpus: Maximum CPUs that are used at a time; ``None``: all that are free.
+        cpus: Maximum CPUs used at a time; ``None``: all that are free.
         prepare_worker: Called in each process before its work.
-        runtime_env: Ray's environment of these processes, which they share with no others that have another one.
+        runtime_env: Ray's runtime environment for these processes, which are not shared with other environments.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class RayEngine:
         self._arguments: Any = {"num_cpus": 1, "runtime_env": dict(runtime_env)}
 
     def map(self, work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-        """What a function gives for each item, in any order; the first error ends it."""
+        """Yield a function's result for each item, in any order; the first error ends it."""
         if not items:
             return
         self._configure()
-        rows = [{"place": place} for place in range(len(items))]  # a task for each
+        rows = [{"place": place} for place in range(len(items))]  # one task each
         call = _Call(work, items, self._prepare_worker)
         results = ray.data.from_items(rows, override_num_blocks=len(rows)).map(call, **self._arguments)
         for row in results.iter_rows():
@@ -80,7 +80,7 @@ class RayEngine:
             yield outcome
 
     def ties(self, columns: KeyColumns) -> Iterator[Ties]:
-        """The ties among all documents that share a key: grouped by partition of the keys, each in a task."""
+        """Yield the ties between all documents that share a key, with one task per partition of the keys."""
         self._configure()
         runs = ray.data.from_items([{"run": run} for run in columns.runs], override_num_blocks=len(columns.runs))
         keys = runs.map_batches(
@@ -91,15 +91,15 @@ class RayEngine:
             yield Ties(batch["document"].astype(np.int64), batch["first"].astype(np.int64))
 
     def _configure(self) -> None:
-        logging.getLogger("ray.data").setLevel(logging.ERROR)  # progress is told by what is built
+        logging.getLogger("ray.data").setLevel(logging.ERROR)  # the build reports its own progress
         context = DataContext.get_current()
         context.enable_progress_bars = False
-        context.shuffle_strategy = ShuffleStrategy.SORT_SHUFFLE_PULL_BASED  # by tasks alone: no actors that hold CPUs
+        context.shuffle_strategy = ShuffleStrategy.SORT_SHUFFLE_PULL_BASED  # tasks only: no actors that hold CPUs
         context.execution_options.resource_limits = ExecutionResources(cpu=self._cpus)
 
 
 class _Call:
-    """A function of rows that calls one of the items in these places. A user's mistake comes back as a result."""
+    """A function of rows that runs the work on the item each row names. Users' errors are returned as results."""
 
     def __init__(self, work: Callable[[Any], Any], items: Sequence[Any], prepare_worker: Callable[[], None]) -> None:
         self._work, self._items, self._prepare_worker = work, items, prepare_worker
@@ -114,7 +114,7 @@ class _Call:
 
 
 class _Keys:
-    """A function of rows that name runs; gives their keys."""
+    """A function of rows that name runs; returns the runs' keys."""
 
     def __init__(self, columns: KeyColumns, prepare_worker: Callable[[], None]) -> None:
         self._columns, self._prepare_worker = columns, prepare_worker

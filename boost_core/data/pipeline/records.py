@@ -1,4 +1,4 @@
-"""What the pipeline notes beside its tokens: of each file and shard that is done, and of the whole in the end."""
+"""The records that the pipeline writes beside its tokens, for each finished file and shard and for the whole corpus."""
 
 import hashlib
 
@@ -9,23 +9,23 @@ from boost_core.config.dataset import CorpusConfig
 from boost_core.config.sources.tokenized import Input, Part
 
 LINEAGE = "lineage.json"
-BUILDING = "building"  # folder of what is needed until the shards are whole
+BUILDING = "building"  # folder of intermediate files, needed until the shards are complete
 
 
 class Counts(Config):
-    """What became of documents."""
+    """Counts of what became of documents."""
 
-    read: int = Field(0, description="Documents that were read.")
-    bad: int = Field(0, description="That could not be used, and are listed in quarantine-*.jsonl.")
-    filtered: dict[str, int] = Field({}, description="That a filter has left out, by its measure.")
-    exact_duplicates: int = Field(0, description="That have the words of an earlier one.")
-    near_duplicates: int = Field(0, description="That are almost the same as an earlier one.")
-    kept: int = Field(0, description="That are in the shards.")
-    bytes: int = Field(0, description="UTF-8 bytes of the good documents that were read.")
+    read: int = Field(0, description="Documents read.")
+    bad: int = Field(0, description="Documents that could not be used; listed in quarantine-*.jsonl.")
+    filtered: dict[str, int] = Field({}, description="Documents dropped by filters, by measure.")
+    exact_duplicates: int = Field(0, description="Documents with the same words as an earlier one.")
+    near_duplicates: int = Field(0, description="Documents nearly equal to an earlier one.")
+    kept: int = Field(0, description="Documents in the shards.")
+    bytes: int = Field(0, description="UTF-8 bytes of the good documents read.")
     tokens: int = Field(0, description="Tokens in the shards.")
 
     def plus(self, other: "Counts") -> "Counts":
-        """Both together."""
+        """The sum of both."""
         added = {name: getattr(self, name) + getattr(other, name) for name in Counts.model_fields if name != "filtered"}
         measures = sorted({*self.filtered, *other.filtered})
         filtered = {each: self.filtered.get(each, 0) + other.filtered.get(each, 0) for each in measures}
@@ -33,14 +33,14 @@ class Counts(Config):
 
 
 class FileRecord(Config):
-    """A file whose tokens are all in runs: ``building/<number>-<run>.bin``, with a table ``.arrow`` for each.
+    """A file whose tokens are all in runs: ``building/<digest>-<number>-<run>.bin``, each with a table ``.arrow``.
 
     Attributes:
-        corpus: Digest of how it was made.
-        number: Its place among the files.
+        corpus: Digest of how its tokens were made.
+        number: Its index among the files.
         input: What was read.
         runs: Names of the runs, without suffix.
-        counts: What became of its documents so far; duplicates are found later.
+        counts: Counts for its documents; duplicates are found later.
     """
 
     corpus: str
@@ -62,10 +62,10 @@ class ShardRecord(Config):
 
 
 class ShardPair(Config):
-    """The shards that one range of the shuffle's keys has filled.
+    """The shards filled from one range of the shuffle's keys.
 
     Attributes:
-        inputs: Digest of all that they were made from.
+        inputs: Digest of everything they were made from.
         shards: The shards.
     """
 
@@ -76,25 +76,25 @@ class ShardPair(Config):
 class TokenizerRecord(Config):
     """The tokenizer that made the tokens."""
 
-    name: str = Field(description="As it was given.")
-    sha256: str = Field(description="Of its tokenizer.json; empty for bytes.")
+    name: str = Field(description="Name as given.")
+    sha256: str = Field(description="SHA-256 of its tokenizer.json; empty for bytes.")
     vocabulary: int
     end_of_document: int
 
 
 class Lineage(Config):
-    """What a corpus was made from, and how: ``lineage.json`` beside its shards."""
+    """What a corpus was made from and how, as written to ``lineage.json`` beside its shards."""
 
     format: int = 1
-    corpus: CorpusConfig = Field(description="What was asked for.")
+    corpus: CorpusConfig = Field(description="The corpus as requested.")
     tokenizer: TokenizerRecord
     files: tuple[Input, ...] = Field(description="The files, with a digest of their documents.")
     counts: Counts
     shards: tuple[ShardRecord, ...]
-    versions: dict[str, str] = Field(description="Of what could make a difference.")
+    versions: dict[str, str] = Field(description="Versions of software that may affect the result.")
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same tokens from the same documents, wherever these are."""
+        """A digest that is equal for the same tokenizer and tokens, wherever the documents are."""
         said = [self.tokenizer.sha256, *(shard.sha256 for shard in self.shards)]
         return hashlib.sha256("\n".join(said).encode()).hexdigest()

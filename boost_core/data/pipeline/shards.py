@@ -1,4 +1,4 @@
-"""One pair of shards: a range of the shuffle's keys, taken from all runs and put in order."""
+"""Writes one pair of shards: the documents in a range of the shuffle's keys, from all runs and in order."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,11 +28,11 @@ class ShardTask:
 
     Attributes:
         folder: The folder of tokens.
-        number: Its place among the pairs.
-        of: How many pairs there are.
+        number: Its index among the pairs.
+        of: Number of pairs.
         runs: All runs.
-        dtype: Of tokens.
-        inputs: Digest of all that the pair is made from.
+        dtype: Data type of tokens.
+        inputs: Digest of everything the pair is made from.
     """
 
     folder: str
@@ -44,7 +44,7 @@ class ShardTask:
 
 
 def write_shards(task: ShardTask) -> ShardPair:
-    """Write a pair of shards, and then its record.
+    """Write a pair of shards, then its record.
 
     Raises:
         OSError: The runs cannot be read, or the shards cannot be written.
@@ -76,7 +76,7 @@ def pair_name(number: int) -> str:
 
 
 def _documents(task: ShardTask, folder: TokenFolder) -> tuple[_Array, _Array, _Array, _Array, list[Tokens]]:
-    """The documents of a range that are not dropped: the columns of the runs' tables, and their tokens."""
+    """The documents of a range that are not dropped: columns of the runs' tables, and their tokens."""
     dropped = np.frombuffer(folder.read(DROPPED), "<i8")
     columns: list[tuple[_Array, ...]] = []
     tokens: list[Tokens] = []
@@ -91,13 +91,13 @@ def _documents(task: ShardTask, folder: TokenFolder) -> tuple[_Array, _Array, _A
 
 
 def _bounds(task: ShardTask) -> _Array:
-    """The keys at which a pair's range begins and ends; the last range ends after all keys."""
+    """The keys at which a pair's range begins and ends; the last range extends to the largest key."""
     begin, end = (place * 2**64 // task.of for place in (task.number, task.number + 1))
     return np.array([begin, min(end, 2**64 - 1)], np.uint64)
 
 
 def _tokens(counts: _Array, begin: int, end: int, folder: TokenFolder, name: str, dtype: str) -> list[Tokens]:
-    """The tokens of a run's documents from ``begin`` up to ``end``, which lie there one after the other."""
+    """The tokens of a run's documents from ``begin`` up to ``end``, which are stored consecutively."""
     ends = np.cumsum(counts)
     first, last = (int(ends[place - 1]) if place else 0 for place in (begin, end))
     of_token = np.dtype(dtype).newbyteorder("<")

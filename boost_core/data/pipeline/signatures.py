@@ -1,7 +1,7 @@
-"""What tells documents that are the same, or almost: keys that these have in common.
+"""Keys by which equal and nearly equal documents are found, because they have keys in common.
 
-Words are lower case, between white space. MinHash is rensa's; bands as in Leskovec, Rajaraman and Ullman, Mining of
-Massive Datasets, chapter 3. Axes: D documents, B bands.
+Words are in lower case and separated by white space. MinHash is rensa's; bands are as in Leskovec, Rajaraman and
+Ullman, Mining of Massive Datasets, chapter 3. Axes: D documents, B bands.
 """
 
 import hashlib
@@ -18,14 +18,14 @@ Keys = npt.NDArray[np.uint64]
 
 ALGORITHM = f"rensa RMinHash {rensa.RMinHash.ALGORITHM_VERSION}"
 
-_SEED = 0  # of the permutations; one for all, so that corpora can be compared
+_SEED = 0  # of the permutations; always the same, so that corpora can be compared
 _SHINGLE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that multiplying by it loses nothing
 
 
 def exact_keys(words: Sequence[Sequence[str]]) -> Keys:
     """A 64-bit hash of each document's words: [D].
 
-    Of a hundred million different documents, two have the same with a probability of 3 in 10,000.
+    Among a hundred million different documents, the probability of any collision is 3 in 10,000.
     """
     digests = [hashlib.blake2b(" ".join(each).encode(), digest_size=8).digest() for each in words]
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
@@ -43,10 +43,10 @@ def band_keys(words: Sequence[Sequence[str]], near: NearDedup) -> Keys:
 
 
 def _shingles(words: Sequence[Sequence[str]], length: int) -> tuple[Keys, Keys]:
-    """Hashes of every ``length`` words in a row, and where each document's begin; the last ones have fewer words."""
+    """Hashes of every ``length`` consecutive words, and each document's offset; its last ones have fewer words."""
     counts = np.array([len(each) for each in words], np.uint64)
     offsets = np.concatenate([np.zeros(1, np.uint64), np.cumsum(counts, dtype=np.uint64)])
-    # Zeros after each document's words, so that no shingle reaches into the next one.
+    # Each document's words are padded with zeros, so that no shingle reaches into the next document.
     is_word = _not_padding(counts, length - 1)
     hashes = chain.from_iterable(rensa.RMinHash.hash_token_sets(words))
     of_words = np.zeros(len(is_word), np.uint64)
@@ -58,13 +58,13 @@ def _shingles(words: Sequence[Sequence[str]], length: int) -> tuple[Keys, Keys]:
 
 
 def _not_padding(counts: Keys, padding: int) -> npt.NDArray[np.bool_]:
-    """Which places are words', where each document's words are followed by as many zeros."""
+    """Mask of the positions of words, where each document's words are followed by ``padding`` zeros."""
     flags = np.tile(np.array([True, False]), len(counts))
     return np.repeat(flags, np.stack([counts.astype(np.int64), np.full(len(counts), padding)], axis=1).ravel())
 
 
 def _mixed(values: Keys) -> Keys:
-    """SplitMix64's finalizer (Steele, Lea and Flood 2014): each bit depends on all."""
+    """SplitMix64's finalizer (Steele, Lea and Flood 2014): each output bit depends on all input bits."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

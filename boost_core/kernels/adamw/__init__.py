@@ -5,7 +5,7 @@ With gradient ``g``, moments ``m``, ``v``, master ``p``, step t from 1 and clip 
     m = β₁ m + (1 − β₁) k g
     v = β₂ v + (1 − β₂) (k g)²
     p = p (1 − lr · decay) − lr / (1 − β₁ᵗ) · m / (√v / √(1 − β₂ᵗ) + ε)
-    w = p                                 rounded to the type that the model computes in
+    w = p                                 rounded to the compute type
 
 torch's own fused AdamW neither clips nor writes w: that would be two more passes over all weights. The clip factor
 stays on the device, so that nobody waits for the gradients' norm.
@@ -30,12 +30,12 @@ def adamw_(
     """Update ``master`` and its moments in place, and ``weight`` with it.
 
     Args:
-        master: fp32, flat and dense, as all others.
+        master: fp32, flat and dense, as are all others.
         gradient: Its gradient, fp32; it may be overwritten.
         first: Running mean of the gradient.
         second: Running mean of its square.
-        weight: What the model computes with; ``None`` where that is the master itself.
-        clip: What the gradient is multiplied by: one fp32 element on the same device.
+        weight: What the model computes with; ``None`` if that is the master itself.
+        clip: Factor for the gradient: one fp32 element on the same device.
         update: Rates and step.
     """
     if runs_on_triton(master):

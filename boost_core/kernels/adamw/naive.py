@@ -15,7 +15,7 @@ def adamw_(
     clip: torch.Tensor,
     update: AdamWUpdate,
 ) -> None:
-    """The update, in place; see the package for the arguments."""
+    """Update in place; see the package for the arguments."""
     steps_before = torch.tensor(float(update.step - 1), device=master.device)
     adamw(
         [master], [gradient.mul_(clip)], [first], [second], [], [steps_before], fused=True, amsgrad=False,

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from boost_core.kernels.adamw.update import AdamWUpdate
 
-BLOCK, WARPS = 1024, 4  # eight elements a thread
+BLOCK, WARPS = 1024, 4  # eight elements per thread
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def adamw_(
     _update[(triton.cdiv(master.numel(), BLOCK),)](
         master, gradient, first, second, master if weight is None else weight, clip, master.numel(),
         1 - update.learning_rate * update.weight_decay, update.learning_rate / first_correction,
-        # 1 − β apart from β: in fp32 the difference would have lost half its digits.
+        # 1 − β passed apart from β: in fp32 the difference would lose half its digits.
         first_decay, 1 - first_decay, second_decay, 1 - second_decay, second_correction, update.epsilon,
         WEIGHT=weight is not None, BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What one step of AdamW is made with."""
+"""The parameters of one AdamW step."""
 
 from dataclasses import dataclass
 

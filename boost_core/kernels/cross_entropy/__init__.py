@@ -1,4 +1,4 @@
-"""Cross entropy over a vocabulary of which this rank has a part, for a few tokens at a time.
+"""Cross entropy over a vocabulary of which this rank has a part, for a chunk of tokens at a time.
 
 With ``l`` a chunk of logits and ``t`` the target::
 
@@ -6,11 +6,11 @@ With ``l`` a chunk of logits and ``t`` the target::
     loss = log Σ_ranks exp(m) − l_t
     dl = exp(l − log Σ_v exp(l)) dlog_sum − [v = t] dloss
 
-Of the loss alone dlog_sum is dloss; a term in the log-sum-exp itself, as the z-loss, makes it another.
+For the loss alone dlog_sum equals dloss; a term in the log-sum-exp itself, such as the z-loss, makes them differ.
 
-Each pass reads the logits once in the type that the matrix product gave them; the second overwrites them with their
+Each pass reads the logits once, in the type that the matrix product returned; the second overwrites them with their
 gradient, which the next two products read. (The chunks are those of Liger-Kernel's fused linear cross entropy, arXiv
-2410.10989; the split over ranks Megatron-LM's, arXiv 1909.08053.) Shape suffixes: c tokens of a chunk, V this rank's
+2410.10989; the split over ranks is Megatron-LM's, arXiv 1909.08053.) Shape suffixes: c tokens of a chunk, V this rank's
 part of the vocabulary.
 """
 
@@ -21,11 +21,11 @@ from boost_core.kernels.dispatch import runs_on_triton
 
 
 def row_statistics(logits_cV: torch.Tensor, target_c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The log-sum-exp of each row and the logit of its target, ``[c]`` each, at least fp32.
+    """Return the log-sum-exp of each row and the logit of its target, ``[c]`` each, at least fp32.
 
     Args:
         logits_cV: This rank's logits.
-        target_c: Target ids counted from this rank's first; one outside of ``0 … V − 1`` is another rank's, and its
+        target_c: Target ids relative to this rank's first; one outside ``0 … V − 1`` belongs to another rank, and its
             logit is 0.
     """
     if runs_on_triton(logits_cV):
@@ -43,7 +43,7 @@ def logits_gradient(
     dloss_c: torch.Tensor,
     dlog_sum_c: torch.Tensor,
 ) -> torch.Tensor:
-    """The logits' gradient in their own type; their memory may be the result's.
+    """Return the logits' gradient in their own type, possibly in their own memory.
 
     Args:
         logits_cV: This rank's logits.

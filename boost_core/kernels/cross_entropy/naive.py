@@ -18,7 +18,7 @@ def logits_gradient(
     dloss_c: torch.Tensor,
     dlog_sum_c: torch.Tensor,
 ) -> torch.Tensor:
-    """Softmax times the log-sum-exp's gradient, less the loss's at the target; see the package for the arguments."""
+    """Softmax times the log-sum-exp's gradient, minus the loss's at the target; see the package for the arguments."""
     gradient_cV = (_precise(logits_cV) - log_sum_c.unsqueeze(-1)).exp_().mul_(dlog_sum_c.unsqueeze(-1))
     index_c1, is_here_c1 = _places(target_c, logits_cV.shape[1])
     gradient_cV.scatter_add_(-1, index_c1, -(is_here_c1 * dloss_c.unsqueeze(-1)).to(gradient_cV.dtype))
@@ -26,7 +26,7 @@ def logits_gradient(
 
 
 def _places(target_c: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Targets as an index, those of other ranks clamped, and which are here."""
+    """Return targets as an index, those of other ranks clamped, and which ones are local."""
     is_here_c = (target_c >= 0) & (target_c < width)
     return target_c.clamp(0, width - 1).unsqueeze(-1), is_here_c.unsqueeze(-1)
 

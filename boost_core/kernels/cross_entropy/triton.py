@@ -1,4 +1,4 @@
-"""The Triton kernels: one program a token for the sums, blocks of a row for the gradient, fp32 arithmetic."""
+"""The Triton kernels: one program per token for the sums, blocks of a row for the gradient, fp32 arithmetic."""
 
 import torch
 import triton
@@ -18,7 +18,7 @@ def _row_statistics(logits_ptr, target_ptr, log_sum_ptr, target_logit_ptr, strid
     for begin in range(0, columns, BLOCK):
         column = begin + tl.arange(0, BLOCK)
         logits = tl.load(logits_ptr + row * stride + column, mask=column < columns, other=float("-inf")).to(tl.float32)
-        # One maximum for the whole block: one exponential an element.
+        # One maximum for the whole block: one exponential per element.
         larger = tl.maximum(maximum, tl.max(logits, axis=0))
         sums = sums * tl.exp(maximum - larger) + tl.exp(logits - larger)
         maximum = larger

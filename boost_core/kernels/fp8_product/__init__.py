@@ -1,29 +1,30 @@
-"""Matrix products of 8-bit floating-point numbers, each row of either factor with a scale of its own.
+"""Matrix products of 8-bit floating-point numbers, with a separate scale for each row of either factor.
 
-With ``e4m3`` the rounding to one sign, four exponent and three mantissa bits, of which 448 is the largest number, rows
+With ``e4m3`` denoting rounding to one sign, four exponent and three mantissa bits, whose largest number is 448, rows
 ``x_t`` of the left factor and rows ``w_c`` of the right, along both of which the product sums::
 
     σ(x) = 2^⌈log₂(max |x| / 448)⌉,   q(x) = e4m3(x / σ(x))
     y_tc = σ(x_t) σ(w_c) Σ_k q(x_t)_k q(w_c)_k
 
-**Why a scale a row, taken of the row itself.** One scale a tensor has to be known before the first element is written:
-either a pass more over the whole tensor, or the largest number of steps before ("delayed scaling", Micikevicius et al.,
-arXiv 2209.05433), which is state that a checkpoint, a resize and a repeated step would all have to carry. The kernels
-that write activations have a token's row in registers, so its scale costs no pass and no state, on any number of ranks
-the same; and an outlier costs its own token precision, not the others. Low-rank shapes suit it: rows are short.
+**Why a scale per row, taken from the row itself.** One scale per tensor must be known before the first element is
+written: that takes either another pass over the whole tensor, or the largest values of recent steps ("delayed scaling",
+Micikevicius et al., arXiv 2209.05433), which is state that a checkpoint, a resize and a repeated step would all have to
+carry. The kernels that write activations have a token's row in registers, so its scale costs no pass and no state, and
+is the same on any number of ranks; and an outlier costs its own token precision, not the others. Low-rank shapes suit
+it: rows are short.
 
-**Why e4m3 for gradients, too.** e5m2 gives gradients range under one scale a tensor (arXiv 2209.05433, §3); with scales
-as fine as these precision is worth more than range (DeepSeek-V3, arXiv 2412.19437, §3.3.2).
+**Why e4m3 for gradients, too.** e5m2 gives gradients range under one scale per tensor (arXiv 2209.05433, §3); with
+scales this fine, precision is worth more than range (DeepSeek-V3, arXiv 2412.19437, §3.3.2).
 
-**Why powers of two.** Dividing by one rounds nothing, so that kernel and reference agree in every bit, and a weight
-scaled along either axis becomes the same numbers but for those that underflow.
+**Why powers of two.** Dividing by one rounds nothing, so kernel and reference agree in every bit, and a weight
+scaled along either axis becomes the same numbers except for those that underflow.
 
 **Which products.** Those of the forward pass and of the inputs' gradients. Weight gradients sum over tokens, so both
-their factors would have to be scaled along the other axis, turned and written again; they are also what is summed
-longest. They stay in bf16 (torchao's recipe ``rowwise_with_gw_hp`` does the same), as are norms, the embedding, the
-head, what is exchanged, masters and the optimizer.
+of their factors would have to be scaled along the other axis, transposed and written again; they are also the longest
+sums. They stay in bf16 (torchao's recipe ``rowwise_with_gw_hp`` does the same), as do norms, the embedding, the
+head, exchanges, masters and the optimizer.
 
-Shape suffixes: T rows, k what is summed over, c rows of the right factor, g products of a batch; leading axes are g.
+Shape suffixes: T rows, k the summed axis, c rows of the right factor, g products of a batch; leading axes are g.
 """
 
 from typing import NamedTuple
@@ -39,7 +40,7 @@ class QuantisedRows(NamedTuple):
 
     Attributes:
         values: ``[…, T, k]``, ``torch.float8_e4m3fn``, rows dense.
-        scales: What a row's values are multiplied by, ``[…, T]``, fp32: powers of two.
+        scales: Factors for each row's values, ``[…, T]``, fp32: powers of two.
     """
 
     values: torch.Tensor
@@ -47,21 +48,21 @@ class QuantisedRows(NamedTuple):
 
 
 def unavailable(device: torch.device) -> str | None:
-    """Why a device has no such products, for people; ``None`` if it has."""
+    """Return why a device lacks such products, in words; ``None`` if it has them."""
     if device.type != "cuda":
         return "a CPU has no 8-bit products"
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) >= (8, 9):
         return None
-    return f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, and they begin at 8.9"
+    return f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, but 8-bit products need 8.9"
 
 
 def quantise_rows(x: torch.Tensor, factor_T: torch.Tensor | None = None) -> QuantisedRows:
-    """The rows of a matrix, or of several, in 8 bits.
+    """Quantise the rows of a matrix, or of several, to 8 bits.
 
     Args:
         x: ``[…, T, k]``, at most three axes; columns are dense.
-        factor_T: Multiplies each row before, ``[T]``.
+        factor_T: Multiplies each row beforehand, ``[T]``.
     """
     if runs_on_triton(x):
         # Imported here because Triton is not installed where there is no GPU.
@@ -72,11 +73,11 @@ def quantise_rows(x: torch.Tensor, factor_T: torch.Tensor | None = None) -> Quan
 
 
 def quantise_columns(x: torch.Tensor, factor_k: torch.Tensor | None = None) -> QuantisedRows:
-    """The columns of a matrix, or of several, as the rows of a right factor.
+    """Quantise the columns of a matrix, or of several, as the rows of a right factor.
 
     Args:
         x: ``[…, k, c]``, at most three axes.
-        factor_k: Multiplies each row before, ``[k]``.
+        factor_k: Multiplies each row beforehand, ``[k]``.
 
     Returns:
         ``[…, c, k]``.
@@ -89,22 +90,22 @@ def quantise_columns(x: torch.Tensor, factor_k: torch.Tensor | None = None) -> Q
 
 
 def leave_quantised(x: torch.Tensor, rows: QuantisedRows) -> None:
-    """Have ``quantised`` find the rows of ``x``, which the kernel that wrote it has made on the way.
+    """Leave the quantised rows of ``x``, made by the kernel that wrote it, for ``quantised`` to find.
 
-    Only of a tensor that nothing changes afterwards: of a gradient, one with a single reader, as autograd adds others
-    into its memory and keeps what is left beside it.
+    Only for a tensor that nothing changes afterwards: a gradient must have a single reader, because autograd adds
+    others into its memory and keeps what is left beside it.
     """
     x.quantised_rows = rows  # type: ignore[attr-defined]
 
 
 def quantised(x: torch.Tensor) -> QuantisedRows:
-    """What the kernel that wrote ``x`` has left, which is given once, so that it goes when it is used; else a pass."""
+    """Return the rows left by the kernel that wrote ``x``, once, so that use frees them; otherwise compute them."""
     left: QuantisedRows | None = vars(x).pop("quantised_rows", None)
     return quantise_rows(x) if left is None else left
 
 
 def drop_quantised(x: torch.Tensor) -> None:
-    """Give up what the kernel that wrote ``x`` has left, where no product reads it."""
+    """Discard the rows left by the kernel that wrote ``x``, if no product reads them."""
     vars(x).pop("quantised_rows", None)
 
 
@@ -117,8 +118,8 @@ def fp8_product(
         left: ``[T, k]`` or ``[g, T, k]``.
         right: ``[c, k]`` or ``[g, c, k]``.
         out: ``[T, c]`` or ``[g, T, c]``; bf16 on a GPU.
-        fast_accumulation: Whether tensor cores may sum in fewer bits than fp32 has, as NVIDIA's Transformer Engine has
-            them do forward and not backward.
+        fast_accumulation: Whether tensor cores may sum in fewer bits than fp32 has, as in NVIDIA's Transformer Engine
+            for the forward pass but not for the backward.
     """
     if not runs_on_triton(left.values):
         return out.copy_(naive.fp8_product(left, right))
@@ -131,7 +132,7 @@ def fp8_product(
 
 
 def _by_torch(left: QuantisedRows, right: QuantisedRows, out: torch.Tensor, fast: bool) -> torch.Tensor:
-    # The public torch.nn.functional.scaled_mm takes no memory to write into.
+    # The public torch.nn.functional.scaled_mm takes no output tensor.
     torch._scaled_mm(
         left.values, right.values.mT, left.scales.unsqueeze(-1), right.scales.unsqueeze(0),
         out_dtype=out.dtype, use_fast_accum=fast, out=out,

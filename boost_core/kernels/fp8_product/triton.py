@@ -1,6 +1,6 @@
 """The Triton kernels: rows in registers; columns in tiles, read twice, of which a weight has few.
 
-Scales are made of the bits of fp32 numbers, so that they are powers of two exactly.
+Scales are made from the bits of fp32 numbers, so that they are exact powers of two.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _COLUMNS, _DEPTH = 16, 128  # a tile: 32 bytes of bf16 are read at a time, 128 o
 
 @triton.jit
 def scale_of(largest):
-    """The least power of two by which ``largest`` becomes 448 or less, and one over it; what is not finite stays so."""
+    """The smallest power of two that brings ``largest`` to 448 or less, and its inverse; non-finite values stay so."""
     bits = largest.to(tl.int32, bitcast=True)
     exponent = tl.maximum((bits >> 23) - 8 + ((bits & 0x7FFFFF) > 0x600000).to(tl.int32), 1)  # 448 is 1.75 · 2⁸
     infinite = bits >= 0x7F800000
@@ -28,7 +28,7 @@ def scale_of(largest):
 
 @triton.jit
 def store_quantised(x, values, scale, inside):
-    """Write a row that is in registers, 0 outside, in 8 bits."""
+    """Write a row held in registers, 0 outside, in 8 bits."""
     x = x.to(tl.float32)
     factor, inverse = scale_of(tl.max(tl.abs(x), axis=0))
     tl.store(values, (x * inverse).to(values.dtype.element_ty), mask=inside)
@@ -112,13 +112,13 @@ def quantise_columns(x: torch.Tensor, factor_k: torch.Tensor | None = None) -> t
 
 
 def empty_quantised(shape: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory for values of a shape and for their scales."""
+    """Allocate memory for values of a shape and for their scales."""
     values = torch.empty(shape, dtype=torch.float8_e4m3fn, device=device)
     return values, torch.empty(shape[:-1], dtype=torch.float32, device=device)
 
 
 def with_quantised(x: torch.Tensor, made: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """``x``, and beside it its values and scales, if a kernel has made them."""
+    """Return ``x``, with its values and scales attached if a kernel has made them."""
     values, scales = made
     if values is not None and scales is not None:
         leave_quantised(x, QuantisedRows(values, scales))

@@ -71,7 +71,7 @@ def _members(parts: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _block(columns: int, fp8: bool) -> int:
-    """Of a row, or all of it: its scale is that of its largest element."""
+    """Columns per block; the whole row for fp8, because its scale is that of its largest element."""
     return block_of(columns) if fp8 else min(block_of(columns), LARGEST_BLOCK)
 
 
@@ -107,7 +107,7 @@ class _GatedProduct(torch.autograd.Function):
         dparts = [torch.empty_like(part_gTf) for part_gTf in parts]
         gate_Tf, up_Tf = _members(parts)
         dgate_Tf, dup_Tf = _members(dparts)
-        made = [(each, each) for each in dparts]  # not written through where there is nothing to quantise
+        made = [(each, each) for each in dparts]  # never written through if there is nothing to quantise
         if ctx.fp8:
             made = [empty_quantised(part_gTf.shape, part_gTf.device) for part_gTf in parts]
         values, scales = (_members(list(each)) for each in zip(*made, strict=True))
@@ -118,7 +118,7 @@ class _GatedProduct(torch.autograd.Function):
             gate_Tf.stride(0), up_Tf.stride(0), dout_Tf.stride(0), dgate_Tf.stride(0), dup_Tf.stride(0), columns,
             ACTIVATION=ctx.activation, FP8=ctx.fp8, BLOCK=block, num_warps=warps_of(block),
         )  # fmt: skip
-        if ctx.fp8:  # each goes as it is to the one product that gave its part
+        if ctx.fp8:  # each goes unchanged to the one product that returned its part
             dparts = [with_quantised(*each) for each in zip(dparts, made, strict=True)]
         return None, None, *dparts
 

@@ -1,10 +1,10 @@
-"""LaX's crossing: a latent meets the gated latent of the block before, then a norm and the activation.
+"""LaX's crossing: a latent meets the gated latent of the previous block, then a norm and the activation.
 
 With ``h`` and ``s`` as in ``latent_epilogue`` and ``c`` what the gate let through::
 
     u = h / sqrt(s / d + epsilon) + c        (h + c where no norm precedes the projection)
     n = (u − mean(u)) / sqrt(var(u) + norm_epsilon)
-    z = silu(n ∘ scale + shift)              (without the SiLU over the SVD family)
+    z = silu(n ∘ scale + shift)              (without the SiLU for the SVD family)
 
 and backward, with ``dy = dz · silu'(y)`` and ``dn = dy ∘ scale``::
 
@@ -34,19 +34,19 @@ def latent_crossing(
     activation: bool,
     fp8: bool = False,
 ) -> torch.Tensor:
-    """The latents ``z_gTr`` that go on to the up-projection and to the next block.
+    """Compute the latents ``z_gTr`` that go on to the up-projection and to the next block.
 
     Args:
         h_Tc: Reduced latents of all projections, ``[T, g·r]``.
         s_T: Sum of squares of each residual row, ``[T]``; ``None`` where no norm precedes the projection.
         width: The full hidden size d that the squares were summed over.
         epsilon: Added to the mean square.
-        crossed_gTr: What the gate let through of the block before.
+        crossed_gTr: The gate's output for the previous block's latents.
         scale_gr: Scale of the latents' norm.
         shift_gr: Its shift.
         norm_epsilon: Added to the latents' variance.
         activation: Whether the bottleneck has a SiLU.
-        fp8: Whether the kernel is to leave the rows for a product (``fp8_product.quantised``), too.
+        fp8: Whether the kernel also leaves the rows for a product (``fp8_product.quantised``).
     """
     if runs_on_triton(h_Tc):
         # Imported here because Triton is not installed where there is no GPU.

@@ -17,7 +17,7 @@ def latent_crossing(
 ) -> torch.Tensor:
     """Scale, add, norm and activation in at least fp32; see the package for the arguments."""
     precise = torch.promote_types(h_Tc.dtype, torch.float32)
-    # A product even without a norm, so that the gradient of h has memory of its own, as the kernel's has.
+    # A product even without a norm, so that the gradient of h has memory of its own, as in the kernel.
     inverse_rms_T = h_Tc.new_ones(len(h_Tc)) if s_T is None else torch.rsqrt(s_T.to(precise) / width + epsilon)
     u_Tc = h_Tc.to(precise) * inverse_rms_T.unsqueeze(-1)
     count, rank = scale_gr.shape

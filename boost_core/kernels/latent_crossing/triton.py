@@ -1,7 +1,7 @@
 """The Triton kernels: one latent in registers at a time, fp32 arithmetic.
 
-Backward, a program takes every so many-th token, so that it can sum the gradients of scale and shift in registers; the
-few partial sums that are left are added up by torch.
+Backward, a program handles tokens at a fixed stride, so that it can sum the gradients of scale and shift in registers;
+the few remaining partial sums are added up by torch.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ import triton.language as tl
 from boost_core.kernels.fp8_product.triton import empty_quantised, store_quantised, with_quantised
 from boost_core.kernels.launch import block_of, rows, warps_of
 
-LARGEST_PROGRAMS = 512  # a projection; enough to fill a GPU, few enough to sum
+LARGEST_PROGRAMS = 512  # per projection; enough to fill a GPU, few enough to sum
 
 
 @triton.jit

@@ -15,8 +15,9 @@ and backward, with ``dz`` given::
 All of ``h``, ``s``, ``z``, ``dz`` are replicated over the tensor parallel ranks, so that the backward of the
 norm needs no collective (BOOST, arXiv 2512.12131, online RMSNorm; the backward is derived here).
 
-The latents of g projections stand side by side in h, as one matrix product made them, and one after the other in z, as
-the batched up-projection reads them: the kernel writes them there. Shape suffixes: T tokens, c = g·r columns, r rank.
+The latents of g projections stand side by side in h, as one matrix product returned them, and one after the other in z,
+as the batched up-projection reads them: the kernel writes them that way. Shape suffixes: T tokens, c = g·r columns,
+r rank.
 """
 
 import torch
@@ -29,17 +30,17 @@ def latent_epilogue(
     h_Tc: torch.Tensor, s_T: torch.Tensor | None, count: int, width: int, epsilon: float, activation: bool,
     fp8: bool = False, made_gTr: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Scale by the norm's statistic (if there is one), apply SiLU (if asked), and set the projections apart.
+    """Scale by the norm's statistic (if there is one), apply SiLU (if asked), and separate the projections.
 
     Args:
         h_Tc: Reduced latents of all projections, ``[T, g·r]``; rows may be strided, columns not.
         s_T: Sum of squares of each residual row over the full hidden size, ``[T]``; ``None`` without a norm.
-        count: Projections g.
+        count: Number of projections g.
         width: The full hidden size d that the squares were summed over.
         epsilon: Added to the mean square.
         activation: Whether the bottleneck has a SiLU.
-        fp8: Whether the kernel is to leave the rows for a scaled product (``fp8_product.quantised``), too.
-        made_gTr: The result, if there is one already (``made_of``); the reference makes its own.
+        fp8: Whether the kernel also leaves the rows for a scaled product (``fp8_product.quantised``).
+        made_gTr: The result, if already computed (``made_of``); the reference computes its own.
 
     Returns:
         ``z_gTr`` in the type of ``h``; a view of it where there is nothing to compute.
@@ -55,12 +56,12 @@ def latent_epilogue(
 
 
 def leave_made(h_Tc: torch.Tensor, z_gTr: torch.Tensor) -> None:
-    """Have ``made_of`` find what the kernel that wrote ``h_Tc`` has made of it on the way."""
+    """Leave what the kernel that wrote ``h_Tc`` has already computed from it, for ``made_of`` to find."""
     h_Tc.made_latents = z_gTr  # type: ignore[attr-defined]
 
 
 def made_of(h_Tc: torch.Tensor) -> torch.Tensor | None:
-    """What that has left, which is given once, so that it goes when it is used: a recomputation makes it anew."""
+    """Return what ``leave_made`` left, only once, so that it is freed after use: a recomputation makes it anew."""
     left: torch.Tensor | None = vars(h_Tc).pop("made_latents", None)
     return left
 
@@ -68,7 +69,7 @@ def made_of(h_Tc: torch.Tensor) -> torch.Tensor | None:
 def statistic_gradient(
     dh_Tc: torch.Tensor, h_Tc: torch.Tensor, s_T: torch.Tensor, width: int, epsilon: float
 ) -> torch.Tensor:
-    """``ds`` from the whole ``dh``, which several ranks have only after their gradients are summed.
+    """Return ``ds`` from the whole ``dh``, which several ranks have only after their gradients are summed.
 
     Args:
         dh_Tc: The latents' gradient, ``[T, g·r]``.

@@ -5,7 +5,7 @@ from torch.nn.functional import silu
 
 
 def apart(x_Tc: torch.Tensor, count: int) -> torch.Tensor:
-    """``[T, g·r]`` as ``[g, T, r]``, without a copy."""
+    """View ``[T, g·r]`` as ``[g, T, r]``, without a copy."""
     return x_Tc.view(len(x_Tc), count, -1).transpose(0, 1)
 
 

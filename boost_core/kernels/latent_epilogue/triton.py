@@ -1,4 +1,4 @@
-"""The Triton kernels: one program a token, one projection's latent in registers at a time, fp32 arithmetic."""
+"""The Triton kernels: one program per token, one projection's latent in registers at a time, fp32 arithmetic."""
 
 from typing import Any
 

@@ -5,12 +5,13 @@
     x = x + y
     s = Σ_d x²
 
-and backward, where x goes on in the stream and into the next projection, with gradients ``dx₁``, ``dx₂``, ``ds``::
+and backward, where x continues in the stream and into the next projection, with gradients ``dx₁``, ``dx₂``, ``ds``::
 
     dx = dy = dx₁ + dx₂ + 2 x ds
 
-One pass reads x and y, another three gradients, where separate additions would read and write each sum again (the fused
-norm's backward, BOOST, arXiv 2512.12131, derived here). Shape suffixes: T tokens, d hidden, whole or this rank's shard.
+One pass reads x and y, another one three gradients, where separate additions would read and write each sum again (the
+fused norm's backward, BOOST, arXiv 2512.12131, derived here). Shape suffixes: T tokens, d hidden, whole or this rank's
+shard.
 """
 
 from typing import NamedTuple
@@ -25,9 +26,9 @@ class Residual(NamedTuple):
     """The residual stream between two additions.
 
     Attributes:
-        stream: What the next addition is made to, ``[T, d]``.
+        stream: The values for the next addition, ``[T, d]``.
         inputs: The same values for the next projection. Two names for them, so that both gradients arrive together.
-        squares: Sum of squares of each row, ``[T]``, at least fp32; ``None`` where no norm asks for it.
+        squares: Sum of squares of each row, ``[T]``, at least fp32; ``None`` if no norm needs it.
     """
 
     stream: torch.Tensor
@@ -36,12 +37,12 @@ class Residual(NamedTuple):
 
 
 def residual_add(x_Td: torch.Tensor, y_Td: torch.Tensor, fp8: bool = False) -> Residual:
-    """``x + y`` with its sums of squares.
+    """Compute ``x + y`` and its sums of squares.
 
     Args:
         x_Td: The stream so far, ``[T, d]``.
-        y_Td: What a block adds, of the same shape and type.
-        fp8: Whether the kernel is to leave the rows for a scaled product (``fp8_product.quantised``), too.
+        y_Td: A block's output, of the same shape and type.
+        fp8: Whether the kernel also leaves the rows for a scaled product (``fp8_product.quantised``).
     """
     if runs_on_triton(x_Td):
         # Imported here because Triton is not installed where there is no GPU.
@@ -52,7 +53,7 @@ def residual_add(x_Td: torch.Tensor, y_Td: torch.Tensor, fp8: bool = False) -> R
 
 
 def residual_start(x_Td: torch.Tensor, fp8: bool = False) -> Residual:
-    """The stream before anything is added: ``x`` with its sums of squares; ``fp8`` as ``residual_add``."""
+    """Return the stream before anything is added: ``x`` with its sums of squares; ``fp8`` as in ``residual_add``."""
     if runs_on_triton(x_Td):
         from boost_core.kernels.residual_add import triton
 

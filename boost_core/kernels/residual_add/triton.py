@@ -1,4 +1,4 @@
-"""The Triton kernels: one program a token, the whole row in registers, fp32 arithmetic."""
+"""The Triton kernels: one program per token, the whole row in registers, fp32 arithmetic."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def _forward(
         tl.store(out_ptr + row * out_stride + column, x.to(out_ptr.dtype.element_ty), mask=inside)
     tl.store(s_ptr + row, tl.sum(x * x, axis=0))
     if FP8:
-        # Of what is stored, as a pass over it would see it.
+        # Computed from the stored values, as a separate pass would see them.
         store_quantised(x.to(out_ptr.dtype.element_ty), value_ptr + row * columns + column, row_scale_ptr + row, inside)
 
 
@@ -74,7 +74,7 @@ class _ResidualAdd(torch.autograd.Function):
         tokens, columns = x_Td.shape
         dx_Td = torch.empty(x_Td.shape, dtype=x_Td.dtype, device=x_Td.device)
         block = block_of(columns)
-        # Where a gradient is missing, its pointer is not read.
+        # A pointer for a missing gradient is not read.
         stream, inputs = (dx_Td if each is None else each for each in (stream_Td, input_Td))
         _backward[(tokens,)](
             x_Td, stream, inputs, dx_Td if squares_T is None else squares_T, dx_Td,

@@ -4,7 +4,7 @@ import torch
 
 
 def rotary(parts: list[torch.Tensor], cosine_se: torch.Tensor, sine_se: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Turned out of place; see the package for the arguments."""
+    """Rotate out of place; see the package for the arguments."""
     *compared, value_Td = (member_Td for part_gTd in parts for member_Td in part_gTd)
     return *(_turned(x_Td, cosine_se, sine_se) for x_Td in compared), value_Td
 

@@ -52,8 +52,8 @@ class _Rotary(torch.autograd.Function):
     def forward(
         ctx: Any, cosine_se: torch.Tensor, sine_se: torch.Tensor, *parts: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        # Nobody else reads a part, a matrix product's backward pass does not need what it gave, and this one's needs
-        # the angles alone: so the parts' memory becomes the result's.
+        # Nobody else reads a part, a matrix product's backward pass does not need its output, and this one needs only
+        # the angles: so the parts' memory is reused for the result.
         members = _members([part_gTd.detach() for part_gTd in parts])
         for member_Td in members[:-1]:
             _launch(member_Td, member_Td, cosine_se, sine_se, 1.0)

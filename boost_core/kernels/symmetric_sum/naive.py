@@ -9,7 +9,7 @@ from boost_core.kernels.symmetric_sum.memory import Epilogue
 
 
 def meet(signals: list[torch.Tensor], rank: int, met: torch.Tensor, aborted: torch.Tensor, seconds: float) -> None:
-    """Count, tell all, and wait; see the package for the arguments."""
+    """Count, tell all others, and wait; see the package for the arguments."""
     met += 1
     for signal_p in signals:
         signal_p[rank] = met[0]
@@ -26,7 +26,7 @@ def symmetric_sum(memory: list[torch.Tensor], out_n: torch.Tensor) -> None:
 
 
 def spread_sum(memory: list[torch.Tensor], begin: int, end: int) -> None:
-    """The same of a part, into all; see the package for the arguments."""
+    """Sum a part, into all; see the package for the arguments."""
     part = slice(begin, end)
     total = _summed(memory, part)
     for each in memory:

@@ -1,4 +1,4 @@
-"""The Triton kernels: others' memory by its addresses, in registers once, fp32 arithmetic."""
+"""The Triton kernels: others' memory by address, each element in registers once, fp32 arithmetic."""
 
 import torch
 import triton

@@ -1,7 +1,7 @@
-"""Attention of a micro-batch's documents, the long ones of which are attended to sparsely.
+"""Attention of a micro-batch's documents, sparse in the long ones.
 
-What a document's queries see is chosen in the forward pass, and kept for where the backward pass computes that again:
-chosen twice it could come out differently, and the gradients would be those of another mask.
+What a document's queries see is chosen in the forward pass, and kept for recomputation in the backward pass:
+a second choice could come out differently, and the gradients would be those of another mask.
 
 Shape suffixes: T tokens, h heads, j heads of keys and values, e head size; m tokens of a document.
 """
@@ -26,10 +26,10 @@ class _Part:
     """A long document, or short ones that lie one after the other.
 
     Attributes:
-        tokens: Of them all.
-        begins: Where those that are attended to densely begin and the last one ends, on the device; ``None`` of a long
+        tokens: Total number of tokens.
+        begins: Where the densely attended documents begin and the last one ends, on the device; ``None`` for a long
             one.
-        longest: None of them has more tokens.
+        longest: Upper bound on the tokens of each.
     """
 
     tokens: int
@@ -42,9 +42,9 @@ class SparseAttention:
 
     Args:
         how: What the long ones' queries see, and how long these are.
-        documents: Tokens of each of the micro-batch's, one after the other.
+        documents: Tokens of each document of the micro-batch, one after the other.
         device: Where they are.
-        tally: Counts what is kept, of all micro-batches of a step.
+        tally: Counts what is kept, over all micro-batches of a step.
     """
 
     sends_latents = False
@@ -57,7 +57,7 @@ class SparseAttention:
         self._found: list[list[Lines]] | None = None
 
     def for_layer(self) -> "SparseAttention":
-        """The same for one layer, which keeps what its queries see."""
+        """Return one for a single layer, which keeps what its queries see."""
         own = copy(self)
         own._found = None
         return own
@@ -66,10 +66,10 @@ class SparseAttention:
         self, query_The: torch.Tensor, key_Tje: torch.Tensor, value_Tje: torch.Tensor,
         latents: KeyLatents | None = None, kept: KeptAttention | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """Attention, ``[T, h, e]``; the lines are those of the first call."""
-        del latents, kept  # it sends nothing, and computes attention again, which is little
+        """Compute attention, ``[T, h, e]``; the lines are those of the first call."""
+        del latents, kept  # it sends nothing, and recomputes attention, which is cheap
         pieces = [(query_The, key_Tje, value_Tje)]
-        if len(self._parts) > 1:  # whose gradients are put together once
+        if len(self._parts) > 1:  # so that their gradients are concatenated only once
             sizes = [part.tokens for part in self._parts]
             pieces = list(zip(*(torch.split(x, sizes) for x in (query_The, key_Tje, value_Tje)), strict=True))
         if self._found is None:

@@ -1,10 +1,10 @@
 """Which keys the queries of a document see: verticals, keys that all see, and slashes, distances at which all see.
 
-Rotary embeddings make attention of this form, and gradients have the same. So the last queries tell of all: their
+Rotary embeddings give attention this form, and gradients have it, too. So the last queries speak for all: their
 attention to every key, summed by column, says what a vertical would keep, and by diagonal, what a slash would. Slashes
 are whole blocks: slash D is the blocks of keys that lie D blocks before their queries' own, so its sum is that of
-the last queries' attention in such blocks. Slash 0, the queries' own block, is causal; a few more, for what is near,
-and the first keys, to which attention sinks, are always there.
+the last queries' attention in such blocks. Slash 0, the queries' own block, is causal; a few more, for nearby keys,
+and the first keys, the attention sinks, are always included.
 
 Shape suffixes: m tokens of the document, n = ⌈m/64⌉ blocks of k = 64; h heads, j heads of keys, e head size; p of the
 last queries; l = n + m lines, slashes and then verticals.
@@ -28,9 +28,9 @@ class Lines:
     A query sees a key of its own past if the distance of their blocks is a slash, or if the key is a vertical.
 
     Attributes:
-        tokens: Of the document.
-        slashes: Distances in blocks, rising from 0.
-        verticals: Places of keys, rising.
+        tokens: Tokens of the document.
+        slashes: Distances in blocks, ascending from 0.
+        verticals: Positions of keys, ascending.
     """
 
     tokens: int
@@ -39,16 +39,16 @@ class Lines:
 
     @property
     def blocks(self) -> int:
-        """Of the document, the last of which may not be full."""
+        """Number of blocks in the document, the last of which may not be full."""
         return -(-self.tokens // BLOCK)
 
     def is_slash(self) -> torch.Tensor:
-        """Of each distance in blocks, ``[n]``."""
+        """Return whether each distance in blocks is a slash, ``[n]``."""
         is_slash_n = self.slashes.new_zeros(self.blocks, dtype=torch.bool)
         return is_slash_n.index_fill_(0, self.slashes, True)
 
     def sees(self, rows: torch.Tensor) -> torch.Tensor:
-        """Whether queries at some places see each key, ``[rows, m]``."""
+        """Return whether queries at some positions see each key, ``[rows, m]``."""
         place_m = torch.arange(self.tokens, device=rows.device)
         distance = rows.unsqueeze(1) // BLOCK - place_m // BLOCK
         seen = self.is_slash()[distance.clamp(min=0)]
@@ -56,9 +56,9 @@ class Lines:
         return seen & (place_m <= rows.unsqueeze(1))
 
     def pairs(self) -> torch.Tensor:
-        """How many pairs of query and key see each other; one element."""
+        """Return the number of visible query-key pairs; one element."""
         tokens, blocks = self.tokens, self.blocks
-        rest = blocks * BLOCK - tokens  # that the last block lacks
+        rest = blocks * BLOCK - tokens  # missing from the last block
         own = (tokens * (BLOCK + 1) - (BLOCK - rest) * rest) // 2
         by_slashes = (BLOCK * (tokens - BLOCK * self.slashes[1:])).sum()
         block = self.verticals // BLOCK
@@ -69,11 +69,11 @@ class Lines:
 
 
 def find_lines(query_mhe: torch.Tensor, key_mje: torch.Tensor, how: SparseAttentionConfig) -> list[Lines]:
-    """What each head's queries see of a document.
+    """Choose what each head's queries see of a document.
 
     Args:
-        query_mhe: The queries, turned; h is a multiple of j.
-        key_mje: The keys, turned.
+        query_mhe: The rotated queries; h is a multiple of j.
+        key_mje: The rotated keys.
         how: What is always seen, and how much more may be.
     """
     share = query_mhe.shape[1] // key_mje.shape[1]
@@ -85,7 +85,7 @@ def find_lines(query_mhe: torch.Tensor, key_mje: torch.Tensor, how: SparseAttent
 
 
 def attention_of_last(query_pe: torch.Tensor, key_me: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of a document's last queries, summed over those of one block each: ``[b, m]``, and these blocks."""
+    """Attention of a document's last queries, summed over the queries of each block: ``[b, m]``, and these blocks."""
     dtype, tokens = torch.promote_types(query_pe.dtype, torch.float32), len(key_me)
     key_nke = in_blocks(key_me, dtype)
     place_nk = torch.arange(key_nke.shape[0] * BLOCK, device=key_me.device).view(-1, BLOCK)
@@ -97,21 +97,21 @@ def attention_of_last(query_pe: torch.Tensor, key_me: torch.Tensor) -> tuple[tor
 
 
 def in_blocks(x_me: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Blocks of a document's tokens, ``[n, k, e]``, the last one filled up with zeros, which no token sees."""
+    """Blocks of a document's tokens, ``[n, k, e]``, the last one padded with zeros, which no token sees."""
     return pad(x_me.to(dtype), (0, 0, 0, -len(x_me) % BLOCK)).view(-1, BLOCK, x_me.shape[1])
 
 
 def last_blocks(tokens: int, device: torch.device) -> torch.Tensor:
-    """The blocks that a document's last queries are in, ``[b]``."""
+    """Return the blocks that contain a document's last queries, ``[b]``."""
     return torch.arange((tokens - LAST_QUERIES) // BLOCK, (tokens - 1) // BLOCK + 1, device=device)
 
 
 def scores_of_blocks(
     query_pe: torch.Tensor, key_nke: torch.Tensor, place_nk: torch.Tensor, row_p: torch.Tensor
 ) -> torch.Tensor:
-    """Scores of queries at some places and of keys, ``[n, k, p]``: −∞ of what is not in a query's past.
+    """Scores of queries at some positions against keys, ``[n, k, p]``: −∞ for what is not in a query's past.
 
-    Blocks are products of their own, of one shape: a key's score is the same to the bit whichever blocks come with it.
+    Each block is a product of its own, all of one shape: a key's score is bit-identical whichever blocks come with it.
     """
     scaled_ep = (query_pe * query_pe.shape[-1] ** -0.5).T
     score_nkp = torch.bmm(key_nke, scaled_ep.expand(len(key_nke), -1, -1))
@@ -119,18 +119,18 @@ def scores_of_blocks(
 
 
 def sums_of_blocks(score_nkp: torch.Tensor, most_p: torch.Tensor) -> torch.Tensor:
-    """What softmax divides by, ``[p]``, as integers: they come to the same whichever ranks' sums are summed up."""
+    """Return softmax's divisors, ``[p]``, as integers: the total is the same whichever ranks' sums are added."""
     return _fixed((score_nkp - most_p).exp_()).sum(dim=(0, 1))
 
 
 def mass_of_blocks(score_nkp: torch.Tensor, most_p: torch.Tensor, sum_p: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Attention of a document's last queries to each key, summed over those of one block each, ``[b, n, k]``.
+    """Attention of a document's last queries to each key, summed over the queries of each block, ``[b, n, k]``.
 
     Args:
         score_nkp: Their scores.
-        most_p: The largest of each query.
-        sum_p: What ``sums_of_blocks`` says of all keys.
-        tokens: Of the document.
+        most_p: The largest score of each query.
+        sum_p: The result of ``sums_of_blocks`` for all keys.
+        tokens: Tokens of the document.
     """
     share_nkp = _fixed(shares(score_nkp, most_p, sum_p))
     before = min((BLOCK - (tokens - LAST_QUERIES) % BLOCK), LAST_QUERIES)  # those of the first block
@@ -139,31 +139,31 @@ def mass_of_blocks(score_nkp: torch.Tensor, most_p: torch.Tensor, sum_p: torch.T
 
 
 def shares(score_nkp: torch.Tensor, most_p: torch.Tensor, sum_p: torch.Tensor) -> torch.Tensor:
-    """Softmax of scores by what it says of all keys."""
+    """Softmax of scores, given its maxima and divisors over all keys."""
     return (score_nkp - most_p).exp_().div_(sum_p.to(score_nkp.dtype) / _ONE)
 
 
 def _fixed(x: torch.Tensor) -> torch.Tensor:
-    """Numbers up to 1 as integers, of which a million have room in 63 bits: their sum does not depend on its order."""
+    """Convert numbers up to 1 to integers, a million of which fit in 63 bits: their sum is independent of its order."""
     return (x * _ONE).to(torch.int64)
 
 
 def attention_of_rows(query_pe: torch.Tensor, key_me: torch.Tensor, row_p: torch.Tensor) -> torch.Tensor:
-    """Dense causal attention of queries at some places, ``[p, m]``."""
+    """Dense causal attention of queries at some positions, ``[p, m]``."""
     score_pm: torch.Tensor = (query_pe * query_pe.shape[-1] ** -0.5) @ key_me.T
     place_m = torch.arange(len(key_me), device=key_me.device)
     return score_pm.masked_fill_(place_m > row_p.unsqueeze(1), _HIDDEN).softmax(dim=-1)
 
 
 def choose_lines(mass_bm: torch.Tensor, block_b: torch.Tensor, tokens: int, how: SparseAttentionConfig) -> Lines:
-    """Those that keep most for the pairs that they add, until enough is kept or the budget is used up.
+    """Choose the lines that keep most for the pairs they add, until enough is kept or the budget is used up.
 
-    A line's worth is its sum for each key that it adds to a query; equals are taken by distance, and then by place.
+    A line's worth is its sum per pair that it adds; ties are broken by distance, and then by position.
 
     Args:
         mass_bm: Attention of the last queries of each block to each key.
         block_b: These blocks.
-        tokens: Of the document, m.
+        tokens: Tokens of the document, m.
         how: The budget, and what is always seen.
     """
     device, blocks, near = mass_bm.device, -(-tokens // BLOCK), how.near_blocks
@@ -200,6 +200,6 @@ def choose_lines(mass_bm: torch.Tensor, block_b: torch.Tensor, tokens: int, how:
 
 
 def _fitting(mass_l: torch.Tensor, pairs_l: torch.Tensor, wanted: torch.Tensor, room: int) -> int:
-    """How many lines, one after the other, it takes to keep what is wanted, as far as there is room for them."""
+    """Return how many lines, in order, are needed to keep the wanted mass, as far as there is room for them."""
     before_l = mass_l.cumsum(0, dtype=torch.float64) - mass_l
     return int(((pairs_l.cumsum(0) <= room) & (before_l < wanted)).sum())

@@ -1,9 +1,9 @@
-"""Attention of one document under its heads' lines: exactly dense attention with that mask, from the keys seen alone.
+"""Attention of one document under its heads' lines: exactly dense attention with that mask, from visible keys alone.
 
 A head's queries go in runs of blocks. The keys of a run's slashes are gathered block by block; verticals are one
-product for the whole run, in which those are hidden that a slash has already, or that are not in the past. Two products
-of each kind forward and five backward, so arithmetic grows with the blocks that are seen. Scores and sums are in fp32
-at least. For the backward pass inputs and log-sum-exps are kept, as by dense attention, and the lines.
+product for the whole run, in which those already covered by a slash, or not in the past, are masked. Two products
+of each kind forward and five backward, so the arithmetic grows with the number of visible blocks. Scores and sums are
+in fp32 at least. As in dense attention, inputs and log-sum-exps are kept for the backward pass, and also the lines.
 
 Shape suffixes: m tokens of the document; h heads, j heads of keys, e head size; of a run: i blocks of k = 64 queries, s
 slashes, v verticals; c = 64·s + v keys of each block of queries.
@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from boost_core.config.attention import BLOCK, RUN_SCORES
 from boost_core.nn.sparse.index import Lines, in_blocks
 
-_RUNS = 8  # at least, of a document of that many blocks: runs of few blocks waste less on slashes that begin later
+_RUNS = 8  # at least, if a document has that many blocks: runs of few blocks waste less on slashes that begin later
 _HIDDEN = float("-inf")
 
 
@@ -36,11 +36,11 @@ class _Run:
     """Consecutive blocks of queries of one head.
 
     Attributes:
-        queries: The places of its blocks.
-        block_is: Of each block, those of the keys that its slashes reach, ``[i, s]``; the first where there is none.
+        queries: The indices of its blocks.
+        block_is: For each block, the key blocks that its slashes reach, ``[i, s]``; the first where there is none.
         nothing_is: Whether there is none.
-        verticals: How many of the head's verticals may be in the past of some query, which are the first.
-        hidden_iv: Which of these a block has among its slashes, or are not in its past.
+        verticals: How many of the head's verticals, counted from the first, may be in the past of some query.
+        hidden_iv: Which of these a block's slashes already cover, or are not in its past.
     """
 
     queries: slice
@@ -51,7 +51,7 @@ class _Run:
 
 
 def _runs(lines: Lines, block_n: torch.Tensor) -> Iterator[_Run]:
-    """The runs of some of a document's blocks of queries, ``[i]`` in order."""
+    """Yield the runs of some of a document's blocks of queries, ``[i]`` in order."""
     slashes = lines.slashes
     is_slash_n, vertical_block_v = lines.is_slash(), lines.verticals // BLOCK
     slashes_n = torch.searchsorted(slashes, block_n, right=True).tolist()
@@ -59,7 +59,7 @@ def _runs(lines: Lines, block_n: torch.Tensor) -> Iterator[_Run]:
     begin, most = 0, max(1, len(block_n) // _RUNS)
     while begin < len(block_n):
         end = min(begin + most, len(block_n))
-        keys = BLOCK * slashes_n[end - 1] + verticals_n[end - 1]  # at most, of a block
+        keys = BLOCK * slashes_n[end - 1] + verticals_n[end - 1]  # upper bound per block
         end = min(end, begin + max(1, RUN_SCORES // (BLOCK * keys)))
         block_i1 = block_n[begin:end].unsqueeze(1)
         block_is = block_i1 - slashes[: slashes_n[end - 1]]
@@ -74,9 +74,9 @@ class HeadKeys:
     """Keys and values of one head of a document, for one head of queries.
 
     Args:
-        key_nke: Blocks of keys, the last one filled up.
-        value_nke: The same of values.
-        lines: What is seen of them.
+        key_nke: Blocks of keys, the last one padded.
+        value_nke: The same for values.
+        lines: Which of them are seen.
         block_n: The blocks of the document whose queries attend to them, in order; ``None`` for all.
     """
 
@@ -90,17 +90,17 @@ class HeadKeys:
         self._future_kk = ones.triu(1)
 
     def runs(self) -> Iterator[_Run]:
-        """Those of the queries."""
+        """Yield the runs of the queries."""
         return _runs(self.lines, self._of_queries_n)
 
     def of(self, run: _Run) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values that a run's blocks gather, ``[i, 64·s, e]``, and its verticals', ``[v, e]``."""
+        """Return keys and values gathered by a run's blocks, ``[i, 64·s, e]``, and of its verticals, ``[v, e]``."""
         key_iqe, value_iqe = (x_nke[run.block_is].flatten(1, 2) for x_nke in self._blocks)
         key_ve, value_ve = (x_ve[: run.verticals] for x_ve in self._verticals)
         return (key_iqe, value_iqe), (key_ve, value_ve)
 
     def scores(self, query_ike: torch.Tensor, key_iqe: torch.Tensor, key_ve: torch.Tensor, run: _Run) -> torch.Tensor:
-        """Of a run's queries, ``[i, k, c]``: −∞ where they see nothing."""
+        """Return the scores of a run's queries, ``[i, k, c]``: −∞ where they see nothing."""
         score_iksk = (query_ike @ key_iqe.mT).view(*query_ike.shape[:2], -1, BLOCK)
         score_iksk.masked_fill_(run.nothing_is[:, None, :, None], _HIDDEN)
         score_iksk[:, :, 0].masked_fill_(self._future_kk, _HIDDEN)
@@ -146,7 +146,7 @@ class _Attention(torch.autograd.Function):
 def _groups(
     heads: int, key_mje: torch.Tensor, value_mje: torch.Tensor, dtype: torch.dtype
 ) -> Iterator[tuple[range, tuple[torch.Tensor, torch.Tensor]]]:
-    """The heads that share each head of keys, and its blocks of keys and values."""
+    """Yield the heads that share each head of keys, and its blocks of keys and values."""
     share = heads // key_mje.shape[1]
     for head in range(key_mje.shape[1]):
         blocks = in_blocks(key_mje[:, head], dtype), in_blocks(value_mje[:, head], dtype)
@@ -154,7 +154,7 @@ def _groups(
 
 
 def head_forward(query_nke: torch.Tensor, keys: HeadKeys) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a head's blocks of queries the output, ``[n, k, e]``, and log-sum-exps, ``[n, k]``."""
+    """Return the output of a head's blocks of queries, ``[n, k, e]``, and log-sum-exps, ``[n, k]``."""
     out_nke, lse_nk = torch.empty_like(query_nke), torch.empty_like(query_nke[..., 0])
     scale = query_nke.shape[-1] ** -0.5
     for run in keys.runs():
@@ -171,7 +171,7 @@ def head_backward(
     query_nke: torch.Tensor, dout_nke: torch.Tensor, lse_nk: torch.Tensor, keys: HeadKeys,
     dkey_nke: torch.Tensor, dvalue_nke: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """A head's gradient of queries, ``[n, k, e]``; those of keys and of values are added to the others'."""
+    """Return a head's gradient of queries, ``[n, k, e]``; those of keys and values are added to the given sums."""
     dquery_nke, scale = torch.empty_like(query_nke), query_nke.shape[-1] ** -0.5
     verticals = keys.lines.verticals
     dkey_ve, dvalue_ve = (query_nke.new_zeros(len(verticals), query_nke.shape[-1]) for _ in range(2))
@@ -182,7 +182,7 @@ def head_backward(
         share_ikc.sub_(lse_nk[run.queries].unsqueeze(2)).exp_()
         of_slashes, flat = key_iqe.shape[1], query_ike.shape[0] * BLOCK
         dscore_ikc = torch.cat([dout_ike @ value_iqe.mT, dout_ike @ value_ve.T], dim=2)
-        # All that a row attends to is here, so that this needs no output, which would be a rounded one.
+        # Everything that a row attends to is here, so this does not need the output, which would be a rounded one.
         dscore_ikc.sub_((dscore_ikc * share_ikc).sum(dim=2, keepdim=True)).mul_(share_ikc)
         dscore_ikq, dscore_ikv = torch.split(dscore_ikc, [of_slashes, run.verticals], dim=2)
         share_ikq, share_ikv = torch.split(share_ikc, [of_slashes, run.verticals], dim=2)

@@ -1,4 +1,4 @@
-"""What sparse attention keeps of dense attention, and of its pairs."""
+"""How much of dense attention, and of its pairs, sparse attention keeps."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ class Tally:
     """Sums over the documents, heads and layers of a step.
 
     Attributes:
-        rows: Queries that were sampled.
+        rows: Number of sampled queries.
     """
 
     def __init__(self) -> None:
@@ -42,15 +42,15 @@ class Tally:
 
     @property
     def recall(self) -> float | None:
-        """The mean share of a sampled query's dense attention that is kept; ``None`` of none."""
+        """The mean share of sampled queries' dense attention that is kept; ``None`` if none were sampled."""
         return float(self._kept) / self.rows if self.rows else None
 
     @property
     def density(self) -> float | None:
-        """The share of causal pairs that is seen; ``None`` of none."""
+        """The share of causal pairs that is seen; ``None`` if there are none."""
         return int(self._pairs) / self._all_pairs if self.rows else None
 
 
 def sampled_rows(tokens: int, device: torch.device) -> torch.Tensor:
-    """The places of a document's queries by which recall is measured, evenly spread."""
+    """Return the positions of a document's queries that recall is measured on, evenly spread."""
     return (2 * torch.arange(SAMPLED_QUERIES, device=device) + 1) * tokens // (2 * SAMPLED_QUERIES)

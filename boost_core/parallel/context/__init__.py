@@ -1,10 +1,11 @@
-"""Context parallelism as it runs: carries out plans of ``plan/context`` over a process group.
+"""Context parallelism at run time: carries out plans of ``plan/context`` over a process group.
 
 * ``attention`` is what a model calls: queries, keys and values of a rank's own tokens in, its attention out;
-* ``stage`` is one stage of a rank: what comes and goes, and the attention to it;
-* ``exchange`` sends chunks of keys and values, or of latents, and brings their gradients back;
-* ``latents`` makes keys and values of latents that have come;
+* ``stage`` is one stage on a rank: what it sends and receives, and the attention to it;
+* ``exchange`` sends chunks of keys and values, or of latents, and returns their gradients;
+* ``moved`` sends queries to where their attention is computed, and returns the outputs;
+* ``latents`` computes keys and values from received latents;
 * ``pieces`` is the attention of one stage, by torch's kernels.
 
-The plan decides and this obeys: nothing here asks who has which tokens.
+The plan decides who has which tokens; this package only carries it out.
 """

@@ -1,8 +1,8 @@
-"""The keys that ranks see of each other's under the lines of all heads, and no others, sent and returned.
+"""Sends the keys that ranks see of each other's under the lines of all heads, and no others; returns their gradients.
 
 A key and value of one head is sent to a rank if a query of the rank's blocks sees it with one of the heads that share
-it. Every rank knows the lines of all heads and who has which tokens, so each knows by itself what goes and comes. How
-many that are is read from the device for each head and document in a pass.
+it. Every rank knows the lines of all heads and who has which tokens, so each knows by itself what to send and receive.
+The counts are read from the device for each head and document in a pass.
 
 Shape suffixes: T tokens of the rank; m tokens of a document, n blocks of 64 of them, t those that the rank has; N
 tokens of all documents' blocks; c ranks; i of a group's heads of keys, j all, e head size; r keys that come; s = 2,
@@ -22,12 +22,12 @@ from boost_core.plan.context.dealt import head_groups
 
 
 class ActiveKeys:
-    """What goes and comes of a layer's keys.
+    """Which of a layer's keys go and come.
 
     Args:
         documents: The documents, as the rank has them.
-        lines: What is seen of each, by its heads of queries.
-        key_heads: Of keys and values.
+        lines: What each head's queries see of each document.
+        key_heads: Number of heads of keys and values.
         communicator: The context parallel group.
     """
 
@@ -51,10 +51,10 @@ class ActiveKeys:
         self._counts: Sequence[Sequence[list[int]]] = torch.stack(counts).tolist()
 
     def start(self, keys_Tsje: torch.Tensor, group: int) -> Callable[[], torch.Tensor]:
-        """Start to send and receive those of a group of heads.
+        """Start to send and receive the keys of a group of heads.
 
-        What it gives waits, and returns the documents' keys and values in blocks, ``[i, N, s, e]``: zeros where a key
-        is seen by none of this rank's queries.
+        The returned function waits, and returns the documents' keys and values in blocks, ``[i, N, s, e]``: zeros where
+        none of this rank's queries sees a key.
         """
         its = self._groups[group]
         payload_rse = keys_Tsje[its.sent_token, :, its.sent_head]
@@ -73,7 +73,7 @@ class ActiveKeys:
         return wait
 
     def start_back(self, dkeys_iNse: torch.Tensor, group: int, dtype: torch.dtype) -> Callable[[torch.Tensor], None]:
-        """Start to return gradients; what it gives waits, and adds those of this rank's own to theirs, in one order."""
+        """Start to return gradients; the returned function waits, and adds this rank's own up in a fixed order."""
         its, (goes, comes) = self._groups[group], self._counts[group]
         payload_rse = dkeys_iNse.flatten(0, 1)[its.came].to(dtype)
         received_rse = payload_rse.new_empty((sum(goes), *payload_rse.shape[1:]))
@@ -85,7 +85,7 @@ class ActiveKeys:
                 dkeys_Tsje[:, :, head].index_add_(0, self._own_T, own_Tsie[:, :, number])
             pending.wait()
             sent = (torch.split(x, goes) for x in (its.sent_token, its.sent_head, received_rse))
-            # A rank's part has each key once, so that sums are made in one order only, that of ranks.
+            # A rank's part has each key once, so sums are always made in the order of ranks.
             for token, head, part_rse in zip(*sent, strict=True):
                 dkeys_Tsje[token, :, head] += part_rse
 
@@ -93,13 +93,13 @@ class ActiveKeys:
 
 
 class _Group:
-    """What goes and comes of some heads of keys.
+    """What goes and comes for some heads of keys.
 
     Attributes:
-        heads: These.
-        sent_token: Of what goes, rank by rank and head by head, the token.
-        sent_head: The head.
-        came: Of what comes, in the same order, the place among the heads' tokens.
+        heads: The heads.
+        sent_token: The token of each key that goes, rank by rank and head by head.
+        sent_head: The head of each.
+        came: The place among the heads' tokens of each key that comes, in the same order.
     """
 
     def __init__(self, heads: range, sent_token: torch.Tensor, sent_head: torch.Tensor, came: torch.Tensor) -> None:
@@ -107,11 +107,11 @@ class _Group:
 
     @classmethod
     def of(cls, goes_cjt: torch.Tensor, from_jN: torch.Tensor, heads: range, own_T: torch.Tensor) -> "_Group":
-        """Those of some heads.
+        """What goes and comes for ``heads``.
 
         Args:
-            goes_cjt: Whether a rank sees one of this rank's keys.
-            from_jN: The rank that each of all keys comes from; −1 of those that this rank has, or does not see.
+            goes_cjt: Whether each rank sees each of this rank's keys.
+            from_jN: The rank that each key comes from; −1 for keys that this rank has or does not see.
             heads: The heads.
             own_T: Which of the rank's tokens ``t`` are.
         """
@@ -124,10 +124,10 @@ class _Group:
 def _asked(
     document: LongDocument, lines: Sequence[Lines], key_heads: int, rank: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whether each rank sees each of this rank's keys, ``[c, j, t]``, and whence it is sent each, ``[j, m]``."""
+    """Whether each rank sees each of this rank's keys, ``[c, j, t]``, and which rank sends it each key, ``[j, m]``."""
     ranks, blocks = document.has_cn.shape
     share, device = len(lines) // key_heads, document.rank_m.device
-    has_cn = pad(document.has_cn, (0, blocks))  # a slash can reach behind the end
+    has_cn = pad(document.has_cn, (0, blocks))  # a slash can reach past the end
     number_n, place_m = torch.arange(blocks, device=device), torch.arange(document.tokens, device=device)
     last_c = (document.has_cn * (number_n + 1)).amax(dim=1) - 1
     goes_cjt = torch.zeros(ranks, key_heads, len(document.place_t), dtype=torch.bool, device=device)

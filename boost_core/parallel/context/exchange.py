@@ -1,7 +1,7 @@
-"""Chunks of rows to the ranks that compute with them, and their gradients back.
+"""Sends chunks of rows to the ranks that compute with them, and their gradients back.
 
-Shape suffixes: T tokens of a rank, n tokens that come, in the order of the ranks that they come from or, of a stage,
-all that do in their own; c what is sent of a token.
+Shape suffixes: T tokens of a rank, n tokens that come, in the order of the ranks that they come from or, for a stage,
+all of them in the stage's order; c columns sent of a token.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ class ChunkExchange:
         traffic: What goes where.
         chunk_tokens: Tokens of a chunk.
         communicator: The context parallel group.
-        what: Is sent.
+        what: What is sent, for the ledger.
         device: Where the tokens are.
     """
 
@@ -35,33 +35,33 @@ class ChunkExchange:
         self._places = integers(list(traffic.places), torch.int64, device)
 
     def start(self, own_Tc: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start to send and receive; what it gives waits, and returns ``[n, c]``."""
+        """Start to send and receive; the returned function waits, and returns ``[n, c]``."""
         wait = self._start(self._chunks(own_Tc).index_select(0, self._sent), self._goes, self._comes, self._what)
         return lambda: wait().view(-1, own_Tc.shape[1])
 
     def start_back(self, gradient_nc: torch.Tensor) -> Callable[[torch.Tensor], None]:
-        """Start to return gradients of what came; what it gives waits, and adds those of this rank's own to theirs."""
+        """Start to return gradients of what came; the returned function waits, and adds up those of this rank's own."""
         payload = self._chunks(gradient_nc)
         wait = self._start(payload, self._comes, self._goes, f"{self._what.removesuffix('s')} gradients")
 
         def add_to(own_Tc: torch.Tensor) -> None:
             own, parts = self._chunks(own_Tc), wait()
-            # A rank's part has each chunk once, so that sums are made in one order only, that of ranks.
+            # A rank's part has each chunk once, so sums are always made in the order of ranks.
             for chunks, part in zip(self._sent_to, parts.split_with_sizes(self._goes), strict=True):
                 own.index_add_(0, chunks, part.to(own.dtype))
 
         return add_to
 
     def put(self, came_nc: torch.Tensor, stage_nc: torch.Tensor) -> None:
-        """What came where it belongs among all tokens of a stage."""
+        """Put what came where it belongs among all tokens of a stage."""
         self._chunks(stage_nc).index_copy_(0, self._places, self._chunks(came_nc))
 
     def take(self, stage_nc: torch.Tensor) -> torch.Tensor:
-        """The same back, ``[n, c]``."""
+        """The inverse of ``put``, ``[n, c]``."""
         return self._chunks(stage_nc).index_select(0, self._places).view(-1, stage_nc.shape[1])
 
     def _chunks(self, x_Tc: torch.Tensor) -> torch.Tensor:
-        """A row each chunk."""
+        """One row per chunk."""
         return x_Tc.view(len(x_Tc) // self._tokens, self._tokens * x_Tc.shape[1])
 
     def _start(

@@ -1,13 +1,13 @@
-"""Latents of keys and values between nodes, in place of these: with r = d/4, a quarter of the bytes.
+"""Sends latents between nodes instead of keys and values: with r = d/4, a quarter of the bytes.
 
-All ranks of a tensor parallel group have the whole latents of their tokens, so each sends its share of their columns to
-its like on the other node, and there the group gathers the rest, over the links of its node. Of the whole latents each
-makes the keys and values of its own heads. Backward they come and are made once more; what their gradients make of the
-latents' is summed in the node, a share each, and goes back over the fabric. The owner adds it to its own part of that
-gradient, which the group sums up in any case.
+All ranks of a tensor parallel group have the whole latents of their tokens, so each sends its share of the columns to
+its counterpart on the other node, where the group gathers the rest over the node's own links. Each rank computes the
+keys and values of its own heads from the whole latents. In the backward pass they are sent and computed again; the
+resulting gradients of the latents are summed within the node, a share per rank, and go back over the fabric. The owner
+adds them to its own part of that gradient, which the group sums in any case.
 
-The gradients of the weights that made them are summed here over all stages, so that they come once a micro-batch, even
-if nothing has come: who counts gradients finds as many of them in each.
+The gradients of the weights used are summed here over all stages, so that there is one per micro-batch even if nothing
+has come: code that counts gradients finds the same number in each.
 
 Shape suffixes: T tokens of the rank, n tokens that come; r latents, p tensor parallel ranks, c = 2r/p; j heads of keys
 and values, e head size.
@@ -26,12 +26,12 @@ from boost_core.parallel.gradient_sinks import give_gradient
 
 @dataclass(frozen=True)
 class LatentRoute:
-    """How latents go.
+    """How latents travel.
 
     Attributes:
-        nodes: The node of each context parallel rank. Within one keys and values go.
+        nodes: The node of each context parallel rank. Within a node, keys and values are sent.
         tensor: The tensor parallel group.
-        at: The rotation of the tokens of some chunks.
+        at: Returns the rotation of the tokens of some chunks.
     """
 
     nodes: Sequence[int]
@@ -52,14 +52,14 @@ class LatentRoute:
         return whole_2Tr
 
     def gathered(self, came_nc: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Both latents whole, ``[n, r]`` each, of every rank's share of what has come."""
+        """Both latents whole, ``[n, r]`` each, from every rank's share of what has come."""
         if self.tensor.size == 1:
             return came_nc.chunk(2, dim=1)
         shares_pnc = self.tensor.all_gather(came_nc, "key latents")
         return [half.transpose(0, 1).flatten(1) for half in shares_pnc.chunk(2, dim=2)]
 
     def scattered(self, gradients_nr: Sequence[torch.Tensor]) -> torch.Tensor:
-        """This rank's share, ``[n, c]``, of the sum of what every rank's heads make of the latents' gradients."""
+        """This rank's share, ``[n, c]``, of the latents' gradients summed over every rank's heads."""
         if self.tensor.size == 1:
             return torch.cat(list(gradients_nr), dim=1)
         parts = zip(*(x_nr.chunk(self.tensor.size, dim=1) for x_nr in gradients_nr), strict=True)
@@ -69,12 +69,12 @@ class LatentRoute:
 
 
 class Made:
-    """Keys and values that were made of latents.
+    """Keys and values computed from latents.
 
     Args:
-        maker: How, and of which weights.
+        maker: Computes them, with which weights.
         came_nr: The latents.
-        rotation: Of their tokens.
+        rotation: The rotation of their tokens.
         backward: Whether gradients will be asked for.
     """
 
@@ -88,18 +88,18 @@ class Made:
         return torch.stack([x_nje.detach() for x_nje in self._made], dim=1)
 
     def gradients(self, dkeys_nsje: torch.Tensor) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-        """Those of both latents, and of the weights; to be asked once."""
+        """Gradients of both latents and of the weights; to be called once."""
         found = torch.autograd.grad(self._made, self._inputs, dkeys_nsje.unbind(1))
         return found[:2], found[2:]
 
 
 @dataclass(frozen=True)
 class LatentGradients:
-    """Gradients of what a rank's keys and values are made of, in fp32 at least.
+    """Gradients of the latents and weights of a rank's keys and values, in at least fp32.
 
     Attributes:
-        share: Of this rank's share of its tokens' latents, ``[T, c]``, by other ranks' queries.
-        weights: Of the weights, by other ranks' tokens.
+        share: For this rank's share of its tokens' latents, ``[T, c]``, from other ranks' queries.
+        weights: For the weights, from other ranks' tokens.
     """
 
     share: torch.Tensor
@@ -112,7 +112,7 @@ class LatentGradients:
         return cls(zeros[0], zeros[1:])
 
     def give_weights(self, maker: KeyMaker) -> None:
-        """Hand those of the weights on."""
+        """Pass on the weights' gradients."""
         for weight, gradient in zip(maker.weights, self.weights, strict=True):
             give_gradient(weight, gradient)
 
@@ -121,9 +121,9 @@ class LatentExchange:
     """One stage's exchange of latents.
 
     Args:
-        exchange: Of shares.
-        route: How they go.
-        chunks: Those of this rank that come, in the order that they come in.
+        exchange: The exchange of shares.
+        route: How latents travel.
+        chunks: The chunks that come to this rank, in the order of arrival.
     """
 
     def __init__(self, exchange: ChunkExchange, route: LatentRoute, chunks: Sequence[int]) -> None:
@@ -131,7 +131,7 @@ class LatentExchange:
         self._rotation = route.at(chunks) if chunks else None
 
     def make(self, came_nc: torch.Tensor, maker: KeyMaker, backward: bool) -> Made | None:
-        """Keys and values of what has come; ``None`` if nothing has."""
+        """Compute keys and values from what has come; ``None`` if nothing has."""
         if self._rotation is None:
             return None
         return Made(maker, self._route.gathered(came_nc), self._rotation, backward)
@@ -139,7 +139,7 @@ class LatentExchange:
     def start_back(
         self, made: Made | None, dkeys_nsje: torch.Tensor, gradients: LatentGradients
     ) -> Callable[[torch.Tensor], None]:
-        """As of ``ChunkExchange``, of the latents' shares; the weights' gradients are added to theirs at once."""
+        """As in ``ChunkExchange``, for the latents' shares; the weights' gradients are added at once."""
         if made is None:
             return self.exchange.start_back(dkeys_nsje.new_empty(0, gradients.share.shape[1]))
         of_latents, of_weights = made.gradients(dkeys_nsje)

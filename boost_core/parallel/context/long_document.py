@@ -1,7 +1,7 @@
-"""A document that is attended to sparsely, as the ranks of a context parallel group have its tokens.
+"""A document with sparse attention, with its tokens spread over the ranks of a context parallel group.
 
-Shape suffixes: m tokens of the document, n blocks of 64 of them, t tokens that the rank has of it; b blocks that these
-are in; c ranks; p queries that choose what is seen, or by which recall is measured.
+Shape suffixes: m tokens of the document, n blocks of 64 of them, t tokens of it on the rank; b blocks that contain
+these; c ranks; p queries that choose what is seen, or by which recall is measured.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ class LongDocument:
     """One document.
 
     Attributes:
-        tokens: Of it.
-        begin: Of its tokens, among the blocks of all such documents.
-        rows: Those of the rank, which follow each other there.
-        place_t: Their places in the document.
+        tokens: Number of its tokens.
+        begin: Where its tokens begin among the blocks of all such documents.
+        rows: The document's tokens among the rank's own, where they are consecutive.
+        place_t: The places of the rank's tokens in the document.
         rank_m: The rank that has each token.
-        places: Of each rank, those of its tokens.
-        has_cn: Whether a rank has a token of a block.
+        places: The places of each rank's tokens.
+        has_cn: Whether each rank has a token of each block.
         block_b: The rank's blocks.
-        slot_t: Where its tokens are in these, one block after the other.
+        slot_t: Where the rank's tokens are in its blocks, block by block.
         row_p: The places of the last queries, and of those by which recall is measured.
         asked_q: Which of these the rank has.
-        asked_row_q: Where they are among its tokens.
+        asked_row_q: Where they are among the rank's tokens.
     """
 
     tokens: int
@@ -49,22 +49,22 @@ class LongDocument:
 
     @property
     def blocks(self) -> int:
-        """Of the document, the last of which may not be full."""
+        """Number of blocks in the document, the last of which may not be full."""
         return -(-self.tokens // BLOCK)
 
     def in_blocks(self, x_te: torch.Tensor, fill: float = 0) -> torch.Tensor:
-        """What the rank's tokens have, in the document's blocks, ``[b, k, …]``; ``fill`` in others' places."""
+        """Values of the rank's tokens in the document's blocks, ``[b, k, …]``; ``fill`` in others' places."""
         filled = x_te.new_full((len(self.block_b) * BLOCK, *x_te.shape[1:]), fill)
         filled[self.slot_t] = x_te
         return filled.view(-1, BLOCK, *x_te.shape[1:])
 
     def out_of_blocks(self, x_bke: torch.Tensor) -> torch.Tensor:
-        """The same back, ``[t, …]``."""
+        """The inverse of ``in_blocks``, ``[t, …]``."""
         return x_bke.flatten(0, 1)[self.slot_t]
 
 
 def long_documents(plan: ContextPlan, rank: int, device: torch.device) -> Sequence[LongDocument]:
-    """The documents of a plan that are attended to sparsely, in order."""
+    """The documents of a plan that use sparse attention, in order."""
     window = plan.window
     rank_T = torch.tensor(plan.placement).repeat_interleave(window.chunk_tokens)
     before_T = (rank_T == rank).cumsum(0)  # of the rank's tokens, up to each

@@ -1,8 +1,8 @@
 """The attention of one stage, piece by piece, forward and backward, by torch's kernels with log-sum-exps.
 
-On a GPU flash attention takes all pieces with the same mask at once; elsewhere each is a call. A backward pass that is
-given an output and log-sum-exps of all keys gives each piece's exact part of the gradients: p = exp(q·k − l), and
-dO ∘ O summed over a head is that of all keys.
+On a GPU, flash attention takes all pieces with the same mask at once; elsewhere each piece is one call. Given the
+output and log-sum-exps over all keys, the backward pass gives each piece's exact part of the gradients:
+p = exp(q·k − l), and dO ∘ O summed over a head is that of all keys.
 
 Shape suffixes: T queries of the rank, n keys of the stage, h heads, j heads of keys and values, e head size; m queries
 of a piece.
@@ -35,8 +35,8 @@ class StageAttention:
     """Attention of a rank's queries to the keys of a stage.
 
     Args:
-        pieces: What it is made of.
-        sees: How many tokens each sees, itself included; ``None`` for all before it.
+        pieces: Its pieces.
+        sees: Number of tokens that each query sees, itself included; ``None`` for all before it.
         device: Where the tokens are.
     """
 
@@ -44,10 +44,10 @@ class StageAttention:
         self._pieces, self._sees, self._device = pieces, sees, device
 
     def forward(self, query_The: torch.Tensor, key_nje: torch.Tensor, value_nje: torch.Tensor) -> Iterator[Attended]:
-        """Each piece's output and log-sum-exps, in an order that is always the same.
+        """Each piece's output and log-sum-exps, in a fixed order.
 
         Raises:
-            ValueError: The queries are on a GPU, and flash attention does not take their type or heads.
+            ValueError: The queries are on a GPU, and flash attention does not support their type or head size.
         """
         if not _is_by_flash(query_The):
             for piece in self._short:
@@ -65,14 +65,14 @@ class StageAttention:
         self, dout_The: torch.Tensor, query_The: torch.Tensor, key_nje: torch.Tensor, value_nje: torch.Tensor,
         out_The: torch.Tensor, lse_Th: torch.Tensor,
     ) -> Iterator[Gradients]:  # fmt: skip
-        """Each piece's part of the gradients, in an order that is always the same.
+        """Each piece's part of the gradients, in a fixed order.
 
         Args:
             dout_The: The gradient of the output.
             query_The: The queries.
             key_nje: The keys of the stage.
             value_nje: The values of the stage.
-            out_The: The output, of all stages.
+            out_The: The output over all stages.
             lse_Th: Its log-sum-exps.
         """
         if not _is_by_flash(query_The):
@@ -113,7 +113,7 @@ class StageAttention:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Pieces that one call of flash attention takes.
+    """The pieces for one call of flash attention.
 
     Attributes:
         pieces: The pieces.
@@ -128,28 +128,28 @@ class _Batch:
 
     @property
     def is_causal(self) -> bool:
-        """Whether that is all that masks."""
+        """Whether the causal mask is the only one."""
         return self.window == (-1, 0)
 
     @cached_property
     def queries(self) -> Sequence[Span]:
-        """Where each piece's are."""
+        """Where each piece's queries are."""
         return [piece.queries for piece in self.pieces]
 
     @cached_property
     def keys(self) -> Sequence[Span]:
-        """Where each piece's are."""
+        """Where each piece's keys are."""
         return [piece.keys for piece in self.pieces]
 
     @cached_property
     def begins(self) -> Sequence[torch.Tensor]:
-        """Where each piece's queries begin and the last one's end, and keys; copied without waiting for the device."""
+        """Where each piece's queries and keys begin, and the last one's end; copied without waiting for the device."""
         both = ([0, *accumulate(end - first for first, end in spans)] for spans in (self.queries, self.keys))
         return [integers(begins, torch.int32, self.device) for begins in both]
 
     @cached_property
     def longest(self) -> Sequence[int]:
-        """Queries of the piece that has most, and keys.
+        """The largest numbers of queries and of keys in a piece.
 
         With a window, the maximum of keys is raised to that of queries: the kernel reads "no right limit" as this many
         keys after a query, aligned at the last query and the last key, and would hide keys from the first queries.
@@ -158,12 +158,12 @@ class _Batch:
         return [rows, max(rows, columns) if self.window[0] >= 0 else columns]
 
     def of(self, query_The: torch.Tensor, *keys_and_values: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Queries, keys and values of the pieces, one piece after the other."""
+        """Queries, keys and values of the pieces, piece by piece."""
         return [_rows(query_The, self.queries), *(_rows(x, self.keys) for x in keys_and_values)]
 
 
 def _with_few_keys(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
-    """Pieces for a call each: one that takes them all would have a copy of the keys for every run of queries."""
+    """Group pieces into calls: a single call for all would copy the keys for every run of queries."""
     most, together, keys = max(piece.keys[1] for piece in pieces), list[Piece](), 0
     for piece in pieces:
         its = piece.keys[1] - piece.keys[0]
@@ -176,7 +176,7 @@ def _with_few_keys(pieces: Sequence[Piece]) -> Iterator[Sequence[Piece]]:
 
 
 def integers(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Numbers of the host where a device reads them, without waiting for it."""
+    """Copy numbers from the host to a device without waiting for it."""
     on_host = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
     return on_host.to(device, non_blocking=True)
 
@@ -198,8 +198,8 @@ def _is_by_flash(query_The: torch.Tensor) -> bool:
     if not query_The.is_cuda or reads_lengths_on_device(query_The):
         return reads_lengths_on_device(query_The)
     raise ValueError(
-        f"context parallel attention on a GPU is flash attention's, which does not take {query_The.dtype} with heads "
-        f"of {query_The.shape[-1]}; use bf16 and heads of a multiple of 8, up to 256"
+        f"on GPUs, context parallelism needs flash attention, which does not support {query_The.dtype} with heads of "
+        f"{query_The.shape[-1]}; use bf16 with a head size that is a multiple of 8, up to 256"
     )
 
 
@@ -226,7 +226,7 @@ def _backward(
 
 
 def _cut(piece: Piece, sees: int | None) -> Iterator[Piece]:
-    """A piece in parts that are causal or have a mask, not both; masks are small, and hide few of a part's keys."""
+    """Cut a piece into parts, each causal or with a mask, not both; masks are small and hide few of a part's keys."""
     rows, columns = (end - first for first, end in (piece.queries, piece.keys))
     if piece.lag is None or sees is None or (piece.lag == 0 and rows <= sees):
         yield piece
@@ -240,7 +240,7 @@ def _cut(piece: Piece, sees: int | None) -> Iterator[Piece]:
 
 
 def _mask(piece: Piece, sees: int | None, query_1hme: torch.Tensor) -> torch.Tensor | None:
-    """What is added to scores, ``[m, keys]``, where queries do not see the same tokens' keys, nor all."""
+    """The mask added to scores, ``[m, keys]``, where neither a causal mask nor none is right."""
     if not piece.lag:
         return None
     assert sees is not None

@@ -1,9 +1,9 @@
-"""Attention over context parallel ranks of which long documents have a part alone: what is seen, and is sent.
+"""Attention over context parallel ranks, sparse for long documents: only the keys that are seen are sent.
 
-Short documents are attended to as the plan says. Of long ones each layer's heads choose what is seen, all ranks
-together; then the keys that a rank's queries see come, some heads of keys at a time, while those before are attended
-to. All that a query sees is there at once, so nothing is to be put together by log-sum-exps. From the forward pass the
-lines are kept; backward the same keys come again, and their gradients go back to their owners.
+Short documents are attended to as the plan says. For long ones, each layer's heads choose what is seen, all ranks
+together; then the keys that a rank's queries see arrive, some heads of keys at a time, while those before are attended
+to. All that a query sees is there at once, so nothing has to be combined by log-sum-exps. The forward pass keeps the
+lines; in the backward pass the same keys come again, and their gradients go back to their owners.
 
 Shape suffixes: T tokens of the rank, h heads, j heads of keys, e head size; of a document b blocks of k = 64 queries
 that the rank has and n blocks of keys; N tokens of all documents' blocks, i of a group's heads of keys; s = 2, keys and
@@ -31,14 +31,14 @@ from boost_core.plan.context.figures import ContextPlan
 
 
 class SparseContextAttention(ContextAttention):
-    """Causal attention of documents, as one plan has their tokens on ranks, sparse where the plan's window says so.
+    """Causal attention of documents whose tokens are dealt to ranks by a plan, sparse where its window says so.
 
     Args:
         plan: The plan, the same on all ranks.
         how: What the queries of long documents see.
         communicator: The context parallel group.
         device: Where this rank's tokens are.
-        tally: Counts what is kept, of all micro-batches of a step.
+        tally: Counts the attention kept over all micro-batches of a step.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SparseContextAttention(ContextAttention):
         self._lines: Sequence[Sequence[Lines]] | None = None
 
     def for_layer(self) -> "SparseContextAttention":
-        """The same for one layer, which keeps what its queries see."""
+        """A copy for one layer, which keeps what its queries see."""
         own = copy(self)
         own._lines = None
         return own
@@ -76,7 +76,7 @@ class SparseContextAttention(ContextAttention):
     def backward(
         self, dout_The: torch.Tensor, query_The: torch.Tensor, own: Own, out_The: torch.Tensor, lse_Th: torch.Tensor
     ) -> tuple[torch.Tensor, OwnGradients]:
-        """Gradients of the queries, and of what the rank has for others."""
+        """Gradients of the queries, and of what the rank sent to others."""
         dquery_The, gradients = super().backward(dout_The, query_The, own, out_The, lse_Th)
         if self._lines is None:
             return dquery_The, gradients
@@ -99,7 +99,7 @@ class SparseContextAttention(ContextAttention):
         return dquery_The, gradients
 
     def _coming(self, own: Own, lines: Sequence[Sequence[Lines]]) -> Iterator["_Coming"]:
-        """The keys of each group of heads; the next group's are under way then."""
+        """The keys of each group of heads, while the next group's are in flight."""
         groups = head_groups(own.keys.shape[2])
         active = ActiveKeys(self._documents, lines, own.keys.shape[2], self._communicator)
         wait = active.start(own.keys, 0)
@@ -110,7 +110,7 @@ class SparseContextAttention(ContextAttention):
             yield _Coming(active, group, keys_iNse, heads, own.keys.shape[2])
 
     def _heads(self, coming: "_Coming", lines: Sequence[Sequence[Lines]], dtype: torch.dtype) -> Iterator["_Head"]:
-        """Each head of queries of each document of which the rank has tokens."""
+        """Each head of queries of each document with tokens on this rank."""
         for number, key_head in enumerate(coming.heads):
             for document, of_heads in zip(self._documents, lines, strict=True):
                 if not len(document.place_t):
@@ -128,11 +128,11 @@ class _Coming:
     """Keys and values of a group of heads that have come.
 
     Attributes:
-        active: By what they did.
-        group: Which one.
-        keys: They, ``[i, N, s, e]``.
-        heads: Its heads.
-        key_heads: Of all groups.
+        active: What sent and received them.
+        group: The group's number.
+        keys: The keys and values, ``[i, N, s, e]``.
+        heads: The group's heads.
+        key_heads: Number of heads of keys in all groups.
     """
 
     active: ActiveKeys
@@ -149,9 +149,9 @@ class _Head:
     Attributes:
         document: The document.
         head: The head.
-        keys: Those that it attends to.
-        number: That of its head of keys in the group.
-        where: The document's among the tokens of all.
+        keys: The keys that it attends to.
+        number: The number of its head of keys in the group.
+        where: The document's tokens among those of all documents.
     """
 
     document: LongDocument

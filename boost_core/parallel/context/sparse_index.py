@@ -1,10 +1,10 @@
 """What the queries of long documents see, chosen by the ranks of a context parallel group together.
 
-All get the last queries of each document, and score the keys that they have. What softmax divides by is summed up in
-integers, so that each key's share is what one rank alone would find, to the bit; the sums of each document and head go
-to one rank, in turns, which chooses as one rank does; and all are told what was chosen, a bit for each line. Sent are
-of each document 96 queries, two numbers of each and head, and of each token and head one or two numbers, and a bit to
-all: little beside the keys.
+All ranks get the last queries of each document and score the keys that they have. Softmax's denominators are summed in
+integers, so that each key's share is bit-identical to what one rank alone would find; the sums of each document and
+head go to one rank, in turns, which chooses as a single rank would; and all are told what was chosen, one bit per line.
+What is sent is 96 queries per document, two numbers for each of them and head, one or two numbers per token and head,
+and a bit per token and head to all: little compared with the keys.
 
 Shape suffixes: T tokens of the rank; d documents; h heads, j heads of keys, e head size; b blocks that the rank has of
 a document, k = 64 of their tokens, t those that it has; p queries that choose, and by which recall is measured.
@@ -36,10 +36,10 @@ _BITS = 8  # of a byte
 
 @dataclass(frozen=True)
 class SparseIndex:
-    """Chooses what the long documents of a plan see.
+    """Chooses what the queries of a plan's long documents see.
 
     Attributes:
-        documents: These, as the rank has them.
+        documents: The long documents, as the rank has them.
         how: What is always seen, and how much more may be.
         communicator: The context parallel group.
     """
@@ -49,7 +49,7 @@ class SparseIndex:
     communicator: Communicator
 
     def find(self, query_The: torch.Tensor, key_Tje: torch.Tensor, tally: Tally) -> Sequence[Sequence[Lines]]:
-        """Of each document, what each head's queries see; all ranks call it, and find the same."""
+        """What each head's queries see, for each document; all ranks call it, and find the same."""
         scores = _Scores(self.documents, self._asked(query_The), key_Tje)
         shape = len(self.documents), query_The.shape[1], LAST_QUERIES + SAMPLED_QUERIES
         most_dhp = torch.full(shape, -torch.inf, dtype=scores.dtype, device=query_The.device)
@@ -65,7 +65,7 @@ class SparseIndex:
         return chosen
 
     def _asked(self, query_The: torch.Tensor) -> torch.Tensor:
-        """The queries that every rank scores its keys by, ``[d, p, h, e]``."""
+        """The queries with which every rank scores its keys, ``[d, p, h, e]``."""
         asked_dphe = query_The.new_zeros(len(self.documents), LAST_QUERIES + SAMPLED_QUERIES, *query_The.shape[1:])
         for document, asked_phe in zip(self.documents, asked_dphe, strict=True):
             asked_phe[document.asked_q] = query_The[document.asked_row_q]
@@ -92,7 +92,7 @@ class SparseIndex:
     def _exchanged(
         self, goes: Sequence[Sequence[torch.Tensor]], documents: Sequence[LongDocument], dtype: torch.dtype
     ) -> Sequence[torch.Tensor]:
-        """What ranks have of the documents and heads that this one chooses for, ``[b, m]`` each; all ranks call it."""
+        """All ranks' sums for the documents and heads this rank chooses for, ``[b, m]`` each; all ranks call it."""
         device, ranks = self.documents[0].place_t.device, range(self.communicator.size)
         rows = {id(each): len(last_blocks(each.tokens, torch.device("cpu"))) for each in documents}
         comes = [sum(rows[id(each)] * len(each.places[rank]) for each in documents) for rank in ranks]
@@ -127,7 +127,7 @@ class SparseIndex:
 
 
 class _Scores:
-    """Scores of the queries that are asked by, and of this rank's keys.
+    """Scores of the choosing and measuring queries with this rank's keys.
 
     Args:
         documents: The documents.
@@ -141,7 +141,7 @@ class _Scores:
         self._share = asked_dphe.shape[2] // key_Tje.shape[1]
 
     def of_all(self, *parts: slice) -> Iterator[tuple[tuple[int, int], slice, torch.Tensor]]:
-        """Of each document and head, and each part of the queries, ``[b, k, p]``; documents without keys left out."""
+        """Scores of each document, head and part of the queries, ``[b, k, p]``; documents without keys are left out."""
         for number, document in enumerate(self._documents):
             if not len(document.place_t):
                 continue
@@ -156,7 +156,7 @@ class _Scores:
 
 
 class _Bits:
-    """The lines of all documents and heads, a bit each."""
+    """The lines of all documents and heads, one bit per line."""
 
     def __init__(self, documents: Sequence[LongDocument], heads: int, device: torch.device) -> None:
         self._documents, self._heads = documents, heads
@@ -166,14 +166,14 @@ class _Bits:
         self._weight = 2 ** torch.arange(_BITS, dtype=torch.uint8, device=device)
 
     def put(self, each: int, lines: Lines) -> None:
-        """Those of one document and head."""
+        """Set the lines of one document and head."""
         is_line = lines.slashes.new_zeros(self._sizes[each] * _BITS, dtype=torch.uint8)
         is_line[lines.slashes] = 1
         is_line[lines.blocks + lines.verticals] = 1
         self._parts[each].copy_((is_line.view(-1, _BITS) * self._weight).sum(dim=1))
 
     def lines(self) -> Sequence[Sequence[Lines]]:
-        """All, of each document's heads."""
+        """All lines, by document and head."""
         return [
             [self._lines(document, self._parts[number * self._heads + head]) for head in range(self._heads)]
             for number, document in enumerate(self._documents)

@@ -1,1 +1,1 @@
-"""What every request passes on its way to a route and back."""
+"""Middleware that every request passes on its way to a route and back."""

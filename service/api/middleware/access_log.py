@@ -1,4 +1,4 @@
-"""The access log without what people put into addresses by mistake."""
+"""Keeps values that people put into URLs by mistake out of the access log."""
 
 import logging
 import re
@@ -11,12 +11,12 @@ _NAME = re.compile(r"[a-z_]{1,32}")  # of a parameter
 
 
 def holds_key(query: str) -> bool:
-    """Whether there is an API key in the query of an address."""
+    """Whether the query of a URL contains an API key."""
     return _KEY.search(unquote(query)) is not None
 
 
 def without_values(target: str) -> str:
-    """The path of a request, and the names in its query."""
+    """A request's path and the parameter names of its query."""
     path, mark, query = target.partition("?")
     names = (part.partition("=")[0] for part in query.split("&"))
     shown = "&".join(f"{name if _NAME.fullmatch(name) else REDACTED}={REDACTED}" for name in names)
@@ -24,7 +24,7 @@ def without_values(target: str) -> str:
 
 
 def keep_values_out() -> None:
-    """Have uvicorn's access log of this process show no values."""
+    """Remove values from uvicorn's access log of this process."""
     logging.getLogger("uvicorn.access").addFilter(_without_values)
 
 

@@ -1,7 +1,7 @@
-"""The gate: finds out who sends a request, before any of its body is read, and turns away what must not come in.
+"""The gate: identifies the sender of a request before its body is read, and refuses requests that may not enter.
 
-It stands between the error handlers and the routes, so that what it raises is answered as a problem. Everything under
-``/v1`` needs a key there already; which scope, the route says (``service.api.auth``).
+It stands between the error handlers and the routes, so that its exceptions are answered as problems. It requires a key
+for everything under ``/v1``; the routes then require scopes (``service.api.auth``).
 """
 
 import re
@@ -23,18 +23,18 @@ from service.settings import Settings
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
-_PROBES = frozenset({"/healthz", "/readyz"})  # an orchestrator must hear from these, whoever floods the rest
+_PROBES = frozenset({"/healthz", "/readyz"})  # must answer an orchestrator even while the rest is flooded
 _PORT = re.compile(r":\d*$")
-_SAME_ORIGIN = frozenset({"same-origin", "none"})  # values of Sec-Fetch-Site; none: its user asked the browser
+_SAME_ORIGIN = frozenset({"same-origin", "none"})  # values of Sec-Fetch-Site; none: the user's own navigation
 
 
 class Gate:
-    """An ASGI middleware that lets requests in.
+    """An ASGI middleware that admits requests.
 
     Args:
-        app: What is behind it.
-        keys: The keys that are known.
-        limits: How much each may ask.
+        app: The app behind it.
+        keys: The API keys.
+        limits: Rate limits.
         settings: The operator's settings.
     """
 
@@ -42,11 +42,11 @@ class Gate:
         self._app, self._keys, self._limits, self._settings = app, keys, limits, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in.
+        """Admit a request.
 
         Raises:
-            Unauthenticated: It needs a key, and has no valid one.
-            Forbidden: It comes from a page of another origin, or for another host.
+            Unauthenticated: It needs a key and carries no valid one.
+            Forbidden: It comes from a page of another origin, or names another host.
             HTTPException: Its path and query, or its headers, are too long.
             RateLimited: Its sender has sent too many.
         """
@@ -60,12 +60,12 @@ class Gate:
         await self._app(scope, receive, send)
 
     def _admit_local(self, request: Request) -> Principal:
-        """With authentication off, only programs and pages of this machine are let in, as one user with all rights."""
+        """Without authentication, admit only this machine's programs and pages, as one user with all rights."""
         host = request.headers.get("host", "")
         if not is_loopback(_PORT.sub("", host)):
-            # A page of a name that has been made to mean this machine would get here like one of its own.
+            # DNS rebinding: a page under a name that resolves to this machine would pass as one of its own.
             raise Forbidden(
-                f"without authentication the service answers as localhost or 127.0.0.1 alone, not as {host[:100]!r}"
+                f"without authentication, only requests to localhost or 127.0.0.1 are answered, not to {host[:100]!r}"
             )
         refuse_foreign_page(request, self._settings.cors_origins)
         return ANONYMOUS
@@ -73,7 +73,7 @@ class Gate:
     async def _admit(self, request: Request) -> Principal | None:
         if holds_key(request.scope["query_string"].decode("latin-1")):
             raise Unauthenticated(
-                "there is an API key in the query, where logs and histories keep it: revoke it, and send another as "
+                "there is an API key in the query, which logs and histories keep: revoke it, and send another one as "
                 "Authorization: Bearer boost_…"
             )
         path, address = request.scope["path"], request.client.host if request.client else None
@@ -86,19 +86,19 @@ class Gate:
         request.state.came_with_key = presented is not None
         if presented is None:
             self._limits.count_address(address)
-            raise Unauthenticated(f"this needs an API key; {HOW_TO_AUTHENTICATE}")
+            raise Unauthenticated(f"this request needs an API key; {HOW_TO_AUTHENTICATE}")
         principal = self._keys.recall(presented) or await run_in_threadpool(self._keys.verify, presented)
         if principal is None:
             self._limits.count_failure(address)
             raise Unauthenticated(f"invalid API key: wrong, expired or revoked; {HOW_TO_AUTHENTICATE}")
-        request.state.principal = principal  # known from here on, even if this request is turned away
+        request.state.principal = principal  # known from here on, even if this request is refused
         self._limits.count(principal)
         if by_cookie:
             self._refuse_unless_own_page(request)
         return principal
 
     def _refuse_unless_own_page(self, request: Request) -> None:
-        """A browser sends the cookie along with whatever any page makes it send; only the service's own may write."""
+        """Browsers send the cookie with requests from any page; only the service's own page may change things."""
         if request.method not in SAFE_METHODS and not _from_own_page(request):
             raise Forbidden(
                 "with a cookie, only the service's own page may change things; programs send Authorization: Bearer"
@@ -106,24 +106,24 @@ class Gate:
 
 
 def refuse_foreign_page(request: Request, allowed: tuple[str, ...] = ()) -> None:
-    """Refuse what a browser says that another origin's page makes it send, if it would change something.
+    """Refuse a request that would change something if the browser says that another origin's page sends it.
 
     Args:
         request: The request.
-        allowed: Origins that may.
+        allowed: Other origins that may send it.
 
     Raises:
-        Forbidden: Such a page sends it.
+        Forbidden: A page of another origin sends it.
     """
     says_whence = "origin" in request.headers or "sec-fetch-site" in request.headers
     if request.method in SAFE_METHODS or not says_whence or _from_own_page(request):
         return
     if request.headers.get("origin") not in allowed:
-        raise Forbidden("from a browser, only the service's own page may change things")
+        raise Forbidden("in a browser, only the service's own page may change things")
 
 
 def refuse_oversized(request: Request) -> None:
-    """Refuse a path and query, or headers, that nobody needs; the server bounds both together.
+    """Refuse an excessive path and query, or headers; the server limits the sum of both.
 
     Raises:
         HTTPException: They are longer than ``MOST_TARGET_BYTES``, or ``MOST_HEADER_BYTES``.
@@ -135,7 +135,7 @@ def refuse_oversized(request: Request) -> None:
 
 
 def _presented(request: Request) -> tuple[str | None, bool]:
-    """The key that a request comes with, and whether in its cookie."""
+    """The key that a request carries, and whether in its cookie."""
     header = request.headers.get("authorization")
     if header is None:
         return request.cookies.get(COOKIE), True
@@ -144,6 +144,6 @@ def _presented(request: Request) -> tuple[str | None, bool]:
 
 
 def _from_own_page(request: Request) -> bool:
-    # Browsers that do not tell the first tell the second with all that changes something.
+    # Browsers without Sec-Fetch-Site send Origin with all requests that change something.
     own = f"{request.url.scheme}://{request.headers.get('host', '')}"
     return request.headers.get("sec-fetch-site") in _SAME_ORIGIN or request.headers.get("origin") == own

@@ -1,4 +1,4 @@
-"""Bounds what clients may hold of the server: how many connections, and for how long one on which nothing moves.
+"""Limits clients' use of the server: the number of connections, and how long one may stay idle mid-request.
 
 Event streams stay open as long as somebody reads them.
 """
@@ -23,7 +23,7 @@ from service.api.middleware.limits import network_of
 
 HEAD_SECONDS = 10.0  # from the beginning of a connection, or of a later request on it, to the last header
 BODY_SECONDS = 30.0
-READ_SECONDS, READ_BYTES = 30.0, 16 * 2**10  # how much of an answer that waits a client takes at least, in which time
+READ_SECONDS, READ_BYTES = 30.0, 16 * 2**10  # a client must read this much of a pending response in this time
 TLS_SECONDS = 10.0
 
 _MOST_DESCRIPTORS = 65_536
@@ -43,7 +43,7 @@ _TOO_SLOW = _last_words("408 Request Timeout", "the request did not arrive in ti
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process have as many connections and files open as it may allow itself."""
+    """Raise this process's limit on open connections and files as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -51,24 +51,24 @@ def raise_descriptor_limit() -> None:
 
 
 def most_connections(wanted: int) -> int:
-    """As many connections as wanted, but half of the descriptors are left to the database, Ray, stores and files."""
+    """The wanted number of connections, but at most half of the descriptors: databases, Ray and files need the rest."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if soft == resource.RLIM_INFINITY else max(2, min(wanted, soft // 2))
 
 
 class Notes:
-    """What happens to connections, for the log: a line a minute at most, however often it happens."""
+    """Connection problems for the log: at most one line per minute, however many there are."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._written = float("-inf")
 
     def add(self, what: str) -> None:
-        """Count something that has happened."""
+        """Count a problem."""
         self._counts[what] += 1
 
     def write(self, now: float) -> None:
-        """Write the line, if there is something to say and the last one is a minute old."""
+        """Write the line, if there is anything to report and the last one is at least a minute old."""
         if self._counts and now - self._written >= _LOG_SECONDS:
             _log.warning("connections: %s", "; ".join(f"{count} {what}" for what, count in self._counts.items()))
             self._counts.clear()
@@ -76,7 +76,7 @@ class Notes:
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """asyncio's own, on which TLS handshakes end in time."""
+    """asyncio's own loop, with a time limit for TLS handshakes."""
 
     async def create_server(self, *arguments: Any, **named: Any) -> asyncio.Server:
         """Start a server."""
@@ -86,7 +86,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class _Connection(socket.socket):
-    """A connection that says when it is closed."""
+    """A connection that reports when it is closed."""
 
     when_closed: Callable[[], object] | None = None
 
@@ -97,14 +97,14 @@ class _Connection(socket.socket):
 
 
 class Listener(socket.socket):
-    """A listening socket with so many connections at a time; further ones are answered 503 and closed.
+    """A listening socket with a limited number of connections; further ones are answered 503 and closed.
 
     Args:
-        listening: The socket to listen on; this one takes its place.
-        most: How many.
-        proxies: Their addresses and networks, or ``*``. Any other address has half of the connections at most.
-        encrypted: Whether TLS is spoken, so that nothing can be said to who is turned away.
-        notes: Takes what happens.
+        listening: The socket to listen on, which this one replaces.
+        most: Maximum number of connections.
+        proxies: Addresses and networks of proxies, or ``*``. Any other address gets half of the connections at most.
+        encrypted: Whether clients speak TLS, so that refused ones cannot be told why.
+        notes: Collects problems.
     """
 
     def __init__(
@@ -117,11 +117,11 @@ class Listener(socket.socket):
         self._open: Counter[str] = Counter()
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection.
+        """Accept the next connection.
 
         Raises:
-            BlockingIOError: There is none now, or it was turned away.
-            OSError: It cannot be had, for example for want of descriptors.
+            BlockingIOError: There is none now, or it was refused.
+            OSError: It cannot be accepted, for example for lack of descriptors.
         """
         accepted, address = super().accept()
         connection, sender = _Connection(fileno=accepted.detach()), network_of(address[0])
@@ -152,13 +152,13 @@ class Listener(socket.socket):
 
 def _networks(proxies: Iterable[str]) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     for proxy in ("0.0.0.0/0", "::/0") if "*" in proxies else proxies:
-        with suppress(ValueError):  # uvicorn believes other names, too, but nobody comes from these over TCP
+        with suppress(ValueError):  # uvicorn also trusts names, but TCP peers have none
             yield ipaddress.ip_network(proxy, strict=False)
 
 
 @dataclass
 class _Clocks:
-    """What a connection was last seen to wait for, and since when."""
+    """What a connection was last seen waiting for, and since when."""
 
     part: tuple[str, object] | None = None
     part_since: float = 0.0
@@ -167,10 +167,10 @@ class _Clocks:
 
 
 class Watch:
-    """Ends connections on which a request does not arrive, or an answer is not read.
+    """Ends connections on which a request does not arrive in time, or a response is not read.
 
     Args:
-        notes: Takes what happens.
+        notes: Collects problems.
     """
 
     def __init__(self, notes: Notes) -> None:
@@ -178,11 +178,11 @@ class Watch:
         self._clocks: dict[H11Protocol, _Clocks] = {}
 
     def look(self, connections: Iterable[H11Protocol], now: float) -> None:
-        """End those whose time is over; to be called about once a second.
+        """End connections whose time is up; to be called about once a second.
 
         Args:
-            connections: All that are open.
-            now: Seconds on any clock that runs evenly.
+            connections: All open connections.
+            now: Seconds on a monotonic clock.
         """
         self._clocks = {connection: self._clocks.get(connection) or _Clocks() for connection in connections}
         for connection, clocks in self._clocks.items():
@@ -214,7 +214,7 @@ class Watch:
 
 
 def _arriving(connection: H11Protocol) -> tuple[str, object] | None:
-    """Which part of which request the server waits for; ``None`` between requests, and while it has enough to do."""
+    """The part of a request that the server is waiting for; ``None`` between requests, and while it reads no more."""
     state = connection.conn.their_state
     if state is h11.IDLE and connection.timeout_keep_alive_task is None:
         return "head", connection.cycle
@@ -224,5 +224,5 @@ def _arriving(connection: H11Protocol) -> tuple[str, object] | None:
 
 
 def is_out_of_descriptors(error: object) -> bool:
-    """Whether this is for want of descriptors."""
+    """Whether an error is due to a lack of descriptors."""
     return isinstance(error, OSError) and error.errno in _OUT_OF_DESCRIPTORS

@@ -1,4 +1,4 @@
-"""What every answer carries: the request's id, and what keeps browsers from being misled."""
+"""Headers of every response: the request's id, and security headers for browsers."""
 
 import logging
 import re
@@ -35,12 +35,12 @@ _log = logging.getLogger(__name__)
 
 
 class AnswerHeaders:
-    """An ASGI middleware around everything else, so that answers to failures have the headers, too.
+    """An ASGI middleware around everything else, so that error responses get the headers, too.
 
-    A client may name its request by ``X-Request-ID``; else it gets a name.
+    A client may set the request's id by ``X-Request-ID``; otherwise one is generated.
 
     Args:
-        app: What is behind it.
+        app: The app behind it.
         settings: The operator's settings.
     """
 
@@ -50,7 +50,7 @@ class AnswerHeaders:
         self._added_to_api = [*self._added, _NOT_STORED]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, and add to the answer."""
+        """Handle a request and add the headers to the response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -72,7 +72,7 @@ class AnswerHeaders:
 
 
 def allow_origins(app: FastAPI, origins: Sequence[str]) -> None:
-    """Let pages of these origins call the API with a key; cookies stay with the service's own page."""
+    """Allow pages of these origins to call the API with a key; only the service's own page may use cookies."""
     if origins:
         app.add_middleware(
             CORSMiddleware,

@@ -1,14 +1,14 @@
-"""HEAD wherever GET answers: what GET would say, without its body."""
+"""HEAD wherever there is GET: the same response without the body."""
 
 import re
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_STREAM = re.compile(r"/v1/jobs/[^/]+/(events|logs)")  # what may never come to its end has no HEAD
+_STREAM = re.compile(r"/v1/jobs/[^/]+/(events|logs)")  # these may never end, so they have no HEAD
 
 
 def is_stream(path: str) -> bool:
-    """Whether GET answers with a stream of events there.
+    """Whether GET returns a stream of events.
 
     Args:
         path: The path of a request, or of a route.
@@ -17,10 +17,10 @@ def is_stream(path: str) -> bool:
 
 
 class Heads:
-    """An ASGI middleware that has HEAD answered as GET is.
+    """An ASGI middleware that answers HEAD like GET.
 
     Args:
-        app: What is behind it; it sees GET alone.
+        app: The app behind it, which only sees GET.
     """
 
     def __init__(self, app: ASGIApp) -> None:

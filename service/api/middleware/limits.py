@@ -1,4 +1,4 @@
-"""How much may be asked of the service, by whom. Counted in this process alone: each replica allows as much."""
+"""Rate limits. Counted in this process only: each replica allows as much."""
 
 import ipaddress
 import math
@@ -11,14 +11,14 @@ from service.accounts.principal import Principal
 from service.api.exceptions import RateLimited
 from service.settings import Settings
 
-WINDOW_SECONDS = 10  # so long a burst may use up what is allowed for so long
+WINDOW_SECONDS = 10  # a burst may use up the allowance of this many seconds
 
-_MOST_COUNTED = 5_000  # addresses; nobody fills the memory with more
+_MOST_COUNTED = 5_000  # addresses, which bounds the memory
 _STREAM_RETRY_SECONDS = 5
 
 
 class _Window:
-    """At most so many requests of each sender in the time just past."""
+    """A sliding window: limits the requests of each sender in the last seconds."""
 
     def __init__(self, most: int, seconds: float, what: str) -> None:
         self._most, self._seconds, self._what = most, seconds, what
@@ -28,7 +28,7 @@ class _Window:
         """Count a request.
 
         Raises:
-            RateLimited: There were too many; this one is not counted.
+            RateLimited: The sender sent too many; this one is not counted.
         """
         now = time.monotonic()
         if who not in self._counted and len(self._counted) >= _MOST_COUNTED:
@@ -37,7 +37,7 @@ class _Window:
         until_free = times[0] + self._seconds - now if len(times) == self._most else 0.0
         if until_free > 0:
             raise RateLimited(self._what, math.ceil(until_free))
-        times.append(now)  # the oldest leaves
+        times.append(now)  # which drops the oldest
 
     def _forget_old(self, before: float) -> None:
         self._counted = {who: times for who, times in self._counted.items() if times[-1] > before}
@@ -46,7 +46,7 @@ class _Window:
 
 
 class RateLimits:
-    """The limits of one process. Used from its event loop alone.
+    """The limits of one process. Used from its event loop only.
 
     Args:
         settings: The operator's settings.
@@ -81,23 +81,23 @@ class RateLimits:
         """Count a request that came with a wrong key.
 
         Raises:
-            RateLimited: There were too many. Those who come from there with a right key are let in all the same.
+            RateLimited: The address sent too many. Requests from there with a valid key are still admitted.
         """
         self._failures.count(network_of(address))
 
     @contextmanager
     def stream(self, principal: Principal) -> Iterator[None]:
-        """Count an event stream as long as it is open. With authentication off, any number may be.
+        """Count an event stream while it is open. Without authentication, their number is not limited.
 
         Raises:
-            RateLimited: The key has too many open.
+            RateLimited: The key has too many streams open.
         """
         key_id = principal.key_id
         if key_id is None:
             yield
             return
         if self._streams[key_id] >= self._most_streams:
-            message = f"this key has {self._most_streams} event streams open, and may have no more; close some"
+            message = f"this key has {self._most_streams} event streams open, which is the maximum; close some"
             raise RateLimited(message, _STREAM_RETRY_SECONDS)
         self._streams[key_id] += 1
         try:
@@ -109,7 +109,7 @@ class RateLimits:
 
 
 def network_of(address: str | None) -> str:
-    """A sender's address, or with IPv6 its network: one sender has a whole one."""
+    """A sender's address, or its /64 network with IPv6, all of which one sender may use."""
     try:
         found = ipaddress.ip_address(address or "")
     except ValueError:

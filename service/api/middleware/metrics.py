@@ -1,4 +1,4 @@
-"""Measures requests: how many, how they ended, how long they took."""
+"""Metrics of requests: number, status and duration."""
 
 import re
 import time
@@ -14,17 +14,17 @@ OTHER = "OTHER"
 
 _METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})
 _STREAM = b"text/event-stream"
-_FAILED = 500  # what the server answers when the app has answered nothing
+_FAILED = 500  # the server's response when the app has sent none
 
 
 class Measuring:
-    """An ASGI middleware around everything else, so that what is turned away is measured, too.
+    """An ASGI middleware around everything else, so that refused requests are measured, too.
 
-    No path, method or other text of a client's becomes a label: there are as many series as routes.
+    No path, method or other text from a client becomes a label, which bounds the number of series.
 
     Args:
-        app: What is behind it.
-        metrics: Takes the measurements.
+        app: The app behind it.
+        metrics: Receives the measurements.
         paths: The app's routes, such as ``/v1/jobs/{job_id}``, in the order in which they are tried.
     """
 
@@ -35,7 +35,7 @@ class Measuring:
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, and measure it."""
+        """Handle a request and measure it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -46,12 +46,12 @@ class Measuring:
             exchange.end()
 
     def _route_of(self, path: str) -> str:
-        """The route of a path. The router is not asked, because a request may be turned away before it comes there."""
+        """The route of a path; not taken from the router, because a request may be refused before it gets there."""
         return next((route for pattern, route in self._routes if pattern.match(path)), UNMATCHED)
 
 
 class _Exchange:
-    """One request and its answer."""
+    """One request and its response."""
 
     def __init__(self, metrics: HttpMetrics, method: str, route: str, send: Send) -> None:
         self._metrics, self._send = metrics, send
@@ -61,7 +61,7 @@ class _Exchange:
         self._streams = False
 
     async def send(self, message: Message) -> None:
-        """Pass on a part of the answer; the first tells its status."""
+        """Pass on a part of the response; the first has its status."""
         if message["type"] == "http.response.start":
             self._answered(message["status"])
             if any(name == b"content-type" and value.startswith(_STREAM) for name, value in message["headers"]):
@@ -70,7 +70,7 @@ class _Exchange:
         await self._send(message)
 
     def end(self) -> None:
-        """The answer has been sent, or nobody wants it any more."""
+        """Finish measuring: the response has been sent, or the client has left."""
         if self._status is None:
             self._answered(_FAILED)
         if self._streams:

@@ -1,4 +1,4 @@
-"""What can be done to a job: change, pause, resume, retry, cancel, drill, profile."""
+"""Changes to a job: patch, pause, resume, retry, cancel, drill, profile."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,7 +54,7 @@ def pause(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
 
 @router.post("/resume", status_code=HTTPStatus.ACCEPTED, responses=_REFUSED)
 def resume(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
-    """Resume a paused job: it is QUEUED and continues where it stopped. One that is still pausing just continues."""
+    """Resume a paused job: it is QUEUED and continues where it stopped. One that is still pausing keeps training."""
     return context.store.resume(job.id)
 
 
@@ -75,7 +75,7 @@ def request_drill(job: JobDep, drill: Drill, _who: Submitter, context: ContextDe
 def request_profile(
     job: JobDep, profile: Profile, _who: Submitter, context: ContextDep, request: IdempotentDep
 ) -> JobRecord:
-    """Trace some steps of a RUNNING job. Each rank's trace is stored beside the checkpoints; an event says where."""
+    """Trace some steps of a RUNNING job. Each rank's trace is stored next to the checkpoints; an event says where."""
     with _illegal_fields(Profile):
         return context.store.ask(job.id, profile, request)
 
@@ -94,7 +94,7 @@ def delete(job: JobDep, _who: Submitter, context: ContextDep) -> JobRecord:
 
 @contextmanager
 def _illegal_fields(model: type[BaseModel]) -> Iterator[None]:
-    """Have what only the record can tell to be illegal refused like the rest."""
+    """Refuse changes that turn out illegal only together with the record like all other invalid requests."""
     try:
         yield
     except ValidationError as error:

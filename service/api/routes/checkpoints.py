@@ -1,4 +1,4 @@
-"""A job's checkpoints: list, look at, pin, delete."""
+"""A job's checkpoints: list, show, pin, delete."""
 
 from http import HTTPStatus
 from typing import Annotated
@@ -41,7 +41,7 @@ async def pin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> 
 
 @router.delete("/{step}/pin", responses=_ONE)
 async def unpin(job: JobDep, step: Step, context: ContextDep, _who: Submitter) -> Checkpoint:
-    """Return a checkpoint to the job's retention. A damaged one is unpinned, too, and reported as damaged."""
+    """Unpin a checkpoint, leaving it to the job's retention. A damaged one is unpinned, then reported as damaged."""
     return await at_store(job, context, lambda checkpoints: checkpoints.pin(step, False))
 
 

@@ -1,4 +1,4 @@
-"""Datasets: made by the service, and named by jobs."""
+"""Datasets: built by the service, and used by jobs by name."""
 
 from functools import partial
 from http import HTTPStatus
@@ -28,7 +28,7 @@ _NOT_FOUND = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_EN
 
 @router.post("", status_code=HTTPStatus.CREATED, responses=_BODY_REFUSED)
 async def create_dataset(request: DatasetRequest, who: Submitter, context: ContextDep) -> Dataset:
-    """Build a dataset. One that failed or was cancelled continues with the files that are left."""
+    """Build a dataset. One that failed or was cancelled continues with the remaining files."""
     await if_dataset_fits(request, context, who.tenant)
     create = partial(context.datasets.create, request, context.settings.checkpoint_root, Owner(who.tenant, who.name))
     return await run_in_threadpool(create)
@@ -42,13 +42,13 @@ def list_datasets(who: Reader, context: ContextDep) -> DatasetList:
 
 @router.get("/{name}", responses=_NOT_FOUND)
 def show_dataset(name: DatasetPath, who: Reader, context: ContextDep) -> DatasetDetail:
-    """Show one dataset, with all that it was made from."""
+    """Show one dataset with its full lineage."""
     return context.datasets.get(name, who.tenant)
 
 
 @router.post("/{name}/cancel", responses=_NOT_FOUND | problem_responses(HTTPStatus.CONFLICT))
 def cancel_dataset(name: DatasetPath, who: Submitter, context: ContextDep) -> Dataset:
-    """Stop building a dataset. Created again, it continues with the files that are left."""
+    """Stop building a dataset. Created again, it continues with the remaining files."""
     return context.datasets.cancel(name, who.tenant)
 
 
@@ -59,5 +59,5 @@ def cancel_dataset(name: DatasetPath, who: Submitter, context: ContextDep) -> Da
     responses=_NOT_FOUND | problem_responses(HTTPStatus.CONFLICT),
 )
 def delete_dataset(name: DatasetPath, who: Submitter, context: ContextDep) -> None:
-    """Forget a dataset that no active job names. Its files stay where they are."""
+    """Delete the record of a dataset that no active job uses. Its files stay where they are."""
     context.datasets.delete(name, who.tenant)

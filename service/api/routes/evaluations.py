@@ -32,7 +32,7 @@ _REFUSED = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTI
 def record_evaluation(
     job: JobDep, scores: Scores, _who: Submitter, context: ContextDep, request: IdempotentDep
 ) -> JobRecord:
-    """Record what one of a job's checkpoints scored on some tasks; an event of kind `scores` has it, too."""
+    """Record the scores of one of a job's checkpoints on some tasks; this also adds an event of kind `scores`."""
     if len(scores.scores) > _MOST_SCORES or len(scores.model_dump_json().encode()) > _MOST_BYTES:
         limits = f"an evaluation has at most {_MOST_SCORES} scores and {_MOST_BYTES // 1024} KiB"
         raise InvalidJob([FieldError(field="scores", message=f"{limits}; record the tasks in several evaluations")])

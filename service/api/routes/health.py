@@ -1,4 +1,4 @@
-"""Whether the service lives, whether it is ready, and its metrics."""
+"""Liveness, readiness, and metrics."""
 
 from http import HTTPStatus
 

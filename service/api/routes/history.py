@@ -1,4 +1,4 @@
-"""What a job's steps measured."""
+"""A job's metrics over its steps."""
 
 from http import HTTPStatus
 from typing import Annotated
@@ -18,13 +18,13 @@ _LAST_STEP = 2**31 - 1  # what a database counts with
 
 
 class HistoryQuery(BaseModel):
-    """Which part of the curves, and how finely."""
+    """Range and resolution of the curves."""
 
     model_config = ConfigDict(extra="forbid")
 
     points: int = Field(500, ge=1, le=5000, description="Maximum number of points per curve.")
     from_step: int = Field(1, ge=0, le=_LAST_STEP, description="The first step.")
-    to_step: int | None = Field(None, ge=0, le=_LAST_STEP, description="The last step; none: the newest.")
+    to_step: int | None = Field(None, ge=0, le=_LAST_STEP, description="The last step; default: the newest.")
 
 
 @router.get("/{job_id}/metrics", responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY))

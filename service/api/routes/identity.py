@@ -1,4 +1,4 @@
-"""Who the service takes the sender of a request for."""
+"""The identity of a request's sender."""
 
 from fastapi import APIRouter
 

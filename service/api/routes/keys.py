@@ -1,4 +1,4 @@
-"""API keys: make, list, revoke."""
+"""API keys: create, list, revoke."""
 
 from http import HTTPStatus
 

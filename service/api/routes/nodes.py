@@ -1,4 +1,4 @@
-"""The cluster's nodes, and what runs on them."""
+"""The cluster's nodes and the jobs on them."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Profiles of kinds of GPU: measured for each precision, stored by operators, used for every job's predictions."""
+"""Profiles of kinds of GPU: measured per precision, stored by operators, used for every job's predictions."""
 
 from http import HTTPStatus
 from typing import Annotated
@@ -18,14 +18,14 @@ from service.models.profiles import ProfileList, StoredProfile
 
 router = APIRouter(prefix="/v1/profiles", tags=["profiles"], route_class=StrictRoute)
 
-KindPath = Annotated[AcceleratorType, Path(description="The kind of GPU by Ray's name, for example H100.")]
-PrecisionQuery = Annotated[ProfilePrecision | None, Query(description="Only the one measured at this precision.")]
+KindPath = Annotated[AcceleratorType, Path(description="Ray's name for the kind of GPU, for example H100.")]
+PrecisionQuery = Annotated[ProfilePrecision | None, Query(description="Only the profile measured at this precision.")]
 
 _NOT_FOUND = problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
 def shown(stored: StoredProfile, who: Principal) -> StoredProfile:
-    """A profile as somebody may see it: names of operators' keys are for operators."""
+    """A profile as shown to a principal: only operators see the names of operators' keys."""
     return stored if who.may(Scope.ADMIN) else stored.anonymous
 
 
@@ -37,7 +37,7 @@ def list_profiles(who: Reader, context: ContextDep) -> ProfileList:
 
 @router.get("/{kind}", responses=_NOT_FOUND)
 def show_profile(kind: KindPath, who: Reader, context: ContextDep, precision: PrecisionQuery = None) -> StoredProfile:
-    """Show the profile of one kind of GPU, that in bf16 if there are two."""
+    """Show the profile of one kind of GPU; by default the one in bf16 if there are several."""
     return shown(context.profiles.get(kind, precision), who)
 
 
@@ -45,7 +45,7 @@ def show_profile(kind: KindPath, who: Reader, context: ContextDep, precision: Pr
     "/{kind}", responses=problem_responses(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
 )
 def put_profile(kind: KindPath, profile: MeasuredProfile, who: Admin, context: ContextDep) -> StoredProfile:
-    """Store the profile of a kind of GPU, in place of the one of the same precision that there may be."""
+    """Store the profile of a kind of GPU, replacing any profile of the same precision."""
     try:
         profile.refuse_other_kind(kind)
     except ValueError as error:
@@ -56,5 +56,5 @@ def put_profile(kind: KindPath, profile: MeasuredProfile, who: Admin, context: C
 
 @router.delete("/{kind}", status_code=HTTPStatus.NO_CONTENT, responses=_NOT_FOUND)
 def delete_profile(kind: KindPath, _who: Admin, context: ContextDep, precision: PrecisionQuery = None) -> None:
-    """Delete the profiles of a kind of GPU, or only that of a precision; its jobs are then planned by data sheets."""
+    """Delete the profiles of a kind of GPU, or only one precision's; its jobs are then planned from data sheets."""
     context.profiles.delete(kind, precision)

@@ -1,4 +1,4 @@
-"""A browser's session: its API key in a cookie that no script can read."""
+"""A browser's session: its API key in a cookie that scripts cannot read."""
 
 from http import HTTPStatus
 
@@ -23,7 +23,7 @@ router = APIRouter(
 
 
 class SessionRequest(BaseModel):
-    """What opens a session."""
+    """A request to open a session."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -46,7 +46,7 @@ async def open_session(wanted: SessionRequest, request: Request, response: Respo
     principal = await run_in_threadpool(context.keys.verify, wanted.key)
     if principal is None:
         context.limits.count_failure(request.client.host if request.client else None)
-        raise Unauthenticated("invalid API key: wrong, expired or revoked; whoever operates the service knows")
+        raise Unauthenticated("invalid API key: wrong, expired or revoked; ask the service's operator")
     request.state.principal = principal
     secure = is_seen_over_tls(context.settings)
     response.set_cookie(COOKIE, wanted.key, httponly=True, samesite="strict", secure=secure)

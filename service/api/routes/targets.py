@@ -1,4 +1,4 @@
-"""Where Prometheus finds the ranks that it is to scrape."""
+"""Scrape targets of ranks for Prometheus."""
 
 from fastapi import APIRouter
 

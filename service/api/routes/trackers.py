@@ -1,4 +1,4 @@
-"""Where else a job's curves go, and how far that is."""
+"""The progress of a job's trackers."""
 
 from http import HTTPStatus
 
@@ -15,7 +15,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 @router.get("/{job_id}/trackers", responses=problem_responses(HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY))
 def trackers(job: JobDep, context: ContextDep) -> TrackerList:
-    """A job's trackers, what they have not been told yet, and why."""
+    """Show a job's trackers, how many events each is behind, and why."""
     found = TrackerStore(context.store.engine).of_job(job.id)
     return TrackerList(
         trackers=[

@@ -1,7 +1,7 @@
-"""The newest events of a followed job, which are read and encoded once for all streams that follow it.
+"""The newest events of a followed job, read and encoded once for all streams that follow it.
 
-A stream that starts further back, or whose client is slow, reads the record by itself until it has caught up. Ids of a
-job's events grow in the order of commits, so that nothing comes in between later.
+A stream that starts further back, or whose client is slow, reads the record itself until it has caught up. Ids of a
+job's events increase in the order of commits, so no event is inserted later.
 """
 
 import asyncio
@@ -16,17 +16,17 @@ from service.jobs.model import JobEvent
 from service.jobs.queries import EventFilter, Position
 from service.jobs.store import JobStore
 
-BATCH = 100  # events read, or given to a stream, in one go
+BATCH = 100  # events read, or passed to a stream, at once
 
 
 @dataclass(frozen=True)
 class EncodedEvent:
-    """An event, and how it is sent.
+    """An event and its encoded form.
 
     Attributes:
         event: The event.
-        encoded: The same as all streams send it.
-        size: Bytes of its JSON.
+        encoded: The event as all streams send it.
+        size: Size of its JSON in bytes.
     """
 
     event: JobEvent
@@ -44,12 +44,12 @@ Read = Callable[[str, int, EventFilter], Awaitable[Sequence[EncodedEvent]]]
 
 
 def read_events(store: JobStore, job_id: str, after: int, wanted: EventFilter) -> Sequence[EncodedEvent]:
-    """Read a job's next events from the record, a batch at most; fewer when there are no more."""
+    """Read a job's next events from the record: a batch, or fewer if there are no more."""
     return [EncodedEvent.of(event) for event in store.events(job_id, after, BATCH, wanted)]
 
 
 def read_on(store: JobStore, job_id: str, newest: int | None) -> tuple[Position, Sequence[EncodedEvent]]:
-    """Read what a feed takes: the job, and then its next events. In this order, so that none is missed."""
+    """Read a feed's next input: the job's position and then its next events, in this order so that none is missed."""
     position = store.position(job_id)
     if newest is None or position.newest <= newest:
         return position, []
@@ -62,11 +62,11 @@ class Feed:
     Attributes:
         job_id: The job.
         followers: The streams.
-        version: Of the job, when it was last read to the end; 0 before.
-        finished: Whether the job had come to its end then.
-        newest: Id of the newest event read; ``None`` before the job has been looked at.
-        start: All events read that have greater ids are kept.
-        size: Bytes of these, counted as JSON.
+        version: The job's version when it was last read to the end; 0 before.
+        finished: Whether the job had ended then.
+        newest: Id of the newest event read; ``None`` before the first read.
+        start: All events read with greater ids are kept.
+        size: Size of the kept events in bytes of JSON.
         stale: Set when there may be more to read.
     """
 
@@ -83,7 +83,7 @@ class Feed:
         self._changed = asyncio.Event()
 
     def take(self, position: Position, events: Sequence[EncodedEvent]) -> None:
-        """Take what was read: the job's position, and after that the next events, a full batch if there may be more."""
+        """Take what was read: the job's position, then its next events; a full batch means there may be more."""
         if self.newest is None:
             self.newest = self.start = position.newest
         if events:
@@ -97,12 +97,12 @@ class Feed:
         self._wake()
 
     def after(self, seen: int) -> Sequence[EncodedEvent]:
-        """The next events after one that is not before the feed's start, a batch at most."""
+        """Return the next events after a given one, which is not before the feed's start; a batch at most."""
         first = self._index(seen)
         return self._kept[first : first + BATCH]
 
     def trim(self, most: int) -> None:
-        """Drop the events that all followers have seen, and the oldest of the others beyond ``most`` bytes."""
+        """Drop the events that all followers have seen, and the oldest others beyond ``most`` bytes."""
         dropped = self._index(min(follower.seen for follower in self.followers))
         self.size -= sum(each.size for each in self._kept[:dropped])
         while self.size > most:
@@ -113,13 +113,13 @@ class Feed:
             del self._kept[:dropped]
 
     def end(self, is_over: Callable[[Principal], bool]) -> None:
-        """End the streams of some, before the job has come to its end."""
+        """End the streams of some principals before the job has ended."""
         for follower in self.followers:
             follower.over |= is_over(follower.who)
         self._wake()
 
     async def changed(self) -> None:
-        """Return when there is something new."""
+        """Wait until there is something new."""
         await self._changed.wait()
 
     def _wake(self) -> None:
@@ -134,14 +134,14 @@ class Follower:
     """One stream that follows a job.
 
     Args:
-        feed: The job's.
+        feed: The job's feed.
         read: Reads the record; see ``read_events``.
         who: Whose stream it is.
         wanted: Which events are wanted.
-        seen: Only later events than the one with this id are.
+        seen: Id of the event after which it starts.
 
     Attributes:
-        over: Set when it is to end before the job does.
+        over: Set when the stream is to end before the job does.
     """
 
     def __init__(self, feed: Feed, read: Read, who: Principal, wanted: EventFilter, seen: int) -> None:
@@ -149,7 +149,7 @@ class Follower:
         self._feed, self._read, self._wanted = feed, read, wanted
 
     async def next(self) -> Sequence[EncodedEvent]:
-        """The next wanted events, in order, as soon as there are any; none when the stream is at its end."""
+        """Wait for the next wanted events and return them in order; none at the end of the stream."""
         while not self.over:
             if self._feed.newest is None:
                 await self._feed.changed()
@@ -168,6 +168,6 @@ class Follower:
 
     async def _catch_up(self, newest: int) -> Sequence[EncodedEvent]:
         found = await self._read(self._feed.job_id, self.seen, self._wanted)
-        # Where there were no more, all that is wanted up to what the feed had read before is among them.
+        # If there were no more, these include all wanted events up to what the feed had read before.
         self.seen = max([self.seen if len(found) == BATCH else newest, *(each.event.id for each in found[-1:])])
         return found

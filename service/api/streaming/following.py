@@ -1,7 +1,7 @@
-"""Following jobs: when each job's ``Feed`` is read on, and which streams may go on.
+"""Following jobs: when each job's ``Feed`` reads more, and which streams may continue.
 
-A feed is read on whenever its job has been written to. This process hears of its own writes directly, PostgreSQL tells
-it of those of others, and a look at the versions of all followed jobs now and then finds what neither has told.
+A feed reads more whenever its job has been written to. This process is notified of its own writes directly and of other
+processes' by PostgreSQL; polling the versions of all followed jobs now and then finds what both have missed.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ from service.jobs.notifications import can_listen, listening, send_probe
 from service.jobs.queries import EventFilter
 from service.jobs.store import JobStore
 
-KEPT_BYTES = 16 * 2**20  # of all feeds together, counted as JSON
-WATCH_SECONDS = 0.5  # until streams end whose key was revoked or has expired, or whose server stops
+KEPT_BYTES = 16 * 2**20  # of JSON, in all feeds together
+WATCH_SECONDS = 0.5  # until streams end if their key was revoked or has expired, or their server stops
 LOOK_SECONDS = 1.0
 LOOK_SECONDS_WHEN_TOLD = 5.0
 RETRY_SECONDS = 1.0
 
-_THREADS = 4  # that read for streams; other requests have their own
+_THREADS = 4  # for reading events; other requests have their own
 
 _Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
 
 
 class Feeds:
-    """The feeds of one process. Used from its event loop alone.
+    """The feeds of one process. Used from its event loop only.
 
     Args:
         store: The record.
@@ -52,7 +52,7 @@ class Feeds:
         self._watcher: asyncio.Task[None] | None = None  # while there are feeds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = anyio.CapacityLimiter(_THREADS)
-        self._is_told = False  # by the database, of what other processes write
+        self._is_told = False  # by the database, of other processes' writes
         self._next_look = 0.0
         store.notifications.subscribe(self._heard)
 
@@ -64,7 +64,7 @@ class Feeds:
             job_id: The job.
             who: Whose stream it is; it ends when their key is revoked or expires.
             wanted: Which events are wanted.
-            after: Only later ones than that with this id are.
+            after: Id of the event after which to start.
         """
         feed = self._feeds.get(job_id) or self._open(job_id)
         follower = Follower(feed, self.read, who, wanted, after)
@@ -97,7 +97,7 @@ class Feeds:
             self._watcher.cancel()
 
     def _heard(self, job_id: str, version: int) -> None:
-        """Called by whichever thread of this process has written to a job."""
+        """Called by the thread of this process that has written to a job."""
         if job_id in self._feeds and self._loop is not None:
             with suppress(RuntimeError):  # the loop has just ended
                 self._loop.call_soon_threadsafe(self._note, job_id, version)
@@ -114,7 +114,7 @@ class Feeds:
             feed.stale.clear()
             try:
                 position, events = await self._in_thread(lambda: read_on(self._store, feed.job_id, feed.newest))
-            except SQLAlchemyError:  # the next look finds that there is something left to read
+            except SQLAlchemyError:  # the next poll finds that there is more to read
                 self._look_soon()
             except Exception:
                 _log.exception("the events of job %s cannot be read; its streams end", feed.job_id)
@@ -129,7 +129,7 @@ class Feeds:
                 tasks.create_task(work)
 
     async def _tend(self) -> None:
-        """Do what must not wait for the database: end all streams with the server, and keep within the memory."""
+        """Do what must not wait for the database: end all streams when the server stops, and bound the memory."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             for feed in self._feeds.values():
@@ -138,7 +138,7 @@ class Feeds:
                     feed.end(lambda _: True)
 
     async def _watch(self) -> None:
-        """End streams whose keys were revoked or have expired, and look for writes that came without a notification."""
+        """End streams whose keys were revoked or have expired, and poll for writes that came without a notification."""
         is_away = False
         while True:
             await asyncio.sleep(WATCH_SECONDS)
@@ -170,14 +170,14 @@ class Feeds:
         self._next_look = min(self._next_look, time.monotonic() + LOOK_SECONDS)
 
     async def _listen(self) -> None:
-        """Hear of the writes of other processes, if the database can tell of them."""
+        """Listen for other processes' writes, if the database can notify of them."""
         is_said = False
         while can_listen(self._store.engine):
             try:
                 await self._listen_once()
             except Exception as error:
                 if self._is_told or not is_said:
-                    _log.warning("PostgreSQL does not tell what other processes write until it is back: %s", error)
+                    _log.warning("no notifications of other processes' writes until PostgreSQL is back: %s", error)
                 is_said = True
             self._is_told = False
             self._look_soon()
@@ -190,7 +190,7 @@ class Feeds:
             async for job_id, version in writes:
                 if job_id == probe:
                     self._is_told = True
-                    self._next_look = 0.0  # for what was written before
+                    self._next_look = 0.0  # to find earlier writes
                 self._note(job_id, version)
 
     async def _in_thread(self, work: Callable[[], _Answer]) -> _Answer:

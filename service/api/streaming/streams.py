@@ -1,4 +1,4 @@
-"""Limits how many event streams a key has open, and lets go of what a stream holds when it ends."""
+"""Limits the number of open event streams per key, and releases what a stream holds when it ends."""
 
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
@@ -15,6 +15,6 @@ async def _hold_stream(who: Reader, context: ContextDep) -> AsyncIterator[ExitSt
         yield held
 
 
-# For routes that answer with a stream: it is counted, and what is entered here is held, until the stream ends, however
-# that comes. A generator is not told in time when its client leaves while an event is being sent.
+# For routes that return a stream: it is counted, and contexts entered here are held, until the stream ends for whatever
+# reason. A generator is not closed in time if its client leaves while an event is being sent.
 HeldByStream = Annotated[ExitStack, Depends(_hold_stream)]

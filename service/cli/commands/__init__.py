@@ -1,1 +1,1 @@
-"""The commands of ``boost``, a file for each or for a few that belong together."""
+"""The commands of ``boost``: one file for each, or for a few that belong together."""

@@ -25,7 +25,7 @@ def audit(
         return
     print_table(("ID", "TIME", "TENANT", "KEY", "FROM", "STATUS", "ACTION", "RESOURCE"), map(_row, page.entries))
     if page.next_after is not None:
-        say(f"(there are later ones: the same with --after {page.next_after})")
+        say(f"(more entries follow: add --after {page.next_after})")
 
 
 def _row(entry: AuditEntry) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""``boost ckpt``: look at the checkpoints of a job or a folder, keep them, remove them."""
+"""``boost ckpt``: list, show, pin and delete the checkpoints of a job or a folder."""
 
 import re
 from typing import Annotated
@@ -68,7 +68,7 @@ def pin(job_id: JobId, step: Step, url: Url = None) -> None:
 def unpin(job_id: JobId, step: Step, url: Url = None) -> None:
     """Return a checkpoint to the job's retention."""
     with open_client(url) as client:
-        say(f"{client.unpin(job_id, step).url} is kept as long as the job's own rules say")
+        say(f"{client.unpin(job_id, step).url} is again subject to the job's retention")
 
 
 @app.command("rm")
@@ -84,10 +84,10 @@ for of_folders in (ckpt_folders.verify, ckpt_folders.prune):
 
 
 def checkpoint_of_job(client: Client, job_id: str, step: int | None) -> CheckpointDetail:
-    """A job's checkpoint of a step, or its newest intact one.
+    """Return a job's checkpoint of a step, or its newest intact one.
 
     Raises:
-        BadInput: It has none.
+        BadInput: The job has none.
     """
     if step is None:
         found = client.checkpoints(job_id)

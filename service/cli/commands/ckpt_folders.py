@@ -1,4 +1,4 @@
-"""``boost ckpt`` on a folder: check and thin out. Needs no service."""
+"""``boost ckpt`` on a folder: verify and prune, without a service."""
 
 from typing import Annotated
 
@@ -15,10 +15,10 @@ Url = Annotated[str, typer.Argument(metavar="URL", help="Folder of a job's check
 
 
 def checkpoints_in(url: str) -> CheckpointList:
-    """The committed checkpoints of a folder, newest first.
+    """List the committed checkpoints of a folder, newest first.
 
     Raises:
-        BadInput: There is none.
+        BadInput: There are none.
     """
     folder = CheckpointFolder(url)
     _steps(folder)
@@ -43,7 +43,7 @@ def checkpoints_in(url: str) -> CheckpointList:
 
 
 def manifest_in(url: str, step: int | None) -> Manifest:
-    """The manifest of a folder's checkpoint of a step, or of its newest.
+    """Read the manifest of a folder's checkpoint of a step, or of its newest.
 
     Raises:
         BadInput: There is no such checkpoint, or its manifest cannot be read.
@@ -76,7 +76,7 @@ def prune(
     keep_last: Annotated[int, typer.Option(min=1, help="Keep this many of the newest.")],
     keep_every: Annotated[int | None, typer.Option(min=1, help="Also keep multiples of this many steps.")] = None,
 ) -> None:
-    """Remove old checkpoints. Those to keep are verified first; damaged ones do not count."""
+    """Remove old checkpoints. Those kept are verified first; damaged ones do not count."""
     folder = CheckpointFolder(url)
     _steps(folder)
     removed = folder.prune(keep_last, keep_every, read_files=True)

@@ -14,7 +14,7 @@ from service.cli.output.printing import print_json, print_table, say
 from service.client import Client
 from service.models.datasets import Dataset, DatasetState
 
-app = typer.Typer(no_args_is_help=True, help="Make, list, look at, cancel and forget datasets that jobs may name.")
+app = typer.Typer(no_args_is_help=True, help="Create, list, show, cancel and forget datasets that jobs can name.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The dataset.")]
 
@@ -27,7 +27,7 @@ def create(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait until it is built.")] = False,
     url: Url = None,
 ) -> None:
-    """Build a dataset; one that failed or was cancelled continues with the files that are left."""
+    """Build a dataset; one that failed or was cancelled continues with the remaining files."""
     with open_client(url) as client:
         dataset = client.create_dataset(read_dataset(file))
         say(f"dataset {dataset.name} ({dataset.id}) is {dataset.state}")
@@ -98,7 +98,7 @@ def _progress(dataset: Dataset) -> str:
     if told is None:
         return dataset.message
     rate = told.bytes / 2**20 / max(told.seconds, 1e-9)
-    return f"{told.stage}: {told.done} of {told.of}; {counted(told.documents, 'document')}, {rate:,.1f} MiB a second"
+    return f"{told.stage}: {told.done} of {told.of}; {counted(told.documents, 'document')}, {rate:,.1f} MiB/s"
 
 
 def _row(dataset: Dataset) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""``boost demo``: the whole service on one example, from nothing to a trained model."""
+"""``boost demo``: the whole service on one example, from scratch to a trained model."""
 
 import os
 import shutil
@@ -34,13 +34,13 @@ _LOG_LINES = 20
 
 
 def run_demo(settings: Settings, console: Console) -> ExitStatus:
-    """Start a service, train the example on it, say what came of it, and stop the service.
+    """Start a service, train the example on it, report the result, and stop the service.
 
     Returns:
-        OK if the job SUCCEEDED and its validation loss is below the unigram entropy of that text.
+        OK if the job SUCCEEDED and its validation loss is below the unigram entropy of the validation text.
 
     Raises:
-        BadInput: The example job is not in this folder.
+        BadInput: The example job is not below the current folder.
     """
     if not EXAMPLE.exists():
         raise BadInput(f"{EXAMPLE} is not under {Path.cwd()}; run this in the root of the repository")
@@ -48,11 +48,11 @@ def run_demo(settings: Settings, console: Console) -> ExitStatus:
     log = settings.home / "demo.log"
     try:
         with _ended_by_signals(), _service(log) as (process, url), Client(url) as client:
-            with console.status("the service starts"):
+            with console.status("starting the service"):
                 _wait_until_ready(process, url)
             record, events = _train(client, spec, console)
     except (_ServiceFailed, ServiceUnreachable) as error:
-        print_line(console, f"{error}\nthe end of {log}:", style="red")
+        print_line(console, f"{error}\nlast lines of {log}:", style="red")
         print_line(console, _tail(log))
         return ExitStatus.FAILED
     return _conclude(record, events, log, console)
@@ -63,7 +63,7 @@ class _ServiceFailed(RuntimeError):
 
 
 def _train(client: Client, spec: JobSpec, console: Console) -> tuple[JobRecord, list[JobEvent]]:
-    """Submit the example and follow it; cancel it when that is broken off, or the next demo would wait for it."""
+    """Submit the example and follow it; cancel it when interrupted, or the next demo would have to wait for it."""
     job_id = client.submit(spec).id
     print_line(console, f"submitted {EXAMPLE} as {job_id}")
     try:
@@ -77,13 +77,13 @@ def _train(client: Client, spec: JobSpec, console: Console) -> tuple[JobRecord, 
 
 @contextmanager
 def _service(log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A service in a process of its own, on a free port; stopped on the way out, however that comes."""
+    """Run a service in its own process on a free port, and stop it on the way out in any case."""
     port = _free_port()
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     address = ["--host", "127.0.0.1", "--port", str(port)]
     command = [sys.executable, "-m", "service.cli.main", "serve", "--no-auth", *address]
     with log.open("wb") as output:
-        # A session of its own, so that Ctrl-C reaches the service by way of us, and once.
+        # A session of its own, so that Ctrl-C reaches the service only through us, and only once.
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
     try:
         yield process, f"http://127.0.0.1:{port}"
@@ -102,7 +102,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Leave in good order when told to terminate, so that the service does not stay behind."""
+    """Exit cleanly on SIGTERM and SIGHUP, so that the service is not left running."""
 
     def leave(number: int, _frame: object) -> NoReturn:
         raise SystemExit(128 + number)
@@ -119,7 +119,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
     """Wait for the service.
 
     Raises:
-        _ServiceFailed: It ended, or takes too long.
+        _ServiceFailed: It exited, or took too long.
     """
     deadline = time.monotonic() + _START_SECONDS
     while not _ready(url):
@@ -138,7 +138,7 @@ def _ready(url: str) -> bool:
 
 
 def _conclude(record: JobRecord, events: Sequence[JobEvent], log: Path, console: Console) -> ExitStatus:
-    """Print what came of the job."""
+    """Print how the job ended."""
 
     def say(text: str) -> None:
         print_line(console, text)
@@ -152,10 +152,10 @@ def _conclude(record: JobRecord, events: Sequence[JobEvent], log: Path, console:
         return ExitStatus.FAILED
     last = evaluations[-1]
     say(f"checkpoint     {record.checkpoint.url}")
-    say(f"training loss  {steps[0].loss:.3f} → {steps[-1].loss:.3f} nats a token in {steps[-1].steps} steps")
-    say(f"validation loss  {last.loss:.3f} nats a token; unigram entropy of that text {last.unigram_entropy:.3f}")
+    say(f"training loss  {steps[0].loss:.3f} → {steps[-1].loss:.3f} nats/token in {steps[-1].steps} steps")
+    say(f"validation loss  {last.loss:.3f} nats/token; unigram entropy {last.unigram_entropy:.3f}")
     if last.loss >= last.unigram_entropy:
-        say("the model learned no more than how often each byte occurs: the demo failed")
+        say("the model learned no more than byte frequencies: the demo failed")
         return ExitStatus.FAILED
     boost = _own_command()
     say("\nTry next:")
@@ -166,7 +166,7 @@ def _conclude(record: JobRecord, events: Sequence[JobEvent], log: Path, console:
 
 
 def _own_command() -> str:
-    """How the user can call this program from here."""
+    """Return how the user can call this program from here."""
     program = Path(sys.argv[0])
     if program.name != "boost" or shutil.which("boost") == str(program):
         return "boost"

@@ -1,4 +1,4 @@
-"""``boost eval``: what a checkpoint scores on tasks of lm-eval."""
+"""``boost eval``: score a checkpoint on lm-eval tasks."""
 
 import shutil
 from collections.abc import Iterator
@@ -23,12 +23,14 @@ from service.models.identity import Scope
 def evaluate(
     where: JobOrCheckpoint,
     tasks: Annotated[
-        list[str], typer.Option(metavar="PATH", help="A task file of lm-eval, or a folder of them; repeatable.")
+        list[str], typer.Option(metavar="PATH", help="An lm-eval task file, or a folder of them; repeatable.")
     ],
     step: WhichStep = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only this many documents of each task.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Sequences at a time.")] = 8,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the scores as JSON, too.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the scores to this file, as JSON.")
+    ] = None,
     tokenizer: Tokenizer = None,
     url: Url = None,
 ) -> None:
@@ -52,15 +54,15 @@ def evaluate(
 
 
 def _refuse_who_may_not_record(client: Client) -> None:
-    """Say before hours of work what would be refused after them."""
+    """Refuse before hours of work what the service would refuse afterwards."""
     who = client.whoami()
     if not any(scope.includes(Scope.SUBMIT) for scope in who.scopes):
-        raise Failed(f"recording scores needs a key with the scope submit, which {who.name!r} has not; nothing was run")
+        raise Failed(f"recording scores needs a key with the scope submit, which {who.name!r} lacks; nothing was run")
 
 
 @contextmanager
 def _kept_if_not_recorded(out: Path | None) -> Iterator[Path]:
-    """A file for the scores, which stays where it is asked for, and where what is done with it fails."""
+    """Provide a file for the scores; it is kept if it was asked for, or if recording the scores fails."""
     folder = Path(mkdtemp(prefix="boost-eval-"))
     file = out or folder / "scores.json"
     try:

@@ -1,4 +1,4 @@
-"""``boost export``: a checkpoint's model for Hugging Face's tools, into a folder, S3 or a hub."""
+"""``boost export``: a checkpoint's model for Hugging Face's tools, to a folder, S3 or a hub."""
 
 import json
 from enum import StrEnum
@@ -34,11 +34,11 @@ def export(
     dtype: Annotated[Dtype, typer.Option(help="Type of the tensors.")] = Dtype.FP32,
     max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Largest size of a file.")] = "5GB",
     merge: Annotated[
-        bool, typer.Option("--merge", help="Multiply svd's products out, to a plain dense model.")
+        bool, typer.Option("--merge", help="svd only: multiply the factors out into a plain dense model.")
     ] = False,
     tokenizer: Tokenizer = None,
     push: Annotated[
-        str | None, typer.Option(metavar="REPO", help="Push the model to this repository of a hub, too.")
+        str | None, typer.Option(metavar="REPO", help="Also push the model to this repository of a hub.")
     ] = None,
     url: Url = None,
 ) -> None:
@@ -63,7 +63,7 @@ def export(
 
 
 def _losses(client: Client, job_id: str, step: int) -> dict[str, float]:
-    """What the job had last reported by a step, for the model's card."""
+    """Return the losses last reported by the job at a step, for the model card."""
     curves = client.metrics(job_id, to_step=step)
     last = {"training": curves.samples[-1].loss} if curves.samples else {}
     if curves.evaluations:
@@ -73,7 +73,7 @@ def _losses(client: Client, job_id: str, step: int) -> dict[str, float]:
 
 
 def _scores(client: Client, job_id: str, step: int) -> dict[str, str]:
-    """What a checkpoint scored on tasks, the newest evaluation of each first, for the model's card."""
+    """Return a checkpoint's scores on tasks, newest evaluation first, for the model card."""
     found: dict[str, str] = {}
     for each in evaluations_of(client, job_id):
         if each.step == step:

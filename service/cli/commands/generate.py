@@ -1,4 +1,4 @@
-"""``boost generate``: what a checkpoint's model says."""
+"""``boost generate``: text from a checkpoint's model."""
 
 from typing import Annotated
 
@@ -19,12 +19,12 @@ def generate(
         typer.Option(min=1, help="Maximum number of tokens (default: 100, or what the sequence has room for)."),
     ] = None,
     temperature: Annotated[
-        float, typer.Option(min=0, max=100, help="Randomness; 0 takes the likeliest token each time.")
+        float, typer.Option(min=0, max=100, help="Sampling temperature; 0 always takes the likeliest token.")
     ] = 1.0,
     top_p: Annotated[
-        float, typer.Option(min=0, max=1, help="Draw from the likeliest tokens that together have this probability.")
+        float, typer.Option(min=0, max=1, help="Sample from the likeliest tokens with this total probability.")
     ] = 1.0,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the draws (default: a new one each time).")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Random seed (default: a new one each time).")] = None,
     tokenizer: Tokenizer = None,
     url: Url = None,
 ) -> None:

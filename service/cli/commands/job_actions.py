@@ -1,4 +1,4 @@
-"""``boost pause``, ``resume``, ``cancel``, ``retry``, ``patch`` and ``drill``: what a job's user may do to it."""
+"""``boost pause``, ``resume``, ``cancel``, ``retry``, ``patch`` and ``drill``: act on a job."""
 
 from typing import Annotated
 
@@ -17,7 +17,7 @@ def pause(job_id: JobId, url: Url = None) -> None:
     """Pause a job: it saves its state and releases its resources."""
     with open_client(url) as client:
         job = client.pause(job_id)
-    say(f"{job.id} is PAUSED" if job.state is JobState.PAUSED else f"{job.id} will be paused after its step")
+    say(f"{job.id} is PAUSED" if job.state is JobState.PAUSED else f"{job.id} will be paused after its current step")
 
 
 def resume(job_id: JobId, url: Url = None) -> None:
@@ -38,13 +38,13 @@ def retry(job_id: JobId, url: Url = None) -> None:
     """Requeue a failed or cancelled job; it continues from its newest checkpoint."""
     with open_client(url) as client:
         job = client.retry(job_id)
-    say(f"{job.id} is {job.state} again, and goes on from step {job.checkpoint.step if job.checkpoint else 0}")
+    say(f"{job.id} is {job.state} again and continues from step {job.checkpoint.step if job.checkpoint else 0}")
 
 
 def patch(
     job_id: JobId,
     name: Annotated[str | None, typer.Option(help="New name.")] = None,
-    priority: Annotated[int | None, typer.Option(help="New priority; jobs with a higher one start first.")] = None,
+    priority: Annotated[int | None, typer.Option(help="New priority; higher-priority jobs start first.")] = None,
     min_replicas: Annotated[int | None, typer.Option(help="Minimum number of data parallel replicas.")] = None,
     max_replicas: Annotated[int | None, typer.Option(help="Maximum number of data parallel replicas.")] = None,
     min_gpus: Annotated[int | None, typer.Option(help="Minimum number of GPUs, with layouts: auto.")] = None,
@@ -55,14 +55,16 @@ def patch(
     replicas, gpus = _given(min=min_replicas, max=max_replicas), _given(min=min_gpus, max=max_gpus)
     changes = _given(name=name, priority=priority, data_parallel_size=replicas or None, gpus=gpus or None)
     if not changes:
-        raise BadInput("nothing to change; give --name, --priority, --min-replicas, --max-replicas, or limits of GPUs")
+        raise BadInput(
+            "nothing to change; give --name, --priority, --min-replicas, --max-replicas, --min-gpus or --max-gpus"
+        )
     with open_client(url) as client:
         job = client.patch(job_id, changes)
-    say(f"{job.id} is {job.name}, of priority {job.spec.priority}, with {_size(job.spec)}")
+    say(f"{job.id} is {job.name}, priority {job.spec.priority}, with {_size(job.spec)}")
 
 
 def _size(spec: JobSpec) -> str:
-    """How large a job's gang may be."""
+    """Return the allowed sizes of a job's gang."""
     elasticity = spec.elasticity
     if elasticity and elasticity.gpus:
         ranks = "GPU(s)" if spec.resources.gpus_per_worker else "worker(s)"
@@ -86,7 +88,7 @@ def drill(
     """Inject one fault into a running job, to see it recover."""
     with open_client(url) as client:
         job = client.drill(job_id, _given(kind=kind, rank=rank, at_step=at_step, steps=steps, seconds=seconds))
-    say(f"{job.id} will have its {kind}; see what comes of it: boost events {job.id} -f")
+    say(f"{kind} will be injected into {job.id}; see the result: boost events {job.id} -f")
 
 
 def _given(**options: object) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""``boost ls``, ``show``, ``events`` and ``logs``: look at jobs."""
+"""``boost ls``, ``show``, ``events`` and ``logs``: inspect jobs."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -21,7 +21,7 @@ from service.models.evaluations import JobEvaluation
 
 _Part = TypeVar("_Part")
 
-_PAGE = 500  # the most that the API gives at once
+_PAGE = 500  # the API's maximum per request
 
 
 def list_jobs(
@@ -32,7 +32,7 @@ def list_jobs(
     name: Annotated[str | None, typer.Option(help="Only jobs whose name contains this.")] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's jobs; for operators.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of results.")] = 100,
-    cursor: Annotated[str | None, typer.Option(help="Continue a previous list; its last line says how.")] = None,
+    cursor: Annotated[str | None, typer.Option(help="Continue a previous list; its last line shows the value.")] = None,
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
@@ -45,13 +45,13 @@ def list_jobs(
         return
     print_table(("ID", "NAME", "QUEUE", "STATE", "STEP", "LOSS", "AGE", "MESSAGE"), map(_row, page.jobs))
     if page.next_cursor:
-        say(f"(these are {len(page.jobs)}; older ones: the same with --cursor {page.next_cursor})")
+        say(f"(showing {len(page.jobs)}; for older ones add --cursor {page.next_cursor})")
 
 
 def _pages(
     client: Client, states: list[JobState], limit: int, cursor: str | None, filters: dict[str, str | None]
 ) -> JobPage:
-    """As many pages as it takes, as one."""
+    """Fetch as many pages as needed and join them into one."""
     jobs: list[JobRecord] = []
     while True:
         page = client.list(states, min(limit - len(jobs), _PAGE), cursor, **filters)
@@ -79,13 +79,13 @@ def show(job_id: JobId, as_json: AsJson = False, url: Url = None) -> None:
 
 
 def evaluations_of(client: Client, job_id: str) -> list[JobEvaluation]:
-    """A job's evaluations on tasks; none where the service is of a version that has none."""
+    """Return a job's evaluations on tasks; none if the service is too old to have them."""
     found = _where_served(client.evaluations, job_id)
     return found.evaluations if found else []
 
 
 def _where_served(ask: Callable[[str], _Part], job_id: str) -> _Part | None:
-    """What the service has of a job; ``None`` where it is of a version that has no such part."""
+    """Ask the service about a job; ``None`` if the service is too old to answer."""
     try:
         return ask(job_id)
     except ApiError as error:
@@ -95,7 +95,7 @@ def _where_served(ask: Callable[[str], _Part], job_id: str) -> _Part | None:
 
 
 def events(job_id: JobId, follow_it: Follow = False, as_json: AsJson = False, url: Url = None) -> None:
-    """Print a job's events: states, steps, checkpoints, restarts. For its ranks' logs: `boost logs`."""
+    """Print a job's events: states, steps, checkpoints, restarts. For the logs of its ranks: `boost logs`."""
     with open_client(url) as client:
         if follow_it and not as_json:
             exit_as(follow_until_interrupted(client, job_id, Console(highlight=False)))

@@ -28,14 +28,14 @@ app = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys; 
 Direct = Annotated[
     bool,
     typer.Option(
-        "--direct", help="Write to the database at BOOST_DATABASE_URL directly: how the first key is created."
+        "--direct", help="Write to the database at BOOST_DATABASE_URL directly, as needed to create the first key."
     ),
 ]
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name in records and the audit log.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The key's name in job records and the audit log.")],
     tenant: Annotated[str, typer.Option(help="The tenant it acts for.")],
     scope: Annotated[
         list[Scope], typer.Option(help="Scope of the key; each includes the ones before it. Repeatable.")
@@ -56,7 +56,7 @@ def create(
         print_json(made)
         return
     say(made.key)
-    say(f"this is the key {made.id} of tenant {made.tenant}; keep it now, it cannot be shown again", err=True)
+    say(f"this is the key {made.id} of tenant {made.tenant}; store it now, it cannot be shown again", err=True)
 
 
 @app.command("ls")
@@ -83,18 +83,18 @@ def revoke(
 
 
 def _keys(direct: bool, url: str | None) -> "AbstractContextManager[Client | LocalKeys]":
-    """What makes, lists and revokes keys: a service, or those who work on its database."""
+    """Return what creates, lists and revokes keys: a service, or direct access to its database."""
     return _keys_in_database(read_settings()) if direct else open_client(url)
 
 
 @contextmanager
 def _keys_in_database(settings: Settings) -> "Iterator[LocalKeys]":
-    """The keys in the database itself, whose tables are made if they are not there yet.
+    """Access the keys in the database itself, creating its tables if needed.
 
     Raises:
-        Failed: The database cannot be used, or there is no such key.
+        Failed: The database cannot be used, or the key does not exist.
     """
-    # Imported here, because no other command needs SQL.
+    # Imported here because few commands need SQL.
     from sqlalchemy.exc import SQLAlchemyError
 
     from service.accounts.keys import KeyNotFound
@@ -112,10 +112,10 @@ def _keys_in_database(settings: Settings) -> "Iterator[LocalKeys]":
 
 
 def _legal_key(**wanted: Any) -> KeyRequest:
-    """What a key is to be.
+    """Validate a request for a key.
 
     Raises:
-        BadInput: There can be no such key; names the options at fault.
+        BadInput: The request is invalid; the message names the options at fault.
     """
     try:
         return KeyRequest.model_validate(wanted)

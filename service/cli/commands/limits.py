@@ -1,4 +1,4 @@
-"""What queues and tenants have in common on the command line: limits, what is held of them, and jobs by state."""
+"""What ``queues`` and ``tenants`` share: limits, their usage, and job counts by state."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -10,15 +10,19 @@ from service.cli.output.printing import number
 
 _NO_LIMIT = "none"
 
-Gpus = Annotated[str | None, typer.Option(metavar="N|none", help="Maximum GPUs its jobs may hold; none: no limit.")]
-Cpus = Annotated[str | None, typer.Option(metavar="N|none", help="Maximum CPUs its jobs may hold; none: no limit.")]
+Gpus = Annotated[
+    str | None, typer.Option(metavar="N|none", help="Maximum number of GPUs that its jobs may hold; none: no limit.")
+]
+Cpus = Annotated[
+    str | None, typer.Option(metavar="N|none", help="Maximum number of CPUs that its jobs may hold; none: no limit.")
+]
 
 
 def limit(option: str | None, otherwise: float | None) -> float | None:
-    """A limit as given, or the one there is if none was given.
+    """Parse a limit, or return the present one if none was given.
 
     Raises:
-        BadInput: It is neither a number nor ``none``.
+        BadInput: The option is neither a number nor ``none``.
     """
     if option is None:
         return otherwise
@@ -31,10 +35,10 @@ def limit(option: str | None, otherwise: float | None) -> float | None:
 
 
 def held(used: float, of: float | None) -> str:
-    """What is held of a limit."""
+    """Format the usage of a limit."""
     return number(used) if of is None else f"{number(used)}/{number(of)}"
 
 
 def by_state(jobs: Mapping[str, int]) -> str:
-    """Jobs by state, those that there are."""
+    """Format the job counts of all states that occur."""
     return ", ".join(f"{count} {state}" for state, count in jobs.items() if count) or "-"

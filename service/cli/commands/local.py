@@ -1,4 +1,4 @@
-"""What runs on this machine, not in a service: ``boost serve``, ``bench``, ``data``, ``import-config``, ``demo``."""
+"""What runs on this machine without a service: ``boost serve``, ``bench``, ``data``, ``import-config``, ``demo``."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +25,7 @@ def serve(
     ] = None,
     auth: Annotated[
         bool | None,
-        typer.Option("--auth/--no-auth", help="Require API keys (default: BOOST_AUTH, or yes)."),
+        typer.Option("--auth/--no-auth", help="Require API keys (default: BOOST_AUTH, or --auth)."),
     ] = None,
     tls: Annotated[
         bool | None,
@@ -41,7 +41,7 @@ def serve(
     ] = None,
 ) -> None:
     """Run the service until it is interrupted. Every option can be set as a variable, such as BOOST_HOST."""
-    from service.serve import run  # the engine takes seconds to import, which no other command needs
+    from service.serve import run  # the engine takes seconds to import, and no other command needs it
 
     given = {"host": host, "port": port, "auth": auth, "tls": tls, "tls_cert": tls_cert, "tls_key": tls_key}
     run(read_settings(**{name: value for name, value in given.items() if value is not None}))
@@ -59,14 +59,14 @@ def data(context: typer.Context) -> None:
 
 def import_configuration(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG.YAML", help="Configuration of nanotron, or of BOOST's fork of it.")
+        Path, typer.Argument(metavar="CONFIG.YAML", help="A configuration of nanotron or of BOOST's fork of it.")
     ],
     out: Annotated[Path | None, typer.Option(help="File to write the job to (default: standard output).")] = None,
 ) -> None:
-    """Convert another trainer's configuration into a job file, and list what could not be converted and what to set."""
+    """Convert another trainer's configuration into a job file; list what was not converted or is still to be set."""
     imported = read_foreign_config(config)
     for note in imported.notes:
-        say(f"not carried over as it was: {note}", err=True)
+        say(f"not converted exactly: {note}", err=True)
     for field, remedy in imported.unset.items():
         say(f"to be set before the job runs: {field}: {remedy}", err=True)
     text = yaml.safe_dump(imported.job, sort_keys=False)

@@ -27,14 +27,14 @@ def login(
     settings = read_settings()
     address = url or settings.url
     if urlsplit(address).scheme == "http" and urlsplit(address).hostname not in _THIS_MACHINE:
-        say(f"careful: what goes to {address}, the key included, can be read on the way; use https", err=True)
+        say(f"warning: traffic to {address}, including the key, is not encrypted; use https", err=True)
     key = sys.stdin.readline().strip() if key_stdin else typer.prompt("API key", hide_input=True).strip()
     if not key:
-        raise BadInput("no key was given; an operator makes one with: boost keys create NAME --tenant TENANT")
+        raise BadInput("no key was given; an operator creates one with: boost keys create NAME --tenant TENANT")
     with client_of(address, api_key=key, verify=ca_file or True, retry_seconds=settings.retry_seconds) as client:
         who = client.whoami()
     write_login(settings.config, Login(url=address, api_key=SecretStr(key), ca_file=ca_file and ca_file.absolute()))
-    say(f"signed in to {address} as {_in_words(who)}; kept in {settings.config}")
+    say(f"signed in to {address} as {_in_words(who)}; saved in {settings.config}")
 
 
 def logout() -> None:
@@ -59,4 +59,4 @@ def whoami(as_json: AsJson = False, url: Url = None) -> None:
 
 
 def _in_words(who: Identity) -> str:
-    return f"{who.name} of tenant {who.tenant}, who may {', '.join(who.scopes)}"
+    return f"{who.name} of tenant {who.tenant}, with scope {', '.join(who.scopes)}"

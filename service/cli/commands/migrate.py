@@ -1,12 +1,12 @@
-"""``boost migrate``: the database brought up to date before a service starts."""
+"""``boost migrate``: migrate the database before a service starts."""
 
 from service.cli.failures import BadInput, Failed, read_settings
 from service.cli.output.printing import say
 
 
 def migrate() -> None:
-    """Migrate the database at BOOST_DATABASE_URL to this version. `boost serve` does this when it starts, too."""
-    # Imported here, because no other command needs SQL.
+    """Migrate the database at BOOST_DATABASE_URL to this version. `boost serve` also does this when it starts."""
+    # Imported here because few commands need SQL.
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
@@ -19,5 +19,5 @@ def migrate() -> None:
     except ArgumentError as error:
         raise BadInput(f"BOOST_DATABASE_URL: {error}") from error
     except (OSError, SQLAlchemyError) as error:
-        raise Failed(f"the database {place} could not be brought up to date: {error}") from error
+        raise Failed(f"the database {place} could not be migrated: {error}") from error
     say(f"the database {place} is up to date")

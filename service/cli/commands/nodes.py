@@ -5,7 +5,7 @@ from service.cli.options import AsJson, Url
 from service.cli.output.printing import number, print_json, print_table, say
 from service.models.nodes import Node
 
-_RESOURCES = ("GPU", "CPU")  # by Ray's names; what else a node has is in the JSON
+_RESOURCES = ("GPU", "CPU")  # by Ray's names; all others are in the JSON
 
 
 def nodes(as_json: AsJson = False, url: Url = None) -> None:
@@ -16,7 +16,7 @@ def nodes(as_json: AsJson = False, url: Url = None) -> None:
         print_json(found)
         return
     if found.seen_at is None:
-        say("no scheduler has looked at the cluster yet")
+        say("no scheduler has seen the cluster yet")
         return
     print_table(("NODE", "STATE", "FREE GPUS", "FREE CPUS", "JOBS", "LABELS"), map(_row, found.nodes))
     say(f"(as seen at {found.seen_at.astimezone():%H:%M:%S})")

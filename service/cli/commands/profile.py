@@ -1,4 +1,4 @@
-"""``boost profile``: what torch's profiler sees of some steps of a job."""
+"""``boost profile``: trace some steps of a job with torch's profiler."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -14,7 +14,7 @@ from service.cli.output.printing import say
 from service.client import Client
 from service.jobs.model import EventKind, JobEvent
 
-_TELLING: tuple[EventKind, ...] = ("profile", "fault", "interruption")  # what can become of a profile
+_TELLING: tuple[EventKind, ...] = ("profile", "fault", "interruption")  # possible outcomes of a profile
 _READERS = "a trace opens at https://ui.perfetto.dev, or in TensorBoard"
 
 
@@ -34,25 +34,25 @@ def profile(
             for trace in _traces(client, job_id, seen, set(ranks)):
                 say(trace)
         else:
-            say(f"{job.id} will have {steps} step(s) traced; where the traces are: boost events {job.id} -f")
+            say(f"{steps} step(s) of {job.id} will be traced; for the traces' locations: boost events {job.id} -f")
             say(_READERS)
 
 
 def _traces(client: Client, job_id: str, seen: int, ranks: set[int]) -> Iterator[str]:
-    """The URL of each rank's trace, as they come.
+    """Yield the URL of each rank's trace as it arrives.
 
     Raises:
-        Failed: One will not come.
+        Failed: A trace will not be written.
     """
     for event in client.events(job_id, after=seen, kinds=_TELLING):
         if event.kind == "interruption" or _is_failure(event, ranks):
-            raise Failed(f"{line_of(event)}; profiles that were not complete are lost, ask again")
+            raise Failed(f"{line_of(event)}; incomplete profiles are lost; run the command again")
         if event.kind == "profile" and event.data["rank"] in ranks:
             ranks.remove(event.data["rank"])
             yield event.data["url"]
         if not ranks:
             return
-    raise Failed(f"the job came to its end before the steps of rank {min(ranks)} were traced")
+    raise Failed(f"the job ended before the steps of rank {min(ranks)} were traced")
 
 
 def _is_failure(event: JobEvent, ranks: set[int]) -> bool:

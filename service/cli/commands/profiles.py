@@ -11,11 +11,11 @@ from service.cli.options import AsJson, Url
 from service.cli.output.printing import print_json, print_table, say
 from service.models.profiles import StoredProfile
 
-app = typer.Typer(no_args_is_help=True, help="List, store and delete what was measured of kinds of GPU.")
+app = typer.Typer(no_args_is_help=True, help="List, store and delete measured profiles of kinds of GPU.")
 
-Kind = Annotated[str, typer.Argument(metavar="KIND", help="The kind of GPU by Ray's name, such as H100.")]
+Kind = Annotated[str, typer.Argument(metavar="KIND", help="The kind of GPU by its name in Ray, such as H100.")]
 
-Precision = Annotated[str | None, typer.Option(help="Only the one measured at this precision: bf16 or fp32.")]
+Precision = Annotated[str | None, typer.Option(help="Only the profile at this precision: bf16 or fp32.")]
 
 
 @app.command("ls")
@@ -31,7 +31,7 @@ def list_profiles(as_json: AsJson = False, url: Url = None) -> None:
 
 @app.command()
 def show(kind: Kind, precision: Precision = None, as_json: AsJson = False, url: Url = None) -> None:
-    """Show the profile of one kind of GPU, that in bf16 if there are two; with --json as it is stored."""
+    """Show the profile of a kind of GPU (bf16 if there are two); with --json as stored."""
     with open_client(url) as client:
         stored = client.stored_profile(kind, precision)
     if as_json:
@@ -47,17 +47,17 @@ def set_profile(
     file: Annotated[Path, typer.Argument(metavar="PROFILE.JSON", help="What `boost bench profile` wrote.")],
     url: Url = None,
 ) -> None:
-    """Store the profile of a kind of GPU, in place of that of the same precision; for operators."""
+    """Store the profile of a kind of GPU, replacing the one of the same precision; for operators."""
     profile = read_profile(file)
     with open_client(url) as client:
         stored = client.put_profile(kind, profile)
     jobs = f"jobs in {stored.profile.precision} on {stored.kind}"
-    say(f"{jobs} are planned by what was measured on {stored.profile.device}")
+    say(f"{jobs} are now planned with what was measured on {stored.profile.device}")
 
 
 @app.command("rm")
 def remove(kind: Kind, precision: Precision = None, url: Url = None) -> None:
-    """Delete the profiles of a kind of GPU, whose jobs are then planned by data sheets; for operators."""
+    """Delete the profiles of a kind of GPU, whose jobs are then planned from data sheets; for operators."""
     with open_client(url) as client:
         client.delete_profile(kind, precision)
     say(f"deleted the profile of {kind} in {precision}" if precision else f"deleted all profiles of {kind}")

@@ -48,7 +48,7 @@ def set_queue(
     cpus: Cpus = None,
     url: Url = None,
 ) -> None:
-    """Create a queue, or change the given settings of one; for operators."""
+    """Create a queue or change the given settings of an existing one; for operators."""
     with open_client(url) as client:
         present = _present(client, name)
         settings = {
@@ -69,7 +69,7 @@ def remove(name: Name, url: Url = None) -> None:
 
 
 def _present(client: Client, name: str) -> Queue | QueueSettings:
-    """The queue as it is; as a new one if there is none."""
+    """Return the queue's settings; the defaults if it does not exist."""
     try:
         return client.queue(name)
     except ApiError as error:

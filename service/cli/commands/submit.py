@@ -1,4 +1,4 @@
-"""``boost submit``, ``clone`` and ``plan``: new jobs, and what would come of them."""
+"""``boost submit``, ``clone`` and ``plan``: submit jobs, or show what they would need."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,22 +71,22 @@ def clone(
 def plan(
     job: JobFile,
     profile: Annotated[
-        Path | None, typer.Option(help="What `boost bench profile` measured of such devices (default: data sheets).")
+        Path | None, typer.Option(help="Profile of the devices, from `boost bench profile` (default: data sheets).")
     ] = None,
     service: Annotated[
-        bool, typer.Option("--service", help="Have the service plan it, by the profile that it stores of such GPUs.")
+        bool, typer.Option("--service", help="Let the service plan it, with its stored profile of the GPUs.")
     ] = False,
     gpus: Annotated[
-        int | None, typer.Option(min=1, max=65_536, help="Search the best way to train the job on so many GPUs.")
+        int | None, typer.Option(min=1, max=65_536, help="Search for the best way to train the job on this many GPUs.")
     ] = None,
     cluster: Annotated[
         Path | None,
         typer.Option(
-            help="The network's levels, as YAML (default: nodes of 8 GPUs, with --service of as many as its own have)."
+            help="The network's levels, as YAML (default: nodes of 8 GPUs; with --service, the size of its nodes)."
         ),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, max=100, help="With --gpus: how many ways to show.")] = 5,
-    explain: Annotated[bool, typer.Option("--explain", help="With --gpus: what would change the choice.")] = False,
+    top: Annotated[int, typer.Option(min=1, max=100, help="With --gpus: number of choices to show.")] = 5,
+    explain: Annotated[bool, typer.Option("--explain", help="With --gpus: show what would change the choice.")] = False,
     as_json: AsJson = False,
     url: Url = None,
 ) -> None:
@@ -128,7 +128,7 @@ def plan(
 
 
 def _plan_there(spec: JobSpec, asked: PlanSearch | None, as_json: bool, url: str | None) -> None:
-    """Have the service plan a job, and print what it says."""
+    """Have the service plan a job, and print the result."""
     with open_client(url) as client:
         found = client.plan(spec, asked)
     if as_json:
@@ -144,10 +144,10 @@ def _plan_there(spec: JobSpec, asked: PlanSearch | None, as_json: bool, url: str
 
 
 def merge_patch(changes: list[str]) -> dict[str, Any]:
-    """A JSON merge patch of ``field.of.section=value``; values are read as YAML.
+    """Build a JSON merge patch from ``section.field=value`` changes; values are read as YAML.
 
     Raises:
-        BadInput: One is not of this form, or goes into what another one sets.
+        BadInput: A change does not have this form, or conflicts with another one.
     """
     patch: dict[str, Any] = {}
     for change in changes:
@@ -159,7 +159,7 @@ def merge_patch(changes: list[str]) -> dict[str, Any]:
         for name in sections:
             section = section.setdefault(name, {})
             if not isinstance(section, dict):
-                raise BadInput(f"--set {change}: {name} has been set to a value itself; set one or the other")
+                raise BadInput(f"--set {change}: {name} is also set to a value; set one or the other")
         section[field] = _value(change, text)
     return patch
 

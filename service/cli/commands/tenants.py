@@ -33,7 +33,7 @@ def set_tenant(
     cpus: Cpus = None,
     url: Url = None,
 ) -> None:
-    """Create a tenant, or change the given limits of one."""
+    """Create a tenant or change the given limits of an existing one."""
     with open_client(url) as client:
         present = _present(client, name)
         tenant = client.put_tenant(name, {"gpus": limit(gpus, present.gpus), "cpus": limit(cpus, present.cpus)})
@@ -41,7 +41,7 @@ def set_tenant(
 
 
 def _present(client: Client, name: str) -> Tenant | TenantSettings:
-    """The tenant as it is; as a new one if there is none."""
+    """Return the tenant; the defaults if it does not exist."""
     found = (tenant for tenant in client.tenants().tenants if tenant.name == name)
     return next(found, TenantSettings())
 

@@ -1,4 +1,4 @@
-"""``boost watch``: many jobs at once, live."""
+"""``boost watch``: several jobs at once, live."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -24,9 +24,9 @@ from service.jobs.states import JobState
 
 _LOOK_SECONDS = 2.0
 _PLAIN_SECONDS = 30.0  # between two lines about a job in the same state
-_RETRY_SECONDS = 60.0  # who watches for hours is not to be thrown out by a restart of the service
+_RETRY_SECONDS = 60.0  # a restart of the service must not end a watch that has run for hours
 
-_View = AbstractContextManager[Callable[[Watched], None]]  # shows how the jobs are, until it ends
+_View = AbstractContextManager[Callable[[Watched], None]]  # shows the jobs until it is closed
 
 _COLUMNS = ("JOB", "STATE", "STEP", "ETA", "LOSS", "TOKENS/S", "EXPOSED", "LAYOUT", "GOODPUT", "MESSAGE")
 
@@ -40,11 +40,11 @@ def watch(
     ] = None,
     url: Url = None,
 ) -> None:
-    """Watch jobs until all those named have ended, or until Ctrl-C: live on a terminal, else as lines."""
+    """Watch jobs until all those named have ended, or until Ctrl-C: live on a terminal, otherwise as lines."""
     console = Console(highlight=False)
     view: _View = _screen(console) if console.is_terminal else nullcontext(_Lines(console).show)
     with open_client(url) as client:
-        client.list(limit=1)  # what was never reached has not gone away: fail at once
+        client.list(limit=1)  # fail at once if the service was never reachable
     with open_client(url, retry_seconds=_RETRY_SECONDS) as client:
         watched = Watched(client, job_ids or [])
         try:
@@ -58,7 +58,7 @@ def watch(
 
 
 def _rounds(watched: Watched) -> Iterator[None]:
-    """Look at the jobs again and again, until they are over."""
+    """Poll the jobs until they are over."""
     while True:
         watched.look()
         yield
@@ -69,13 +69,13 @@ def _rounds(watched: Watched) -> Iterator[None]:
 
 @contextmanager
 def _screen(console: Console) -> Iterator[Callable[[Watched], None]]:
-    """A table that is drawn anew; its last state stays when it ends."""
+    """A table that is redrawn; its last state stays on the screen."""
     with Live(console=console, auto_refresh=False) as live:
         yield lambda watched: live.update(_table(watched), refresh=True)
 
 
 class _Lines:
-    """A line for a job when its state is another, and now and then."""
+    """A line for a job when its state changes, and from time to time."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

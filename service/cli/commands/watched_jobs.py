@@ -1,4 +1,4 @@
-"""The jobs that ``boost watch`` looks at, and how their numbers went."""
+"""The jobs that ``boost watch`` shows, and the curves of their losses and throughputs."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from service.jobs.model import JobRecord
 from service.jobs.states import TERMINAL_STATES, JobState
 
 _POINTS = 24  # of a curve
-_ENDED = 10  # that are still shown when all jobs that go on are watched
+_ENDED = 10  # ended jobs that stay visible while all active jobs are watched
 _UNFINISHED = [state for state in JobState if state not in TERMINAL_STATES]
 
 
 class Curve:
-    """The newest numbers of a job, as many as a line has room for."""
+    """The newest numbers of a job, as many as fit into a line."""
 
     def __init__(self) -> None:
         self.losses: deque[float | None] = deque(maxlen=_POINTS)
@@ -22,13 +22,13 @@ class Curve:
         self._step = 0
 
     def begin(self, client: Client, job_id: str) -> None:
-        """Take what the job's past has; a curve without it is still one."""
+        """Load the job's past; without it, the curve just starts now."""
         with suppress(ApiError):
             for sample in client.metrics(job_id, _POINTS).samples:
                 self._add(sample.step, sample.loss, sample.tokens_per_second)
 
     def go_on(self, job: JobRecord) -> None:
-        """Take the job's newest step, if it has not been taken yet."""
+        """Add the job's newest step, if it is new."""
         if job.progress and job.progress.step != self._step:
             self._add(job.progress.step, job.progress.loss, job.progress.tokens_per_second)
 
@@ -39,11 +39,11 @@ class Curve:
 
 
 class Watched:
-    """Some jobs, as they were when last looked at.
+    """Some jobs, as of the last poll.
 
     Args:
         client: The service.
-        job_ids: The jobs; none: all that have not come to their end, and those that join them.
+        job_ids: The jobs; if empty, all active ones, including new ones.
     """
 
     def __init__(self, client: Client, job_ids: Sequence[str]) -> None:
@@ -53,18 +53,18 @@ class Watched:
         self.jobs: list[JobRecord] = []
 
     def look(self) -> None:
-        """See how the jobs are now.
+        """Poll the jobs.
 
         Raises:
-            ApiError: One of those named is not there.
-            ServiceUnreachable: The service has gone away.
+            ApiError: One of the named jobs does not exist.
+            ServiceUnreachable: The service does not answer.
         """
         self.jobs = [self._client.get(job_id) for job_id in self._named] if self._named else self._unfinished()
         for job in self.jobs:
             self.curve(job).go_on(job)
 
     def curve(self, job: JobRecord) -> Curve:
-        """How a job's numbers went."""
+        """Return the curve of a job."""
         if job.id not in self._curves:
             self._curves[job.id] = curve = Curve()
             if job.progress:
@@ -73,11 +73,11 @@ class Watched:
 
     @property
     def is_over(self) -> bool:
-        """Whether all the jobs that were named have come to their end."""
+        """Whether all named jobs have ended."""
         return bool(self._named) and all(job.finished for job in self.jobs)
 
     def _unfinished(self) -> list[JobRecord]:
-        """Those that go on, and those that have ended while they were watched."""
+        """Return the active jobs, and those that ended while they were watched."""
         going_on = self._client.list(_UNFINISHED).jobs
         known = {job.id for job in going_on}
         ended = [job if job.finished else self._client.get(job.id) for job in self.jobs if job.id not in known]

@@ -1,1 +1,1 @@
-"""What the command line prints: jobs, events and plans in words, tables and curves."""
+"""What the command line prints: jobs, events and plans as text, tables and curves."""

@@ -1,4 +1,4 @@
-"""A job's events as lines for people."""
+"""A job's events as readable lines."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ from service.jobs.model import JobEvent
 
 _OF_THE_SERVICE = frozenset(
     {"state", "patch", "drill", "scores", "layouts"}
-)  # kinds of events that are not reports of the trainer
+)  # event kinds that are not reports of the trainer
 
 
 def report_of(event: JobEvent) -> Report | None:
-    """The trainer's report in an event; ``None`` for what the service says, and for what only a newer trainer says."""
+    """Return the trainer's report in an event; ``None`` for the service's own events and reports of newer trainers."""
     if event.kind in _OF_THE_SERVICE:
         return None
     try:
@@ -27,7 +27,7 @@ def report_of(event: JobEvent) -> Report | None:
 
 
 def line_of(event: JobEvent) -> str:
-    """One line that says what happened, with the local time."""
+    """Return one line that says what happened, with the local time."""
     report = report_of(event)
     text = _line_as_it_is(event) if report is None else report_text.line_of(report)
     return f"{event.time.astimezone():%H:%M:%S}  {text}"
@@ -42,7 +42,7 @@ def _line_as_it_is(event: JobEvent) -> str:
             )
         case "drill":
             when = "at once" if data["at_step"] is None else f"after step {data['at_step']}"
-            return f"drill asked for: {data['kind']}, rank {data['rank']}, {when}"
+            return f"drill requested: {data['kind']}, rank {data['rank']}, {when}"
         case "scores":
             listed = "; ".join(score_in_words(score) for score in Scores.model_validate(data).scores)
             return f"step {data['step']}  scores: {listed}"

@@ -1,4 +1,4 @@
-"""A job in words: what ``boost show`` and ``boost ls`` print."""
+"""A job as text: what ``boost show`` and ``boost ls`` print."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ _LAYOUTS_A_LINE = 3
 
 
 def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
-    """What there is to say about a job, each with its name; a name is empty where the fact goes on."""
+    """Yield a job's facts, each with its name; the name is empty on continuation lines."""
     yield "id", job.id
     yield "name", job.name
     yield "state", f"{job.state} ({job.reason}){_asked_for(job)}"
@@ -50,7 +50,7 @@ def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
     if job.progress:
         yield "newest step", numbers_of(job.progress)
     if job.comparison:
-        yield "beside plan", comparison_in_words(job.comparison)
+        yield "versus plan", comparison_in_words(job.comparison)
     if job.evaluation:
         found = job.evaluation
         words = validation_in_words(found)
@@ -60,7 +60,7 @@ def facts(job: JobRecord) -> Iterator[tuple[str, str]]:
 
 
 def told(trackers: Sequence[TrackerState]) -> Iterator[tuple[str, str]]:
-    """What there is to say about a job's trackers, each with its kind."""
+    """Yield the state of each of a job's trackers, with the tracker's kind."""
     for tracker in trackers:
         behind = f", {counted(tracker.behind, 'event')} behind" if tracker.behind else ""
         problem = f", failing: {tracker.problem}" if tracker.problem else ""
@@ -68,44 +68,44 @@ def told(trackers: Sequence[TrackerState]) -> Iterator[tuple[str, str]]:
 
 
 def scores(evaluations: Sequence[JobEvaluation]) -> Iterator[tuple[str, str]]:
-    """What the newest evaluations on tasks say."""
+    """Yield the scores of the newest evaluations on tasks."""
     lines = [f"{score_in_words(score)} at step {each.step}" for each in evaluations for score in each.scores]
     yield from (("" if number else "scores", line) for number, line in enumerate(lines[:_SHOWN_SCORES]))
 
 
 def score_in_words(score: Score) -> str:
-    """A score with its task and metric."""
+    """Return a score with its task and metric."""
     return f"{score.task} {score.metric} {value_in_words(score)}"
 
 
 def value_in_words(score: Score) -> str:
-    """A score's value with its standard error."""
-    value = "no finite number" if score.value is None else f"{score.value:.4f}"
+    """Return a score's value with its standard error."""
+    value = "not finite" if score.value is None else f"{score.value:.4f}"
     return value + ("" if score.stderr is None else f" ± {score.stderr:.4f}")
 
 
 def step(job: JobRecord) -> str:
-    """Steps done, of how many."""
+    """Return the steps done and the total."""
     return f"{job.progress.step if job.progress else 0}/{job.spec.training.steps}"
 
 
 def loss(job: JobRecord) -> str:
-    """The newest step's loss."""
+    """Return the newest step's loss."""
     return f"{job.progress.loss:.4f}" if job.progress else "-"
 
 
 def age(job: JobRecord) -> str:
-    """How long ago the job was submitted."""
+    """Return how long ago the job was submitted."""
     return duration((datetime.now(UTC) - job.submitted_at).total_seconds())
 
 
 def news(job: JobRecord) -> str:
-    """What the job waits for, or else what happened to it last."""
+    """Return what the job waits for, or else what last happened to it."""
     return job.waiting_for or job.message
 
 
 def productive_share(job: JobRecord) -> str:
-    """The part of the job's time that went into new steps."""
+    """Return the share of the job's time that went into new steps."""
     goodput = as_of(job.goodput, datetime.now(UTC))
     seconds = goodput.total.total_seconds()
     return f"{goodput.productive / seconds:.0%}" if seconds else "-"
@@ -126,7 +126,7 @@ def _layout_to_come(job: JobRecord) -> str:
 
 
 def _layouts_left(job: JobRecord) -> Iterator[tuple[str, str]]:
-    """The layouts of a job with ``layouts: auto``, a few to a line."""
+    """Yield the layouts of a job with ``layouts: auto``, a few per line."""
     elasticity = job.spec.elasticity
     if elasticity is None or elasticity.gpus is None:
         return
@@ -138,8 +138,8 @@ def _layouts_left(job: JobRecord) -> Iterator[tuple[str, str]]:
 
 
 def layouts_in_words(chosen: ChosenLayouts) -> str:
-    """Which layouts were chosen for a job, and of how many."""
-    each = (f"{one.layout} ({one.step_seconds:.3g} s a step)" for one in chosen.layouts)
+    """Return which layouts were chosen for a job, and from how many."""
+    each = (f"{one.layout} ({one.step_seconds:.3g} s per step)" for one in chosen.layouts)
     return f"layouts chosen from {chosen.timed} legal ones: {', '.join(each)}"
 
 
@@ -151,7 +151,7 @@ def _restarts(job: JobRecord) -> Iterator[tuple[str, str]]:
 
 
 def _goodput(goodput: Goodput) -> str:
-    """The kinds of time by their share, the largest first."""
+    """Return the kinds of time with their shares, largest first."""
     seconds = goodput.total.total_seconds()
     kinds = sorted(goodput.seconds.items(), key=lambda kind: -kind[1])
     shares = [

@@ -1,4 +1,4 @@
-"""Tables and JSON on standard output, without what a terminal would obey: much of it was written by others."""
+"""Tables and JSON on standard output, with control characters escaped: much of the text was written by others."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def printable(text: str) -> str:
-    """A text whose control characters, those that turn its direction included, are written as JSON writes them."""
+    """Return the text with its control characters, including bidirectional ones, escaped as in JSON."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
@@ -22,23 +22,23 @@ def say(line: str, *, err: bool = False) -> None:
 
     Args:
         line: The line.
-        err: On standard error.
+        err: Print to standard error.
     """
     typer.echo(printable(line), err=err)
 
 
 def print_json(answer: BaseModel) -> None:
-    """Print an answer of the API as it came."""
+    """Print an answer of the API unchanged."""
     say(answer.model_dump_json(indent=2))
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table without a frame, of which only the last column is broken into lines."""
+    """Build a table without borders, of which only the last column wraps."""
     table = Table(*columns, box=None, pad_edge=False)
     for column in table.columns[:-1]:
         column.no_wrap = True
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))  # as they are: brackets in a message are not markup
+        table.add_row(*(Text(printable(cell)) for cell in row))  # as Text: brackets in a message are not markup
     return table
 
 
@@ -48,16 +48,16 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_line(console: Console, line: str, style: str | None = None) -> None:
-    """Print a line as it is, however wide the terminal."""
+    """Print a line without wrapping it."""
     console.print(printable(line), markup=False, soft_wrap=True, style=style)
 
 
 def number(value: float | None) -> str:
-    """A number as short as it can be; a dash for none."""
+    """Format a number as short as possible; a dash for ``None``."""
     return "-" if value is None else f"{value:g}"
 
 
 def _console() -> Console:
-    """Standard output; where that is not a terminal, wide enough that no line is broken."""
+    """Return standard output, wide enough not to wrap where it is not a terminal."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=240)

@@ -19,14 +19,14 @@ from service.jobs.states import JobState
 
 _PLAIN_SECONDS = 5.0  # between two lines about steps
 
-_View = AbstractContextManager[Callable[[JobEvent], None]]  # shows events, until it ends
+_View = AbstractContextManager[Callable[[JobEvent], None]]  # shows events until it is closed
 
-# But for those that come all the time, and are there for curves and gauges, and those of newer services.
+# All but the frequent ones, which feed curves and gauges, and those of newer services.
 _SHOWN = EVENT_KINDS - {"ranks", "spare"}
 
 
 def follow(client: Client, job_id: str, console: Console) -> JobRecord:
-    """Show what happens to a job, from its first event until it has come to its end; return the record then.
+    """Show a job's events from the first one until the job has ended, and return its final record.
 
     Raises:
         ApiError: There is no such job.
@@ -41,21 +41,21 @@ def follow(client: Client, job_id: str, console: Console) -> JobRecord:
 
 
 def follow_until_interrupted(client: Client, job_id: str, console: Console) -> JobRecord:
-    """As ``follow``; Ctrl-C ends the following and this program, and leaves the job.
+    """Like ``follow``, but Ctrl-C ends this program and leaves the job running.
 
     Raises:
-        typer.Exit: It was Ctrl-C.
+        typer.Exit: The user pressed Ctrl-C.
     """
     try:
         return follow(client, job_id, console)
     except KeyboardInterrupt:
-        print_line(console, f"stopped following; the job goes on. Look again: boost events {job_id} -f")
+        print_line(console, f"stopped following; the job continues. Follow it again: boost events {job_id} -f")
         print_line(console, f"cancel it: boost cancel {job_id}")
         raise typer.Exit(ExitStatus.INTERRUPTED) from None
 
 
 def exit_as(job: JobRecord) -> None:
-    """End with the status of a job that has come to its end; do nothing if it has not.
+    """Exit with the status of a job that has ended; do nothing if it has not.
 
     Raises:
         typer.Exit: The job did not succeed.
@@ -66,7 +66,7 @@ def exit_as(job: JobRecord) -> None:
 
 @contextmanager
 def _live(console: Console) -> Iterator[Callable[[JobEvent], None]]:
-    """A bar for steps; everything else goes by above it."""
+    """A progress bar for steps; all other events scroll by above it."""
     columns = (
         TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
         BarColumn(),
@@ -87,14 +87,14 @@ def _live(console: Console) -> Iterator[Callable[[JobEvent], None]]:
 
 
 class _PlainView:
-    """Lines; of the steps only one now and then, and the last."""
+    """Plain lines: for steps only one every few seconds, and the last."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._quiet_until = 0.0
 
     def show(self, event: JobEvent) -> None:
-        """Print an event's line, if it is not one of too many."""
+        """Print an event's line, unless another step was printed too recently."""
         report = report_of(event)
         if isinstance(report, StepReport) and report.step < report.steps:
             if time.monotonic() < self._quiet_until:

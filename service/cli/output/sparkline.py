@@ -8,7 +8,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """A block for each value, the higher the greater it is among them; a blank for NaN."""
+    """Draw a block for each value, taller for larger values; a blank for missing and non-finite ones."""
     numbers = [value for value in values if _is_number(value)]
     if not numbers:
         return " " * len(values)

@@ -1,1 +1,1 @@
-"""What a gang does next. Pure: events and their times in, decisions out."""
+"""A gang's next actions. Pure: events and their times in, decisions out."""

@@ -7,7 +7,7 @@
         │                 ▼          ▼
         └─────────── checking ◀── stopping: a rank has failed or is gone
 
-``policy`` decides between gangs and while one trains; the other states wait for an answer, or for ranks to stop.
+``policy`` decides between gangs and while one trains; the other states wait for an answer or for ranks to stop.
 """
 
 from collections.abc import Iterator, Set
@@ -43,47 +43,47 @@ from service.gang.resources import bytes_to_keep, gang_in_words, node_selector, 
 from service.gang.status import GangPhase, Orders
 
 STOP_SECONDS = 5.0  # for ranks to stop by themselves once others have been killed
-FAILED_STOP_SECONDS = 10.0  # the same once one of them has failed
-SILENT_SECONDS = 15.0  # without a word, after which a worker is asked whether it is there
+FAILED_STOP_SECONDS = 10.0  # likewise, once one of them has failed
+SILENT_SECONDS = 15.0  # of silence, after which a worker is probed
 MOST_FAILED_STARTS = 5  # of a worker, in a row
-SECONDS_TO_HOLD = 5.0, 60.0  # at least and at most, that workers are held for a store without the last checkpoint
-SHARE_TO_HOLD = 0.1  # of the time for which it is waited for, between these
-SAVE_AGAIN_SECONDS = 30.0  # after a pause or a change of layout that failed because the store was away
+SECONDS_TO_HOLD = 5.0, 60.0  # minimum and maximum time to hold workers while the store refuses the last checkpoint
+SHARE_TO_HOLD = 0.1  # of the time that the store is waited for, between these limits
+SAVE_AGAIN_SECONDS = 30.0  # after a pause or a change of layout that failed because the store was unavailable
 
 
 class GangFailed(Exception):
-    """The job cannot go on."""
+    """The job cannot continue."""
 
 
 class GangController:
-    """Decides for one attempt of a job. It keeps no time: each event comes with its own.
+    """Decides for one attempt of a job. It has no clock: each event carries its time.
 
     Args:
         spec: The job.
         orders: The first orders.
-        record: Takes what happens.
+        record: Records what happens.
     """
 
     def __init__(self, spec: JobSpec, orders: Orders, record: GangRecord) -> None:
         self._spec, self._record = spec, record
-        self._orders = self._layout_orders = orders  # the newest; those that ask for the layout that the gang has
+        self._orders = self._layout_orders = orders  # the newest; those that ask for the gang's present layout
         self._state: State = Idle()
         self._nodes, self._limit = NodeWatch(), RestartLimit(spec.fault_tolerance)
         self._replicas: dict[int, Replica] = {}
         self._replica_numbers = count(1)
         self._generation = 0
         self._layout: Layout | None = None
-        self._most = 0  # replicas that a gang has had under these orders
+        self._most = 0  # most replicas of a gang under these orders
         self._stored = False
         self._no_store_before = 0.0
         self._waits_since: float | None = None
         self._memory_is_lost = False
         self._keep_on: list[list[str]] = []  # by replica, the nodes on which the state is kept without CPUs and GPUs
-        self._no_room_before = 0.0  # in the nodes' memory, for that
-        self._heard: dict[int, float] = {}  # when each worker was heard last
+        self._no_room_before = 0.0  # no memory for that on the nodes before this time
+        self._heard: dict[int, float] = {}  # when each worker was last heard from
         self._commands: list[WorkerCommand] = []
         self._spare = SparePolicy(spec, record)
-        self._could_have_spare = False  # whether a node fits for one, as a gang of one rank is formed
+        self._could_have_spare = False  # whether some node suits a spare copy, as of when a gang of one rank is formed
 
     @property
     def formation(self) -> Formation | None:
@@ -100,11 +100,11 @@ class GangController:
         return self._record.now.seconds
 
     def handle(self, event: port.Event, moment: port.Moment) -> list[port.Decision]:
-        """What to do about an event, in this order.
+        """Return what to do about an event, in order.
 
         Args:
-            event: What has happened.
-            moment: When; no earlier than the event before.
+            event: The event.
+            moment: When it happened; not before the previous event.
         """
         self._record.now = moment
         if isinstance(self._state, Finished):
@@ -154,10 +154,10 @@ class GangController:
         if message.kept_step is not None:
             formation.kept_step = max(formation.kept_step, message.kept_step)
         self._record.take(message.reports, message.kept_step)
-        if message.saving and message.rank == 0:  # all ranks hear the same, one a moment after the other
+        if message.saving and message.rank == 0:  # all ranks hear the same within a moment
             self._record.saving(message.saving)
 
-    # Many times a second
+    # Many times per second
 
     def _observed(self, event: port.Observed) -> Iterator[port.Decision]:
         self._nodes.see(event.alive, event.leaving, self._now)
@@ -214,27 +214,25 @@ class GangController:
         )  # fmt: skip
 
     def _orders_to_follow(self) -> Orders:
-        """The scheduler's; or those before, as long as what is asked for has to go through the store and cannot."""
+        """Return the scheduler's orders; the previous ones while the new ones need a store that does not answer."""
         target, layout = self._orders.target, self._layout
         if layout is None or (target is not None and target.per_replica == layout.per_replica):
             self._layout_orders = self._orders
             return self._orders
-        # What is in memory alone comes to the store by a gang that writes it, if there are workers for one.
+        # State that is only in memory reaches the store through a gang that writes it, if there are workers for one.
         only_in_memory = self.formation is None and not self._stored and self._record.step > 0
         can_form = any(each.layout == layout.per_replica and each.placed for each in self._replicas.values())
         refused = self._now < self._no_store_before
         return self._layout_orders if refused or (only_in_memory and can_form) else self._orders
 
     def _tend_replicas(self) -> Iterator[port.Decision]:
-        """Start and remove replicas, and replace workers that have ended before they were up."""
+        """Start and remove replicas, and replace workers that ended before they were up."""
         for replica in self._replicas.values():
             for place, worker in enumerate(replica.workers):
                 if worker.failure is not None:
                     replica.failed_starts[place] += 1
                     if replica.failed_starts[place] >= MOST_FAILED_STARTS:
-                        raise GangFailed(
-                            f"a worker ended {MOST_FAILED_STARTS} times while it started: {worker.failure}"
-                        )
+                        raise GangFailed(f"a worker ended {MOST_FAILED_STARTS} times while starting: {worker.failure}")
                     yield port.ReplaceWorker(worker.number)
                 elif worker.place is not None:
                     replica.failed_starts[place] = 0
@@ -242,7 +240,7 @@ class GangController:
         wanted = replica_set(view)
         orders = view.orders
         selector = node_selector(self._spec, self._nodes.unusable(self._now), orders.avoid, orders.near)
-        # What avoids other nodes than are to be avoided by now might wait for ever.
+        # A replica that avoids nodes which need no longer be avoided might wait forever.
         stale = {each.number for each in self._replicas.values() if not each.placed and each.selector != selector}
         for number in {*wanted.give_up, *stale}:
             yield self._remove(number)
@@ -329,7 +327,7 @@ class GangController:
     # While it trains
 
     def _look_after(self, formation: Formation) -> Iterator[port.Decision]:
-        """Report what ranks take; suspect a gang that hangs, or of which a worker is silent."""
+        """Report the ranks' times; suspect a gang that hangs or has a silent worker."""
         now = self._now
         times = formation.watch.rank_times(len(formation.workers), now)
         if times is not None:
@@ -379,19 +377,19 @@ class GangController:
         )
 
     def _may_give_back_resources(self, formation: Formation) -> bool:
-        """Whether the store has not taken the last checkpoint for a while, so that others may keep the state.
+        """Whether the store has refused the last checkpoint for a while, so that other processes should keep the state.
 
-        These take no CPUs and no GPUs, but memory of the same nodes, which must have it.
+        These take no CPUs and no GPUs, but need memory on the same nodes.
         """
         waits, waited = self._spec.checkpoint.final_save_timeout_seconds, self._record.waited_seconds
         least, most = SECONDS_TO_HOLD
         hold = min(most, max(least, SHARE_TO_HOLD * waits))
-        if self._keep_on or waited < hold or waits - waited < hold:  # what is about to end is left alone
+        if self._keep_on or waited < hold or waits - waited < hold:  # leave alone what is about to end
             return False
         return self._record.settled and formation.halting is None and self._now >= self._no_room_before
 
     def _memory_measured(self, event: port.MemoryMeasured) -> None:
-        """Have others keep the state if there is room for it."""
+        """Have other processes keep the state if there is memory for it."""
         if not isinstance(formation := self._state, Formation) or self._layout is None:
             return
         each = bytes_to_keep(self._spec, self._layout)
@@ -402,19 +400,19 @@ class GangController:
             self._keep_on = [nodes[first : first + ranks] for first in range(0, len(nodes), ranks)]
 
     def _hand_out_commands(self, formation: Formation) -> Iterator[port.Decision]:
-        """Hand drills and profiles out to the workers that they are for."""
+        """Send drills and profiles to the workers they are meant for."""
         if not self._record.started:
             return
         commands, self._commands = self._commands, []
         for command in commands:
             for rank in {command.rank} if isinstance(command, Drill) else set(command.ranks):
-                if rank >= len(formation.workers):  # the gang has shrunk since it was asked for
+                if rank >= len(formation.workers):  # the gang has shrunk since the request
                     ranks = counted(len(formation.workers), "rank")
                     message = f"{command.kind} skipped: rank {rank} is gone; the gang has {ranks} now"
                     self._record.log("WARNING", message)
                 elif command.kind == "drop_node":
                     yield from self._drop_node(formation, command)
-                else:  # the store is written to by all, and asked first by rank 0
+                else:  # all ranks write to the store, and rank 0 is asked first
                     yield port.SendCommand(formation.workers[0 if command.kind == "fill_store" else rank], command)
 
     def _drop_node(self, formation: Formation, drill: Drill) -> Iterator[port.Decision]:
@@ -492,11 +490,11 @@ class GangController:
                     yield from self._check_ends(formation)
 
     def _convict(self, suspecting: Suspecting, unresponsive: Set[int]) -> Iterator[port.Decision]:
-        """Break up a gang that hangs, or of which workers do not answer."""
+        """Break up a gang that hangs or has workers that do not answer."""
         assert suspecting.reason is not None
         self._interrupt(suspecting.reason, suspecting.detected)
         if unresponsive:
-            yield port.KillWorkers(tuple(unresponsive), stopped=True)  # which the others then notice, and stop
+            yield port.KillWorkers(tuple(unresponsive), stopped=True)  # the others notice this, and stop
         yield from self._stop(suspecting.formation, suspecting.detected, suspecting.reason, STOP_SECONDS, unresponsive)
 
     def _interrupt(self, reason: Break, detected: float) -> None:
@@ -516,14 +514,14 @@ class GangController:
         yield from self._check_if_stopped(stopping)
 
     def _check_if_stopped(self, stopping: Stopping) -> Iterator[port.Decision]:
-        """Once all ranks have stopped, or do not do so by themselves, find out what is left."""
+        """Once all ranks have stopped, or failed to stop by themselves, find out what is left."""
         formation = stopping.formation
         if len(formation.ends) < len(formation.workers) and self._now < stopping.deadline:
             return
         ends = formation.ends
         if stopping.reason is None:
             lasting = [end for _, end in sorted(ends.items()) if end is not None and end.how is End.LASTING]
-            if lasting and None not in ends.values():  # what a lost peer sets off may look like a defect
+            if lasting and None not in ends.values():  # what a lost peer causes may look like a defect
                 raise GangFailed(lasting[0].message)
             self._memory_is_lost = any(end is not None and end.how is End.STATE_LOST for end in ends.values())
         unusable = {
@@ -542,7 +540,7 @@ class GangController:
         return port.Probe(tuple(asked), frozenset(place.node for place in up.values()) | self._spare.nodes)
 
     def _recover(self, checking: Checking, gone: Set[str], unresponsive: Set[int]) -> Iterator[port.Decision]:
-        """Give up the replicas on nodes that are gone, and replace the workers that are unhealthy or do not answer."""
+        """Give up replicas on nodes that are gone, and replace workers that are unhealthy or do not answer."""
         reason = checking.reason
         if reason is None:
             assert checking.formation is not None
@@ -566,7 +564,7 @@ class GangController:
 
 
 def _reason(formation: Formation, gone: Set[str]) -> Break:
-    """What a gang has broken up for, by the ends of its ranks and the nodes that are gone."""
+    """Return why a gang has broken up, from the ends of its ranks and the nodes that are gone."""
     ends = formation.ends
     lost = sorted(rank for rank, end in ends.items() if end is None)
     ranks = ", ".join(map(str, lost))
@@ -576,7 +574,7 @@ def _reason(formation: Formation, gone: Set[str]) -> Break:
     if lost:
         message = f"rank {ranks} was lost: its process was killed, crashed, or ran out of memory"
         return Break(Cause.WORKER_LOST, message)
-    # A rank that has lost its connection is not to blame, if another says something else.
+    # A rank that lost its connection is not to blame if another one reports something else.
     by_rank = [(rank, ends.get(rank)) for rank in range(len(formation.workers))]
     rank, blamed = min(by_rank, key=lambda item: item[1] is None or item[1].how is End.CONNECTION)
     return Break(Cause.ERROR, f"rank {rank}: {blamed.message if blamed else 'does not stop'}")

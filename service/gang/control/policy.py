@@ -1,8 +1,8 @@
-"""What a gang does next, and which replicas it needs. Pure: what there is in, one action out.
+"""A gang's next action, and which replicas it needs. Pure: a view in, one action out.
 
-A gang consists of replicas, each a placement group with a process a rank. Processes are kept while gangs come and go:
-to change its layout a gang *halts* between two steps, which leaves its state in their memory, and *forms* again from
-those replicas that are ready.
+A gang consists of replicas, each a placement group with one process per rank. Processes outlive gangs:
+to change its layout, a gang *halts* between two steps, which leaves its state in their memory, and *forms* again from
+the replicas that are ready.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from service.gang.status import Orders
 
 @dataclass(frozen=True)
 class ReplicaView:
-    """A replica as far as it matters here.
+    """What matters here about a replica.
 
     Attributes:
-        number: Its number; later ones have higher.
-        layout: Its own: dp is 1.
+        number: Its number; newer replicas have higher ones.
+        layout: Its own layout, with dp 1.
         placed: Whether its placement group has its resources.
         ready: Whether all its processes are up.
         leaving: Whether one of its nodes will go away.
-        urgent: Whether that is soon.
-        keeps: Whether its processes have neither CPUs nor GPUs, and are there to keep the state alone.
+        urgent: Whether that happens soon.
+        keeps: Whether its processes only keep the state, without CPUs and GPUs.
     """
 
     number: int
@@ -38,18 +38,18 @@ class ReplicaView:
 
 @dataclass(frozen=True)
 class View:
-    """All that decides.
+    """Everything that decisions depend on.
 
     Attributes:
-        orders: The scheduler's.
-        replicas: All that there are, by number.
-        members: Numbers of those that train, or are about to; empty between gangs.
-        settled: Whether the gang that trains has loaded its state, so that nothing else needs to be kept of it.
-        layout: That of the newest gang; ``None`` before the first.
+        orders: The scheduler's orders.
+        replicas: All replicas, by number.
+        members: Numbers of the replicas that train or are about to; empty between gangs.
+        settled: Whether the training gang has loaded its state, so that no other copy needs to be kept.
+        layout: Layout of the newest gang; ``None`` before the first.
         stored: Between gangs: whether the newest state is in the checkpoint folder.
-        most: The most replicas that a gang has had under these orders.
+        most: Largest number of replicas of a gang under these orders.
         finishing: Whether all steps are done, and the last checkpoint is being written.
-        keeping: Whether the state is to be kept by processes that have neither CPUs nor GPUs.
+        keeping: Whether the state is to be kept by processes without CPUs and GPUs.
     """
 
     orders: Orders
@@ -65,14 +65,14 @@ class View:
 
 @dataclass(frozen=True)
 class Keep:
-    """Nothing is to be done. ``waiting`` says what for, between gangs."""
+    """Do nothing. ``waiting``: between gangs, whether resources are being waited for."""
 
     waiting: bool = False
 
 
 @dataclass(frozen=True)
 class Halt:
-    """The gang stops after its step; ``store``: once it has written a checkpoint."""
+    """Stop the gang after its step; with ``store``, once it has written a checkpoint."""
 
     cause: Cause
     store: bool = False
@@ -80,7 +80,7 @@ class Halt:
 
 @dataclass(frozen=True)
 class Form:
-    """These replicas become the gang."""
+    """Make these replicas the gang."""
 
     members: tuple[int, ...]
     layout: Layout
@@ -88,7 +88,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Pause:
-    """All ends, as ordered."""
+    """End everything, as ordered."""
 
 
 Action = Keep | Halt | Form | Pause
@@ -96,21 +96,21 @@ Action = Keep | Halt | Form | Pause
 
 @dataclass(frozen=True)
 class ReplicaSet:
-    """Replicas to start, and numbers of those to give up."""
+    """The number of replicas to start, and the numbers of those to give up."""
 
     start: int
     give_up: tuple[int, ...]
 
 
 def next_action(view: View) -> Action:
-    """What to do now."""
+    """Return what to do now."""
     return _while_it_trains(view, view.layout) if view.members and view.layout else _between_gangs(view)
 
 
 def _while_it_trains(view: View, layout: Layout) -> Action:
     target, cause = view.orders.target, view.orders.cause
     if view.finishing and (target is None or target.per_replica != layout.per_replica):
-        return Keep()  # what it would store before that is the last checkpoint, with which all ends
+        return Keep()  # what it would store first is the last checkpoint, which ends the job
     if target is None:
         return Halt(Cause.PAUSED, store=True)
     if target.per_replica != layout.per_replica:
@@ -158,7 +158,7 @@ def _usable(view: View) -> list[ReplicaView]:
 
 
 def _reachable(view: View) -> Layout | None:
-    """The largest layout that the ready replicas can take."""
+    """Return the largest layout that the ready replicas can take."""
     target, ready = view.orders.target, sum(replica.ready for replica in _usable(view))
     if target is None:
         return None
@@ -171,16 +171,16 @@ def _reachable(view: View) -> Layout | None:
 
 
 def replica_set(view: View) -> ReplicaSet:
-    """Which replicas to start and to give up, so that there are as many as ordered."""
+    """Return which replicas to start and to give up to reach the ordered number."""
     target = view.orders.target
     if target is None:
         return ReplicaSet(0, ())
     usable = _usable(view)
-    # The gang's own come first, then what is up already, then the older ones.
+    # The gang's own come first, then those already up, then the older ones.
     ranked = sorted(usable, key=lambda each: (each.number not in view.members, not each.ready, each.number))
     surplus = {replica.number for replica in ranked[target.dp :]}
     unfit = {replica.number for replica in view.replicas} - {replica.number for replica in usable}
-    # From the first gang on, until one has loaded the state, any replica may hold a part of it.
+    # From the first gang on, any replica may hold part of the state until a gang has loaded it.
     if view.settled or view.stored or view.layout is None:
         given_up = surplus | unfit
     else:

@@ -1,6 +1,6 @@
-"""Where a gang's controller ends: the events that it hears, and the decisions that it takes.
+"""The interface of a gang's controller: the events it receives, and the decisions it makes.
 
-Plain data. Workers are named by numbers, which are never used again, and so are replicas.
+Plain data. Workers and replicas are identified by numbers that are never reused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from service.gang.status import GangPhase, Orders
 
 @dataclass(frozen=True)
 class Moment:
-    """When an event came.
+    """When an event occurred.
 
     Attributes:
-        seconds: On a clock that never steps; all seconds in events are on the same.
-        utc: For people.
+        seconds: Time on a monotonic clock, which all times in events refer to.
+        utc: Wall-clock time.
     """
 
     seconds: float
@@ -29,7 +29,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """A worker of a replica. It is up once its place is known; ``failure`` says why it ended before."""
+    """A worker of a replica. It is up once its place is known; ``failure`` says why it ended before that."""
 
     number: int
     place: WorkerPlace | None = None
@@ -41,12 +41,12 @@ class SpareStatus:
     """The process that keeps a copy of the gang's state on a node that the gang does not use.
 
     Attributes:
-        number: Its number, which no worker has.
-        node: Where it is.
+        number: Its number, distinct from all workers' numbers.
+        node: The node it is on.
         up: Whether it can be told to copy.
-        copying: Whether it copies now.
-        kept: Generation and step of the state that is whole there; ``None`` before the first.
-        failure: Why it can keep none.
+        copying: Whether it is copying now.
+        kept: Generation and step of the complete state it has; ``None`` before the first.
+        failure: Why it cannot keep a copy.
     """
 
     number: int
@@ -57,12 +57,12 @@ class SpareStatus:
     failure: str | None = None
 
 
-# Events, besides orders, what workers say, and drills and profiles that are asked for
+# Events, besides orders, workers' messages, and requested drills and profiles
 
 
 @dataclass(frozen=True)
 class RankEnded:
-    """A rank's training has ended; ``None``: its process is gone."""
+    """A rank's training has ended; ``end`` is ``None`` if its process is gone."""
 
     generation: int
     rank: int
@@ -71,12 +71,12 @@ class RankEnded:
 
 @dataclass(frozen=True)
 class Observed:
-    """What there is after all decisions so far; comes many times a second.
+    """The state of things after all decisions so far; sent many times per second.
 
     Attributes:
-        replicas: Their workers, tensor parallel group after group; none before a replica has its resources.
-        alive: The nodes that the cluster takes for alive.
-        leaving: The nodes that will go away, and when; ``None`` where nobody has said.
+        replicas: Each replica's workers, tensor parallel group after group; none before it has its resources.
+        alive: The nodes that the cluster considers alive.
+        leaving: The nodes that will go away, and when; ``None`` if not known.
         spare: The process that keeps a copy on another node, if there is one.
     """
 
@@ -88,7 +88,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Answer to ``Prepare``: where the ranks meet, or why they cannot; and the snapshots that each owner has."""
+    """Answer to ``Prepare``: where the ranks meet, or why they cannot, and the snapshots of each owner."""
 
     rendezvous: Rendezvous | None
     failure: str
@@ -97,7 +97,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Probed:
-    """To ``Probe``: the workers that answer; nodes whose raylets take no connection, and those known to be dead."""
+    """Answer to ``Probe``: workers that answer, nodes whose raylets accept no connection, and dead nodes."""
 
     answering: frozenset[int]
     silent: frozenset[str]
@@ -106,21 +106,21 @@ class Probed:
 
 @dataclass(frozen=True)
 class StacksDumped:
-    """To ``DumpStacks``: by worker; without those that do not answer."""
+    """Answer to ``DumpStacks``: the stacks by worker, without workers that do not answer."""
 
     stacks: Mapping[int, str]
 
 
 @dataclass(frozen=True)
 class MemoryMeasured:
-    """To ``MeasureMemory``: bytes that are free on each worker's node; without those that do not answer."""
+    """Answer to ``MeasureMemory``: free bytes on each worker's node, without workers that do not answer."""
 
     free: Mapping[int, int]
 
 
 @dataclass(frozen=True)
 class IdleNodesFound:
-    """To ``FindIdleNodes``: those, with the one first of which the least is taken."""
+    """Answer to ``FindIdleNodes``: the nodes found, the least used first."""
 
     nodes: tuple[str, ...]
 
@@ -139,8 +139,8 @@ class StartReplica:
     Attributes:
         number: Its number.
         spec: The job; its parallelism has the replica's layout.
-        selector: What its nodes must have, or must not be; as ``node_selector`` says it.
-        keep_on: For workers that are to keep the state alone, without CPUs and GPUs: the node of each.
+        selector: Constraints on its nodes, as from ``node_selector``.
+        keep_on: For workers that only keep the state, without CPUs and GPUs: the node of each.
     """
 
     number: int
@@ -158,14 +158,14 @@ class RemoveReplica:
 
 @dataclass(frozen=True)
 class ReplaceWorker:
-    """End a worker, if it has not ended, and start another in its place."""
+    """End a worker, unless it has ended, and start another in its place."""
 
     worker: int
 
 
 @dataclass(frozen=True)
 class KillWorkers:
-    """End workers; ``stopped``: they may be so stuck that they would not hear of it."""
+    """End workers; ``stopped``: they may be too stuck to react to a request."""
 
     workers: tuple[int, ...]
     stopped: bool = False
@@ -173,7 +173,7 @@ class KillWorkers:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Open a rendezvous at the worker that is to be rank 0, and ask workers what snapshots they have."""
+    """Open a rendezvous at the worker that will be rank 0, and ask workers which snapshots they have."""
 
     first: int
     owners: tuple[int, ...]
@@ -181,7 +181,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class StartTraining:
-    """Have workers train, by rank, from a state in the memory of workers; ``None`` to look for a checkpoint."""
+    """Start training on workers, by rank, from a state in the memory of workers; ``None``: look for a checkpoint."""
 
     workers: tuple[int, ...]
     assignments: tuple[Assignment, ...]
@@ -190,7 +190,7 @@ class StartTraining:
 
 @dataclass(frozen=True)
 class HaltTraining:
-    """Have workers stop after the same step; ``store``: once they have written a checkpoint."""
+    """Stop workers after the same step; with ``store``, once they have written a checkpoint."""
 
     workers: tuple[int, ...]
     store: bool
@@ -198,14 +198,14 @@ class HaltTraining:
 
 @dataclass(frozen=True)
 class AbortTraining:
-    """Have collectives fail that wait for a rank that is gone."""
+    """Make collectives fail that wait for a rank that is gone."""
 
     workers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class SendCommand:
-    """Hand a drill or a profile to a worker."""
+    """Send a drill or a profile to a worker."""
 
     worker: int
     command: WorkerCommand
@@ -221,25 +221,25 @@ class Probe:
 
 @dataclass(frozen=True)
 class DumpStacks:
-    """Ask workers what each of their threads does."""
+    """Ask workers what each of their threads is doing."""
 
     workers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class MeasureMemory:
-    """Ask workers how much memory of their nodes is free."""
+    """Ask workers how much memory is free on their nodes."""
 
     workers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class FindIdleNodes:
-    """Find nodes of which enough is free.
+    """Find nodes with enough free resources.
 
     Attributes:
-        resources: So much, by Ray's names.
-        selector: What they must have, or must not be; as ``node_selector`` says it.
+        resources: The resources that must be free, by Ray's names.
+        selector: Constraints on the nodes, as from ``node_selector``.
     """
 
     resources: Mapping[str, float]
@@ -248,14 +248,14 @@ class FindIdleNodes:
 
 @dataclass(frozen=True)
 class StartSpare:
-    """Start the process that is to keep a copy of the gang's state."""
+    """Start the process that will keep a copy of the gang's state."""
 
     node: str
 
 
 @dataclass(frozen=True)
 class CopyToSpare:
-    """Have it copy the newest snapshots of workers, by their ranks in a generation, behind their backs."""
+    """Have it copy the newest snapshots of workers, by their ranks in a generation, without involving them."""
 
     generation: int
     workers: Mapping[int, int]
@@ -263,12 +263,12 @@ class CopyToSpare:
 
 @dataclass(frozen=True)
 class EndSpare:
-    """End it, with what it keeps."""
+    """End it, along with its copy."""
 
 
 @dataclass(frozen=True)
 class Finish:
-    """End all of the gang, in a final phase."""
+    """End the whole gang, in a final phase."""
 
     phase: GangPhase
     message: str

@@ -1,4 +1,4 @@
-"""What a supervisor knows of its job's life: reports until they are read, and the restart under way. Pure."""
+"""What a supervisor knows of its job's life: reports not yet read, and the restart in progress. Pure."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,17 +24,17 @@ from service.gang.control.port import Moment
 from service.gang.status import GangPhase, GangReport, GangStatus
 
 REPORTS_A_POLL = 1000
-UNREAD_REPORTS = 100_000  # some 100 MB; the oldest go first when nobody reads for long
+UNREAD_REPORTS = 100_000  # some 100 MB; the oldest are dropped if nobody reads for long
 
 
 class Interruption:
-    """From a gang's last step to the next gang's first, told part by part.
+    """The time from a gang's last step to the next gang's first, part by part.
 
     Args:
-        cause: Why.
-        message: The same for people.
+        cause: Why the gang was interrupted.
+        message: The same, human-readable.
         step: Steps done.
-        since: When the last sign of the gang was seen, on the monotonic clock.
+        since: When the gang last showed a sign of life, on the monotonic clock.
     """
 
     def __init__(self, cause: Cause, message: str, step: int, since: float) -> None:
@@ -44,20 +44,20 @@ class Interruption:
         self._waited = 0.0
 
     def is_overtaken_by(self, cause: Cause) -> bool:
-        """Whether a fault has come into the way of a planned change."""
+        """Whether a fault has interrupted a planned change."""
         return self.cause in PLANNED_CAUSES and cause not in PLANNED_CAUSES
 
     def reached(self, part: str, now: float) -> None:
-        """A part has come to its end; told again, it goes on from where it was."""
+        """Record the end of a part; if recorded again, its time adds up."""
         self._parts[part] = self._parts.get(part, 0.0) + now - self._mark
         self._mark = now
 
     def waited(self, seconds: float) -> None:
-        """So much of it was spent without the resources that the smallest gang needs."""
+        """Add time that was spent waiting for the resources of the smallest gang."""
         self._waited += seconds
 
     def report(self, resumed: StartReport, now: float) -> RestartReport:
-        """All of it, at the end of the first step."""
+        """Return the report of the whole interruption, at the end of the first step."""
         self.reached("first_step", now)
         source: Literal["memory", "storage", "start"] = "start"
         if resumed.resumed_from is not None:
@@ -75,18 +75,18 @@ class Interruption:
 
 
 class GangRecord:
-    """Keeps reports in order until they are read, and adds to the ranks' what only the supervisor knows.
+    """Keeps reports in order until they are read, and adds what only the supervisor knows.
 
     Args:
-        now: The time.
-        supervisor: Ray's id of the supervisor's actor.
-        changed: Called when there is more to tell.
+        now: The present time.
+        supervisor: Ray's ID of the supervisor's actor.
+        changed: Called when there is news.
 
     Attributes:
-        now: The time, which goes on when it is told to.
+        now: The present time, which the caller advances.
         step: Steps done.
-        stored_step: That of the newest checkpoint; -1 without one.
-        last_sign: When the gang was heard to do something last.
+        stored_step: Step of the newest checkpoint; -1 if there is none.
+        last_sign: When the gang last showed a sign of life.
     """
 
     def __init__(self, now: Moment, supervisor: str | None = None, changed: Callable[[], None] = lambda: None) -> None:
@@ -100,34 +100,34 @@ class GangRecord:
         self._start: StartReport | None = None
         self._copy_is_due = False
         self.step, self.stored_step, self.last_sign = 0, -1, now.seconds
-        self._store_failed_at: float | None = None  # of the last checkpoint, for the first time
+        self._store_failed_at: float | None = None  # when the store first refused the last checkpoint
 
     @property
     def waited_seconds(self) -> float:
-        """How long the store has been waited for with the last checkpoint."""
+        """How long the store has been waited for to take the last checkpoint."""
         return 0.0 if self._store_failed_at is None else self.now.seconds - self._store_failed_at
 
     @property
     def said(self) -> tuple[GangPhase, str]:
-        """The phase, and the same for people."""
+        """The phase, and the same human-readable."""
         return self._phase, self._message
 
     @property
     def started(self) -> bool:
-        """Whether the gang that was formed last has its state."""
+        """Whether the newest gang has its state."""
         return self._start is not None
 
     @property
     def settled(self) -> bool:
-        """Whether it needs nothing of the gangs before it any more, should it break."""
+        """Whether the gang no longer needs anything of earlier gangs, should it break up."""
         return self._start is not None and not self._copy_is_due
 
     def take(self, reports: list[tuple[datetime, Report]], kept_step: int | None) -> None:
-        """Take reports of a rank of the present gang.
+        """Add reports of a rank of the present gang.
 
         Args:
-            reports: With their times.
-            kept_step: The newest step whose state is in the memory of two processes for each rank.
+            reports: The reports with their times.
+            kept_step: The newest step whose state two processes have in memory for each rank.
         """
         if kept_step is not None:
             self._copy_is_due = False
@@ -157,13 +157,13 @@ class GangRecord:
                 self.stored_step = max(self.stored_step, report.step)
 
     def formed(self, layout: Layout, places: Sequence[WorkerPlace], makes_copies: bool, keeps: bool = False) -> None:
-        """A gang has been formed, and is told to train.
+        """Record that a gang has been formed and starts training.
 
         Args:
             layout: Its layout.
-            places: Where each rank is.
+            places: Where each rank runs.
             makes_copies: Whether its ranks keep copies for each other.
-            keeps: Whether they have neither CPUs nor GPUs, and only keep the state.
+            keeps: Whether they only keep the state, without CPUs and GPUs.
         """
         self._layout, self._start, self._copy_is_due = layout, None, makes_copies
         self._keep(
@@ -180,12 +180,12 @@ class GangRecord:
             self._message = f"{layout}: {_workers(layout.world_size)} loading the data and the model"
 
     def interrupted(self, cause: Cause, message: str, detected: float) -> None:
-        """The gang stops. Of several causes before the next step the first fault counts, or else the first.
+        """Record that the gang stops. Of several causes before the next step, the first fault counts, else the first.
 
         Args:
-            cause: Why.
-            message: The same for people.
-            detected: When that was known, on the monotonic clock.
+            cause: Why it stops.
+            message: The same, human-readable.
+            detected: When this was detected, on the monotonic clock.
         """
         if self._interruption is None and self._start is not None:
             self._interruption = Interruption(cause, message, self.step, min(self.last_sign, detected))
@@ -197,23 +197,23 @@ class GangRecord:
         self.say(GangPhase.RECOVERING, message)
 
     def saving(self, failure: str) -> None:
-        """The store does not take the last checkpoint.
+        """Record that the store does not take the last checkpoint.
 
         Args:
-            failure: What it says.
+            failure: The store's error.
         """
         if self._start is None:  # it is heard only now that the gang stops
             return
         self._store_failed_at = self._store_failed_at or self.now.seconds
-        self.say(GangPhase.SAVING, f"all steps are done; waits for the store: {failure}")
+        self.say(GangPhase.SAVING, f"all steps are done; waiting for the store: {failure}")
 
     def reached(self, part: str) -> None:
-        """A part of the interruption, if there is one, has come to its end."""
+        """Record the end of a part of the interruption, if there is one."""
         if self._interruption:
             self._interruption.reached(part, self.now.seconds)
 
     def waited(self, seconds: float) -> None:
-        """The gang cannot be formed for want of resources, for so much longer."""
+        """Record further time during which the gang could not be formed for lack of resources."""
         if self._interruption:
             self._interruption.waited(seconds)
 
@@ -231,7 +231,7 @@ class GangRecord:
         self._keep(self.now.utc, report)
 
     def status(self, after_sequence: int) -> GangStatus:
-        """The status with reports after ``after_sequence``; those up to it are forgotten."""
+        """Return the status with the reports after ``after_sequence``; those up to it are dropped."""
         while self._reports and self._reports[0].sequence <= after_sequence:
             self._reports.popleft()
         more = len(self._reports) > REPORTS_A_POLL
@@ -240,10 +240,10 @@ class GangRecord:
         return GangStatus(phase, self._message, list(islice(self._reports, REPORTS_A_POLL)), self._layout)
 
     def has_more(self, after_sequence: int) -> bool:
-        """Whether there is more to tell than was told last.
+        """Whether there is news since the last poll.
 
         Args:
-            after_sequence: The newest report that was told.
+            after_sequence: The newest report that was read.
         """
         unread = bool(self._reports) and self._reports[-1].sequence > after_sequence
         return unread or self._told != (self._phase, self._message)

@@ -1,8 +1,8 @@
 """On which node a spare copy of a gang's state is kept, and when it is renewed. Pure.
 
-Ranks keep copies for each other. Where some can do so only on their own node, the state would be lost with it: then a
-process on an idle node that fits keeps a copy, until the ranks do without. A node fits if those ranks, or those of one
-replica, could be placed there now. Nothing of it is reserved, so that others may take it.
+Ranks keep copies for each other. If some can do so only on their own node, the state would be lost with it; then a
+process on a suitable idle node keeps a copy until the ranks no longer need it. A node is suitable if those ranks, or
+those of one replica, could be placed there now. Nothing on it is reserved, so others may take it.
 """
 
 from collections.abc import Iterator, Set
@@ -14,24 +14,24 @@ from service.gang.control import port
 from service.gang.control.record import GangRecord
 from service.gang.resources import node_selector, worker_resources
 
-LOOK_SECONDS = 10.0  # between two looks for a node
-AVOID_SECONDS = 60.0  # for which a node is left alone that could not keep it
-BUSY_SECONDS = 1800.0  # for it to start, or for a copy, after which its node is given up
-PAUSE_SECONDS = 0.5  # from the beginning of one copy to that of the next, at least
+LOOK_SECONDS = 10.0  # between two searches for a node
+AVOID_SECONDS = 60.0  # during which a node that could not keep the copy is left alone
+BUSY_SECONDS = 1800.0  # for it to start or to copy, after which its node is given up
+PAUSE_SECONDS = 0.5  # minimum time from the start of one copy to that of the next
 REPORT_SECONDS = 10.0  # between two reports of a newer copy
 
 
 @dataclass(frozen=True)
 class SpareView:
-    """A gang that trains, as far as it matters here.
+    """What matters here about a training gang.
 
     Attributes:
         generation: Its number.
-        uncopied: By rank, the workers whose state would be lost with their nodes.
-        uncopied_nodes: Those nodes.
-        most_on_a_node: The most ranks that would have to be placed again together on one node.
-        settled: Whether it needs nothing of what gangs before it have kept.
-        kept_step: The newest step that its ranks have kept in memory; -1 before the first.
+        uncopied: The workers, by rank, whose state would be lost with their nodes.
+        uncopied_nodes: The nodes of these workers.
+        most_on_a_node: Largest number of ranks that would have to be placed together on one node again.
+        settled: Whether it no longer needs what earlier gangs have kept.
+        kept_step: The newest step that its ranks keep in memory; -1 before the first.
         unusable: Nodes on which nothing should be placed.
         avoid_kinds: Kinds of GPU that it cannot use.
         growing: Whether more replicas are about to join it.
@@ -49,11 +49,11 @@ class SpareView:
 
 
 class SparePolicy:
-    """Decides about the spare of one gang.
+    """Decides about the spare copy of one gang.
 
     Args:
         spec: The job.
-        record: Takes what people should know.
+        record: Records what people should know.
     """
 
     def __init__(self, spec: JobSpec, record: GangRecord) -> None:
@@ -66,16 +66,16 @@ class SparePolicy:
 
     @property
     def nodes(self) -> frozenset[str]:
-        """Where it is, if there is one."""
+        """The node it is on, if there is one."""
         return frozenset() if self._node is None else frozenset({self._node})
 
     def owner(self, unusable: Set[str]) -> tuple[int, ...]:
-        """Its number, if it has a copy and its node is not known to be gone."""
+        """Return its number, if it has a copy and its node is not known to be gone."""
         status = self._status
         return (status.number,) if status and status.kept and status.node not in unusable else ()
 
     def observe(self, status: port.SpareStatus | None) -> None:
-        """Take what it is at."""
+        """Take note of its status."""
         before, self._status = self._status, status
         if status is None or status.kept is None or (before and before.kept == status.kept):
             return
@@ -88,11 +88,11 @@ class SparePolicy:
             self._record.add(SpareReport(step=step, node=status.node))
 
     def look(self, ranks: int, avoid: Set[str], avoid_kinds: tuple[str, ...]) -> port.FindIdleNodes:
-        """Look for nodes that fit.
+        """Look for suitable nodes.
 
         Args:
-            ranks: So many must find room on one.
-            avoid: Other nodes.
+            ranks: Number of ranks that must fit on one node.
+            avoid: Nodes not to use.
             avoid_kinds: Kinds of GPU that the job cannot use.
         """
         now = self._record.now.seconds
@@ -101,13 +101,13 @@ class SparePolicy:
         return port.FindIdleNodes(resources, node_selector(self._spec, avoid | self._failed.keys(), avoid_kinds))
 
     def found(self, nodes: tuple[str, ...]) -> Iterator[port.Decision]:
-        """Take the nodes that fit, while a gang trains."""
+        """Take note of the suitable nodes, while a gang trains."""
         if nodes and self._node is None:
             self._node, self._busy_since = nodes[0], self._record.now.seconds
             yield port.StartSpare(self._node)
 
     def tend(self, gang: SpareView) -> Iterator[port.Decision]:
-        """What to do about it now."""
+        """Return what to do about it now."""
         now, status = self._record.now.seconds, self._status
         if self._node is None:
             if gang.uncopied and gang.settled and not gang.growing and now >= self._look_at:
@@ -135,8 +135,8 @@ class SparePolicy:
             self._failed[self._node] = now + AVOID_SECONDS
             return failure
         if self._node in gang.unusable:
-            return "the node is gone, or will go away"
-        if not gang.settled:  # the gang may have to go on from it once more
+            return "the node is gone or will go away"
+        if not gang.settled:  # the gang may have to resume from it once more
             return None
         if not gang.uncopied:
             return "the ranks keep their copies on other nodes now"
@@ -144,7 +144,7 @@ class SparePolicy:
 
     def _end(self, reason: str) -> port.EndSpare:
         assert self._node is not None
-        self._record.log("INFO", f"no spare copy of the state is kept on node {self._node[:12]} any more: {reason}")
+        self._record.log("INFO", f"the spare copy of the state on node {self._node[:12]} is gone: {reason}")
         self.forget()
         return port.EndSpare()
 

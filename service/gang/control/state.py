@@ -1,4 +1,4 @@
-"""What a gang's controller remembers: replicas, the gang that trains, and where it is in between. Plain data."""
+"""What a gang's controller remembers: replicas, the training gang, and intermediate states. Plain data."""
 
 from collections import Counter
 from collections.abc import Set
@@ -14,15 +14,15 @@ from service.gang.control.watch import GangWatch
 
 @dataclass
 class Replica:
-    """One data parallel rank's workers.
+    """The workers of one data parallel rank.
 
     Attributes:
         number: Its number.
-        layout: Its own: dp is 1.
-        selector: What its nodes must have, or must not be.
+        layout: Its own layout, with dp 1.
+        selector: Constraints on its nodes.
         keeps: Whether its workers only keep the state.
-        workers: As they were observed last; none before it has its resources.
-        failed_starts: Of workers that have ended before they were up, by place, in a row.
+        workers: Its workers as last observed; none before it has its resources.
+        failed_starts: Number of workers in a row that ended before they were up, by place.
     """
 
     number: int
@@ -44,19 +44,19 @@ class Replica:
 
     @property
     def up(self) -> dict[int, WorkerPlace]:
-        """Where those of its workers are that are up."""
+        """The places of its workers that are up."""
         return {worker.number: worker.place for worker in self.workers if worker.place is not None}
 
     @property
     def nodes(self) -> set[str]:
-        """The nodes of those."""
+        """The nodes of its workers that are up."""
         return {place.node for place in self.up.values()}
 
     def in_order(self) -> list[int]:
-        """Its workers in the order of their ranks.
+        """Return its workers in the order of their ranks.
 
         Raises:
-            MisplacedRanks: A tensor parallel group is not on one node.
+            MisplacedRanks: A tensor parallel group spans several nodes.
         """
         workers = list(self.up)
         if self.keeps:  # they exchange little, wherever they are
@@ -66,18 +66,18 @@ class Replica:
 
 @dataclass
 class Formation:
-    """A gang that trains, or halts.
+    """A gang that trains or halts.
 
     Attributes:
         generation: Its number.
-        replicas: Those that it consists of.
+        replicas: Its replicas.
         workers: Its workers by rank.
-        places: Where each is.
-        watch: Watches its steps.
+        places: Where each runs.
+        watch: The watch over its steps.
         uncopied: Ranks whose state would be lost with their node.
-        kept_step: The newest step that its ranks have kept in memory; -1 before the first.
-        ends: What the training of ranks has come to, of those that have ended; ``None``: the process is gone.
-        halting: What it has been told to halt for.
+        kept_step: The newest step that its ranks keep in memory; -1 before the first.
+        ends: How training ended, for the ranks that have ended; ``None``: the process is gone.
+        halting: The halt that was ordered, if any.
     """
 
     generation: int
@@ -93,7 +93,7 @@ class Formation:
 
 @dataclass(frozen=True)
 class Break:
-    """Why a gang has broken up, and the same for people."""
+    """Why a gang broke up, as a cause and human-readable."""
 
     cause: Cause
     message: str
@@ -114,7 +114,7 @@ class Preparing:
 
 @dataclass(frozen=True)
 class Suspecting:
-    """A gang hangs, for which there is a ``reason``, or workers are silent; these are asked whether they are there."""
+    """A gang hangs (then there is a ``reason``), or workers are silent; these workers are probed."""
 
     formation: Formation
     workers: tuple[int, ...]
@@ -124,7 +124,7 @@ class Suspecting:
 
 @dataclass(frozen=True)
 class Stopping:
-    """A gang has broken up; those of its ranks that are left stop. Without a ``reason`` it is found out afterwards."""
+    """A gang has broken up and its remaining ranks stop. Without a ``reason``, it is determined afterwards."""
 
     formation: Formation
     detected: float
@@ -135,7 +135,7 @@ class Stopping:
 
 @dataclass(frozen=True)
 class Checking:
-    """A gang has stopped, or could not be formed; its nodes and workers are asked whether they are there."""
+    """A gang has stopped, or could not be formed; its nodes and workers are probed."""
 
     formation: Formation | None
     detected: float
@@ -146,7 +146,7 @@ class Checking:
 
 @dataclass(frozen=True)
 class Finished:
-    """The job has ended, or is paused."""
+    """The job has ended or is paused."""
 
 
 State = Idle | Preparing | Formation | Suspecting | Stopping | Checking | Finished

@@ -1,4 +1,4 @@
-"""Telling that a gang hangs, a rank is slow, a node goes away or is gone, and faults come too often. Pure."""
+"""Detects hanging gangs, slow ranks, nodes that leave or are gone, and too frequent faults. Pure."""
 
 import statistics
 from collections import defaultdict, deque
@@ -10,8 +10,8 @@ from boost_core.config import FaultToleranceConfig
 _WINDOW = 10  # steps
 _RANKS_SECONDS = 2.0  # between two reports of all ranks' times
 _URGENT_SECONDS = 20.0  # before a node goes away
-_NOTICE_SECONDS = 60.0  # that a node is taken to have left if its notice does not say
-_FIRST_STEP = 5  # so many times as long as a later step may take: kernels are compiled, the state is loaded
+_NOTICE_SECONDS = 60.0  # assumed notice if a leaving node gives no deadline
+_FIRST_STEP = 5  # how many times longer than a later step it may take: kernels are compiled, the state is loaded
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Heartbeat:
     Attributes:
         step: Steps done.
         seconds: How long the step took.
-        busy_seconds: The part of it that was not spent waiting for other ranks.
+        busy_seconds: The time that was not spent waiting for other ranks.
     """
 
     step: int
@@ -34,9 +34,9 @@ class SlowRank:
     """A rank that the others wait for.
 
     Attributes:
-        rank: Which.
-        share: The part of the step in which it computed.
-        times: So many times as long as the median rank.
+        rank: The rank.
+        share: Share of the step in which it computed.
+        times: Its computing time divided by the median rank's.
     """
 
     rank: int
@@ -48,8 +48,8 @@ class GangWatch:
     """Watches one gang.
 
     Args:
-        config: What counts as a hang and as slow.
-        now: When it was formed, in seconds of any clock that the other times are of.
+        config: What counts as hanging and as slow.
+        now: When it was formed, in seconds of the same clock as all other times.
     """
 
     def __init__(self, config: FaultToleranceConfig, now: float) -> None:
@@ -62,20 +62,20 @@ class GangWatch:
         self._reported = now
 
     def progress(self, now: float) -> None:
-        """The gang has done something besides a step."""
+        """Take note of progress other than a step."""
         self._progress = max(self._progress, now)
 
     def beat(self, rank: int, beat: Heartbeat, now: float) -> None:
-        """A rank has done a step."""
+        """Take note of a step of a rank."""
         self._busy[rank].append(beat)
         self._unreported[rank].append(beat.busy_seconds)
-        self.progress(now)  # also a step that is done again, after a roll back
+        self.progress(now)  # including a step repeated after a rollback
         if beat.step > self._step:
             self._step = beat.step
             self._seconds.append(beat.seconds)
 
     def hangs(self, now: float) -> float | None:
-        """For how long nothing has happened, if that is too long."""
+        """Return how long nothing has happened, if that is too long."""
         if self._seconds:
             limit = max(self._config.hang_seconds, self._config.hang_factor * statistics.median(self._seconds))
         else:
@@ -84,11 +84,11 @@ class GangWatch:
         return silent if silent > limit else None
 
     def rank_times(self, ranks: int, now: float) -> list[float] | None:
-        """Each rank's mean busy seconds since they were last told; ``None`` until it is time and all have some.
+        """Return each rank's mean busy seconds since the last report; ``None`` until they are due and complete.
 
         Args:
-            ranks: How many there are.
-            now: The time.
+            ranks: Number of ranks.
+            now: The present time.
         """
         if now < self._reported + _RANKS_SECONDS or len(self._unreported) < ranks:
             return None
@@ -98,7 +98,7 @@ class GangWatch:
         return times
 
     def newly_slow(self) -> list[SlowRank]:
-        """Ranks that have become slow, each told once until it is fast again."""
+        """Return ranks that have become slow, each only once until it is fast again."""
         busy = {
             rank: statistics.median(beat.busy_seconds for beat in beats)
             for rank, beats in self._busy.items()
@@ -118,10 +118,10 @@ class GangWatch:
 
 
 class RestartLimit:
-    """Counts restarts in a window of time.
+    """Counts restarts in a time window.
 
     Args:
-        config: How many there may be in which time.
+        config: The limit and the window.
     """
 
     def __init__(self, config: FaultToleranceConfig) -> None:
@@ -129,7 +129,7 @@ class RestartLimit:
         self._times: deque[float] = deque()
 
     def exceeded(self, now: float) -> bool:
-        """Take a fault; whether it is one too many."""
+        """Record a fault, and return whether it is one too many."""
         self._times.append(now)
         while self._times[0] < now - self._config.restart_window_seconds:
             self._times.popleft()
@@ -137,20 +137,20 @@ class RestartLimit:
 
 
 class NodeWatch:
-    """Remembers which nodes will go away or are gone, some of which the cluster does not know yet."""
+    """Remembers which nodes will go away or are gone, including some that the cluster has not noticed yet."""
 
     def __init__(self) -> None:
-        self._last_moments: dict[str, float] = {}  # by when each node that goes away is to be left
-        self._silent: set[str] = set()  # dead, but the cluster does not know it yet
+        self._last_moments: dict[str, float] = {}  # by when each leaving node must be left
+        self._silent: set[str] = set()  # dead, but not known to the cluster yet
         self._quarantined: dict[str, float] = {}  # until when
 
     def see(self, alive: Collection[str], leaving: Mapping[str, float | None], now: float) -> None:
-        """Take what the cluster says.
+        """Take note of what the cluster reports.
 
         Args:
-            alive: Nodes that it takes for alive.
-            leaving: Nodes that will go away, and when; ``None`` where nobody has said.
-            now: The time.
+            alive: Nodes that it considers alive.
+            leaving: Nodes that will go away, and when; ``None`` if not known.
+            now: The present time.
         """
         self._silent &= set(alive)
         self._last_moments = {
@@ -159,16 +159,16 @@ class NodeWatch:
         }
 
     def probed(self, silent: Collection[str], dead: Collection[str], now: float) -> set[str]:
-        """Take what a probe has found; all nodes that are to be taken for gone."""
+        """Take note of a probe's result, and return all nodes to be considered gone."""
         self._silent |= set(silent)
         return {*silent, *dead, *self._quarantined_now(now)}
 
     def leaving(self, nodes: Iterable[str]) -> bool:
-        """Whether any of some nodes will go away."""
+        """Whether any of these nodes will go away."""
         return any(node in self._last_moments for node in nodes)
 
     def urgent(self, nodes: Iterable[str], now: float) -> bool:
-        """Whether that is soon."""
+        """Whether any of these nodes will go away soon."""
         return any(self._last_moments.get(node, now + 1) <= now for node in nodes)
 
     def quarantine(self, node: str, until: float) -> None:

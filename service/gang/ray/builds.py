@@ -1,4 +1,4 @@
-"""Datasets made on Ray: one detached actor for each, which has Ray Data do the work."""
+"""Dataset builds on Ray: one detached actor each, which has Ray Data do the work."""
 
 import threading
 from contextlib import suppress
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from boost_core.data.pipeline.build import BuildProgress
 
 NAMESPACE = "boost-datasets"
-BUILDER_MEMORY = 1 << 30  # bytes; duplicates take 16 a document and band that they share, and some times that
+BUILDER_MEMORY = 1 << 30  # bytes; duplicates take 16 per document and shared band, and several times that
 
 
 class RayBuilds:
@@ -30,15 +30,15 @@ class RayBuilds:
 
     def __init__(self, secrets: str) -> None:
         self._secrets = secrets
-        self._answers: dict[str, Any] = {}  # that have not been read
+        self._answers: dict[str, Any] = {}  # not yet read
 
     def alive(self) -> set[str]:
-        """The ids of all whose actors live."""
+        """Return the IDs of all builds whose actors are alive."""
         named = list_named_actors(all_namespaces=True)
         return {actor["name"] for actor in named if actor["namespace"] == NAMESPACE}
 
     def launch(self, task: BuildTask) -> None:
-        """Begin to make a dataset, or go on; launching it twice makes it once."""
+        """Start or resume a build; launching it twice starts one."""
         secret = SecretReference(self._secrets, task.tenant, task.credentials) if task.credentials else None
         remote: Any = ray.remote(Builder)
         remote.options(
@@ -47,7 +47,7 @@ class RayBuilds:
         ).remote(task, secret)  # fmt: skip
 
     def poll(self, build_id: str) -> BuildStatus | None:
-        """How far one is, by the answer to the last poll, which is not waited for; ``None``: its actor is gone."""
+        """Return a build's status by the last poll's answer, without waiting; ``None`` if its actor is gone."""
         try:
             if build_id not in self._answers:
                 self._answers[build_id] = ray.get_actor(build_id, NAMESPACE).status.remote()
@@ -61,18 +61,18 @@ class RayBuilds:
         return status
 
     def end(self, build_id: str) -> None:
-        """End a dataset's actor and all its tasks; harmless if there is none."""
+        """End a build's actor and all its tasks; harmless if there is none."""
         self._answers.pop(build_id, None)
         with suppress(ValueError):
             ray.kill(ray.get_actor(build_id, NAMESPACE))
 
 
 class Builder:
-    """The actor: makes one dataset in a thread, and says how far it is.
+    """The actor: builds one dataset in a thread, and reports its progress.
 
     Args:
         task: The dataset.
-        secret: What ``s3://`` is reached with; ``None`` for the nodes' own means.
+        secret: Credentials for ``s3://``; ``None`` to use those of the nodes.
     """
 
     def __init__(self, task: BuildTask, secret: SecretReference | None) -> None:
@@ -80,21 +80,23 @@ class Builder:
         threading.Thread(target=self._run, name="dataset", daemon=True).start()
 
     def status(self) -> BuildStatus:
-        """How far it is."""
+        """Return the present status."""
         return self._status
 
     def _run(self) -> None:
-        from boost_core.data.pipeline.build import Build  # of the trainer, which the cluster has and maybe not we
+        from boost_core.data.pipeline.build import (
+            Build,
+        )  # from the trainer, which the cluster has but this machine may lack
         from boost_core.data.pipeline.ray_engine import RayEngine
 
         task = self._task
         try:
             prepare = partial(_prepare_worker, self._secret)
             prepare()
-            # Its tasks get processes of their own, so that no other dataset's meet its credentials.
+            # Its tasks get processes of their own, so that its credentials never meet those of another dataset.
             engine = RayEngine(task.cpus, prepare, {"env_vars": {"BOOST_DATASET": task.id}})
             lineage = Build(task.corpus, task.url, engine, self._tell).run()
-        except BaseException as error:  # a panic of Rust is no Exception
+        except BaseException as error:  # a Rust panic is not an Exception
             known = isinstance(error, OSError | ValueError)
             self._status = BuildStatus(
                 self._status.progress, problem=redact(str(error) if known else f"{type(error).__name__}: {error}")
@@ -117,7 +119,7 @@ class Builder:
 
 
 def _prepare_worker(secret: SecretReference | None) -> None:
-    """Have a process of this dataset alone reach ``s3://`` with its secret, and tokenize on one core."""
+    """Set up a process of this dataset only: reach ``s3://`` with its secret, and tokenize on one core."""
     from boost_core.data.pipeline.engine import use_one_core
 
     use_one_core()

@@ -21,7 +21,7 @@ from service.gang.resources import selects
 if TYPE_CHECKING:
     from service.gang.ray.supervisor import Supervisor
 
-ANSWER_SECONDS = 5.0  # for a worker to say what it has
+ANSWER_SECONDS = 5.0  # for a worker to answer
 NODES_SECONDS = 1.0  # between two looks at the cluster's nodes
 PROBE_SECONDS = 1.0  # for a node to take a connection
 HALTS = frozenset({End.HALTED, End.STORED})
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class RayExecutor:
-    """Executes the decisions of one gang, which is a run of Ray Train, and sees what comes of them. For one thread.
+    """Executes the decisions of one gang, a run of Ray Train, and observes the results. For use by one thread.
 
     Args:
         spec: The job.
@@ -39,7 +39,7 @@ class RayExecutor:
     """
 
     def __init__(self, spec: JobSpec, supervisor: ActorProxy["Supervisor"], context: GangContext) -> None:
-        from service.gang.ray_train.run import TrainRun  # which the service's own process does without
+        from service.gang.ray_train.run import TrainRun  # not needed by the service's own process
 
         self._supervisor, self._context = supervisor, context
         self._run = TrainRun(spec, context)
@@ -47,11 +47,11 @@ class RayExecutor:
         self._spare: RaySpare | None = None
         self._ends: dict[ObjectRef[RankEnd], tuple[int, int]] = {}  # of each generation and rank
         self._generation = 0
-        self._halts = False  # whether its ranks that have stopped did so as they were told to
+        self._halts = False  # whether its ranks that have stopped were told to
         self._nodes, self._looked = cluster_nodes(), time.monotonic()
 
     def ended(self) -> list[port.RankEnded]:
-        """The ranks whose training has ended since the last call."""
+        """Return the ranks whose training has ended since the last call."""
         self._run.check()
         over = [port.RankEnded(*self._ends.pop(end), _result(end)) for end in _there(self._ends, 0)]
         ended = [each for each in over if each.generation == self._generation]
@@ -61,14 +61,14 @@ class RayExecutor:
         return over
 
     def observe(self) -> port.Observed:
-        """What there is now; the nodes as of a second ago at most."""
+        """Return the present state; that of the nodes is at most a second old."""
         if time.monotonic() >= self._looked + NODES_SECONDS:
             self._nodes, self._looked = cluster_nodes(), time.monotonic()
         replicas = {number: replica.status() for number, replica in self._replicas.items()}
         return port.Observed(replicas, *self._nodes, self._spare.status() if self._spare else None)
 
     def execute(self, decision: port.Decision) -> port.Answer | None:
-        """Execute a decision; returns the answer if it is a question, within seconds."""
+        """Execute a decision; if it is a question, return the answer within seconds."""
         match decision:
             case port.StartReplica(number=number):
                 self._replicas[number] = RayReplica(decision, self._supervisor, self._context)
@@ -123,7 +123,7 @@ class RayExecutor:
         return None
 
     def show(self, message: str) -> None:
-        """Show people who look at the cluster what the gang is at; called again and again."""
+        """Show the gang's state to people who look at the cluster; called repeatedly."""
         self._run.say(message)
 
     def _end_spare(self) -> None:
@@ -160,7 +160,7 @@ class RayExecutor:
         workers = {worker.number: worker for replica in self._replicas.values() for worker in replica.workers}
         actors: dict[int, Any] = {number: worker.actor for number, worker in workers.items()}
         if self._spare is not None:
-            actors[self._spare.number] = self._spare.actor  # which is read from as a worker is
+            actors[self._spare.number] = self._spare.actor  # it is read from like a worker
         needed = set(start.recovery.owners.values()) if start.recovery else set()
         recovery, owners = ray.put(start.recovery), ray.put({number: actors[number] for number in needed})
         for number, assignment in zip(start.workers, start.assignments, strict=True):
@@ -171,14 +171,14 @@ class RayExecutor:
 
 
 def cluster_nodes() -> tuple[frozenset[str], dict[str, float | None]]:
-    """The cluster's alive nodes, and when nodes will go away, on the monotonic clock; ``None`` if nobody has said."""
+    """Return the alive nodes, and when nodes will go away on the monotonic clock; ``None`` if no time is given."""
     since_1970 = time.time() - time.monotonic()
     leaving = {node: None if at is None else at - since_1970 for node, at in draining_nodes().items()}
     return frozenset(node["NodeID"] for node in node_table() if node["Alive"]), leaving
 
 
 def idle_nodes(wanted: port.FindIdleNodes) -> tuple[str, ...]:
-    """Nodes that are as asked for, with the one first of which the least is taken."""
+    """Return suitable idle nodes, the least used first."""
     free, taken = free_resources(), {}
     for node in node_table():
         left = free.get(node["NodeID"], {})
@@ -189,7 +189,7 @@ def idle_nodes(wanted: port.FindIdleNodes) -> tuple[str, ...]:
 
 
 def lost_nodes(nodes: Collection[str]) -> tuple[set[str], set[str]]:
-    """Those of some nodes that are lost: whose raylets take no connection, before Ray has noticed; and dead ones."""
+    """Return the lost ones of these nodes: those whose raylets accept no connection, and those known to be dead."""
     entries = [entry for entry in node_table() if entry["NodeID"] in nodes]
     silent = {entry["NodeID"] for entry in entries if entry["Alive"] and not _takes_connections(entry)}
     return silent, {entry["NodeID"] for entry in entries if not entry["Alive"]}
@@ -205,7 +205,7 @@ def _takes_connections(node: Mapping[str, object]) -> bool:
 
 
 def _answers(asked: Mapping[int, ObjectRef[T]], seconds: float = ANSWER_SECONDS) -> dict[int, T]:
-    """By worker; without those that have not answered in time, or are gone."""
+    """Return answers by worker, without workers that are gone or did not answer in time."""
     there = set(_there(asked.values(), seconds))
     results = {number: _result(answer) for number, answer in asked.items() if answer in there}
     return {number: result for number, result in results.items() if result is not None}
@@ -217,7 +217,7 @@ def _there(answers: Iterable[ObjectRef[T]], seconds: float) -> list[ObjectRef[T]
 
 
 def _result(answer: ObjectRef[T]) -> T | None:
-    """What a call that is over came to; ``None``: the worker is gone."""
+    """Return the result of a completed call; ``None`` if the worker is gone."""
     try:
         return ray.get(answer)
     except RayError:

@@ -1,10 +1,10 @@
-"""Starts a Ray worker as a fork of the node's fork server, or as a process of its own where no server can be had.
+"""Starts a Ray worker as a fork of the node's fork server, or as its own process if no server is available.
 
-Ray runs this script instead of the Python interpreter, with that one's arguments and the worker's environment. It
-imports little, and nothing of ours. Until the worker has registered, this process is the worker to Ray; so it lasts as
-long as the worker, and the worker ends when Ray kills it.
+Ray runs this script instead of the Python interpreter, with its arguments and the worker's environment. The script
+imports little, and nothing of BOOST. Until the worker has registered, Ray takes this process for it; so it lives as
+long as the worker, and the worker ends when Ray kills this process.
 """
-# pathlib would take as long to import as all else here.
+# pathlib would take as long to import as everything else here.
 # ruff: noqa: PTH102, PTH108, PTH109
 
 import contextlib
@@ -17,13 +17,13 @@ import socket
 import sys
 
 SERVER = "service.gang.ray.fork_server"
-START_SECONDS = 40.0  # for a server to be up; Ray waits for 60 until a worker has registered
+START_SECONDS = 40.0  # for a server to come up; Ray waits 60 s for a worker to register
 TRIES = 2  # a server may end while it is asked
-BACKLOG = 1024  # workers that may wait for that
+BACKLOG = 1024  # workers that may wait meanwhile
 
 
 def main() -> None:
-    """Be the worker, or stand for it."""
+    """Become the worker, or stand in for it."""
     pid = fork(sys.argv[1:])
     if pid is None:
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
@@ -35,10 +35,10 @@ def main() -> None:
 
 
 def fork(arguments: list[str]) -> int | None:
-    """Ask the fork server for the worker; start the server if there is none.
+    """Ask the fork server for the worker, starting the server if there is none.
 
     Returns:
-        The worker's process id; ``None`` if no server can be had. The worker does not outlive this process.
+        The worker's process ID; ``None`` if no server is available. The worker does not outlive this process.
     """
     request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
     for _ in range(TRIES):
@@ -57,11 +57,11 @@ def fork(arguments: list[str]) -> int | None:
 
 
 def _folder_of(arguments: list[str]) -> int:
-    """The folder of a node's servers, beside the sockets of its Ray; nobody else can open what is in it.
+    """Open the folder of a node's servers, beside Ray's sockets; only this user can open what is in it.
 
     Raises:
-        OSError: There can be none.
-        ValueError: Ray does not say where its sockets are.
+        OSError: The folder cannot be created or opened.
+        ValueError: The arguments do not say where Ray's sockets are.
     """
     (raylet,) = (each for each in arguments if each.startswith("--raylet-name="))
     path = raylet.partition("=")[2] + ".forks"
@@ -70,33 +70,33 @@ def _folder_of(arguments: list[str]) -> int:
     folder = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
     status = os.fstat(folder)
     if status.st_uid != os.getuid() or status.st_mode & 0o077:  # Ray lets everybody write beside its sockets
-        raise PermissionError(f"{path} is not this user's own")
+        raise PermissionError(f"{path} does not belong to this user alone")
     return folder
 
 
 def _name() -> str:
-    """A server's name: workers with another interpreter, another installation or another environment have another.
+    """Return a server's name, which differs between interpreters, installations and environments.
 
-    With another driver, too: Ray reads its job's id from the environment once in a process, and keeps it in forks.
+    It also differs between drivers: Ray reads its job's ID from the environment once per process, and forks keep it.
     """
     environment = sorted(os.environ.items())
     return hashlib.sha256(json.dumps([sys.executable, __file__, environment]).encode()).hexdigest()[:16]
 
 
 def _connect(folder: int, name: str) -> socket.socket:
-    address = f"/proc/self/fd/{folder}/{name}"  # a socket's may not be long
+    address = f"/proc/self/fd/{folder}/{name}"  # a socket's path must be short
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(START_SECONDS)
     try:
         connection.connect(address)
     except (FileNotFoundError, ConnectionRefusedError):
-        fcntl.flock(folder, fcntl.LOCK_EX)  # until this process closes it; one of them starts the server
+        fcntl.flock(folder, fcntl.LOCK_EX)  # until this process closes it; only one process starts the server
         try:
             connection.connect(address)
         except FileNotFoundError:
             _start_server(address)
             connection.connect(address)
-        except ConnectionRefusedError:  # it has ended
+        except ConnectionRefusedError:  # the server has ended
             os.unlink(address)
             _start_server(address)
             connection.connect(address)
@@ -105,7 +105,7 @@ def _connect(folder: int, name: str) -> socket.socket:
 
 
 def _start_server(address: str) -> None:
-    """Start a server; from now on it can be connected to."""
+    """Start a server; it accepts connections from now on."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(address)
     listener.listen(BACKLOG)
@@ -117,7 +117,7 @@ def _start_server(address: str) -> None:
         if not os.fork():
             os.dup2(listener.fileno(), 0)
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-            # By the arguments `ray stop` knows it, and the title that Ray gives a fork has their room.
+            # `ray stop` recognises it by its arguments, whose space also holds the title that Ray gives a fork.
             os.execv(sys.executable, [sys.executable, "-P", "-m", SERVER, *sys.argv[1:]])
     finally:
         os._exit(1)

@@ -1,12 +1,12 @@
-"""Makes a node's worker processes as forks of itself, so that none spends seconds on importing torch.
+"""Starts a node's worker processes as forks of itself, so that none spends seconds importing torch.
 
-Workers are ranks and the holders of spare copies.
+Workers are ranks and holders of spare copies.
 
-There is one for each node of Ray's and each environment of workers. The first worker that needs it starts it
-(``fork_client.py``); it ends with the node's Ray, and once it has had no fork for a while. If it is killed, its forks
-live on, and the next worker starts another.
+There is one per Ray node and worker environment. The first worker that needs it starts it
+(``fork_client.py``); it ends with the node's Ray, or after a while without forks. If it is killed, its forks
+live on, and the next worker starts another server.
 
-A fork has the server's memory, of which it copies what it writes to, and nothing else: no thread, as the server has but
+A fork shares the server's memory (copy on write) and nothing else: no thread, as the server has only
 one, no file, and no GPU, as the server never touches one.
 """
 
@@ -27,28 +27,28 @@ from pathlib import Path
 from service.gang.ray import fork_client
 
 PRELOADED = ("service.gang.ray_train.rank_worker", "service.gang.worker.worker", "service.gang.ray.supervisor", "s3fs")
-ONE_THREAD = {  # of libraries that would start threads when they are imported
+ONE_THREAD = {  # of libraries that would start threads on import
     "OPENBLAS_NUM_THREADS": "1",  # numpy
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow
 }
 IDLE_SECONDS = 300.0
-REQUEST_SECONDS = 5.0  # for a client that has connected to say what it wants
+REQUEST_SECONDS = 5.0  # for a connected client to send its request
 REQUEST_BYTES = 2**20
 
 
 def python_of_forks() -> str:
-    """What Ray is to run instead of the interpreter, on every node."""
+    """Return the command that Ray runs instead of the interpreter, on every node."""
     return shlex.join([sys.executable, "-I", "-S", fork_client.__file__])
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a fork is to be.
+    """A request for a fork.
 
     Attributes:
-        arguments: The program that it runs, and that one's.
-        folder: Where it runs.
-        environment: All of it.
+        arguments: The program to run, and its arguments.
+        folder: Its working directory.
+        environment: Its entire environment.
         files: Its standard input, output and error.
     """
 
@@ -60,11 +60,11 @@ class Request:
 
 @dataclass
 class Fork:
-    """A fork that runs.
+    """A running fork.
 
     Attributes:
-        process: The file that stands for it.
-        client: The connection to whom it was made for; ``None`` once that has ended.
+        process: Its pidfd.
+        client: The connection to the process it was made for; ``None`` once that has ended.
     """
 
     process: int
@@ -81,9 +81,9 @@ class ForkServer:
     """Forks on request.
 
     Args:
-        listener: Where it is asked.
-        owner: The file that stands for the process that it ends with.
-        idle_seconds: How long it waits without a fork.
+        listener: The socket that receives requests.
+        owner: The pidfd of the process that it ends with.
+        idle_seconds: How long it stays up without a fork.
     """
 
     def __init__(self, listener: socket.socket, owner: int, idle_seconds: float = IDLE_SECONDS) -> None:
@@ -92,7 +92,7 @@ class ForkServer:
         self._loaded = _loaded_files()
 
     def serve(self) -> Request | None:
-        """Returns in each fork with what that is to be, and in the server with ``None`` when it ends."""
+        """Serve requests; return the request in each fork, and ``None`` in the server when it ends."""
         while ready := self._wait():
             if self._owner in ready:
                 for fork in self._forks:
@@ -101,12 +101,12 @@ class ForkServer:
             for fork in list(self._forks):
                 if fork.process in ready:
                     self._reap(fork)
-                elif fork.client and fork.client.fileno() in ready:  # which says nothing more, so it has ended
+                elif fork.client and fork.client.fileno() in ready:  # a client sends nothing more, so it has ended
                     signal.pidfd_send_signal(fork.process, signal.SIGKILL)
                     fork.client.close()
                     fork.client = None
             if self._listener.fileno() in ready:
-                if self._loaded != _loaded_files():  # another installation, which the next server will have
+                if self._loaded != _loaded_files():  # the installation has changed; the next server loads the new one
                     return None
                 if request := self._answer():
                     return request
@@ -129,7 +129,7 @@ class ForkServer:
         client.settimeout(REQUEST_SECONDS)
         try:
             request = _receive(client)
-        except (OSError, ValueError):  # it has given up
+        except (OSError, ValueError):  # the client has given up
             client.close()
             return None
         pid = os.fork()
@@ -140,12 +140,12 @@ class ForkServer:
         for file in request.files:
             os.close(file)
         self._forks.append(Fork(os.pidfd_open(pid), client))
-        with suppress(OSError):  # it has given up
+        with suppress(OSError):  # the client has given up
             client.send(str(pid).encode())
         return None
 
     def _close(self) -> None:
-        """Leave a fork nothing that is open here."""
+        """Close in a fork everything that the server has open."""
         self._listener.close()
         os.close(self._owner)
         for fork in self._forks:
@@ -159,7 +159,7 @@ def _receive(client: socket.socket) -> Request:
 
 
 def _loaded_files() -> dict[str, int]:
-    """When the files were changed that this process has imported, in nanoseconds since 1970."""
+    """Return the modification times of all imported files, in nanoseconds since 1970."""
     changed: dict[str, int] = {}
     for module in list(sys.modules.values()):
         path = getattr(module, "__dict__", {}).get("__file__")
@@ -170,7 +170,7 @@ def _loaded_files() -> dict[str, int]:
 
 
 def become(request: Request) -> None:
-    """Be the process that was asked for, as though it had been started by itself."""
+    """Become the requested process, as if it had been started on its own."""
     import numpy as np
 
     os.setpgid(0, 0)
@@ -180,7 +180,7 @@ def become(request: Request) -> None:
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
-    np.random.seed()  # what Python's own random numbers do by themselves
+    np.random.seed()  # Python's own generator reseeds itself after a fork
     sys.argv = request.arguments
     sys.path.insert(0, str(Path(sys.argv[0]).parent))
     runpy.run_path(sys.argv[0], run_name="__main__")
@@ -197,7 +197,7 @@ def preload() -> None:
 
 
 def unfit() -> str | None:
-    """Why this process must not be forked, if there is a reason."""
+    """Return why this process must not be forked, if there is a reason."""
     if (threads := len(list(Path("/proc/self/task").iterdir()))) > 1:
         return f"it has {threads} threads"
     for file in Path("/proc/self/fd").iterdir():
@@ -208,7 +208,7 @@ def unfit() -> str | None:
 
 
 def main() -> None:
-    """Serve the socket that is the standard input, until a fork has become a worker or the server ends."""
+    """Serve the socket on standard input, until a fork becomes a worker or the server ends."""
     listener = socket.socket(fileno=os.dup(0))
     raylet = os.pidfd_open(int(os.environ["RAY_RAYLET_PID"]))
     with Path(os.devnull).open() as nothing:
@@ -217,7 +217,7 @@ def main() -> None:
     if reason := unfit():
         sys.exit(f"The fork server cannot be forked, so workers start without it: {reason}.")
     gc.collect()
-    gc.freeze()  # else collecting garbage would write to what the forks share
+    gc.freeze()  # otherwise garbage collection would write to memory that the forks share
     if request := ForkServer(listener, raylet).serve():
         become(request)
 

@@ -50,18 +50,18 @@ HEAD_SECONDS = 120.0  # for a process to start there
 
 
 class RayGangs:
-    """``Gangs`` on a local Ray of its own, or on a cluster.
+    """``Gangs`` on an embedded Ray or on a cluster.
 
     Args:
-        ray_address: Address of a cluster, which this machine joins if it is not of it; ``None`` starts a Ray inside
+        ray_address: Address of a cluster, which this machine joins if needed; ``None`` starts a Ray inside
             this process, which ends with it.
-        cpus: CPUs that an embedded Ray offers; ``None`` for as many as the machine has.
+        cpus: CPUs that an embedded Ray offers; ``None`` for all of the machine's.
         secrets: Folder of all secrets, the same on all nodes.
-        token_file: File with the token without which Ray does nothing for anybody. An embedded Ray's is made if there
-            is none; a cluster without one, or whose token the environment tells, needs none. ``None`` leaves it to Ray.
-        metrics_ports: Each rank serves its metrics on the first of its node's that is free; none: not at all.
+        token_file: File with the token that every request to Ray needs. An embedded Ray's is created if there
+            is none; clusters without a token, or with one in the environment, need none. ``None`` leaves it to Ray.
+        metrics_ports: Each rank serves its metrics on its node's first free one of these; empty: no metrics.
         log_format: How the processes of gangs write their logs.
-        public_url: Where people reach the service, for links from Ray's dashboard; ``None`` for no links.
+        public_url: Public URL of the service, for links from Ray's dashboard; ``None`` for no links.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RayGangs:
 
         Raises:
             ConnectionError: No cluster answers at the address.
-            ValueError: Its head has another version of this program.
+            ValueError: Its head runs another version of BOOST.
         """
         write_to_log()
         if self._address is None:
@@ -99,7 +99,7 @@ class RayGangs:
         if self._token_file:
             _make_token(self._token_file)
             use_token(self._token_file)
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing goes out unless its owner asks for it
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent unless the operator asks for it
         self._folder = tempfile.mkdtemp(prefix="boost-ray-")  # short: Ray puts sockets there
         with on_loopback(), own_sigterm_handler():
             ray.init(
@@ -122,7 +122,7 @@ class RayGangs:
         }
 
     def close(self) -> None:
-        """Leave the cluster, or end the embedded Ray with all its processes, also those that it has lost sight of."""
+        """Leave the cluster, or end the embedded Ray with all its processes, including those it has lost track of."""
         self._supervisors = SupervisorHandles()
         with own_sigterm_handler():
             ray.shutdown()
@@ -134,19 +134,19 @@ class RayGangs:
         self._node = self._folder = None
 
     def check(self) -> None:
-        """Find out whether Ray's head answers, and what else this process needs of Ray is there.
+        """Check that Ray's head answers, and that this process's other parts of Ray are running.
 
         Raises:
-            ConnectionError: It is not. A process that went on would be ended by Ray after a minute.
+            ConnectionError: Something is missing. Ray would end a process that continued after a minute.
         """
         if self._node is not None and not self._node.runs:
-            raise ConnectionError("the node by which this service is part of the Ray cluster has ended")
+            raise ConnectionError("this service's own node of the Ray cluster has ended")
         if ended := ended_processes():
             raise ConnectionError(f"the embedded Ray's {' and '.join(ended)} has ended")
         require_head()
 
     def nodes(self) -> list[NodeCapacity]:
-        """The alive nodes of the cluster on which ranks can be placed, full or not.
+        """Return the alive nodes on which ranks can be placed, full or not.
 
         Raises:
             ConnectionError: Ray's head does not answer.
@@ -165,9 +165,9 @@ class RayGangs:
         ]
 
     def request_nodes(self, bundles: Sequence[Bundle]) -> None:
-        """Ask the cluster's autoscaler for nodes that can hold all of these at once, instead of what was asked before.
+        """Ask the cluster's autoscaler for nodes that can hold all of these at once, replacing the previous request.
 
-        What gangs have is part of it. Without an autoscaler nothing comes of it.
+        The request includes what gangs already hold. Without an autoscaler it has no effect.
         """
         require_head()
         request_resources(
@@ -176,25 +176,25 @@ class RayGangs:
         )
 
     def refused(self) -> bool:
-        """Whether the autoscaler says that it cannot give what it is asked for now."""
+        """Whether the autoscaler says that it cannot fulfil the present request."""
         return autoscaler_refuses()
 
     def alive(self) -> set[GangKey]:
-        """Every gang that has not been ended."""
+        """Return all gangs that have not been ended."""
         require_head()
         names = [name.rpartition("-") for name in list_named_actors()]
         return {(job_id, int(attempt)) for job_id, _, attempt in names}
 
     def launch(self, tag: JobTag, spec: JobSpec, orders: Orders, basis: Basis = NOMINAL) -> None:
         """Start a gang; launching the same attempt twice starts one."""
-        # Ray shows arguments to whoever may look, so they say only where the ranks find the secret.
+        # Ray shows arguments to whoever may look, so they only tell the ranks where the secret is.
         if self._public_url:
             tag = replace(tag, url=f"{self._public_url}/jobs/{tag.job_id}")
         secret = SecretReference(self._secrets, tag.tenant, spec.credentials) if spec.credentials else None
         logs = GangLogs(self._log_format, tag.job_id, tag.attempt)
         context = GangContext(tag, secret, self._metrics_ports, logs, basis=basis)
         gang = tag.job_id, tag.attempt
-        remote: Any = ray.remote  # whose types lack concurrency groups
+        remote: Any = ray.remote  # its types lack concurrency groups
         supervisor = remote(concurrency_groups={UPDATES: WAITING_CALLS})(Supervisor).options(
             name=name_of(gang),
             get_if_exists=True,
@@ -205,23 +205,23 @@ class RayGangs:
         self._supervisors.add(gang, supervisor.remote(spec, orders, context), orders)
 
     def poll(self, requests: Sequence[PollRequest]) -> list[PollResult]:
-        """Give orders to many gangs at once; what each of them answers, in their order. Takes a second at most."""
+        """Give orders to many gangs at once and return their answers, in the same order. Takes at most a second."""
         return self._supervisors.poll(requests)
 
     def wait_for_updates(self, seconds: float) -> set[GangKey]:
-        """Wait at most ``seconds`` for gangs with news since their last poll; returns these."""
+        """Wait at most ``seconds`` for gangs with news since their last poll, and return these gangs."""
         return self._supervisors.wait_for_updates(seconds)
 
     def ask(self, job_id: str, attempt: int, command: WorkerCommand) -> None:
-        """Have a gang do something besides training; harmless if there is none."""
+        """Send a gang a drill or a profile; harmless if the gang does not exist."""
         supervisor = self._supervisors.find((job_id, attempt))
         if supervisor is not None:
             supervisor.ask.remote(command)
 
     def end(self, job_id: str, attempt: int) -> None:
-        """End all of a gang's processes and free its placement groups; harmless if there is none.
+        """End all of a gang's processes and free its placement groups; harmless if the gang does not exist.
 
-        Ray ends what the supervisor owns, which is everything.
+        Ray ends everything that the supervisor owns, which is all of it.
         """
         supervisor = self._supervisors.find((job_id, attempt))
         self._supervisors.forget((job_id, attempt))
@@ -230,14 +230,14 @@ class RayGangs:
 
 
 def _version_of_head() -> str:
-    """The version of BOOST on the head of the cluster that this process is connected to.
+    """Return the version of BOOST on the head of the connected cluster.
 
     Raises:
-        ConnectionError: It does not answer.
-        ValueError: It has none.
+        ConnectionError: The head does not answer.
+        ValueError: BOOST is not installed there.
     """
 
-    def version() -> str:  # a function inside another is sent whole, so that any version can run it
+    def version() -> str:  # a nested function is sent by value, so that any version can run it
         from boost_core import __version__
 
         return __version__
@@ -253,9 +253,9 @@ def _version_of_head() -> str:
 
 
 def _make_token(file: Path) -> None:
-    """Have a token in a file that only its owner can read, whole from its beginning; one that is there stays."""
+    """Create a token file atomically, readable only by its owner; an existing one is kept."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent) as made:  # only its owner can read these
+    with tempfile.NamedTemporaryFile("w", dir=file.parent) as made:  # such files are readable by their owner only
         made.write(chance.token_hex(32))
         made.flush()
         with contextlib.suppress(FileExistsError):

@@ -1,4 +1,4 @@
-"""Speaking to the supervisors of many gangs at once, from the scheduler's process."""
+"""Talking to the supervisors of many gangs at once, from the scheduler's process."""
 
 import queue
 import time
@@ -12,17 +12,17 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from service.gang.status import GangKey, GangPhase, GangStatus, Orders, PollRequest, PollResult
 
 POLL_SECONDS = 1.0
-_SILENT = GangStatus(GangPhase.STARTING, "waits for the gang's supervisor to answer", [])
+_SILENT = GangStatus(GangPhase.STARTING, "waiting for the gang's supervisor to answer", [])
 
 
 @dataclass
 class _Handle:
-    """One supervisor's.
+    """The handle of one supervisor.
 
     Attributes:
         actor: Ray's handle.
-        answer: To a poll, as long as it has not been read.
-        watch: The long poll in flight, which returns when the supervisor has news; ``None`` without one.
+        answer: The answer to a poll, until it is read.
+        watch: The long poll in flight, which returns when the supervisor has news; ``None`` if there is none.
     """
 
     actor: Any
@@ -31,29 +31,29 @@ class _Handle:
 
 
 class SupervisorHandles:
-    """The supervisors of all gangs, each looked up once. For one thread."""
+    """The supervisors of all gangs, each looked up once. For use by one thread."""
 
     def __init__(self) -> None:
         self._handles: dict[GangKey, _Handle] = {}
         self._ended_watches: queue.SimpleQueue[tuple[GangKey, Any]] = queue.SimpleQueue()
 
     def add(self, gang: GangKey, actor: Any, orders: Orders) -> None:
-        """Take up a supervisor that is being started. That takes seconds, so its first answer is not waited for."""
+        """Add a supervisor that is being started. That takes seconds, so its first answer is not waited for."""
         self._handles[gang] = _Handle(actor, actor.poll.remote(0, orders))
 
     def find(self, gang: GangKey) -> Any | None:
-        """The supervisor of a gang; ``None`` if there is none."""
+        """Return a gang's supervisor; ``None`` if there is none."""
         handle = self._find(gang)
         return handle and handle.actor
 
     def forget(self, gang: GangKey) -> None:
-        """Do not speak to a gang's supervisor any more."""
+        """Stop talking to a gang's supervisor."""
         self._handles.pop(gang, None)
 
     def poll(self, requests: Sequence[PollRequest]) -> list[PollResult]:
-        """Ask all supervisors before any is waited for: once, and a second at most for all of them.
+        """Ask all supervisors once, and then wait for their answers, at most a second in total.
 
-        One that has let that second pass is neither asked nor waited for again until its answer is there.
+        One that does not answer in time is neither asked nor waited for again until its answer arrives.
         """
         asked = [answer for request in requests if (answer := self._ask(request)) is not None]
         if asked:
@@ -67,7 +67,7 @@ class SupervisorHandles:
         ]
 
     def wait_for_updates(self, seconds: float) -> set[GangKey]:
-        """Wait at most ``seconds`` for supervisors with news since their last poll; returns their gangs."""
+        """Wait at most ``seconds`` for supervisors with news since their last poll, and return their gangs."""
         deadline = time.monotonic() + seconds
         updated: set[GangKey] = set()
         while True:
@@ -86,7 +86,7 @@ class SupervisorHandles:
         if gang not in self._handles:
             try:
                 self._handles[gang] = _Handle(ray.get_actor(name_of(gang)))
-            except ValueError:  # Ray's way to say that there is none
+            except ValueError:  # Ray raises this if there is none
                 return None
         return self._handles[gang]
 
@@ -96,7 +96,7 @@ class SupervisorHandles:
         if handle is None or handle.answer is not None:
             return None
         if handle.watch is not None and handle.watch.done():
-            handle.watch = None  # the answer will tell what it has ended for
+            handle.watch = None  # the answer will tell why it ended
         handle.answer = handle.actor.poll.remote(request.after_sequence, request.orders)
         return handle.answer
 
@@ -113,19 +113,19 @@ class SupervisorHandles:
             return None
         except Exception as error:
             return error
-        # An answer that comes late is one to an older request.
+        # A late answer belongs to an older request.
         fresh = [report for report in status.reports if report.sequence > request.after_sequence]
         self._watch(request.gang, handle, fresh[-1].sequence if fresh else request.after_sequence)
         return status if len(fresh) == len(status.reports) else replace(status, reports=fresh)
 
     def _watch(self, gang: GangKey, handle: _Handle, told: int) -> None:
-        # A supervisor that a service of the release before has started cannot be watched, only polled.
+        # A supervisor started by the previous release cannot be watched, only polled.
         if handle.watch is None and hasattr(handle.actor, "wait_for_update"):
             handle.watch = handle.actor.wait_for_update.remote(told).future()
             handle.watch.add_done_callback(lambda ended: self._ended_watches.put((gang, ended)))
 
 
 def name_of(gang: GangKey) -> str:
-    """What a gang's supervisor is called in Ray."""
+    """Return the name of a gang's supervisor in Ray."""
     job_id, attempt = gang
     return f"{job_id}-{attempt}"

@@ -1,7 +1,7 @@
-"""Ray's processes on this machine: a node that offers nothing, and what an embedded Ray has left behind.
+"""Ray's processes on this machine: a node without resources, and what an embedded Ray has left behind.
 
-Ray lets a process speak to a cluster only through a node of the cluster on the process's own machine. A service beside
-the cluster, in a container of its own for example, has none, and so it brings one along.
+Ray lets a process talk to a cluster only through a node of the cluster on the same machine. A service beside
+the cluster, for example in its own container, has none, so it starts one.
 """
 
 import ctypes
@@ -22,19 +22,19 @@ from service.gang.ray.private_api import nodes_here
 START_SECONDS = 120.0
 STOP_SECONDS = 15.0
 END_SECONDS = 5.0
-OBJECT_STORE_BYTES = 80 * 2**20  # about the least that Ray takes; nothing big passes through here
+OBJECT_STORE_BYTES = 80 * 2**20  # about Ray's minimum; nothing large passes through here
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _libc = ctypes.CDLL(None)
 
 
 class JoinedNode:
-    """A node without CPUs and GPUs; it goes when it is closed, and when the thread that made it ends.
+    """A node without CPUs and GPUs; it ends when it is closed, or when the thread that made it ends.
 
     Args:
         address: The cluster's ``host:port``.
 
     Raises:
-        ConnectionError: The cluster does not take it.
+        ConnectionError: The cluster does not accept it.
     """
 
     def __init__(self, address: str) -> None:
@@ -46,7 +46,7 @@ class JoinedNode:
             f"--temp-dir={self.folder}", "--block",
         ]  # fmt: skip
         with self._log.open("w") as log:
-            # In a session of its own, because the service has to leave the cluster before its node goes, ^C or not.
+            # In its own session, because the service must leave the cluster before its node ends, even on ^C.
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_parent
             )
@@ -58,12 +58,12 @@ class JoinedNode:
 
     @property
     def folder(self) -> str:
-        """Ray's folder for temporary files, by which it knows this node from others on the machine."""
+        """Ray's folder for temporary files, which distinguishes this node from others on the machine."""
         return f"{self._folder}/ray"  # Ray opens it to everybody, but not the one around it
 
     @property
     def runs(self) -> bool:
-        """Whether it is still there."""
+        """Whether it is still running."""
         return self._process.poll() is None
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class JoinedNode:
         while self.folder not in nodes_here(address):
             if not self.runs or time.monotonic() > deadline:
                 raise ConnectionError(
-                    f"this machine could not join the Ray cluster at {address}; what Ray says:\n"
+                    f"this machine could not join the Ray cluster at {address}; Ray's output:\n"
                     f"{self._log.read_text()[-2000:]}"
                 )
             time.sleep(0.1)
@@ -92,7 +92,7 @@ def _end_with_parent() -> None:
 
 
 def end_processes_of(folder: str) -> None:
-    """End all other processes that write to files in a folder, as all of Ray's do, and wait for their end."""
+    """End all other processes that write to files in a folder, as all of Ray's do, and wait for them."""
     found = [process for process in psutil.process_iter() if process.pid != os.getpid() and _writes_to(process, folder)]
     for process in found:
         with suppress(psutil.NoSuchProcess):
@@ -101,7 +101,7 @@ def end_processes_of(folder: str) -> None:
 
 
 def _writes_to(process: psutil.Process, folder: str) -> bool:
-    """Whether a process has a file in a folder open for writing; false where we may not look."""
+    """Whether a process has a file in a folder open for writing; false if access is denied."""
     with suppress(psutil.Error):
         return any(file.mode != "r" and Path(file.path).is_relative_to(folder) for file in process.open_files())
     return False

@@ -1,4 +1,4 @@
-"""The one place that leans on what Ray does not promise to keep. Its contract is tested against the pinned version."""
+"""The only place that relies on Ray internals. Their contract is tested against the pinned version."""
 
 import contextlib
 import ctypes
@@ -19,17 +19,17 @@ logger = logging.getLogger(__name__)
 
 GCS_SECONDS = 10.0
 ANSWER_SECONDS = 3.0
-OF_A_WORKER = (  # what Ray imports in one
+OF_A_WORKER = (  # imported by Ray in a worker
     "ray._private.workers.default_worker", "ray._private.arrow_serialization", "pydantic.v1.fields",
     "starlette.datastructures",
 )  # fmt: skip
-_SIGACTION_BYTES = 256  # more than the C library's struct has anywhere
+_SIGACTION_BYTES = 256  # larger than the C library's struct on any platform
 _libc = ctypes.CDLL(None)
 _VITAL = {ray_constants.PROCESS_TYPE_GCS_SERVER: "GCS", ray_constants.PROCESS_TYPE_RAYLET: "raylet"}
 
 
 def write_to_log() -> None:
-    """Have what Ray says in this process, and what it would print here, look like all other lines of the log."""
+    """Make Ray's log records and printed output in this process look like all other log lines."""
     rays_own = logging.getLogger("ray")
     rays_own.handlers.clear()
     rays_own.propagate = True
@@ -42,9 +42,9 @@ def _log_messages(data: dict[str, Any], ignore_prefix: bool) -> None:  # noqa: A
 
 
 def use_token(token_file: Path) -> None:
-    """Have this process, and those that it starts, show a token to Ray, and a Ray started from here ask for it."""
+    """Have this process and its children present a token to Ray, and a Ray started from here require it."""
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token_file))
-    # Ray has read the environment when it was imported, and kept it.
+    # Ray read the environment when it was imported, and caches it.
     raylet: Any = ray._raylet
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
@@ -52,9 +52,9 @@ def use_token(token_file: Path) -> None:
 
 @contextlib.contextmanager
 def on_loopback() -> Iterator[None]:
-    """A Ray started meanwhile has this machine's loopback address, and listens on no other.
+    """Make a Ray started within the block use the loopback address, and listen on no other.
 
-    Ray does so by itself where it supports no clusters. On Linux it would listen on all interfaces.
+    Ray does so by itself on platforms without cluster support. On Linux it would listen on all interfaces.
     """
     name, constants = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants
     before, os.environ[name] = os.environ.get(name), "0"  # for the processes that it starts
@@ -71,9 +71,9 @@ def on_loopback() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_random_ids() -> Iterator[None]:
-    """Ray draws no random id for a class of actors that is defined meanwhile.
+    """Keep Ray from drawing random IDs for actor classes defined within the block.
 
-    With the first that it draws its random numbers begin, and all forks of this process would go on with the same ones.
+    The first draw seeds its generator, and all forks of this process would continue with the same random numbers.
     """
     module: Any = actor
     of_ray = module.ActorClassID
@@ -85,7 +85,7 @@ def no_random_ids() -> Iterator[None]:
 
 
 class _PythonsId:
-    """In the place of ``ActorClassID``."""
+    """Replaces ``ActorClassID``."""
 
     @staticmethod
     def from_random() -> Any:
@@ -95,9 +95,9 @@ class _PythonsId:
 
 @contextlib.contextmanager
 def own_sigterm_handler() -> Iterator[None]:
-    """Keep this process's handler of SIGTERM while Ray starts or stops in it.
+    """Keep this process's SIGTERM handler while Ray starts or stops in it.
 
-    Ray puts its own in its place, below Python, and none when it stops: then SIGTERM would end the process at once.
+    Ray installs its own below Python, and removes it when it stops: then SIGTERM would end the process at once.
     """
     handler = ctypes.create_string_buffer(_SIGACTION_BYTES)
     _libc.sigaction(signal.SIGTERM, None, handler)
@@ -108,34 +108,34 @@ def own_sigterm_handler() -> Iterator[None]:
 
 
 def ended_processes() -> list[str]:
-    """Which vital processes of a Ray that this process has started have ended; empty if none has, or on a cluster."""
+    """Return which vital processes of a Ray started by this process have ended; empty if none, or on a cluster."""
     node: Any = worker._global_node
     dead = {name for name, _ in node.dead_processes()} if node is not None else set()
     return [what for name, what in _VITAL.items() if name in dead]
 
 
 def require_head() -> None:
-    """Find out whether Ray's head answers. Comes right before a call that Ray lets wait for the head without end.
+    """Check that Ray's head answers. Call this right before a call that Ray lets wait for the head forever.
 
     Raises:
-        ConnectionError: It does not, within ``ANSWER_SECONDS``.
+        ConnectionError: The head does not answer within ``ANSWER_SECONDS``.
     """
     with _in_reach():
         _gcs().internal_kv_get(b"boost", None, timeout=ANSWER_SECONDS)
 
 
 def gcs_address(address: str) -> str:
-    """A cluster's ``host:port``, whichever of Ray's ways to name it was used.
+    """Return a cluster's ``host:port`` from any form of address that Ray accepts.
 
     Raises:
-        ConnectionError: ``auto`` was said, and there is no cluster on this machine.
+        ConnectionError: The address is ``auto``, and there is no cluster on this machine.
     """
     found: str = services.canonicalize_bootstrap_address_or_die(address)
     return found
 
 
 def nodes_here(address: str) -> set[str]:
-    """The temporary folders of a cluster's nodes on this machine, as far as this process may speak to them."""
+    """Return the temporary folders of a cluster's nodes on this machine, as far as this process may talk to them."""
     runtime: Any = ray
     messages: Any = gcs_pb2
     nodes = runtime._raylet.GcsClient(address=address).get_all_node_info(
@@ -144,19 +144,19 @@ def nodes_here(address: str) -> set[str]:
     return {
         node.temp_dir
         for node in nodes.values()
-        # The address alone does not tell: containers may share it. Nor does the socket: they may share a folder.
+        # The address alone is not enough, as containers may share it; nor is the socket, as they may share a folder.
         if _is_of_this_machine(node.node_manager_address) and os.access(node.raylet_socket_name, os.W_OK)
     }
 
 
 def node_table(seconds: float | None = None) -> list[dict[str, Any]]:
-    """All nodes that there have been: ``NodeID``, ``Alive``, ``Resources``, ``Labels`` and their raylets' address.
+    """Return all past and present nodes: ``NodeID``, ``Alive``, ``Resources``, ``Labels`` and their raylets' address.
 
     Args:
-        seconds: That the head has to answer; ``None`` to wait for as long as Ray does.
+        seconds: Timeout for the head's answer; ``None`` for Ray's own.
 
     Raises:
-        ConnectionError: It does not answer.
+        ConnectionError: The head does not answer.
     """
     messages: Any = gcs_pb2
     with _in_reach():
@@ -175,7 +175,7 @@ def node_table(seconds: float | None = None) -> list[dict[str, Any]]:
 
 
 def free_resources(seconds: float | None = None) -> dict[str, dict[str, float]]:
-    """What is not taken, by node; nodes that have just joined may be missing. ``seconds`` as of ``node_table``."""
+    """Return free resources by node; nodes that have just joined may be missing. ``seconds`` as in ``node_table``."""
     messages: Any = autoscaler_pb2
     with _in_reach():
         reply = messages.GetClusterResourceStateReply.FromString(_gcs().get_cluster_resource_state(timeout_s=seconds))
@@ -183,9 +183,9 @@ def free_resources(seconds: float | None = None) -> dict[str, dict[str, float]]:
 
 
 def draining_nodes(seconds: float | None = None) -> dict[str, float | None]:
-    """The nodes that will go away, and when, in seconds since 1970; ``None`` where nobody has said.
+    """Return the nodes that will go away, and when, in seconds since 1970; ``None`` if not known.
 
-    ``seconds`` as of ``node_table``.
+    ``seconds`` as in ``node_table``.
     """
     with _in_reach():
         draining: dict[str, int] = _gcs().get_draining_nodes(timeout=seconds)
@@ -193,7 +193,7 @@ def draining_nodes(seconds: float | None = None) -> dict[str, float | None]:
 
 
 def autoscaler_refuses() -> bool:
-    """Whether the autoscaler has said that it cannot do what it is asked for now: then it does nothing of that.
+    """Whether the autoscaler says that it cannot fulfil the present request; it then does none of it.
 
     Raises:
         ConnectionError: Ray's head does not answer within ``ANSWER_SECONDS``.
@@ -206,13 +206,13 @@ def autoscaler_refuses() -> bool:
 
 
 def free_memory() -> int:
-    """Bytes of memory that nobody uses, of this machine or of the container that this process is in."""
+    """Return the unused memory in bytes of this machine, or of this process's container."""
     memory: Any = utils
     return int(memory.get_system_memory() - memory.get_used_memory())
 
 
 def total_memory() -> int:
-    """Bytes of memory that this machine has, or the container that this process is in."""
+    """Return the total memory in bytes of this machine, or of this process's container."""
     memory: Any = utils
     return int(memory.get_system_memory())
 
@@ -227,7 +227,7 @@ def _is_of_this_machine(address: str) -> bool:
 
 
 def _gcs() -> Any:
-    """The client that this process has of the cluster's GCS. To make another would take until the GCS answers."""
+    """Return this process's client of the cluster's GCS. Creating another would block until the GCS answers."""
     process: Any = worker.global_worker
     return process.gcs_client
 

@@ -1,6 +1,6 @@
-"""Replicas on Ray: an actor a worker, in a placement group with a bundle a tensor parallel group.
+"""Replicas on Ray: an actor per worker, in a placement group with a bundle per tensor parallel group.
 
-Workers that do no more than keep a job's state are in no placement group, and take neither CPUs nor GPUs.
+Workers that only keep a job's state are in no placement group, and take neither CPUs nor GPUs.
 """
 
 import os
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from service.gang.ray.supervisor import Supervisor
     from service.gang.ray_train.decided import RunWorker
 
-_numbers = count(1)  # of workers, over all of a gang's life
+_numbers = count(1)  # of workers, over the gang's whole life
 
 
 def next_number() -> int:
-    """A number that no worker has."""
+    """Return a number that no worker has."""
     return next(_numbers)
 
 
@@ -43,13 +43,13 @@ class WorkerHandle:
 
     Args:
         resources: What it takes, by Ray's names.
-        where: Where it is to be.
+        where: Where to place it.
         supervisor: Handle of the ``Supervisor`` actor.
         context: Settings of the service that workers need.
 
     Attributes:
         number: Its number among all workers of the gang.
-        actor: Its handle.
+        actor: Its actor handle.
         resources: As given.
     """
 
@@ -75,7 +75,7 @@ class WorkerHandle:
         self._place: WorkerPlace | None = None
 
     def status(self) -> WorkerStatus:
-        """Where it is, if it is up."""
+        """Return its status, with its place if it is up."""
         if self._place is None and ray.wait([self._placing], timeout=0)[0]:
             try:
                 self._place = ray.get(self._placing)
@@ -84,14 +84,14 @@ class WorkerHandle:
         return WorkerStatus(self.number, self._place)
 
     def as_run_worker(self) -> "RunWorker":
-        """One that is up, as a worker of the run."""
+        """Return this worker, which is up, as a worker of the run."""
         from service.gang.ray_train.decided import RunWorker
 
         assert self._place is not None
         return RunWorker(self.actor, self._place, self.resources)
 
     def kill(self, stopped: bool = False) -> None:
-        """End its process at once; ``stopped``: from outside, too, since Ray asks the process itself to end."""
+        """End its process at once; ``stopped``: also from outside, since Ray asks the process itself to end."""
         ray.kill(cast(ActorHandle[Any], self.actor))
         if stopped and self._place is not None:
             there = NodeAffinitySchedulingStrategy(self._place.node, soft=False)
@@ -108,12 +108,12 @@ class RayReplica:
     """The workers of one data parallel rank, tensor parallel group after group.
 
     Args:
-        wanted: What it is to be.
+        wanted: The requested replica.
         supervisor: Handle of the ``Supervisor`` actor.
         context: Settings of the service that workers need.
 
     Attributes:
-        workers: None before it has its resources.
+        workers: Its workers; empty before it has its resources.
     """
 
     def __init__(self, wanted: StartReplica, supervisor: ActorProxy["Supervisor"], context: GangContext) -> None:
@@ -129,20 +129,20 @@ class RayReplica:
             else placement_group(
                 [bundle] * self._count,
                 strategy=spec.resources.placement,
-                name=f"{tag.name} ({tag.job_id}-{tag.attempt}-{wanted.number})",  # no two have one name
+                name=f"{tag.name} ({tag.job_id}-{tag.attempt}-{wanted.number})",  # unique names
                 bundle_label_selector=[dict(wanted.selector)] * self._count if wanted.selector else None,
             )
         )
         self.workers: list[WorkerHandle] = []
 
     def status(self) -> tuple[WorkerStatus, ...]:
-        """Its workers, which are started once its resources are reserved."""
+        """Return the status of its workers, which are started once its resources are reserved."""
         if not self.workers and self._reserved():
             self.workers = [self._started(place) for place in range(self._tensor * self._count)]
         return tuple(worker.status() for worker in self.workers)
 
     def replace(self, worker: WorkerHandle) -> None:
-        """End a worker, and put another into its place, on the same resources."""
+        """End a worker, and start another in its place on the same resources."""
         worker.kill()
         place = self.workers.index(worker)
         self.workers[place] = self._started(place)
@@ -156,7 +156,7 @@ class RayReplica:
                 remove_placement_group(self._group)
 
     def _reserved(self) -> bool:
-        # Ray's own ready() would start a process on the nodes to find out, which takes seconds where they are busy.
+        # Ray's own ready() would start a process on the nodes to find out, which takes seconds if they are busy.
         return self._group is None or placement_group_table(self._group).get("state") == "CREATED"
 
     def _started(self, place: int) -> WorkerHandle:

@@ -1,4 +1,4 @@
-"""The spare on Ray: an actor on a node that the gang does not use, which keeps a copy of the gang's state."""
+"""The spare copy on Ray: an actor on a node that the gang does not use, which keeps a copy of the gang's state."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from service.gang.worker.spare_copy import Array
 
 CALLS_AT_ONCE = 6  # one that copies, and ranks that read meanwhile
-SHARE_TO_LEAVE = 0.1  # of a node's memory, which is left to others
+SHARE_TO_LEAVE = 0.1  # of a node's memory, left to others
 
 logger = logging.getLogger(__name__)
 
 
 class _RemoteRank:
-    """A rank in the process of its worker."""
+    """A rank in its worker's process."""
 
     def __init__(self, actor: "ActorProxy[RankWorker]", generation: int, rank: int) -> None:
         self._actor, self._generation, self._rank = actor, generation, rank
@@ -43,15 +43,15 @@ class _RemoteRank:
 
 
 class SpareHolder:
-    """The actor. It takes neither CPUs nor GPUs, so that nobody waits for what it has.
+    """The actor. It takes neither CPUs nor GPUs, so that no job waits for its resources.
 
     Args:
-        title: What Ray's dashboard shows of it.
+        title: Its name in Ray's dashboard.
         context: Settings of the service.
     """
 
     def __init__(self, title: str, context: GangContext) -> None:
-        from service.gang.worker.spare_copy import SpareCopy  # which the supervisor does without
+        from service.gang.worker.spare_copy import SpareCopy  # not needed by the supervisor
 
         context.logs.write()
         self._title = title
@@ -62,35 +62,35 @@ class SpareHolder:
 
     @ray.method
     def up(self) -> None:
-        """Answers when it is up."""
+        """Return once it is up."""
 
     @ray.method
     def copy(self, generation: int, actors: "Mapping[int, ActorProxy[RankWorker]]") -> tuple[int, int] | None:
-        """Copy the newest snapshots of ranks; as ``SpareCopy.copy``."""
+        """Copy the newest snapshots of ranks; see ``SpareCopy.copy``."""
         return self._copy.copy([_RemoteRank(actor, generation, rank) for rank, actor in actors.items()])
 
     @ray.method
     def indexes(self) -> list[SnapshotIndex]:
-        """What of the state is in its memory."""
+        """Return the indexes of the snapshots in its memory."""
         return self._copy.indexes()
 
     @ray.method
     def read(self, key: SnapshotKey, regions: Sequence[Region]) -> "list[Array]":
-        """Parts of a snapshot that is in its memory."""
+        """Read parts of a snapshot in its memory."""
         return self._copy.read(key, regions)
 
 
 class RaySpare:
-    """The handle of one, for the executor's thread.
+    """The handle of a spare copy, for the executor's thread.
 
     Args:
         number: Its number, which no worker of the gang has.
-        node: Where it is to be.
+        node: The node to keep it on.
         context: Settings of the service.
 
     Attributes:
         number: As given.
-        actor: Its handle; ranks read from it as from a worker.
+        actor: Its actor handle; ranks read from it as from a worker.
     """
 
     def __init__(self, number: int, node: str, context: GangContext) -> None:
@@ -101,7 +101,7 @@ class RaySpare:
                 num_cpus=0,
                 max_concurrency=CALLS_AT_ONCE,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-                runtime_env={"py_executable": python_of_forks()},  # ranks that are placed there find a warm server
+                runtime_env={"py_executable": python_of_forks()},  # ranks placed there later find a warm server
             )
             .remote(f"{context.tag}: spare copy", context)
         )
@@ -111,7 +111,7 @@ class RaySpare:
         self._failure: str | None = None
 
     def status(self) -> SpareStatus:
-        """What it is at."""
+        """Return its present status."""
         if self._starting is not None and _is_there(self._starting):
             starting, self._starting = self._starting, None
             try:
@@ -125,15 +125,15 @@ class RaySpare:
         return SpareStatus(self.number, self._node, up, self._copying is not None, self._kept, self._failure)
 
     def copy(self, generation: int, actors: "Mapping[int, ActorProxy[RankWorker]]") -> None:
-        """Have it copy ranks' newest snapshots, in the background."""
+        """Have it copy ranks' newest snapshots in the background."""
         self._copying = self.actor.copy.remote(generation, dict(actors))
 
     def end(self) -> None:
-        """End it, and all that it keeps."""
+        """End it with all that it keeps."""
         ray.kill(cast(ActorHandle[Any], self.actor))
 
     def _take(self, copied: "ObjectRef[tuple[int, int] | None]") -> None:
-        """Take the outcome of a copy. One that fails because a rank is gone leaves the copy before it in place."""
+        """Take the outcome of a copy. If a copy fails because a rank is gone, the previous one stays in place."""
         try:
             self._kept = ray.get(copied) or self._kept
         except ray.exceptions.RayTaskError as error:

@@ -1,4 +1,4 @@
-"""The actor that stands for a gang: it hands the controller what happens, and the executor what that decides."""
+"""The actor that represents a gang: it passes events to the controller, and its decisions to the executor."""
 
 import logging
 import threading
@@ -18,8 +18,8 @@ from service.gang.control.record import GangRecord
 from service.gang.ray.executor import RayExecutor
 from service.gang.status import GangPhase, GangStatus, Orders
 
-UPDATES = "updates"  # the concurrency group of calls that wait, so that all others are answered meanwhile
-WAITING_CALLS = 4  # those of services that have died come to their end after a while
+UPDATES = "updates"  # concurrency group of calls that wait, so that others are answered meanwhile
+WAITING_CALLS = 4  # calls of services that have died end after a while
 WAIT_SECONDS = 10.0
 TICK_SECONDS = 0.05
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Drives one attempt of a job. Its methods return at once but for one; decisions are executed in a thread.
+    """Drives one attempt of a job. All methods but one return at once; decisions are executed in a thread.
 
     Args:
         spec: The job.
@@ -39,31 +39,31 @@ class Supervisor:
         context.logs.write()
         runtime: Any = ray.get_runtime_context()
         self._tag = context.tag
-        self._changed = threading.Condition()  # around the controller and the record
+        self._changed = threading.Condition()  # guards the controller and the record
         self._record = GangRecord(_now(), runtime.get_actor_id(), self._changed.notify_all)
         self._controller = GangController(spec, orders, self._record)
         self._executor = RayExecutor(spec, runtime.current_actor, context)
         threading.Thread(target=self._run, name="gang", daemon=True).start()
 
     def __repr__(self) -> str:
-        """What Ray's dashboard shows of it."""
+        """Its name in Ray's dashboard."""
         return f"{self._tag}: supervisor"
 
     @ray.method
     def push(self, message: Message) -> None:
-        """Take a worker's message."""
+        """Handle a worker's message."""
         self._handle(message)
 
     @ray.method
     def ask(self, command: WorkerCommand) -> None:
-        """Take what the gang is to do besides training."""
+        """Handle a request for a drill or a profile."""
         self._handle(command)
 
     @ray.method
     def poll(self, after_sequence: int, orders: Orders) -> GangStatus:
-        """Take orders; the status with reports after ``after_sequence``, and those up to it are forgotten.
+        """Take orders, and return the status with reports after ``after_sequence``; those up to it are dropped.
 
-        A final phase is told together with the last report and never before.
+        A final phase comes with the last report, never before it.
         """
         self._handle(orders)
         with self._changed:
@@ -71,16 +71,16 @@ class Supervisor:
 
     @ray.method(concurrency_group=UPDATES)
     def wait_for_update(self, after_sequence: int) -> bool:
-        """Wait until there are reports after ``after_sequence`` or the status is not the one told last; whether so."""
+        """Wait for reports after ``after_sequence`` or a new status; return whether there are any."""
         with self._changed:
             return self._changed.wait_for(lambda: self._record.has_more(after_sequence), WAIT_SECONDS)
 
     @ray.method
     def broadcast_from_rank_zero(self, data: str, **_: object) -> str:
-        """Answer a rank that reports a checkpoint to Ray Train and asks which name all ranks give it: its own.
+        """Answer a rank that reports a checkpoint to Ray Train and asks for the name all ranks agree on: its own.
 
         Args:
-            data: The name that it brings; rank 0 reports alone.
+            data: The name that it proposes; only rank 0 reports.
         """
         return data
 
@@ -89,7 +89,7 @@ class Supervisor:
             return self._controller.handle(event, _now())
 
     def _run(self) -> None:
-        """Train the job to its end, or until it is paused or fails; gives the record its final status."""
+        """Train the job until it ends, is paused or fails, and give the record its final status."""
         try:
             while not self._tick():
                 time.sleep(TICK_SECONDS)
@@ -98,7 +98,7 @@ class Supervisor:
             self._finish(Finish(GangPhase.FAILED, f"the gang's supervisor failed: {type(error).__name__}: {error}"))
 
     def _tick(self) -> bool:
-        """One round; whether it was the last."""
+        """Run one round; return whether it was the last."""
         if any(self._act_on(end) for end in self._executor.ended()) or self._act_on(self._executor.observe()):
             return True
         with self._changed:
@@ -107,7 +107,7 @@ class Supervisor:
         return False
 
     def _act_on(self, event: Event) -> bool:
-        """Have executed what is decided about an event and the answers to it; whether the gang has ended."""
+        """Execute what is decided about an event and the answers to it; return whether the gang has ended."""
         decisions = deque(self._handle(event))
         while decisions:
             decision = decisions.popleft()

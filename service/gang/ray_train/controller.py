@@ -1,4 +1,4 @@
-"""Ray Train's controller, which does what the gang's has decided."""
+"""Ray Train's controller, which carries out what the gang's controller decides."""
 
 import asyncio
 import queue
@@ -30,20 +30,20 @@ from service.gang.status import GangPhase
 
 POLL_SECONDS = 1.0  # between Ray Train's polls; checkpoints wait for them, decisions do not
 LOOK_SECONDS = 0.01  # between polls while the run ends
-END_SECONDS = 5.0  # for that
+END_SECONDS = 5.0  # for the run to end
 
 
 class GangError(TrainingFailedError):
-    """The gang's controller has given the job up."""
+    """The gang's controller has given up the job."""
 
 
 class GangTrainController(TrainController):
-    """Ray Train's controller, which waits for what the gang's has decided.
+    """Ray Train's controller, which waits for the gang's controller to decide.
 
     Args:
         attempt: Number of the gang, counted over the job's life.
-        decided: What is decided, in order.
-        arguments: Ray Train's own.
+        decided: The decisions, in order.
+        arguments: Ray Train's own arguments.
     """
 
     def __init__(self, attempt: int, decided: "queue.SimpleQueue[Decided]", **arguments: Any) -> None:
@@ -59,13 +59,13 @@ class GangTrainController(TrainController):
         state = self.get_state()
         if not isinstance(state, (SchedulingState, ShuttingDownState)):
             self._hear(state)
-            await asyncio.sleep(0 if self._end is None else LOOK_SECONDS)  # for what Ray Train does besides
+            await asyncio.sleep(0 if self._end is None else LOOK_SECONDS)  # lets Ray Train's other tasks run
             if self._end is not None and not self._may_finish(state):
                 return self._shut_down(self._end)
         return await super()._step()
 
     def _hear(self, state: TrainControllerState) -> None:
-        """Take what has been decided; wait if there is nothing to do."""
+        """Take new decisions; wait for one if there is nothing to do."""
         seconds = POLL_SECONDS if isinstance(state, RunningState) else None
         wait = self._policy.next is None and self._end is None
         try:
@@ -89,7 +89,7 @@ class GangTrainController(TrainController):
                 self._run_state.say(message)
 
     def _may_finish(self, state: TrainControllerState) -> bool:
-        """Whether Ray Train is still to find out by itself that all ranks have finished, and to take their reports."""
+        """Whether Ray Train still has to notice that all ranks have finished, and to collect their reports."""
         succeeds = self._end is not None and self._end.phase is GangPhase.SUCCEEDED
         return succeeds and isinstance(state, RunningState) and time.monotonic() < self._end_by
 
@@ -115,7 +115,7 @@ class GangTrainController(TrainController):
         return self._worker_group.poll_status(ANSWER_SECONDS)
 
     def _is_training_succeeded(self, worker_group_status: WorkerGroupPollStatus) -> bool:  # type: ignore[override]
-        """A generation may end while the job goes on."""
+        """A generation may end while the job continues."""
         return self._end is not None and super()._is_training_succeeded(worker_group_status)
 
     def _start_worker_group(self, num_workers: int, resources_per_worker: dict[str, float]) -> None:
@@ -129,5 +129,5 @@ class GangTrainController(TrainController):
             form.workers, self._train_run_context, context, self._worker_group_callbacks_to_propagate
         )
         group._start()
-        self._report_handler.set_required_ranks([0])  # a checkpoint is one of all ranks, and rank 0 says so
+        self._report_handler.set_required_ranks([0])  # a checkpoint belongs to all ranks, and rank 0 reports it
         self._worker_group = group

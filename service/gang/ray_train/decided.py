@@ -1,4 +1,4 @@
-"""What the executor tells Ray Train's controller."""
+"""Messages from the executor to Ray Train's controller."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class RunWorker:
     """A worker of a generation.
 
     Attributes:
-        actor: Its handle.
-        place: Where it is.
+        actor: Its actor handle.
+        place: Where it runs.
         resources: What it takes, by Ray's names.
     """
 
@@ -27,7 +27,7 @@ class RunWorker:
 
 @dataclass(frozen=True)
 class FormGeneration:
-    """A generation trains, by these workers in the order of their ranks."""
+    """Train a generation on these workers, in the order of their ranks."""
 
     generation: int
     workers: Sequence[RunWorker]
@@ -40,7 +40,7 @@ class GenerationHalted:
 
 @dataclass(frozen=True)
 class ShowMessage:
-    """Where the gang is in its life, for people."""
+    """Show this message about the gang's state."""
 
     message: str
 

@@ -1,4 +1,4 @@
-"""Ray Train's policies, which leave decisions to the gang's controller."""
+"""Ray Train's policies, which leave all decisions to the gang's controller."""
 
 from typing import Any
 
@@ -19,10 +19,10 @@ from service.gang.ray_train.decided import FormGeneration
 
 
 class GangScalingPolicy(ScalingPolicy):
-    """Decides for what the gang's controller has decided. Asks no autoscaler for nodes, as the service does that.
+    """Follows the gang's controller. Never asks an autoscaler for nodes, as the service does that.
 
     Attributes:
-        next: The generation that is to train next.
+        next: The generation to train next.
     """
 
     def __init__(self, scaling_config: ScalingConfig) -> None:
@@ -30,39 +30,39 @@ class GangScalingPolicy(ScalingPolicy):
         self.next: FormGeneration | None = None
 
     def take(self) -> FormGeneration:
-        """The generation that is to train next, once."""
+        """Return the generation to train next, once."""
         form, self.next = self.next, None
         assert form is not None
         return form
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        """Whether a generation is to train."""
+        """Start the next generation, if there is one."""
         if self.next is None:
             return NoopDecision()
         return ResizeDecision(len(self.next.workers), self.next.workers[0].resources)
 
     def make_decision_for_running_worker_group(self, *status: Any, **more: Any) -> ScalingDecision:
-        """The same."""
+        """Start the next generation, if there is one."""
         return self.make_decision_for_non_running_worker_group()
 
     def _get_num_workers_for_resource_request(self) -> int:
         return 0
 
     def after_controller_start(self, train_run_context: TrainRunContext) -> None:
-        """Ask for no nodes."""
+        """Request no nodes."""
 
     async def before_controller_shutdown(self) -> None:
-        """Nothing was asked for."""
+        """Nothing was requested."""
 
     def before_controller_abort(self) -> None:
-        """Nothing was asked for."""
+        """Nothing was requested."""
 
 
 class GangFailurePolicy(FailurePolicy):
-    """Has the run wait for the next generation where workers are lost; whether there is one, the gang decides."""
+    """Makes the run wait for the next generation when workers are lost; the gang decides whether there is one."""
 
     def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
-        """Whether the run goes on."""
+        """Return whether the run continues."""
         cause: Exception = training_failed_error
         if isinstance(training_failed_error, ControllerError):
             cause = training_failed_error.controller_failure

@@ -1,4 +1,4 @@
-"""The actor of a worker, and how Ray Train has it train."""
+"""The worker's actor, and how Ray Train makes it train."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CALLS_AT_ONCE = 8  # of a worker: waiting for its training to end, and what is asked of it meanwhile
-FLUSH_SECONDS = 10.0  # for Ray Train to take the checkpoints of a generation
+CALLS_AT_ONCE = 8  # per worker: one that waits for its training to end, and requests meanwhile
+FLUSH_SECONDS = 10.0  # for Ray Train to take a generation's checkpoints
 BROKEN_UP = "the gang broke up before it trained"
 
 
@@ -42,8 +42,8 @@ class WorkerGeneration:
     """A generation in one worker.
 
     Attributes:
-        assignment: What it is to train.
-        end: What that has come to; cancelled if the gang broke up before it began.
+        assignment: The assignment to train.
+        end: How it ended; cancelled if the gang broke up before it began.
     """
 
     def __init__(self) -> None:
@@ -52,12 +52,12 @@ class WorkerGeneration:
 
 
 class RankWorker(RayTrainWorker):
-    """The actor of a worker: Ray Train's, to which the gang's supervisor speaks, too.
+    """The actor of a worker: Ray Train's actor, which the gang's supervisor also talks to.
 
     It loads what training needs in its own process, so that its supervisor need not import torch.
 
     Args:
-        title: What Ray's dashboard shows of it.
+        title: Its name in Ray's dashboard.
         number: The worker's number.
         supervisor: Handle of the gang's ``Supervisor`` actor.
         context: Settings of the service that workers need.
@@ -66,7 +66,7 @@ class RankWorker(RayTrainWorker):
     def __init__(self, title: str, number: int, supervisor: ActorProxy["Supervisor"], context: GangContext) -> None:
         set_environment()
         super().__init__()
-        logging.getLogger("ray.train").setLevel(logging.CRITICAL)  # it repeats what the gang's own log has
+        logging.getLogger("ray.train").setLevel(logging.CRITICAL)  # it repeats the gang's own log
         self._title, self._supervisor = title, supervisor
         self._owners: dict[int, ActorProxy[RankWorker]] = {}
         self._generations: dict[int, WorkerGeneration] = {}
@@ -98,24 +98,24 @@ class RankWorker(RayTrainWorker):
 
     @ray.method
     def place(self) -> WorkerPlace:
-        """Where it is; answers when it is up."""
+        """Return where it runs, once it is up."""
         return self._worker.place
 
     @ray.method
     def rendezvous(self) -> Rendezvous:
-        """Open the place where the ranks of the next gang meet."""
+        """Open the store where the ranks of the next gang meet."""
         return self._worker.rendezvous()
 
     @ray.method
     def train(
         self, assignment: Assignment, recovery: MemoryState[int] | None, owners: dict[int, "ActorProxy[RankWorker]"]
     ) -> RankEnd:
-        """Take a rank, which Ray Train then has trained; answers when that has come to its end.
+        """Take on a rank, which Ray Train then trains; return when the training has ended.
 
         Args:
-            assignment: The rank.
+            assignment: The assignment of the rank.
             recovery: The state to continue from, in memory; ``None`` to look for a checkpoint.
-            owners: The workers that have parts of it.
+            owners: The workers that hold parts of it.
         """
         self._owners = owners
         self._worker.join(assignment, recovery)
@@ -127,7 +127,7 @@ class RankWorker(RayTrainWorker):
             return RankEnd(End.CONNECTION, BROKEN_UP)
 
     def run_train_fn(self, train_fn_ref: ObjectRefWrapper[Callable[[], Any]]) -> None:
-        """Start Ray Train's training thread, for a generation."""
+        """Start Ray Train's training thread for a generation."""
         assert isinstance(train_fn_ref, TrainingFunction)
         super().run_train_fn(InWorker(partial(self._train, train_fn_ref.generation)))
 
@@ -138,7 +138,7 @@ class RankWorker(RayTrainWorker):
             raise RankFailed(BROKEN_UP)
         try:
             end = self._worker.train(assignment)
-            if end.how not in FAILURES:  # the others wait for the end of one that has failed
+            if end.how not in FAILURES:  # the others wait for the end of a failed one
                 self._checkpoints.flush()
         except BaseException as error:
             own.end.set_exception(error)
@@ -153,24 +153,24 @@ class RankWorker(RayTrainWorker):
 
     @ray.method
     def halt(self, store: bool) -> None:
-        """Have the gang stop after a step; ``store``: once it has written a checkpoint."""
+        """Have the gang stop after a step; with ``store``, once it has written a checkpoint."""
         self._worker.halt(store)
 
     @ray.method
     def abort(self) -> None:
-        """Have collectives fail that wait for a rank that is gone, and training that has not begun end."""
+        """Make collectives fail that wait for a rank that is gone, and end training that has not begun."""
         for own in list(self._generations.values()):
             own.end.cancel()
         self._worker.abort()
 
     @ray.method
     def indexes(self) -> list[SnapshotIndex]:
-        """What of the state is in its memory."""
+        """Return the indexes of the snapshots in its memory."""
         return self._worker.snapshots.indexes()
 
     @ray.method
     def read(self, key: SnapshotKey, regions: Sequence[Region]) -> "list[np.ndarray[Any, Any]]":
-        """Parts of a snapshot that is in its memory."""
+        """Read parts of a snapshot in its memory."""
         return self._worker.read(key, regions)
 
     @ray.method
@@ -180,38 +180,38 @@ class RankWorker(RayTrainWorker):
 
     @ray.method
     def release(self) -> None:
-        """Let it go."""
+        """Release the held snapshot."""
         self._worker.snapshots.release()
 
     @ray.method
     def free_memory(self) -> int:
-        """Bytes of its node's memory, or of its container's, that nobody uses."""
+        """Return the unused memory in bytes of its node or container."""
         return free_memory()
 
     @ray.method
     def stacks(self) -> str:
-        """What each of its threads is doing."""
+        """Return what each of its threads is doing."""
         return self._worker.stacks()
 
     @ray.method
     def command(self, command: WorkerCommand) -> None:
-        """Bring a fault about in its process, or trace its next steps."""
+        """Inject a fault into its process, or trace its next steps."""
         self._worker.command(command)
 
 
 class CheckpointReporter:
-    """Reports committed checkpoints to Ray Train, from a thread: it takes one once it has taken the one before."""
+    """Reports committed checkpoints to Ray Train from a thread, one after the other."""
 
     def __init__(self) -> None:
         self._thread = futures.ThreadPoolExecutor(1, "checkpoints")
         self._reported: list[futures.Future[None]] = []
 
     def report(self, report: CheckpointReport) -> None:
-        """Report one."""
+        """Report a checkpoint."""
         self._reported.append(self._thread.submit(_report, report))
 
     def flush(self) -> None:
-        """Wait until all have been taken, for a while at most."""
+        """Wait until all have been taken, up to a limit."""
         reported, self._reported = self._reported, []
         futures.wait(reported, FLUSH_SECONDS)
 
@@ -223,16 +223,16 @@ def _report(report: CheckpointReport) -> None:
         ray.train.report(
             report.model_dump(include={"step", "bytes"}),
             checkpoint=Checkpoint(path, storage.storage_filesystem),
-            checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD,  # it is there
+            checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD,  # it is already stored
         )
     except Exception as error:
         logger.warning("Ray Train does not take the checkpoint of step %d: %s", report.step, error)
 
 
 class TrainingFunction(ObjectRefWrapper[Callable[[], Any]]):
-    """What Ray Train sends to workers instead of an object's reference: which generation they are to train.
+    """What Ray Train sends to workers instead of an object reference: the generation to train.
 
-    A worker would wait ten seconds for an object of which a node that was lost has had a copy.
+    A worker would wait ten seconds for an object that had a copy on a lost node.
 
     Args:
         generation: The generation.
@@ -243,15 +243,15 @@ class TrainingFunction(ObjectRefWrapper[Callable[[], Any]]):
 
 
 class InWorker(ObjectRefWrapper[Callable[[], Any]]):
-    """The same, once it is there.
+    """The training function once it is in the worker.
 
     Args:
-        function: Trains.
+        function: The training function.
     """
 
     def __init__(self, function: Callable[[], RankEnd]) -> None:
         self._function = function
 
     def get(self) -> Callable[[], RankEnd]:
-        """The training function."""
+        """Return the training function."""
         return self._function

@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 
 
 class TrainRun:
-    """One attempt of a job as a run of Ray Train, in a thread. For the executor's thread.
+    """One attempt of a job as a run of Ray Train, in its own thread. For use by the executor's thread.
 
     Args:
         spec: The job.
         context: Settings of the service that workers need.
 
     Attributes:
-        result: What Ray Train makes of it; ``None`` before its end.
+        result: Ray Train's result; ``None`` before the run ends.
     """
 
     def __init__(self, spec: JobSpec, context: GangContext) -> None:
@@ -55,14 +55,14 @@ class TrainRun:
         try:
             self._trainer.fit()
         except GangError:
-            pass  # as it was told
+            pass  # as ordered
         except Exception as error:
             logger.exception("Ray Train's run has failed")
             self._failure = error
         self.result = self._trainer.result
 
     def form(self, generation: int, workers: Sequence[RunWorker]) -> None:
-        """Have a generation train. Its workers have been told what by ``RankWorker.train``."""
+        """Train a generation. Its workers have got their assignments through ``RankWorker.train``."""
         self._decided.put(FormGeneration(generation, workers))
 
     def halted(self) -> None:
@@ -70,22 +70,22 @@ class TrainRun:
         self._decided.put(GenerationHalted())
 
     def say(self, message: str) -> None:
-        """Tell people what the gang is at."""
+        """Show people the gang's state."""
         if message != self._said:
             self._said = message
             self._decided.put(ShowMessage(message))
 
     def check(self) -> None:
-        """Find out whether the run goes on.
+        """Check that the run continues.
 
         Raises:
-            RuntimeError: It has ended, and nobody has told it to.
+            RuntimeError: It has ended without being told to.
         """
         if not self._thread.is_alive() and not self._ending:
-            raise RuntimeError(f"Ray Train's run has ended: {self._failure or 'nobody told it to'}")
+            raise RuntimeError(f"Ray Train's run has ended: {self._failure or 'it was not told to'}")
 
     def finish(self, end: Finish) -> None:
-        """Have the run end; waits until it has, for a few seconds at most."""
+        """End the run, and wait a few seconds at most until it has ended."""
         self._ending = True
         self._decided.put(end)
         self._thread.join(END_SECONDS)
@@ -94,15 +94,15 @@ class TrainRun:
 
 
 class GangTrainer(DataParallelTrainer):
-    """Ray Train's trainer, whose controller runs where this does and hears what the gang's has decided.
+    """Ray Train's trainer, whose controller runs in this process and follows the gang's controller.
 
     Args:
         spec: The job.
         context: Settings of the service that workers need.
-        decided: What is decided, in order.
+        decided: The decisions, in order.
 
     Attributes:
-        result: That of ``fit``, also if it raises.
+        result: Result of ``fit``, even if it raises.
     """
 
     def __init__(self, spec: JobSpec, context: GangContext, decided: "queue.SimpleQueue[Decided]") -> None:
@@ -112,7 +112,7 @@ class GangTrainer(DataParallelTrainer):
         folder, files = folder_of(spec.checkpoint.url), PyFileSystem(RunStorage(spec.checkpoint.url, context.secret))
         resources, tag = worker_resources(spec), context.tag
         run = RunConfig(name=f"{tag.name} ({tag.job_id})", storage_path=folder, storage_filesystem=files)
-        vars(run)["storage_context"] = StorageContext(folder, "", files)  # not a folder of the run's name in it
+        vars(run)["storage_context"] = StorageContext(folder, "", files)  # without a subfolder of the run's name
         self._scaling = ScalingConfig(
             num_workers=spec.parallelism.world_size, use_gpu="GPU" in resources, resources_per_worker=resources
         )
@@ -120,12 +120,12 @@ class GangTrainer(DataParallelTrainer):
             _train,
             train_loop_config={"page": tag.url, "tenant": tag.tenant, "submitted_by": tag.submitted_by},
             scaling_config=self._scaling,
-            run_config=cast(Any, run),  # its types name the class before
+            run_config=cast(Any, run),  # its types name the previous class
         )
         object.__setattr__(self.train_run_context, "run_id", tag.job_id)
 
     def _create_default_callbacks(self) -> list[Any]:
-        """Those that show the run. The others set up what the gang does by itself, and clean up after it."""
+        """Return the callbacks that show the run. The others set up or clean up what the gang handles itself."""
         return [ControllerMetricsCallback(), WorkerMetricsCallback(self.train_run_context), RunState()]
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Result:
@@ -141,4 +141,4 @@ class GangTrainer(DataParallelTrainer):
 
 
 def _train() -> None:
-    """What Ray Train is told to run; workers are told the generation instead, by ``TrainingFunction``."""
+    """A placeholder for the training function; workers get the generation instead, by ``TrainingFunction``."""

@@ -12,10 +12,10 @@ from ray.train.v2._internal.execution.worker_group import (
 
 
 class RunState(StateManagerCallback):
-    """Tells Ray Train's list of runs about this one; a state's detail is what the gang says.
+    """Publishes this run in Ray Train's list of runs; a state's detail is the gang's message.
 
     Attributes:
-        failure: Why the job fails, once it does.
+        failure: Why the job failed, once it has.
     """
 
     def __init__(self) -> None:
@@ -25,20 +25,20 @@ class RunState(StateManagerCallback):
         self.failure: str | None = None
 
     def before_worker_group_shutdown(self, worker_group: WorkerGroup) -> None:
-        """Tell how an attempt ends: as the job does, if that fails, whether or not a poll has seen why."""
+        """Publish how an attempt ends: as a failed job does if the job fails, whether or not a poll has seen why."""
         super().before_worker_group_shutdown(worker_group)
         if self.failure is not None:
             self._state_manager.update_train_run_attempt_errored(self._run_id, self._attempt, self.failure)
 
     def before_worker_group_start(self, worker_group_context: WorkerGroupContext) -> None:
-        """Tell that an attempt begins."""
+        """Publish that an attempt begins."""
         super().before_worker_group_start(worker_group_context)
         self._attempt = worker_group_context.run_attempt_id
 
     def after_controller_state_update(
         self, previous_state: TrainControllerState, current_state: TrainControllerState
     ) -> None:
-        """Tell a new state."""
+        """Publish a new state."""
         super().after_controller_state_update(previous_state, current_state)
         if type(previous_state) is type(current_state):
             return
@@ -48,7 +48,7 @@ class RunState(StateManagerCallback):
         self._tell()
 
     def say(self, message: str) -> None:
-        """Tell what the gang says."""
+        """Publish the gang's message."""
         self._message = message
         self._tell()
 

@@ -1,8 +1,8 @@
-"""What Ray Train reads from the environment, in supervisors and in workers."""
+"""The environment variables that Ray Train reads, in supervisors and in workers."""
 
 import os
 
-SETTINGS = {  # of Ray Train, which reads them from the environment
+SETTINGS = {  # read by Ray Train from the environment
     "RAY_TRAIN_V2_ENABLED": "1",
     "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",  # lines go into the gang's log, without secrets
     "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
@@ -12,5 +12,5 @@ SETTINGS = {  # of Ray Train, which reads them from the environment
 
 
 def set_environment() -> None:
-    """Set it, before Ray Train reads it."""
+    """Set the environment before Ray Train reads it."""
     os.environ.update(SETTINGS)

@@ -1,4 +1,4 @@
-"""A job's checkpoint folder as Ray Train's storage: read by whoever has a ``Result``, and never written to."""
+"""A job's checkpoint folder as Ray Train's storage: read through a ``Result``, and never written to."""
 
 import io
 from pathlib import PurePosixPath
@@ -10,20 +10,20 @@ from pyarrow.fs import FileInfo, FileType, FSSpecHandler
 
 from service.security.secrets import SecretReference, configure_fsspec, load
 
-MARKER = ".validate_storage_marker"  # Ray Train writes it to find out whether all nodes see the same storage
-SNAPSHOT = "checkpoint_manager_snapshot.json"  # its list of checkpoints; manifests are ours
+MARKER = ".validate_storage_marker"  # written by Ray Train to check that all nodes see the same storage
+SNAPSHOT = "checkpoint_manager_snapshot.json"  # Ray Train's list of checkpoints; the manifests are ours
 
 
 class RunStorage(FSSpecHandler):  # type: ignore[misc]  # pyarrow has no types
-    """Handler of a pyarrow file system for one job's folder, on whichever node it is used.
+    """Handler of a pyarrow file system for one job's folder, usable on any node.
 
-    A checkpoint is in the folder by the time that Ray Train hears of it. What Ray Train would write besides is taken
-    and forgotten: its list would still have the checkpoints that retention has removed since, with which it refuses to
-    start, and a store that is away for a while is no reason for a run to end.
+    A checkpoint is in the folder by the time Ray Train learns of it. Anything that Ray Train writes itself is accepted
+    and discarded: its list would still contain checkpoints that retention has removed, with which it refuses to
+    start, and a store that is temporarily unavailable is no reason for a run to end.
 
     Args:
         url: The folder.
-        secret: What it is reached with; read on the node, so that only the reference travels.
+        secret: Credentials for the store; read on the node, so that only the reference travels.
     """
 
     def __init__(self, url: str, secret: SecretReference | None) -> None:
@@ -44,7 +44,7 @@ class RunStorage(FSSpecHandler):  # type: ignore[misc]  # pyarrow has no types
 
     @property
     def fs(self) -> Any:
-        """The file system that the URL names, opened when it is first needed."""
+        """The file system of the URL, opened on first use."""
         if self._opened is None:
             if self._secret is not None:
                 configure_fsspec(load(self._secret))
@@ -52,11 +52,11 @@ class RunStorage(FSSpecHandler):  # type: ignore[misc]  # pyarrow has no types
         return self._opened
 
     def get_type_name(self) -> str:
-        """What people see of it."""
+        """Return its name, as shown to people."""
         return f"boost+{fsspec.utils.get_protocol(self._url)}"
 
     def get_file_info(self, paths: list[str]) -> list[FileInfo]:
-        """What is at paths."""
+        """Return what is at these paths."""
         return [self._file_info(path) for path in paths]
 
     def _file_info(self, path: str) -> FileInfo:
@@ -69,14 +69,14 @@ class RunStorage(FSSpecHandler):  # type: ignore[misc]  # pyarrow has no types
         return found
 
     def create_dir(self, path: str, recursive: bool) -> None:
-        """Do nothing; the trainer makes the folder."""
+        """Do nothing; the trainer creates the folder."""
 
     def open_output_stream(self, path: str, metadata: object) -> Any:
-        """Take what is written, and forget it."""
+        """Accept and discard what is written."""
         return pyarrow.PythonFile(io.BytesIO(), mode="w")
 
 
 def folder_of(url: str) -> str:
-    """The path of a folder on the file system that its URL names, for example ``bucket/job``; reaches no store."""
+    """Return a folder's path on its URL's file system, for example ``bucket/job``, without contacting the store."""
     path: str = fsspec.core.strip_protocol(url)
     return path

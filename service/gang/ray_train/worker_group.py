@@ -28,8 +28,8 @@ class GangWorkerGroup(WorkerGroup):
     """Ray Train's worker group for one generation, on workers that outlive it.
 
     Args:
-        workers: By rank.
-        arguments: Ray Train's own.
+        workers: The workers, by rank.
+        arguments: Ray Train's own arguments.
 
     Attributes:
         halted: Whether all its ranks have stopped as they were told to.
@@ -50,17 +50,17 @@ class GangWorkerGroup(WorkerGroup):
         return train_workers(self._given)
 
     def shutdown(self) -> None:
-        """End, with all that was reported."""
+        """Read the last reports, and shut down."""
         self.poll_status(ANSWER_SECONDS)
         super().shutdown()
 
     def abort(self) -> None:
-        """The same."""
+        """Read the last reports, and abort."""
         self.poll_status(ANSWER_SECONDS)
         super().abort()
 
     def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
-        """What workers say; of a generation that has halted, their reports alone."""
+        """Return the workers' status; for a halted generation, only their reports."""
         status = super().poll_status(timeout)
         if self.halted:
             status = self._latest_poll_status = WorkerGroupPollStatus({})
@@ -68,7 +68,7 @@ class GangWorkerGroup(WorkerGroup):
 
 
 def train_workers(workers: Sequence[RunWorker]) -> list[TrainWorker]:
-    """Workers by rank as Ray Train has them."""
+    """Return workers by rank in Ray Train's form."""
     nodes = [worker.place.node for worker in workers]
     distinct = list(dict.fromkeys(nodes))
     return [
@@ -84,58 +84,58 @@ def train_workers(workers: Sequence[RunWorker]) -> list[TrainWorker]:
 
 
 def _metadata(place: WorkerPlace) -> ActorMetadata:
-    gpus = [int(gpu) for gpu in place.accelerators if gpu.isdigit()]  # Ray Train's list of runs has no other
+    gpus = [int(gpu) for gpu in place.accelerators if gpu.isdigit()]  # Ray Train's list of runs takes only numbers
     return ActorMetadata(place.host, place.node, place.address, place.pid, {"GPU": list(gpus)})
 
 
 class KeptGroupState(WorkerGroupState):
-    """What a worker group has; none of it ends with it."""
+    """The state of a worker group, none of which ends with it."""
 
     def shutdown(self) -> None:
         """Leave the workers to the gang, and the barrier to the next generation."""
 
 
 class KeptGroupStateBuilder(WorkerGroupStateBuilder):
-    """Makes that."""
+    """Builds a ``KeptGroupState``."""
 
     def build(self) -> WorkerGroupState:
-        """The state of a group that has started."""
+        """Return the state of a group that has started."""
         return KeptGroupState(**vars(super().build()))
 
     def shutdown(self) -> None:
-        """As above, where a group could not be started."""
+        """Leave everything in place if a group could not be started."""
 
 
 class ReservedPlacement(PlacementGroupHandle):
-    """The gang's placement groups, one a replica, which it makes and removes by itself."""
+    """The gang's placement groups, one per replica, which the gang creates and removes itself."""
 
     @property
     def placement_group(self) -> Any:
-        """Workers are not created by it."""
+        """No worker is created through it."""
         return None
 
     def ready(self) -> Any:
-        """Nothing waits for it."""
+        """Not supported; nothing waits for it."""
         raise NotImplementedError
 
     def wait(self, timeout_seconds: float = 30) -> bool:
-        """They are ready before there are workers."""
+        """Return at once: placement groups are ready before there are workers."""
         return True
 
     def shutdown(self) -> None:
-        """Leave them."""
+        """Leave the placement groups in place."""
 
 
 class NoBarrier:
-    """In the place of Ray Train's ``SynchronizationActor``, where ranks meet when they report: a process of its own.
+    """Replaces Ray Train's ``SynchronizationActor``, a separate process where ranks meet when they report.
 
-    Here rank 0 reports alone, and the gang's supervisor, which is the actor of this process, answers it.
+    Here only rank 0 reports, and the gang's supervisor, which is the actor of this process, answers it.
     """
 
     def options(self, **_: Any) -> "NoBarrier":
-        """Where it would be."""
+        """Accept any placement."""
         return self
 
     def remote(self, **_: Any) -> "ActorHandle[Any]":
-        """The supervisor; see ``Supervisor.broadcast_from_rank_zero``."""
+        """Return the supervisor; see ``Supervisor.broadcast_from_rank_zero``."""
         return cast("ActorHandle[Any]", ray.get_runtime_context().current_actor)

@@ -1,4 +1,4 @@
-"""Faults that a rank's process brings about in itself, when it is asked to."""
+"""Faults that a rank's process injects into itself on request."""
 
 import errno
 import os
@@ -10,17 +10,17 @@ from boost_core.messages.commands import Drill
 
 
 class Drills:
-    """The drills that a process has been given. Threads may share it."""
+    """The drills given to a process. Threads may share it."""
 
     def __init__(self) -> None:
         self._waiting: list[Drill] = []
         self._step = 0
         self._lock = threading.Lock()
         self._full_until = 0.0
-        self._late = (0, 0.0)  # for so many steps, by so many seconds
+        self._late = (0, 0.0)  # number of steps, and delay of each in seconds
 
     def add(self, drill: Drill) -> None:
-        """Take a drill; one without a step begins at once."""
+        """Take a drill; one without a step starts immediately."""
         with self._lock:
             if drill.at_step is None or drill.at_step <= self._step:
                 self._begin(drill)
@@ -28,7 +28,7 @@ class Drills:
                 self._waiting.append(drill)
 
     def after_step(self, step: int) -> None:
-        """Do what is due after a step."""
+        """Start what is due after a step, and delay it if a drill says so."""
         with self._lock:
             self._step = step
             due = [drill for drill in self._waiting if drill.at_step is not None and drill.at_step <= step]
@@ -41,10 +41,10 @@ class Drills:
             time.sleep(seconds)
 
     def before_save(self) -> None:
-        """Refuse to write while the store is full.
+        """Refuse to write while a drill makes the store full.
 
         Raises:
-            OSError: It is.
+            OSError: The store is full.
         """
         if time.monotonic() < self._full_until:
             raise OSError(errno.ENOSPC, "the store is full, by a drill")

@@ -1,6 +1,6 @@
-"""What made a rank stop: whether it would happen again, and how to say it.
+"""Why a rank stopped: whether it would happen again, and how to describe it.
 
-The one place that tells errors by the words of others. Imports torch; for workers.
+The only place that recognises errors by other libraries' messages. Imports torch; for workers.
 """
 
 from torch.distributed import DistError
@@ -9,13 +9,13 @@ from boost_core.train import LastSaveFailed, StateLost
 from service.gang.assignment import End, RankEnd
 from service.security.redaction import redact
 
-REFUSALS = (ValueError, ArithmeticError)  # the trainer's own words about a job, its data or its numbers
+REFUSALS = (ValueError, ArithmeticError)  # the trainer's own messages about a job, its data or its numbers
 DEFECTS = (TypeError, AttributeError, LookupError, NameError, AssertionError, ImportError)
 BROKEN_CONNECTION = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
 
 
 def end_of(error: Exception) -> RankEnd:
-    """An error of the trainer in a line or two for people, without secrets."""
+    """Describe an error of the trainer in a line or two, without secrets."""
     text = redact(str(error))
     if isinstance(error, (*REFUSALS, LastSaveFailed)):
         return RankEnd(End.LASTING, text)
@@ -24,7 +24,7 @@ def end_of(error: Exception) -> RankEnd:
         return RankEnd(End.LASTING, named)
     if isinstance(error, StateLost):
         return RankEnd(End.STATE_LOST, text)
-    # gloo's errors are RuntimeErrors, told apart by their words.
+    # gloo's errors are RuntimeErrors, distinguished only by their messages.
     if isinstance(error, DistError) or any(sign in text for sign in BROKEN_CONNECTION):
         return RankEnd(End.CONNECTION, f"lost its connection to another rank: {text}")
     return RankEnd(End.FAILED, named)

@@ -1,6 +1,6 @@
-"""A rank's metrics, for Prometheus to scrape from the rank's own process: its steps as counters, and its GPUs.
+"""A rank's metrics, for Prometheus to scrape from the rank's own process: step counters and GPU gauges.
 
-The series name no job and no rank: whoever finds the endpoint, by ``GET /v1/metrics/targets``, gives them these labels.
+The series name no job or rank: these labels come from ``GET /v1/metrics/targets``, where the endpoint is found.
 """
 
 import threading
@@ -19,7 +19,7 @@ from boost_core.train import StepTimes, Totals
 
 
 class StepCollector(Collector):
-    """Counts a process's steps and their parts over its life. The step loop adds, a scrape reads, each in one piece."""
+    """Counts a process's steps and their parts over its life. The step loop adds and scrapes read, each atomically."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -28,7 +28,7 @@ class StepCollector(Collector):
         self._lock = threading.Lock()
 
     def add(self, times: StepTimes) -> None:
-        """Take a step."""
+        """Add a step."""
         with self._lock:
             self._steps += 1
             for part, seconds in vars(times.parts).items():
@@ -37,7 +37,7 @@ class StepCollector(Collector):
                 self._communication[line] = self._communication.get(line, Totals()) + totals
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """The counters as of the newest step."""
+        """Yield the counters as of the newest step."""
         with self._lock:
             steps, parts, lines = self._steps, dict(self._parts), dict(self._communication)
         yield CounterMetricFamily("boost_rank_steps", "Steps done.", steps)
@@ -65,7 +65,7 @@ def _by_line(
 
 @dataclass(frozen=True)
 class _Gauge:
-    """A figure of a GPU; ``read`` takes NVML and its handle of the GPU."""
+    """A gauge of a GPU; ``read`` takes NVML and its handle of the GPU."""
 
     name: str
     help: str
@@ -90,23 +90,23 @@ _GAUGES = (
 
 
 class GpuCollector(Collector):
-    """Collects gauges of some GPUs; what NVML does not say of one is left out.
+    """Collects gauges of some GPUs; values that NVML does not provide are left out.
 
     Args:
-        gpus: By number, as NVML counts them, or by UUID.
+        gpus: GPUs by NVML's index or by UUID.
     """
 
     def __init__(self, gpus: Sequence[str]) -> None:
         self._gpus = gpus
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The gauges as of now."""
+        """Yield the present values of the gauges."""
         if self._gpus and self._nvml is not None:
             yield from gauges(self._nvml, self._gpus)
 
     @cached_property
     def _nvml(self) -> Any | None:
-        """The module, initialised; ``None`` where there is no NVML."""
+        """The initialised module; ``None`` if there is no NVML."""
         import pynvml
 
         try:
@@ -117,11 +117,11 @@ class GpuCollector(Collector):
 
 
 def gauges(nvml: Any, gpus: Sequence[str]) -> list[GaugeMetricFamily]:
-    """What NVML, initialised, says of GPUs.
+    """Read the gauges of GPUs from an initialised NVML.
 
     Args:
         nvml: The module ``pynvml``.
-        gpus: As of ``GpuCollector``.
+        gpus: As for ``GpuCollector``.
     """
     families = [GaugeMetricFamily(f"boost_rank_gpu_{each.name}", each.help, labels=["gpu"]) for each in _GAUGES]
     for gpu in gpus:
@@ -133,7 +133,7 @@ def gauges(nvml: Any, gpus: Sequence[str]) -> list[GaugeMetricFamily]:
         for gauge, family in zip(_GAUGES, families, strict=True):
             try:
                 family.add_metric([uuid], gauge.read(nvml, handle))
-            except nvml.NVMLError:  # as of a part of a GPU, which has no utilization
+            except nvml.NVMLError:  # as for a part of a GPU (MIG), which has no utilization
                 continue
     return families
 
@@ -146,10 +146,10 @@ def serve_metrics(own: Sequence[Collector], gpus: Sequence[str], address: str, p
     """Serve a process's metrics over HTTP for as long as it lives.
 
     Args:
-        own: What it measures of itself.
-        gpus: The GPUs that it may use, by number or UUID.
+        own: What the process measures itself.
+        gpus: The GPUs that it may use, by index or UUID.
         address: The address to listen on.
-        ports: The first of these that is free is taken.
+        ports: The first free one of these is used.
 
     Returns:
         ``host:port``; ``None`` if none of the ports is free.

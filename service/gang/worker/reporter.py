@@ -1,4 +1,4 @@
-"""How a rank's reports and beats reach its supervisor."""
+"""How a rank's reports and heartbeats reach its supervisor."""
 
 import logging
 import threading
@@ -12,16 +12,16 @@ from service.gang.assignment import Message
 from service.gang.control.watch import Heartbeat
 from service.security.redaction import redact
 
-BACKLOG = 10_000  # reports; more than that wait only when the supervisor is stuck, and then the oldest go first
-BEAT_SECONDS = 0.2  # between messages that carry nothing else
-ALIVE_SECONDS = 1.0  # after which a message goes out even if nothing has happened
+BACKLOG = 10_000  # reports; more accumulate only if the supervisor is stuck, and then the oldest are dropped
+BEAT_SECONDS = 0.2  # between messages that carry only a heartbeat
+ALIVE_SECONDS = 1.0  # after which a message is sent even if nothing has happened
 
 
 class SupervisorReporter:
-    """Sends reports in order from a thread of its own, so that the step loop never waits.
+    """Sends reports in order from its own thread, so that the step loop never waits.
 
     Args:
-        push: Hands a message to the supervisor, and returns once it is there.
+        push: Sends a message to the supervisor, and returns once it has arrived.
         worker: Number of this process.
     """
 
@@ -33,26 +33,26 @@ class SupervisorReporter:
         self._beat: Heartbeat | None = None
         self._kept_step: int | None = None
         self._saving: str | None = None
-        self._reported, self._arrived = 0, 0  # reports, over all
+        self._reported, self._arrived = 0, 0  # total reports
         self._sent = 0.0
         self._changed = threading.Condition()
         threading.Thread(target=self._send_forever, name="reports", daemon=True).start()
 
     def begin(self, rank: int, generation: int) -> None:
-        """Speak as a rank of a gang from now on; what was said before has been flushed."""
+        """Send as a rank of a gang from now on; earlier reports have been flushed."""
         with self._changed:
             self._rank, self._generation = rank, generation
             self._beat = self._kept_step = self._saving = None
 
     def report(self, report: Report) -> None:
-        """Take one report; it is sent as soon as the ones before it have arrived."""
+        """Queue a report; it is sent once the ones before it have arrived."""
         with self._changed:
             self._waiting.append((datetime.now(UTC), without_secrets(report)))
             self._reported += 1
             self._changed.notify_all()
 
     def beat(self, beat: Heartbeat) -> None:
-        """Take note of a step; of several within a moment the last one is sent."""
+        """Take note of a step; of several within a moment only the last one is sent."""
         with self._changed:
             self._beat = beat
             self._changed.notify_all()
@@ -63,12 +63,12 @@ class SupervisorReporter:
             self._kept_step = step
 
     def saves(self, failure: str) -> None:
-        """Take note that the last checkpoint is being written, and of what the store has said to it."""
+        """Take note that the last checkpoint is being written, and of the store's error."""
         with self._changed:
             self._saving = redact(failure)
 
     def flush(self, timeout_seconds: float) -> None:
-        """Wait until all that was reported by now has arrived, for ``timeout_seconds`` at most."""
+        """Wait until all reports so far have arrived, for at most ``timeout_seconds``."""
         with self._changed:
             reported = self._reported
             self._changed.wait_for(lambda: self._arrived >= reported, timeout_seconds)
@@ -98,14 +98,14 @@ class SupervisorReporter:
 
 
 def without_secrets(report: Report) -> Report:
-    """The same report. That of a fault may tell what a store has said, and stores repeat what they are told."""
+    """Return the report without secrets. A fault may quote a store's error, and stores repeat what they are sent."""
     if isinstance(report, FaultReport):
         return report.model_copy(update={"message": redact(report.message)})
     return report
 
 
 class LogReports(logging.Handler):
-    """Turns log records of one rank into reports."""
+    """Turns a rank's log records into reports."""
 
     def __init__(self, reporter: SupervisorReporter, rank: int) -> None:
         super().__init__(logging.INFO)

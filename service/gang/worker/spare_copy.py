@@ -1,6 +1,6 @@
-"""A copy of ranks' snapshots in a process that trains nothing: one whole, and the next while it is being made.
+"""A copy of ranks' snapshots in a process that does not train: one complete copy, and the next one while it is made.
 
-Free of torch and of Ray: what a rank's snapshot holds is numbers and where they belong.
+Free of torch and of Ray: a rank's snapshot is numbers and where they belong.
 """
 
 import threading
@@ -14,10 +14,10 @@ import numpy as np
 
 from boost_core.plan.snapshots import Region, SnapshotIndex, SnapshotKey, TensorSlice
 
-PORTION_BYTES = 32 * 2**20  # at a time; a node's object store may be small
-RANKS_AT_ONCE = 4  # that are read from
-TRIES, TRY_SECONDS = 40, 0.05  # for all ranks to have the same step; they get there within a moment of each other
-ROOM_TO_LEAVE = 1  # copies for which there is to be memory besides: what a worker takes that goes on from this one
+PORTION_BYTES = 32 * 2**20  # per read; a node's object store may be small
+RANKS_AT_ONCE = 4  # ranks that are read from at the same time
+TRIES, TRY_SECONDS = 40, 0.05  # for all ranks to have the same step, which they reach almost together
+ROOM_TO_LEAVE = 1  # further copies that must fit into memory: what a worker needs that resumes from this one
 
 Array = np.ndarray[Any, Any]
 
@@ -30,28 +30,28 @@ class Rank(Protocol):
     """A rank whose snapshots are copied."""
 
     def hold(self) -> SnapshotIndex | None:
-        """Keep its newest snapshot readable and as it is; ``None`` if there is none."""
+        """Keep its newest snapshot readable and unchanged; return ``None`` if there is none."""
 
     def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[Array]:
-        """Parts of that."""
+        """Read parts of the held snapshot."""
 
     def release(self) -> None:
-        """Let it go."""
+        """Release the held snapshot."""
 
 
 @dataclass
 class _Copy:
-    """Of one snapshot; what a box holds, in the order of the index."""
+    """A copy of one snapshot; the contents of its boxes, in the order of the index."""
 
     index: SnapshotIndex
     tensors: list[Array]
 
 
 class SpareCopy:
-    """Copies of snapshots. ``copy`` runs in one thread at a time, all else whenever it is asked for.
+    """Copies of snapshots. Call ``copy`` from one thread at a time; all other methods may run at any time.
 
     Args:
-        free_memory: Bytes of the node's memory that may be used.
+        free_memory: Returns the bytes of the node's memory that may be used.
     """
 
     def __init__(self, free_memory: Callable[[], int]) -> None:
@@ -60,10 +60,10 @@ class SpareCopy:
         self._lock = threading.Lock()
 
     def copy(self, ranks: Sequence[Rank]) -> tuple[int, int] | None:
-        """Copy the newest snapshots of ranks. Once all are here they take the place of those before, and not earlier.
+        """Copy the newest snapshots of ranks. They replace the previous ones only once all have arrived.
 
         Returns:
-            Generation and step of what was copied; ``None`` if the ranks have no step in common to copy.
+            Generation and step of the copy; ``None`` if the ranks have no common step to copy.
 
         Raises:
             NoRoom: The node has too little memory.
@@ -88,20 +88,20 @@ class SpareCopy:
         free = self._free_memory()
         if free < to_come * size:
             raise NoRoom(
-                f"{max(free, 0) / 2**30:.1f} GiB of the node's memory may be used, and copies of "
+                f"{max(free, 0) / 2**30:.1f} GiB of the node's memory may be used, but copies of "
                 f"{size / 2**30:.1f} GiB need {to_come * size / 2**30:.1f} GiB"
             )
 
     def indexes(self) -> list[SnapshotIndex]:
-        """What is here."""
+        """Return the indexes of the snapshots kept here."""
         with self._lock:
             return [copy.index for copy in self._copies.values()]
 
     def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[Array]:
-        """Parts of a snapshot.
+        """Read parts of a snapshot.
 
         Raises:
-            LookupError: It is not here.
+            LookupError: The snapshot is not kept here.
         """
         with self._lock:
             copy = self._copies[key]
@@ -110,9 +110,9 @@ class SpareCopy:
 
 
 def _held_together(ranks: Sequence[Rank]) -> list[SnapshotIndex] | None:
-    """Have ranks hold their snapshots of the same step; ``None`` if there is none that all have.
+    """Have ranks hold their snapshots of the same step; return ``None`` if no step is common to all.
 
-    They make these together, and forget the ones before a moment apart.
+    They take snapshots together, but drop the previous ones a moment apart.
     """
     indexes = [rank.hold() for rank in ranks]
     for _ in range(TRIES):
@@ -137,7 +137,7 @@ def _copied(rank: Rank, index: SnapshotIndex) -> _Copy:
 
 
 def _portions(boxes: Sequence[TensorSlice]) -> Iterator[list[tuple[int, Region]]]:
-    """All of some boxes, as much as is read at a time: parts of them, each with the number of its box."""
+    """Yield parts of the boxes, each with the number of its box, in portions that are read at a time."""
     portion: list[tuple[int, Region]] = []
     size = 0
     for number, box in enumerate(boxes):
@@ -153,7 +153,7 @@ def _portions(boxes: Sequence[TensorSlice]) -> Iterator[list[tuple[int, Region]]
 
 
 def _split(box: TensorSlice) -> Iterator[Region]:
-    """All of a box, so much of it at a time along its first axis."""
+    """Yield a box in portions along its first axis."""
     if not box.sizes:
         yield Region(box.name, box.offsets, (), ())
         return

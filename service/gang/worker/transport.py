@@ -1,10 +1,10 @@
-"""What a rank's collectives go over: NCCL chooses, and tells nobody but its log.
+"""What a rank's collectives go over: NCCL chooses, and reports it only in its log.
 
-At the level INFO that has a line for each connection which NCCL makes, such as
+At level INFO the log has a line for each connection that NCCL makes, such as
 
     node:20:289 [0] NCCL INFO Channel 00/0 : 1[1] -> 0[0] [receive] via NET/IB/0/GDRDMA
 
-NCCL writes it into a file of this process's own, unless the environment has asked for a log of its own.
+NCCL writes it to a file of this process's own, unless the environment configures NCCL's log itself.
 """
 
 import logging
@@ -28,7 +28,7 @@ logger = logging.getLogger("boost_core")
 
 
 def transports(log: bytes) -> set[str]:
-    """What the connections in a log of NCCL's go over: ``p2p``, ``shm``, ``net/ib``, ``net/socket``, ``net/NAME``, ….
+    """Find what connections in an NCCL log go over: ``p2p``, ``shm``, ``net/ib``, ``net/socket``, ``net/NAME``, ….
 
     NCCL's plugins for InfiniBand and RoCE have versions in their names (IBext_v8); all are ``net/ib``.
     """
@@ -42,10 +42,10 @@ def _called(kind: str, name: str) -> str:
 
 
 class TransportCollector(Collector):
-    """Knows what the collectives of the gang of now go over, for Prometheus and for the log.
+    """Finds out what the present gang's collectives go over, for Prometheus and for the log.
 
     Args:
-        rdma_devices: The folder of what a process may use for RDMA.
+        rdma_devices: Folder of the devices that a process may use for RDMA.
     """
 
     def __init__(self, rdma_devices: Path = _RDMA_DEVICES) -> None:
@@ -57,7 +57,7 @@ class TransportCollector(Collector):
         self._looks = False
 
     def ask(self) -> None:
-        """Have NCCL write a log. It looks once in a process, when it starts."""
+        """Have NCCL write a log. NCCL reads the setting once per process, when it starts."""
         self._open()
         if self._log is not None:
             self._log.read()  # what earlier gangs have left
@@ -66,14 +66,14 @@ class TransportCollector(Collector):
             os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=str(self._path))
 
     def begin(self, rank: int, backend: str, world_size: int) -> None:
-        """A gang has its process group; the connections that its steps need come with the first."""
+        """Take note of a gang's new process group; the connections of its steps are made in the first one."""
         self._rank = rank
         self._found = frozenset({"tcp"} if backend == "gloo" and world_size > 1 else ())
         self._looks = world_size > 1
         self._open()
 
     def after_step(self) -> None:
-        """Look once a gang, after its first step, and have rank 0 tell."""
+        """Look once per gang, after its first step, and have rank 0 log the result."""
         if not self._looks:
             return
         self._looks = False
@@ -86,10 +86,10 @@ class TransportCollector(Collector):
     def _open(self) -> None:
         if self._log is None and self._path is not None and self._path.exists():
             self._log = self._path.open("rb")
-            self._path.unlink()  # both go on with what they have open, and nothing is left when the process ends
+            self._path.unlink()  # both keep their open files, and nothing is left when the process ends
 
     def collect(self) -> Iterator[Metric]:
-        """What is known by now."""
+        """Yield what is known so far."""
         found = GaugeMetricFamily(
             "boost_gang_transport", "What collectives go over, as NCCL has chosen; always 1.", labels=["transport"]
         )

@@ -1,6 +1,6 @@
-"""What a worker does as a rank. It outlives its gang: torch, the GPU's context and compiled kernels stay warm.
+"""What a worker does as a rank. It outlives its gang: torch, the GPU context and compiled kernels stay warm.
 
-Imports torch, and not Ray; the API's process and the supervisor never import this.
+Imports torch but not Ray; the API's process and the supervisor never import this.
 """
 
 import gc
@@ -39,10 +39,10 @@ from service.security.secrets import configure_fsspec, load
 
 RENDEZVOUS_TIMEOUT = timedelta(seconds=60)
 FLUSH_TIMEOUT_SECONDS = 10.0
-COPY_WAIT_SECONDS = 2.0  # for reports to arrive; a record that lacks a step is better than a state that is lost
+COPY_WAIT_SECONDS = 2.0  # for reports to arrive; a record that lacks a step is better than a lost state
 SAVER_GRACE_SECONDS = 2.0
-TRACE_SECONDS = 10.0  # for a trace to be written before the process goes
-FETCH_BYTES = 32 * 2**20  # at a time; a node's object store may be small
+TRACE_SECONDS = 10.0  # for a trace to be written before the process ends
+FETCH_BYTES = 32 * 2**20  # per read; a node's object store may be small
 
 Array = np.ndarray[Any, Any]
 
@@ -50,21 +50,21 @@ logger = logging.getLogger("boost_core")
 
 
 class Worker:
-    """A worker. Its methods other than ``train`` return at once, and are called while that runs.
+    """A worker. All methods but ``train`` return at once, and may be called while ``train`` runs.
 
     Args:
         number: Its number among all workers of the gang.
         context: Settings of the service that workers need.
-        node: Ray's id of its node.
-        actor: Ray's id of its actor.
+        node: Ray's ID of its node.
+        actor: Ray's ID of its actor.
         address: The address of its node, on which it listens.
         gpus: The GPUs that it may use.
-        push: Hands a message to the supervisor, and returns once it is there.
-        read: Gets parts of a snapshot from another worker, by number.
+        push: Sends a message to the supervisor, and returns once it has arrived.
+        read: Reads parts of a snapshot from another worker, by number.
 
     Attributes:
-        place: Where it is.
-        snapshots: What of the state is in this process's memory.
+        place: Where it runs.
+        snapshots: The snapshots in this process's memory.
     """
 
     def __init__(
@@ -85,10 +85,12 @@ class Worker:
         redact_logs()
 
     def rendezvous(self) -> Rendezvous:
-        """Open the place where the ranks of the next gang meet, of which this process is rank 0."""
+        """Open the store where the ranks of the next gang meet, of which this process is rank 0."""
         address = self.place.address
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.create_server((address, 0), family=family)  # by itself the store listens on all interfaces
+        listener = socket.create_server(
+            (address, 0), family=family
+        )  # by itself the store would listen on all interfaces
         port = listener.getsockname()[1]
         self._store = TCPStore(
             address, port, is_master=True, wait_for_workers=False, timeout=RENDEZVOUS_TIMEOUT,
@@ -97,10 +99,10 @@ class Worker:
         return Rendezvous(address, port, secrets.token_hex(16))
 
     def join(self, assignment: Assignment, recovery: MemoryState[int] | None) -> None:
-        """Become a member of a gang, which counts from now on: it may be told to halt before it trains.
+        """Become a member of a gang. This takes effect at once: the gang may be told to halt before it trains.
 
         Args:
-            assignment: The rank.
+            assignment: The assignment of the rank.
             recovery: The state to continue from, in memory; ``None`` to look for a checkpoint.
         """
         self._membership = Membership(
@@ -110,7 +112,7 @@ class Worker:
             recovery=recovery,
             fetch=self._fetch,
             after_step=self._after_step,
-            # A state to resume from is one whose steps are in the record.
+            # A job resumes only from a state whose steps are in the record.
             before_copy=lambda: self._reporter.flush(COPY_WAIT_SECONDS),
             after_copy=self._reporter.kept,
             before_save=self._drills.before_save,
@@ -126,7 +128,7 @@ class Worker:
         self._profiler.after_step(times.step)
 
     def train(self, assignment: Assignment) -> RankEnd:
-        """Train as a rank of the gang joined last until the job's last step, or until the gang halts or breaks."""
+        """Train as a rank of the last joined gang until the job's last step, or until the gang halts or breaks up."""
         assert self._membership is not None
         spec, rank = assignment.spec, assignment.rank
         self._context.logs.write(rank)
@@ -169,11 +171,11 @@ class Worker:
                 logger.warning("rank %d stops: it %s", rank, end.message)
             else:
                 logger.exception("rank %d stops", rank)
-            release_broken_step(error)  # the other ranks notice by the end of its connections
+            release_broken_step(error)  # the other ranks notice when its connections close
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
-            gc.collect()  # the model goes before the next one comes
+            gc.collect()  # free the model before the next one comes
         return replace(end, reusable=_saver_has_ended())
 
     def _meet(self, assignment: Assignment) -> None:
@@ -186,9 +188,11 @@ class Worker:
         on_gpu = spec.resources.gpus_per_worker > 0
         if on_gpu:
             self._choose_gpu(assignment.gpus)
-            # Else torch ends the process with its collectives; telling a hang is the supervisor's part.
+            # Otherwise torch ends the process with its collectives; detecting a hang is the supervisor's job.
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-            os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")  # ranks wait for them, not for what hides them
+            os.environ.setdefault(
+                "TORCH_NCCL_HIGH_PRIORITY", "1"
+            )  # ranks wait for collectives, not for the work that hides them
             self._transport.ask()
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
@@ -200,15 +204,15 @@ class Worker:
         self._transport.begin(assignment.rank, dist.get_backend(), dist.get_world_size())
 
     def _choose_gpu(self, gpus: tuple[str, ...]) -> None:
-        """See those of the tensor parallel group, and compute on this worker's own."""
-        if not self._visible:  # CUDA looks at it once
+        """Make the tensor parallel group's GPUs visible, and compute on this worker's own."""
+        if not self._visible:  # CUDA reads it only once
             self._visible = gpus
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         (own,) = self.place.accelerators
         torch.cuda.set_device(self._visible.index(own))
 
     def halt(self, store: bool) -> None:
-        """Have the gang stop after a step; ``store``: once it has written a checkpoint."""
+        """Have the gang stop after a step; with ``store``, once it has written a checkpoint."""
         membership = self._membership
         if membership is None:
             return
@@ -217,14 +221,14 @@ class Worker:
         membership.halt.set()
 
     def abort(self) -> None:
-        """Have collectives fail that wait for a rank that is gone. Those of gloo do so by themselves."""
+        """Make collectives fail that wait for a rank that is gone. Those of gloo fail by themselves."""
         membership = self._membership
         if membership is not None and dist.is_initialized() and dist.get_backend() == "nccl":
             membership.abort()
             _abort_process_group()
 
     def read(self, key: SnapshotKey, regions: Sequence[Region]) -> list[Array]:
-        """Parts of a snapshot that is in this process's memory."""
+        """Read parts of a snapshot in this process's memory."""
         return [np.ascontiguousarray(part.numpy()) for part in self.snapshots.read(key, regions)]
 
     def _fetch(self, owner: int, key: SnapshotKey, regions: Sequence[Region]) -> list[torch.Tensor]:
@@ -235,7 +239,7 @@ class Worker:
         ]
 
     def stacks(self) -> str:
-        """What each thread of this process is doing."""
+        """Return what each thread of this process is doing."""
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         stacks = "\n".join(
             f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
@@ -244,7 +248,7 @@ class Worker:
         return redact(stacks)
 
     def command(self, command: WorkerCommand) -> None:
-        """Bring a fault about in this process, or trace its next steps."""
+        """Inject a fault into this process, or trace its next steps."""
         if isinstance(command, Drill):
             self._drills.add(command)
         else:
@@ -252,13 +256,13 @@ class Worker:
 
 
 def _interface(address: str) -> str | None:
-    """The network interface that has an address; gloo would take the one that the host's name resolves to."""
+    """Return the network interface that has an address; gloo would use the one that the host's name resolves to."""
     interfaces = psutil.net_if_addrs().items()
     return next((name for name, addresses in interfaces if address in (each.address for each in addresses)), None)
 
 
 def _saver_has_ended() -> bool:
-    """Whether no thread of the trainer's is left that would get into the way of the next gang."""
+    """Whether no thread of the trainer is left that would interfere with the next gang."""
     savers = [thread for thread in threading.enumerate() if thread.name == "saver"]
     for saver in savers:
         saver.join(SAVER_GRACE_SECONDS)
