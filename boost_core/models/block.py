@@ -1,4 +1,4 @@
-"""A LLaMA block, the same for all families; what its seven projections are is for each of them to say.
+"""A LLaMA block, the same for all families, which differ in its seven projections.
 
 Shape suffixes: T tokens, n any tokens, d hidden, r latent, f MLP, e head size.
 """
@@ -12,6 +12,7 @@ from torch import nn
 
 from boost_core.architecture.projections import ProjectionGroup, projection_groups
 from boost_core.config import ModelConfig, ParallelismConfig, RecomputeMode
+from boost_core.config.parallelism import TRAITS
 from boost_core.kernels.gated_product import gated_product
 from boost_core.kernels.residual_add import Residual
 from boost_core.kernels.rotary import rotary
@@ -27,12 +28,12 @@ from boost_core.nn.attention import (
 from boost_core.nn.bottleneck import Bottleneck
 from boost_core.nn.dense import Dense
 from boost_core.nn.overlap import Segments, checkpoint_block, checkpoint_segment, no_recompute, run_together
-from boost_core.nn.strategy import Latents, SharedLatents, Strategy
+from boost_core.nn.strategy import Held, Latents, SharedLatents, Strategy
 from boost_core.parallel.shared_latents import Lookahead
 
-Whole = list[Latents]  # what the exchanges of one group of projections take and give
-Crossed = list[torch.Tensor]  # latents of one group for the next block
-Into = Crossed | None  # those that cross into it
+Whole = list[Latents]  # inputs and outputs of one projection group's exchanges
+Crossed = list[torch.Tensor]  # one group's latents for the next block
+Into = Crossed | None  # latents that cross into the group
 # The latents that a block hands on: of query-key-value, output, gate-up and down.
 Carried = tuple[Crossed, Crossed, Crossed, Crossed]
 
@@ -42,10 +43,10 @@ class Block(nn.Module):
 
     Args:
         model: The model's shape.
-        parallelism: How projections are grouped.
-        strategy: Serves the model's family.
-        crosses: Whether latents of the block before cross into this one.
-        mode: What it keeps for the backward pass.
+        parallelism: Says whether projections are grouped.
+        strategy: The tensor parallel strategy for the model's family.
+        crosses: Whether latents of the previous block cross into this one.
+        mode: What the block keeps for its backward pass.
     """
 
     def __init__(
@@ -59,9 +60,11 @@ class Block(nn.Module):
             return Bottleneck(model, group, strategy, parallelism.group_projections, crosses)
 
         self.query_key_value, self.output, self.gate_up, self.down = map(project, projection_groups(model))
-        self.mode: RecomputeMode = mode
-        self._run = checkpoint_segment if mode in ("latent", "shared") else no_recompute
-        self._share: Callable[[Lookahead], SharedLatents | None] | None = strategy.share if mode == "shared" else None
+        self.traits = TRAITS[mode]
+        self._run = checkpoint_segment if self.traits.again == "segments" else no_recompute
+        self._share: Callable[[Lookahead, bool], SharedLatents | None] | None = (
+            strategy.share if self.traits.slices else None
+        )
         self._crosses = crosses
         self.strategy: Strategy = strategy
         self.qk_norm = model.qk_norm
@@ -73,12 +76,12 @@ class Block(nn.Module):
         """The residual stream through the block, and the latents that cross into the next block.
 
         Args:
-            residual: The stream.
-            rotation: Of its tokens.
-            carried: Latents of the block before; ``None`` where none cross.
-            lookahead: Of this pass through several blocks.
+            residual: The residual stream.
+            rotation: The rotation of its tokens.
+            carried: Latents of the previous block; ``None`` if none cross.
+            lookahead: The lookahead of this pass through several blocks.
         """
-        if self.mode != "full":
+        if self.traits.again != "all":
             return run_together([self.segments(residual, rotation, carried, lookahead)])[0]
         through: tuple[Residual, Carried | None] = checkpoint_block(self._whole, residual, rotation, carried, lookahead)
         return through
@@ -89,14 +92,15 @@ class Block(nn.Module):
     def segments(
         self, residual: Residual, rotation: Rotation, carried: Carried | None, lookahead: Lookahead | None = None
     ) -> Segments[tuple[Residual, Carried | None]]:
-        """``forward`` in segments. Each ``yield`` is an exchange in flight; what is between two is local work."""
+        """``forward`` in segments. At each ``yield`` an exchange is in flight; between two of them is local work."""
         run, lookahead = self._run, lookahead or Lookahead()
         whole: tuple[None, Callable[..., Any]] = None, run
         again = run is checkpoint_segment and torch.is_grad_enabled()
         shares = again and self._share is not None
         of_qkv, of_output, of_gate_up, of_down = carried or (None,) * 4
-        partial = run(self.query_key_value.down_project, residual.inputs, residual.squares)
         shared, run = self._sharing(lookahead) if shares else whole
+        down_project, first = self.query_key_value.down_project, (residual.inputs, residual.squares)
+        partial = self._run(down_project, *first) if shared is None else self._from_held(shared, down_project, *first)
         latents = yield self.query_key_value.start(partial, shared)
         kept = KeptAttention() if again else None
         partial, of_qkv = run(self._attend, latents, of_qkv, rotation, kept)
@@ -112,16 +116,21 @@ class Block(nn.Module):
         return residual, (of_qkv, of_output, of_gate_up, of_down) if self.carries else None
 
     def _sharing(self, lookahead: Lookahead) -> tuple[SharedLatents | None, Callable[..., Any]]:
-        """What keeps the latents of the next segment, and how that is computed."""
-        shared = self._share(lookahead) if self._share else None
+        """What keeps the latents of the next segment, and what runs the segment."""
+        shared = self._share(lookahead, self.traits.on_host) if self._share else None
         return shared, self._run if shared is None else functools.partial(self._from_shared, shared)
+
+    def _from_held(self, shared: SharedLatents, work: Callable[..., Any], *arguments: torch.Tensor | None) -> Any:
+        """Run what comes before the first exchange, from inputs that are held until it is recomputed."""
+        return self._run(_of_held, work, *(each if each is None else shared.hold(each) for each in arguments))
 
     def _from_shared(
         self, shared: SharedLatents, work: Callable[..., Any], latents: Whole, carried: Into, *arguments: Any
     ) -> Any:
-        """What lies between two exchanges, from latents that are shared until it is computed again."""
+        """Run what lies between two exchanges, from latents that stay shared until it is recomputed."""
         shared.keep(latents, carried if self._crosses else None)
-        return self._run(_of_shared, work, shared, *arguments)
+        held = (shared.hold(each) if isinstance(each, torch.Tensor) else each for each in arguments)
+        return self._run(_of_shared, work, shared, *held)
 
     def _attend(
         self, latents: Whole, carried: Into, rotation: Rotation, kept: KeptAttention | None
@@ -145,7 +154,7 @@ class Block(nn.Module):
     def _keys_of(
         self, latents: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], rotation: Rotation
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of other ranks' tokens: as ``_attend`` has those of this rank's own."""
+        """Keys and values of other ranks' tokens, computed as ``_attend`` computes this rank's own."""
         (key_nr, value_nr), (up_key_rd, up_value_rd, *scale) = latents, weights
         key_nd, value_nd = key_nr @ up_key_rd, value_nr @ up_value_rd
         for scale_e in scale:
@@ -170,4 +179,8 @@ class Block(nn.Module):
 
 def _of_shared(work: Callable[..., Any], shared: SharedLatents, *arguments: Any) -> Any:
     latents, carried = shared.give()
-    return work(latents, carried, *arguments)
+    return _of_held(work, latents, carried, *arguments)
+
+
+def _of_held(work: Callable[..., Any], *arguments: Any) -> Any:
+    return work(*(each.give_held() if isinstance(each, Held) else each for each in arguments))

@@ -1,4 +1,4 @@
-"""Why a job's sequences are over as many ranks as they are, in such chunks, and what these send each other."""
+"""Explains a job's context parallelism: its size, its chunks, and what the ranks send each other."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,70 +12,73 @@ from boost_core.config.layout import Layout
 from boost_core.config.legality import cannot_send_latents, layout_problems
 from boost_core.plan.context.between import attention_layer, sent_between_nodes
 from boost_core.plan.context.cost import Exchange
-from boost_core.plan.context.dealt import STAGES, Dealing
+from boost_core.plan.context.dealt import STAGES, Dealing, most_moved
 from boost_core.plan.context.figures import Figures, figures
 from boost_core.plan.context.wire import wire
 from boost_core.plan.devices import at, device_bytes
 from boost_core.plan.machine import Machine
 from boost_core.plan.memory import rank_memory
 from boost_core.plan.throughput import step_seconds
-from boost_core.plan.work import Work
+from boost_core.plan.work import Work, rank_tokens
 
-_MOST_CHUNKS = 512  # of a window, as planning more takes long
+_MOST_CHUNKS = 512  # of a window; planning more takes long
 _GIGA = 1e9
 
 
 class PlannedSize(Config):
-    """The job with another context parallel size, on as many ranks if its replicas can be more or fewer."""
+    """The job at another context parallel size, on the same number of ranks if its replicas can change to match."""
 
     context_parallel_size: int
     world_size: int
-    memory_bytes: int = Field(description="Of the rank that needs most.")
-    fits_device: bool | None = Field(description="Whether that fits; null if unknown.")
+    memory_bytes: int = Field(description="Device memory of the rank that needs most.")
+    fits_device: bool | None = Field(description="Whether it fits the device; null if unknown.")
     step_seconds: float
 
 
 class PlannedChunk(Config):
-    """Attention of a layer with chunks of a size, where a sequence is one document; what can be hidden is hidden."""
+    """A layer's attention with a given chunk size, for a sequence that is one document; overlap is accounted for."""
 
     chunk_tokens: int
-    seconds: float = Field(description="Forward and backward.")
-    imbalance: float = Field(description="The largest attention of a rank over the mean.")
+    seconds: float = Field(description="Seconds of forward and backward.")
+    imbalance: float = Field(description="Attention of the most loaded rank divided by the mean.")
 
 
 class LevelBytes(Config):
-    """What goes over the links of a level of the network."""
+    """Bytes sent over the links of one level of the network."""
 
     level: str
     bytes: int
 
 
 class PlannedExchange(Config):
-    """What the rank that is sent most gets of a layer and micro-batch, forward, where a sequence is one document."""
+    """Forward transfers per layer and micro-batch to the rank that receives most, for one-document sequences."""
 
-    exchange: Exchange = Field(description="What goes between nodes.")
-    links: tuple[LevelBytes, ...] = Field(description="The innermost first.")
-    seconds: float = Field(description="On these links.")
-    projection_seconds: float = Field(description="Of making keys and values of latents.")
+    exchange: Exchange = Field(description="What is sent between nodes.")
+    links: tuple[LevelBytes, ...] = Field(description="Bytes by level, innermost first.")
+    seconds: float = Field(description="Seconds on these links.")
+    projection_seconds: float = Field(description="Seconds to compute keys and values from latents.")
 
 
 class PlannedContext(Config):
-    """Context parallelism of a layout, and what another size, chunk or exchange would take."""
+    """A layout's context parallelism, and the cost of other sizes, chunks and exchanges."""
 
     chunk_tokens: int
-    chunks: int = Field(description="Of a rank and sequence.")
-    stages: int = Field(description="In which keys come.")
-    exchange: Exchange = Field(description="What goes between nodes.")
-    sizes: tuple[PlannedSize, ...] = Field(description="This size, and half and twice of it as far as they are legal.")
+    chunks: int = Field(description="Chunks per rank and sequence.")
+    stages: int = Field(description="Number of stages in which keys arrive.")
+    exchange: Exchange = Field(description="What is sent between nodes.")
+    moved_chunks: int = Field(
+        0, description="Most of a rank's chunks whose attention others may compute, and most of others' it may compute."
+    )
+    sizes: tuple[PlannedSize, ...] = Field(description="This size, and half and twice this size where legal.")
     chunk_sizes: tuple[PlannedChunk, ...] = Field(
-        description="This chunk, half and twice of it, as far as planning does not take long."
+        description="This chunk size, half and twice this size; omitted where planning would take long."
     )
     exchanges: tuple[PlannedExchange, ...] = Field(description="Keys, and latents where they can be sent.")
-    why: tuple[str, ...] = Field(description="The same for people.")
+    why: tuple[str, ...] = Field(description="The same as explanations for people.")
 
 
 def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedContext | None:
-    """What a plan says of a layout's context parallelism; ``None`` without any.
+    """Report on a layout's context parallelism; ``None`` if it has none.
 
     Args:
         spec: The job.
@@ -94,6 +97,7 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
         chunks=job.training.sequence_length // layout.cp // dealing.chunk,
         stages=STAGES,
         exchange=dealing.exchange,
+        moved_chunks=_moved_chunks(job, dealing),
         sizes=sizes,
         chunk_sizes=chunk_sizes,
         exchanges=exchanges,
@@ -101,12 +105,13 @@ def context_report(spec: JobSpec, layout: Layout, machine: Machine) -> PlannedCo
             _why_size(job, sizes),
             _why_chunk(dealing, chunk_sizes),
             _why_exchange(job, dealing, exchanges),
+            *_why_moved(job, dealing),
         ),
     )
 
 
 def _beside(spec: JobSpec, layout: Layout, machine: Machine) -> Iterator[Layout]:
-    """Half and twice the size, with twice and half the replicas if that can be."""
+    """Half and twice the size, with twice and half the replicas where possible."""
     for size, replicas in ((layout.cp // 2, layout.dp * 2), (layout.cp * 2, max(layout.dp // 2, 1))):
         other = replace(layout, cp=size, dp=replicas)
         parallelism = spec.parallelism.at(other)
@@ -138,7 +143,7 @@ def _chunks(job: JobSpec, dealing: Dealing) -> Iterator[PlannedChunk]:
             yield PlannedChunk(chunk_tokens=size, seconds=found.seconds, imbalance=found.imbalance)
 
 
-@lru_cache(256)  # layouts of a job ask for the same
+@lru_cache(256)  # shared by a job's layouts
 def _of_one_document(dealing: Dealing, tokens: int) -> Figures:
     plan = dealing.plan((tokens,))
     return figures(plan, dealing.layer, dealing.rates, dealing.exchange, dealing.node_ranks)
@@ -149,7 +154,7 @@ def _exchanges(job: JobSpec, layout: Layout, machine: Machine) -> Iterator[Plann
     _, row = cluster.rows([layout.tp, layout.cp])
     able = not cannot_send_latents(job.model, job.parallelism, job.training)
     asked = job.parallelism.context.exchange
-    apart = any(size > 1 for size in row[1:])  # else there are no other nodes to send to
+    apart = any(size > 1 for size in row[1:])  # otherwise there are no other nodes to send to
     chosen: Exchange = sent_between_nodes(job, cluster) if apart or asked != "auto" else "keys"
     kinds: list[Exchange] = [chosen, *(other for other in _KINDS if other != chosen and (able or other == "keys"))]
     for exchange in kinds:
@@ -178,22 +183,22 @@ def _asking_for(job: JobSpec, exchange: Exchange) -> JobSpec:
 def _why_size(job: JobSpec, sizes: tuple[PlannedSize, ...]) -> str:
     own, *others = sizes
     tokens = job.training.sequence_length // own.context_parallel_size
-    text = f"cp {own.context_parallel_size} leaves a rank {tokens:,} tokens of a sequence: {_needs(own)}"
+    text = f"cp {own.context_parallel_size} gives each rank {tokens:,} tokens of a sequence: {_needs(own)}"
     return "; ".join([text, *(f"cp {other.context_parallel_size} would take {_needs(other)}" for other in others)])
 
 
 def _needs(size: PlannedSize) -> str:
     lacks = ", more than it has" if size.fits_device is False else ""
     return (
-        f"{size.memory_bytes / _GIGA:.1f} GB a rank{lacks}, and {size.step_seconds:.3g} s a step on "
+        f"{size.memory_bytes / _GIGA:.1f} GB per rank{lacks}, and {size.step_seconds:.3g} s per step on "
         f"{size.world_size:,} ranks"
     )
 
 
 def _why_chunk(dealing: Dealing, sizes: tuple[PlannedChunk, ...]) -> str:
-    text = f"chunks have {dealing.chunk:,} tokens, and their keys come in {STAGES} stages"
+    text = f"chunks have {dealing.chunk:,} tokens, and their keys arrive in {STAGES} stages"
     if dealing.sparse_from is not None:
-        text += f", of sparse attention those that are seen, a part of the heads' in each of up to {STAGES}"
+        text += f" (with sparse attention only the keys seen, some heads' in each of up to {STAGES})"
     if not sizes:
         return text
     own, *others = (
@@ -202,22 +207,40 @@ def _why_chunk(dealing: Dealing, sizes: tuple[PlannedChunk, ...]) -> str:
     other_sizes = (
         f"with chunks of {size.chunk_tokens:,} {taken}" for size, taken in zip(sizes[1:], others, strict=True)
     )
-    alone = "" if dealing.sparse_from is None else ", what is sent apart,"
+    alone = "" if dealing.sparse_from is None else ", without transfers,"
     return "; ".join([f"{text}: one document's attention takes a layer{alone} {own}", *other_sizes])
 
 
 def _why_exchange(job: JobSpec, dealing: Dealing, exchanges: tuple[PlannedExchange, ...]) -> str:
     own, *others = exchanges
     where = "everywhere" if dealing.node_ranks == 1 or own.exchange == "keys" else "between nodes"
-    asked = ", as the job asks for" if job.parallelism.context.exchange != "auto" else ""
+    asked = ", as the job requests" if job.parallelism.context.exchange != "auto" else ""
     would = (f"{other.exchange} would take {_takes(other)}" for other in others)
-    at_most = " at most, as each head is sent what it sees" if job.training.attention else ""
-    return "; ".join([f"{own.exchange} go {where}{asked}: a layer's take {_takes(own)}, forward{at_most}", *would])
+    at_most = " at most, as each head is sent only what it sees" if job.training.attention else ""
+    return "; ".join(
+        [f"{own.exchange} are sent {where}{asked}: a layer's forward pass takes {_takes(own)}{at_most}", *would]
+    )
+
+
+def _moved_chunks(job: JobSpec, dealing: Dealing) -> int:
+    return most_moved(rank_tokens(job) // dealing.chunk) if dealing.moves_tasks else 0
+
+
+def _why_moved(job: JobSpec, dealing: Dealing) -> Iterator[str]:
+    """Explain what may be computed on other ranks, and what that costs."""
+    if count := _moved_chunks(job, dealing):
+        layer, tokens = attention_layer(job), count * dealing.chunk
+        ways = [layer.asking_bytes(backward) + layer.answering_bytes(backward) for backward in (False, True)]
+        yield (
+            f"the attention of up to {count} of a rank's chunks is computed by other ranks where that is faster; "
+            f"their queries and results are {tokens * ways[0] / _GIGA:.3g} GB per layer forward and "
+            f"{tokens * ways[1] / _GIGA:.3g} GB backward"
+        )
 
 
 def _takes(exchange: PlannedExchange) -> str:
     links = " and ".join(f"{each.bytes / _GIGA:.3g} GB over the {each.level}" for each in exchange.links)
-    made = f", and {_seconds(exchange.projection_seconds)} to make keys" if exchange.projection_seconds else ""
+    made = f", plus {_seconds(exchange.projection_seconds)} to compute keys" if exchange.projection_seconds else ""
     return f"{links} in {_seconds(exchange.seconds)}{made}"
 
 

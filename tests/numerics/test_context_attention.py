@@ -23,7 +23,7 @@ from boost_core.parallel.ledger import CommunicationLedger, Entry
 from boost_core.plan.context.cost import AttentionLayer, Rates
 from boost_core.plan.context.figures import ContextPlan, figures
 from boost_core.plan.context.placement import PLACEMENTS, place
-from boost_core.plan.context.tasks import own_tasks
+from boost_core.plan.context.tasks import moved_tasks, own_tasks
 from boost_core.plan.context.window import Window
 from tests.numerics.flash_on_cpu import flash_on_cpu
 from tests.ranks import Ranks
@@ -31,6 +31,10 @@ from tests.ranks import Ranks
 HEAD = 8
 CPU = torch.device("cpu")
 SENT, RETURNED = Entry("all_to_all", "cp", "keys"), Entry("all_to_all", "cp", "key gradients")
+MOVED = [  # there and back, forward and backward
+    tuple(Entry("all_to_all", "cp", purpose) for purpose in both)
+    for both in (("queries", "outputs"), ("queries and output gradients", "query gradients"))
+]
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,10 @@ class Case:
     of_keys: int
 
 
-def planned(window: Window, ranks: int, how: str | list[int], stages: int) -> ContextPlan:
+def planned(window: Window, ranks: int, how: str | list[int], stages: int, moved: bool = False) -> ContextPlan:
     placement = place(window, ranks, how) if isinstance(how, str) else how
-    return ContextPlan(window, ranks, placement, own_tasks(window, placement), stages)
+    tasks = moved_tasks(window, placement, ranks) if moved else own_tasks(window, placement)
+    return ContextPlan(window, ranks, placement, tasks, stages)
 
 
 @st.composite
@@ -63,7 +68,8 @@ def cases(draw: st.DrawFn, ranks: int) -> Case:
     drawn = draw(st.permutations([rank for rank in range(ranks) for _ in range(each)]))
     how = draw(st.sampled_from([*PLACEMENTS, drawn]))
     of_keys = draw(st.integers(1, 2))
-    return Case(planned(window, ranks, how, draw(st.integers(1, 4))), of_keys * draw(st.integers(1, 2)), of_keys)
+    plan = planned(window, ranks, how, draw(st.integers(1, 4)), draw(st.booleans()))
+    return Case(plan, of_keys * draw(st.integers(1, 2)), of_keys)
 
 
 def tensors(case: Case, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
@@ -146,27 +152,40 @@ def test_outputs_and_gradients_are_those_of_one_rank(ranks: Ranks, each: list[Ca
 
 
 def expect_planned_bytes(case: Case, of_ranks: Sequence[dict[Entry, tuple[int, int]]]) -> None:
-    """Keys go out forward and backward, and gradients of the same come back: each as many bytes as the plan says."""
+    """Keys go out forward and backward, and their gradients come back; moved queries there and back: as planned."""
     layer = AttentionLayer(case.heads * HEAD, case.of_keys * HEAD, case.heads, element_bytes=8)
     planned = figures(case.plan, layer, Rates(1.0, 1.0, 1.0))
-    sent, returned = (sum(lines.get(entry, (0, 0))[1] for lines in of_ranks) for entry in (SENT, RETURNED))
-    in_all = planned.node_bytes + planned.fabric_bytes
-    assert (sent, returned) == (2 * in_all, in_all)
-    senders, receivers = (Counter(getattr(each, side) for each in case.plan.keys) for side in ("sender", "receiver"))
-    chunk = case.plan.window.chunk_tokens * layer.key_bytes
-    stages = sum(1 for stage in case.plan.key_stages if stage)
+    size, stages = case.plan.window.chunk_tokens, sum(1 for stage in case.plan.key_stages if stage)
+    sends, comes = (Counter(getattr(each, side) for each in case.plan.keys) for side in ("sender", "receiver"))
+    asks, answers = (Counter(getattr(each, side) for each in case.plan.queries) for side in ("sender", "receiver"))
     for rank, lines in enumerate(of_ranks):
-        expected = {SENT: (2 * stages, 2 * senders[rank] * chunk), RETURNED: (stages, receivers[rank] * chunk)}
-        assert lines == (expected if stages else {})
+        expected = {}
+        if stages:
+            expected[SENT] = 2 * stages, 2 * sends[rank] * size * layer.key_bytes
+            expected[RETURNED] = stages, comes[rank] * size * layer.key_bytes
+        for backward, (there, back) in enumerate(MOVED if case.plan.queries else ()):
+            expected[there] = 1, asks[rank] * size * layer.asking_bytes(bool(backward))
+            expected[back] = 1, answers[rank] * size * layer.answering_bytes(bool(backward))
+        assert lines == expected
+    forward = sum(
+        lines.get(entry, (0, 0))[1] // (2 if entry == SENT else 1) for lines in of_ranks for entry in (SENT, *MOVED[0])
+    )
+    assert forward == planned.node_bytes + planned.fabric_bytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("window", "how"), [(Window((200, 56), 16), "striped"), (Window((1600,), 100, sees=700), "contiguous")]
+    ("window", "how", "moved"),
+    [
+        (Window((200, 56), 16), "striped", False),
+        (Window((1600,), 100, sees=700), "contiguous", False),
+        (Window((200, 56), 16), "contiguous", True),
+    ],
 )
-def test_errors_are_those_of_one_rank(ranks: Ranks, window: Window, how: str, dtype: torch.dtype) -> None:
+def test_errors_are_those_of_one_rank(ranks: Ranks, window: Window, how: str, moved: bool, dtype: torch.dtype) -> None:
     """Against fp64, 1.5 times those of the same type on one rank at most; the second takes masked parts of any size."""
-    case = Case(planned(window, 2, how, 2), 4, 2)
+    case = Case(planned(window, 2, how, 2, moved), 4, 2)
+    assert bool(case.plan.queries) == moved
     exact, alone = on_one_rank(case), on_one_rank(case, dtype)
     found = in_order(case, [each[0] for each in ranks.run(2, on_this_rank, [case], dtype)])
     for mine, its, true in zip(found, alone, exact, strict=True):
@@ -198,7 +217,7 @@ def test_the_next_stages_keys_are_under_way_while_a_stage_is_computed(ranks: Ran
 def test_a_gpu_takes_what_flash_attention_takes(dtype: torch.dtype, head_size: int) -> None:
     query = SimpleNamespace(shape=(3, 2, head_size), dtype=dtype, is_cuda=True)
     attention = StageAttention([], None, CPU)
-    with pytest.raises(ValueError, match=f"does not take {dtype} with heads of {head_size}; use bf16"):
+    with pytest.raises(ValueError, match=f"does not support {dtype} with heads of {head_size}; use bf16"):
         list(attention.forward(cast(torch.Tensor, query), torch.empty(0), torch.empty(0)))
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from boost_core.optim.build import COMPUTE_TYPES
 from boost_core.parallel.clock import StepClock
 from boost_core.parallel.ledger import Entry
 from boost_core.plan.cluster import Cluster, Level
-from boost_core.plan.context.between import sent_between_nodes
+from boost_core.plan.context.between import attention_layer, sent_between_nodes
 from boost_core.plan.context.cost import AttentionLayer, Rates
 from boost_core.plan.context.dealt import Dealing
 from boost_core.plan.context.figures import ContextPlan, figures
@@ -68,6 +69,7 @@ class Case:
     optimizer: str = "adamw"
     exchange: str = "keys"
     schedule: str = "1f1b"
+    pool: str = "none"
 
     @property
     def blocks(self) -> int:
@@ -80,7 +82,7 @@ class Case:
             "num_attention_heads": 4, "rank": 8,
         }  # fmt: skip
         how: dict[str, Any] = {"zero_stage": self.zero_stage, "recompute": self.recompute}
-        how["context"] = {"exchange": self.exchange}
+        how["context"] = {"exchange": self.exchange, "pool": self.pool}
         if layout.pp > 1:
             how["pipeline_schedule"] = self.schedule
         if self.family == "vanilla":
@@ -217,7 +219,7 @@ def test_in_bf16_ranks_that_share_sequences_are_hardly_further_off_than_one(rank
 PIPELINES = [
     Case(family, Layout(1, 2, 1, cp=2), documents, recompute, micro_batch, exchange=exchange, schedule=schedule)
     for family, documents, recompute, micro_batch, exchange, schedule in (
-        ("cola", 6, "latent", 1, "latents", "1f1b"),
+        ("cola", 6, "offload", 1, "latents", "1f1b"),
         ("lax", 0, "none", 2, "keys", "1f1b"),
         ("lax", 3, "latent", 1, "latents", "interleaved_1f1b"),
         ("cola", 0, "full", 2, "keys", "interleaved_1f1b"),
@@ -288,6 +290,60 @@ def test_what_is_sent_is_as_planned_and_repeats_are_alike_to_the_bit(ranks: Rank
         for one, other in zip(first, second, strict=True):
             assert one.loss == other.loss
             assert all(torch.equal(one.gradients[name], other.gradients[name]) for name in one.gradients)
+
+
+MOVED = [
+    Case("dense", Layout(1, 1, 1, cp=4), 6, "none", 1, pool="tasks"),
+    Case("svd", Layout(2, 1, 1, cp=2), 0, "latent", 1, exchange="latents", pool="tasks"),
+    Case("cola", Layout(2, 1, 1, cp=2), 1, "none", 1, pool="tasks"),
+    Case("cola", Layout(1, 1, 1, cp=4), 6, "latent", 2, exchange="latents", pool="tasks"),
+    Case("lax", Layout(1, 1, 1, cp=4), 0, "full", 1, exchange="latents", pool="tasks"),
+    Case("lax", Layout(1, 1, 2, cp=2), 1, "none", 1, pool="tasks"),
+    Case("vanilla", Layout(2, 1, 1, cp=2), 1, "none", 1, pool="tasks"),
+    Case("lax", Layout(1, 2, 1, cp=2), 1, "none", 1, exchange="latents", schedule="zero_bubble", pool="tasks"),
+    Case("cola", Layout(1, 2, 1, cp=2), 6, "latent", 2, pool="tasks"),
+]
+
+
+def by_most_moved(cases: list[Case], alone: bool) -> list[Found]:
+    """Of the plans that a job may have, by those that move most tasks, whatever they take."""
+    with patch.object(Dealing, "_seconds", lambda _, plan: -len(plan.queries)):
+        return stepped(cases, alone)
+
+
+def test_a_step_with_moved_tasks_is_that_of_one_rank(ranks: Ranks) -> None:
+    """As above; and what is sent is as planned, and repeats are alike to the bit."""
+    (expected,) = ranks.run(1, stepped, MOVED, True)
+    of_ranks = ranks.run(4, by_most_moved, [*MOVED, *MOVED[:2]], False)
+    for one in of_ranks:
+        for once, again in zip(one[:2], one[len(MOVED) :], strict=True):
+            assert once.loss == again.loss
+            assert all(torch.equal(once.gradients[name], again.gradients[name]) for name in once.gradients)
+    for case, its, *found in zip(MOVED, expected, *(one[: len(MOVED)] for one in of_ranks), strict=True):
+        (expect_same if case.layout.pp == 1 else expect_same_of_stages)(case, its, found)
+        sent = Counter[str]()
+        for rank in found:
+            sent.update({entry.purpose: size for entry, (_, size) in rank.sent.items()})
+        assert sent.items() >= planned_of_moved(case).items(), case
+
+
+def planned_of_moved(case: Case) -> dict[str, int]:
+    """Bytes of all ranks for moved tasks; by each tensor parallel rank, in all layers."""
+    layer, moved = replace(attention_layer(case.spec(case.layout)), element_bytes=8), 0
+    with patch.object(Dealing, "_seconds", lambda _, plan: -len(plan.queries)):
+        for begin in range(0, BATCH, case.micro_batch):
+            rows = Drawn(case.documents).tokens[begin : begin + case.micro_batch, :-1]
+            lengths = tuple(length for row in rows for length in _lengths(row, case.documents > 0))
+            plan = Dealing.of(case.spec(case.layout), two_nodes(case)).plan(lengths)
+            moved += len(plan.queries) * plan.window.chunk_tokens * case.layout.tp * case.blocks
+    assert moved
+    forward = moved * (2 if case.recompute == "full" else 1)
+    return {
+        "queries": forward * layer.asking_bytes(backward=False),
+        "outputs": forward * layer.answering_bytes(backward=False),
+        "queries and output gradients": moved * layer.asking_bytes(backward=True),
+        "query gradients": moved * layer.answering_bytes(backward=True),
+    }
 
 
 def test_latents_go_between_nodes_and_keys_within(ranks: Ranks) -> None:
@@ -485,14 +541,18 @@ def test_a_job_goes_on_with_other_context_parallel_ranks(ranks: Ranks, tmp_path:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"training": {"sequence_length": 33}}, "2 ranks cannot have as many of training.sequence_length=33 tokens"),
+        ({"training": {"sequence_length": 33}}, "training.sequence_length=33 cannot be split equally among 2 ranks"),
         ({"training": {"sequence_length": 8006}}, "cut into 4,003 chunks for each of 2 ranks, .* such as 8192"),
         ({"parallelism": {"split_micro_batch": True}}, "the halves of split_micro_batch are whole sequences"),
         ({"training": {"cuda_graphs": "on"}, "resources": {"gpus_per_worker": 1}}, "cannot be captured"),
-        ({"resources": {"gpus_per_worker": 1}}, "does not take fp32 with heads of 8; use bf16"),
+        ({"resources": {"gpus_per_worker": 1}}, "does not support fp32 with heads of 8; use bf16"),
         (
             {"parallelism": {"context": {"exchange": "latents"}, "strategy": "vanilla"}},
-            "whole latents under strategy=btp alone; use auto or keys",
+            "only under strategy=btp do tensor parallel ranks have the whole latents; use auto or keys",
+        ),
+        (
+            {"parallelism": {"context": {"pool": "tasks"}}, "training": {"attention": {"kind": "vertical_slash"}}},
+            "sparse attention cannot choose keys before it has the queries, .*; use none",
         ),
         ({"elasticity": {"layouts": "auto", "gpus": {"max": 4}}}, "layouts without context parallelism"),
         ({"elasticity": {"data_parallel_size": {"max": 2}, "layouts": [[1, 1, 3]]}}, "cp 3 is legal with no number"),

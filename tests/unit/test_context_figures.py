@@ -11,6 +11,7 @@ from boost_core.plan.context.dealt import Dealing
 from boost_core.plan.context.figures import ContextPlan, figures
 from boost_core.plan.context.placement import place
 from boost_core.plan.context.tasks import moved_tasks, own_tasks
+from boost_core.plan.context.transfers import busiest
 from boost_core.plan.context.window import Window
 from boost_core.plan.machine import machine_for
 from tests.benchmarks.lengths import documents_of
@@ -81,17 +82,23 @@ def test_moved_queries_go_and_outputs_come_back() -> None:
     plan = ContextPlan(window, 2, placement, tasks, 1)
     assert {each.sender for each in plan.queries} == {0, 1}  # a large one goes, and small ones come
     found = figures(plan, LAYER, RATES)
-    moved = 2 * len(plan.queries) * LAYER.query_bytes
+    moved = len(plan.queries) * (LAYER.query_bytes + LAYER.kept_bytes)
     assert found.fabric_bytes == CHUNK * (len(plan.keys) * LAYER.key_bytes + moved)
-    # Where computing takes no time: the longer way of keys and queries, and then the way of the outputs back.
+    # Where computing takes no time: the longer ways of keys and queries, and then the way of the outputs back. Backward
+    # twice the keys, and queries with what their gradients take; these come back.
     slow, instant = 1e6, 1e30
     wires = [
         max(sum(getattr(each, end) == rank for each in sent) for end in ("sender", "receiver"))
         for rank in range(2)
         for sent in (plan.keys, plan.queries)
     ]
-    each = [wires[2 * rank] * LAYER.key_bytes + 2 * wires[2 * rank + 1] * LAYER.query_bytes for rank in range(2)]
-    assert figures(plan, LAYER, Rates(instant, slow, slow)).forward_seconds == pytest.approx(CHUNK * max(each) / slow)
+    query, kept = LAYER.query_bytes, LAYER.kept_bytes
+    on_wires = figures(plan, LAYER, Rates(instant, slow, slow))
+    for times, of_moved, seconds in (
+        (1, query + kept, on_wires.forward_seconds), (2, 3 * query + kept, on_wires.backward_seconds),
+    ):  # fmt: skip
+        each = [times * wires[2 * rank] * LAYER.key_bytes + wires[2 * rank + 1] * of_moved for rank in range(2)]
+        assert seconds == pytest.approx(CHUNK * max(each) / slow)
     most = max(sum(areas) for areas in plan.stage_areas)
     free = figures(plan, LAYER, replace(RATES, fabric_bytes=instant))
     assert free.forward_seconds == pytest.approx(LAYER.flops(most) / RATES.flops)
@@ -122,6 +129,21 @@ def test_what_is_even_is_taken_where_links_are_fast_and_what_sends_least_where_t
         taken, left = (figures(plan, GROUPED, each.rates).seconds for plan in (each.plan(documents), other))
         assert taken < left
     assert even.stages == least.stages == 4
+
+
+def test_tasks_move_where_that_takes_less_time_and_a_quarter_of_a_ranks_chunks_at_most() -> None:
+    """Eight chunks a rank leave this window uneven; on fast links moved tasks even it out."""
+    fast, slow = (replace(RATES, fabric_bytes=each) for each in (400e9, 10e9))
+    documents = documents_of("bimodal", 2**17, 1)
+    for rates, moves in ((fast, True), (slow, False)):
+        own = dealing(rates)
+        tasks = replace(own, moves_tasks=True)
+        fixed, chosen = own.plan(documents), tasks.plan(documents)
+        assert not fixed.queries
+        assert bool(chosen.queries) == moves
+        assert busiest(chosen.queries) <= chosen.window.chunks // 8 // 4
+        taken = [figures(plan, GROUPED, own.rates).seconds for plan in (chosen, fixed)]
+        assert taken[0] < taken[1] if moves else taken[0] == taken[1]
 
 
 def test_kernels_that_take_pieces_together_have_their_full_rate_on_short_ones() -> None:

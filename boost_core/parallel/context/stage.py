@@ -1,7 +1,7 @@
-"""One stage as a rank has it: what comes and goes, and the attention to it.
+"""One stage on a rank: what it sends and receives, and the attention to it.
 
 Shape suffixes: T tokens of the rank, n tokens that come; j heads of keys and values, e head size; s = 2, keys and
-values; c what is sent of a token.
+values; c columns sent of a token.
 """
 
 from collections.abc import Callable
@@ -15,18 +15,18 @@ from boost_core.parallel.communicator import Communicator
 from boost_core.parallel.context.exchange import ChunkExchange
 from boost_core.parallel.context.latents import LatentExchange, LatentGradients, LatentRoute, Made
 from boost_core.parallel.context.pieces import StageAttention
-from boost_core.plan.context.pieces import StageWork
+from boost_core.plan.context.pieces import RankWork, StageWork
 from boost_core.plan.context.window import Window
 
 
 @dataclass(frozen=True)
 class Own:
-    """What a rank has for others.
+    """What a rank has to send to others.
 
     Attributes:
         keys: Keys and values of its tokens, ``[T, s, j, e]``.
-        share: Its share of the latents that these are made of, ``[T, c]``; ``None`` where none are sent.
-        maker: Makes them of such.
+        share: Its share of their latents, ``[T, c]``; ``None`` if none are sent.
+        maker: Computes keys and values from latents.
         backward: Whether gradients come back.
     """
 
@@ -38,7 +38,7 @@ class Own:
 
 @dataclass(frozen=True)
 class OwnGradients:
-    """Gradients of the same, in fp32 at least."""
+    """Gradients of ``Own``, in at least fp32."""
 
     keys: torch.Tensor
     latents: LatentGradients | None
@@ -58,32 +58,50 @@ class Came:
 
     Attributes:
         keys: Keys and values, ``[n, s, j, e]``.
-        made: Those of them that this rank has made of latents.
+        made: Those that this rank has computed from latents.
     """
 
     keys: torch.Tensor
     made: Made | None
 
 
+@dataclass(frozen=True)
+class BothAttentions:
+    """Attention to a stage's keys.
+
+    Attributes:
+        own: Attention of the rank's own queries.
+        foreign: Attention of the queries that have come.
+    """
+
+    own: StageAttention
+    foreign: StageAttention
+
+    @classmethod
+    def of(cls, work: RankWork | StageWork, sees: int | None, device: torch.device) -> "BothAttentions":
+        """Attention to a rank's own keys, or to a stage's."""
+        return cls(*(StageAttention(pieces, sees, device) for pieces in (work.pieces, work.foreign_pieces)))
+
+
 class Stage:
     """A stage of one rank.
 
     Args:
-        work: What is done in it.
-        window: The tokens of all.
+        work: The rank's work in it.
+        window: The window that is dealt.
         communicator: The context parallel group.
-        route: How latents go, if they do.
+        route: How latents travel, if any do.
         device: Where the tokens are.
 
     Attributes:
-        attention: To what comes.
+        attention: Attention to the keys that come.
     """
 
     def __init__(
         self, work: StageWork, window: Window, communicator: Communicator, route: LatentRoute | None,
         device: torch.device,
     ) -> None:  # fmt: skip
-        self.attention = StageAttention(work.pieces, window.sees, device)
+        self.attention = BothAttentions.of(work, window.sees, device)
         self._tokens = len(work.chunks) * window.chunk_tokens
         self._keys, self._latents = None, None
         if work.keys is not None:
@@ -93,7 +111,7 @@ class Stage:
             self._latents = LatentExchange(exchange, route, [work.chunks[place] for place in work.latents.places])
 
     def start(self, own: Own) -> Callable[[], Callable[[], Came]]:
-        """Start to send and receive; what it gives waits, and what that gives makes keys of what came."""
+        """Start to send and receive; the returned function waits, and returns what computes keys from what came."""
         keys, latents = self._keys, self._latents
         of_keys = keys.start(own.keys.flatten(1)) if keys else None
         of_latents = latents.exchange.start(own.share) if latents and own.share is not None else None
@@ -114,7 +132,7 @@ class Stage:
         return Came(stage_nc.view(self._tokens, *own.keys.shape[1:]), made)
 
     def start_back(self, came: Came, dkeys_nsje: torch.Tensor, gradients: OwnGradients) -> Callable[[], None]:
-        """Start to return the gradients of what came; what it gives waits, and adds those of this rank's own."""
+        """Start to return gradients of what came; the returned function waits, and adds up those of this rank's own."""
         dtype, adds = came.keys.dtype, list[Callable[[], None]]()
         dkeys_nc = dkeys_nsje.flatten(1)
         if self._keys:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from boost_core.hardware import BYTES
+
 Exchange = Literal["keys", "latents"]  # what goes between nodes
 
 BACKWARD = 2.5  # products of attention's backward pass for each forward: five for two
@@ -64,7 +66,18 @@ class AttentionLayer:
     @property
     def kept_bytes(self) -> int:
         """Of a token, from the forward pass to the backward: the output, and a log-sum-exp of each head in fp32."""
-        return self.query_bytes + 4 * self.heads // self.tensor_parallel_size
+        return self.query_bytes + max(BYTES["fp32"], self.element_bytes) * self.heads // self.tensor_parallel_size
+
+    def asking_bytes(self, backward: bool) -> int:
+        """Of a token whose attention is computed elsewhere, on the way there.
+
+        Forward its queries; backward these, the output's gradient, and what is kept.
+        """
+        return 2 * self.query_bytes + self.kept_bytes if backward else self.query_bytes
+
+    def answering_bytes(self, backward: bool) -> int:
+        """The same on the way back: what is kept, or the gradient of its queries."""
+        return self.query_bytes if backward else self.kept_bytes
 
     def sent_bytes(self, exchange: Exchange) -> int:
         """Of a token that goes to another node."""

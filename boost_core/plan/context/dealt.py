@@ -3,16 +3,17 @@
 Of three placements it takes the one with which attention is predicted to take least: ``near``, which is even;
 ``loose``, which sends less; ``contiguous``, which sends least. Which of them that is depends on the documents, whose
 lengths no job knows ahead, so each micro-batch is decided by itself; ``docs/figures/context_rule.md`` has what a choice
-at the job's start would take. All ranks find the same: seconds are by nominal figures, and of sums, products and
-quotients in one order, which are alike on every machine.
+at the job's start would take. Where a job lets tasks move, each placement counts with and without moved ones. All ranks
+find the same: seconds are by nominal figures, and of sums, products and quotients in one order, which are alike on
+every machine.
 
 With sparse attention the keys that long documents need are known when their heads have chosen, in each layer. Work then
 grows from a document's start to its end, or in steps where slashes begin, and ``heap``, which deals neighbours to
 different ranks, is even for either.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from boost_core.config.chunks import chunk_tokens
@@ -21,13 +22,14 @@ from boost_core.plan.context.between import attention_layer, sent_between_nodes
 from boost_core.plan.context.cost import AttentionLayer, Exchange, Rates
 from boost_core.plan.context.figures import ContextPlan, figures
 from boost_core.plan.context.placement import place
-from boost_core.plan.context.tasks import own_tasks
+from boost_core.plan.context.tasks import moved_tasks, own_tasks
 from boost_core.plan.context.window import Window
 from boost_core.plan.machine import Machine
 
 STAGES = 4
 _PLACEMENTS = ("near", "loose", "contiguous")
 _SPARSE_PLACEMENTS = ("heap",)
+_MOVED = 4  # of a rank's chunks one in so many, at most, is computed elsewhere, and as many of others' by it
 
 
 def head_groups(key_heads: int) -> Sequence[range]:
@@ -35,6 +37,11 @@ def head_groups(key_heads: int) -> Sequence[range]:
     groups = min(STAGES, key_heads)
     ends = [key_heads * number // groups for number in range(groups + 1)]
     return [range(first, end) for first, end in pairwise(ends)]
+
+
+def most_moved(chunks: int) -> int:
+    """Tasks that a rank with so many chunks may give others, and may be given."""
+    return max(1, chunks // _MOVED)
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,7 @@ class Dealing:
         node_ranks: How many context parallel ranks a node has; of those that send each other keys, too.
         sparse_from: Tokens from which on documents are attended to sparsely in training; ``None``: none.
         sparse_share: Of their pairs, the share that is expected to be seen.
+        moves_tasks: Whether attention may be computed by other ranks than those that have the tokens.
     """
 
     ranks: int
@@ -62,6 +70,7 @@ class Dealing:
     node_ranks: int = 1
     sparse_from: int | None = None
     sparse_share: float = 1.0
+    moves_tasks: bool = False
 
     @classmethod
     def of(cls, job: JobSpec, machine: Machine) -> "Dealing":
@@ -79,6 +88,7 @@ class Dealing:
             attention_layer(job), rates, sent_between_nodes(job, machine.cluster),
             1 if parallelism.context.exchange == "latents" else row[0],
             job.training.attention.from_length if job.training.attention else None, job.training.attended_share,
+            parallelism.context.pool == "tasks",
         )  # fmt: skip
 
     def plan(self, documents: Sequence[int], densely: bool = False) -> ContextPlan:
@@ -91,12 +101,18 @@ class Dealing:
         sparse_from = None if densely else self.sparse_from
         window = Window(tuple(documents), self.chunk, self.sees, sparse_from, self.sparse_share)
         some_sparsely = any(window.is_sparse(tokens) for tokens in documents)
-        plans = [self._placed(window, how) for how in (_SPARSE_PLACEMENTS if some_sparsely else _PLACEMENTS)]
-        return min(plans, key=self._seconds)
+        placements = _SPARSE_PLACEMENTS if some_sparsely else _PLACEMENTS
+        return min((plan for how in placements for plan in self._placed(window, how)), key=self._seconds)
 
-    def _placed(self, window: Window, how: str) -> ContextPlan:
+    def _placed(self, window: Window, how: str) -> Iterator[ContextPlan]:
         placement = place(window, self.ranks, how)
-        return ContextPlan(window, self.ranks, placement, own_tasks(window, placement), STAGES)
+        own = ContextPlan(window, self.ranks, placement, own_tasks(window, placement), STAGES)
+        yield own
+        if self.moves_tasks:
+            most = most_moved(window.chunks // self.ranks)
+            moved = replace(own, tasks=moved_tasks(window, placement, self.ranks, most=most))
+            if moved.queries:
+                yield moved
 
     def _seconds(self, plan: ContextPlan) -> float:
         return figures(plan, self.layer, self.rates, self.exchange, self.node_ranks).seconds

@@ -73,7 +73,7 @@ class Figures:
     Attributes:
         imbalance: The largest area of a rank over the mean.
         rounds: Chunks of keys that the busiest rank sends or receives.
-        node_bytes: Keys, queries and outputs of all ranks that stay in nodes, forward.
+        node_bytes: Keys, moved queries and what comes back of these, of all ranks, that stay in nodes; forward.
         fabric_bytes: The same, between nodes.
         kept_bytes: That each rank keeps until the backward pass, so that it need not attend again.
         forward_seconds: Of the slowest rank.
@@ -101,7 +101,7 @@ def figures(
 
     A rank attends to the keys of one stage while those of the next are under way, so that each stage takes the longer
     of the two. Backward keys come again and their gradients go back, and latents are projected anew. Moved queries
-    come with the first keys; nothing hides the outputs that come back.
+    come with the first keys, backward with all that their gradients take; nothing hides what comes back of them.
 
     Args:
         plan: The plan.
@@ -116,7 +116,7 @@ def figures(
     size, costs = plan.window.chunk_tokens, _Costs(layer, rates, exchange, node_ranks, plan.window.chunk_tokens)
     crossing = [[costs.crosses(transfer) for transfer in sent] for sent in (plan.keys, plan.queries)]
     keys, queries = (sum(crosses) for crosses in crossing)
-    moved = 2 * size * layer.query_bytes
+    moved = size * (layer.asking_bytes(backward=False) + layer.answering_bytes(backward=False))
     traffic = _traffic(plan, costs)
     return Figures(
         imbalance=max(plan.loads) * plan.ranks / plan.window.area,
@@ -157,9 +157,12 @@ class _Costs:
         return seconds
 
     def query(self, transfer: Transfer) -> float:
-        """Sending queries, or outputs."""
-        rate = self._rates.fabric_bytes if self.crosses(transfer) else self._rates.node_bytes
-        return self._tokens * self._layer.query_bytes / rate
+        """Sending a byte of each of its tokens."""
+        return self._tokens / (self._rates.fabric_bytes if self.crosses(transfer) else self._rates.node_bytes)
+
+    def moved(self, byte: float, backward: bool) -> tuple[float, float]:
+        """The way of moved queries there, and of their outputs back, where a byte of each token takes so long."""
+        return self._layer.asking_bytes(backward) * byte, self._layer.answering_bytes(backward) * byte
 
     def projected(self, transfer: Transfer) -> float:
         """Making keys and values of what has come."""
@@ -187,7 +190,7 @@ class _Stage:
 
 @dataclass
 class _Traffic:
-    """A rank's keys by stage, its moved queries, and the outputs that come back."""
+    """A rank's keys by stage, and a byte of each token of its moved queries, which go there and back."""
 
     stages: list[_Stage]
     queries: _Stage
@@ -218,6 +221,7 @@ def _seconds(costs: _Costs, stage_areas: Sequence[int], traffic: _Traffic, backw
     for number, stage in enumerate(traffic.stages, start=1):
         attended[number] += projections * stage.projected
     wires = [ways * stage.wire for stage in traffic.stages]
-    wires[0] += ways * traffic.queries.wire
+    there, back = costs.moved(traffic.queries.wire, backward)
+    wires[0] += there
     hidden = fsum(max(computed, wire) for computed, wire in zip(attended, [*wires, 0.0], strict=True))
-    return hidden + traffic.queries.wire
+    return hidden + back

@@ -3,13 +3,15 @@
 A piece is queries and keys of one document, each a run of tokens where they lie: a kernel's call, or a part of one. As
 few as there can be: neighbouring chunks are one run, and all keys that a run's queries see without a mask are one piece
 with them where they lie one after the other.
+
+Queries of other ranks whose attention a rank computes lie by themselves, in the order that they come in.
 """
 
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby, pairwise, product
 
 from boost_core.plan.context.figures import ContextPlan
 from boost_core.plan.context.transfers import Transfer
@@ -23,7 +25,7 @@ class Piece:
     """Attention of a run of queries to a run of keys. Every query sees a key.
 
     Attributes:
-        queries: Where the queries are among the rank's tokens.
+        queries: Where the queries are among the rank's tokens, or among those that have come.
         keys: Where the keys are among those of the stage.
         lag: By how much the first query is after the first key, where not all queries see all keys: 0 if these are the
             same tokens. ``None`` without a mask.
@@ -57,13 +59,15 @@ class StageWork:
         chunks: Those that come, in order; ``pieces`` has their keys so.
         keys: Those of which keys and values come; ``None`` where no rank sends any.
         latents: Those of which latents come; ``None`` as before.
-        pieces: The attention to these keys.
+        pieces: The attention of the rank's own queries to these keys.
+        foreign_pieces: The same of queries that have come.
     """
 
     chunks: Sequence[int]
     keys: Traffic | None
     latents: Traffic | None
     pieces: Sequence[Piece]
+    foreign_pieces: Sequence[Piece]
 
 
 @dataclass(frozen=True)
@@ -73,38 +77,44 @@ class RankWork:
     Attributes:
         window: The tokens of all.
         chunks: The rank's own, in order; its tokens lie so.
-        pieces: The attention to the rank's own keys.
+        pieces: The attention of its own queries to the rank's own keys.
+        foreign_pieces: The same of queries that have come.
         stages: What follows; as many on every rank.
+        queries: The chunks whose queries go to other ranks, and those that come; ``None`` where no rank sends any.
     """
 
     window: Window
     chunks: Sequence[int]
     pieces: Sequence[Piece]
+    foreign_pieces: Sequence[Piece]
     stages: Sequence[StageWork]
+    queries: Traffic | None
 
 
 def rank_work(plan: ContextPlan, rank: int, nodes: Sequence[int] | None = None) -> RankWork:
-    """One rank's part of a plan whose tasks are where their tokens are.
+    """One rank's part of a plan.
 
     Args:
         plan: The plan.
         rank: The rank.
         nodes: The node of each rank, if latents go between nodes; ``None`` if keys and values do.
-
-    Raises:
-        ValueError: Tasks have moved from there.
     """
-    if plan.queries:
-        moved = ", ".join(str(transfer.chunk) for transfer in plan.queries[:5])
-        raise ValueError(
-            f"the attention of {len(plan.queries)} chunks ({moved}…) is planned away from their tokens, "
-            "which nothing carries out yet; plan with own_tasks"
-        )
+    window = plan.window
     own = [chunk for chunk, at in enumerate(plan.placement) if at == rank]
-    queries = list(_runs(plan.window, own))
+    moved = {transfer.chunk for transfer in plan.queries}
+    come = [each.chunk for each in sorted(plan.queries, key=_by_sender) if each.receiver == rank]
+    queries = _Queries(
+        list(_runs(window, [(place, chunk) for place, chunk in enumerate(own) if chunk not in moved])),
+        list(_runs(window, list(enumerate(come)))),
+    )
     nodes = nodes or [0] * plan.ranks
     stages = [_stage(plan, rank, nodes, own, queries, sent) for sent in plan.key_stages if sent]
-    return RankWork(plan.window, own, list(_pieces(plan.window, queries, queries)), stages)
+    traffic = _traffic(plan.ranks, rank, own, come, plan.queries)
+    return RankWork(window, own, *queries.pieces(window, own), stages, traffic)
+
+
+def _by_sender(transfer: Transfer) -> tuple[int, int]:
+    return transfer.sender, transfer.chunk
 
 
 @dataclass(frozen=True)
@@ -121,9 +131,33 @@ class _Run:
     tokens: Span
     at: int
 
+    def cut(self, bounds: Span) -> Sequence["_Run"]:
+        """Its parts before, within and after some others of the window's tokens."""
+        first, last = self.tokens
+        cuts = [first, *(token for token in bounds if first < token < last), last]
+        return [_Run(self.document, (begin, end), self.at + begin - first) for begin, end in pairwise(cuts)]
+
+
+@dataclass(frozen=True)
+class _Queries:
+    """Runs of queries whose attention a rank computes.
+
+    Attributes:
+        own: Of its own tokens.
+        foreign: Of those that have come.
+    """
+
+    own: Sequence[_Run]
+    foreign: Sequence[_Run]
+
+    def pieces(self, window: Window, chunks: Sequence[int]) -> tuple[Sequence[Piece], Sequence[Piece]]:
+        """What both have to do with the keys of some chunks, which lie one after the other."""
+        keys = list(_runs(window, list(enumerate(chunks))))
+        return list(_pieces(window, self.own, keys)), list(_pieces(window, self.foreign, keys))
+
 
 def _stage(
-    plan: ContextPlan, rank: int, nodes: Sequence[int], own: Sequence[int], queries: Sequence[_Run],
+    plan: ContextPlan, rank: int, nodes: Sequence[int], own: Sequence[int], queries: _Queries,
     sent: Sequence[Transfer],
 ) -> StageWork:  # fmt: skip
     chunks = sorted(transfer.chunk for transfer in sent if transfer.receiver == rank)
@@ -132,7 +166,7 @@ def _stage(
     for transfer in sent:
         (near if nodes[transfer.sender] == nodes[transfer.receiver] else far).append(transfer)
     keys, latents = (_traffic(plan.ranks, rank, own, chunks, each) for each in (near, far))
-    return StageWork(chunks, keys, latents, list(_pieces(plan.window, queries, list(_runs(plan.window, chunks)))))
+    return StageWork(chunks, keys, latents, *queries.pieces(plan.window, chunks))
 
 
 def _traffic(
@@ -151,19 +185,24 @@ def _traffic(
     return Traffic(sends, [len(each) for each in comes], [number for each in comes for number in each])
 
 
-def _runs(window: Window, chunks: Sequence[int]) -> Iterator[_Run]:
-    """The runs of chunks that lie one after the other, in order; of documents that are attended to densely."""
+def _runs(window: Window, placed: Sequence[tuple[int, int]]) -> Iterator[_Run]:
+    """The runs of chunks that follow each other in the window and where they lie; of densely attended documents.
+
+    Args:
+        window: The tokens.
+        placed: Where each chunk lies, in order, and the chunk.
+    """
     size, starts = window.chunk_tokens, list(accumulate(window.documents, initial=0))
-    for _, group in groupby(enumerate(chunks), key=lambda each: each[1] - each[0]):
-        neighbours = list(group)
-        number, chunk = neighbours[0]
+    for _, group in groupby(enumerate(placed), key=lambda each: (each[1][0] - each[0], each[1][1] - each[0])):
+        neighbours = [each for _, each in group]
+        place, chunk = neighbours[0]
         begin, end = chunk * size, (chunk + len(neighbours)) * size
         first, last = bisect_right(starts, begin) - 1, bisect_right(starts, end - 1)
         for document in range(first, last):
             if window.is_sparse(window.documents[document]):
                 continue
             low, high = max(begin, starts[document]), min(end, starts[document + 1])
-            yield _Run(document, (low, high), number * size + low - begin)
+            yield _Run(document, (low, high), place * size + low - begin)
 
 
 def _pieces(window: Window, queries: Sequence[_Run], keys: Sequence[_Run]) -> Iterator[Piece]:
@@ -173,8 +212,9 @@ def _pieces(window: Window, queries: Sequence[_Run], keys: Sequence[_Run]) -> It
         of_document[run.document].append(run)
     for run in queries:
         found: list[Piece] = []
-        for seen in of_document[run.document]:
-            piece = _piece(run, seen, window.sees)
+        alike = (product(run.cut(seen.tokens), seen.cut(run.tokens)) for seen in of_document[run.document])
+        for part, seen in chain.from_iterable(alike):
+            piece = _piece(part, seen, window.sees)
             if piece is not None and found and _are_one(found[-1], piece):
                 found[-1] = replace(piece, keys=(found[-1].keys[0], piece.keys[1]))
             elif piece is not None:

@@ -33,7 +33,9 @@ def own_tasks(window: Window, placement: Placement) -> Sequence[Task]:
     return [Task(chunk, window.keys(chunk), rank) for chunk, rank in enumerate(placement)]
 
 
-def moved_tasks(window: Window, placement: Placement, ranks: int, slack: int = SLACK) -> Sequence[Task]:
+def moved_tasks(
+    window: Window, placement: Placement, ranks: int, slack: int = SLACK, most: int | None = None
+) -> Sequence[Task]:
     """The same, but ranks that have more than the others have some of theirs computed elsewhere.
 
     Repeatedly, of the heaviest rank that can give something, the task goes that takes most of what the one has above
@@ -44,23 +46,28 @@ def moved_tasks(window: Window, placement: Placement, ranks: int, slack: int = S
         placement: The rank of each chunk.
         ranks: How many there are.
         slack: Percent of the mean above it that a rank may end at.
+        most: Tasks that a rank may give, and that it may be given; ``None`` for any number.
     """
     at = list(placement)
     load, here = [0] * ranks, [0] * ranks  # here: chunks whose keys a rank has or is sent
     for chunk, rank in enumerate(placement):
         load[rank] += window.areas[chunk]
         here[rank] |= window.needs[chunk]
-    giving = set(range(ranks))
+    most = window.chunks if most is None else most
+    giving, gave, given = set(range(ranks)), [0] * ranks, [0] * ranks
     while giving:
         heaviest = max(giving, key=lambda rank: (load[rank], -rank))
         if 100 * ranks * load[heaviest] <= (100 + slack) * window.area:
             break
-        move = _best_move(window, placement, at, load, here, heaviest)
+        takers = [rank for rank in range(ranks) if given[rank] < most and ranks * load[rank] < window.area]
+        move = _best_move(window, placement, at, load, here, heaviest, takers) if gave[heaviest] < most else None
         if move is None:
             giving.discard(heaviest)
             continue
         chunk, rank = move
         at[chunk] = rank
+        gave[heaviest] += 1
+        given[rank] += 1
         load[heaviest] -= window.areas[chunk]
         load[rank] += window.areas[chunk]
         here[rank] |= window.needs[chunk]
@@ -68,15 +75,16 @@ def moved_tasks(window: Window, placement: Placement, ranks: int, slack: int = S
 
 
 def _best_move(
-    window: Window, placement: Placement, at: Sequence[int], load: Sequence[int], here: Sequence[int], heaviest: int
-) -> tuple[int, int] | None:
+    window: Window, placement: Placement, at: Sequence[int], load: Sequence[int], here: Sequence[int], heaviest: int,
+    takers: Sequence[int],
+) -> tuple[int, int] | None:  # fmt: skip
     """The task that goes from the heaviest rank, and where to; ``None`` if each would make another as heavy."""
-    ranks, mean = len(load), window.area // len(load)
+    mean = window.area // len(load)
     best, worth = None, 0.0
     for chunk in (chunk for chunk, rank in enumerate(at) if rank == heaviest == placement[chunk]):
         area, need = window.areas[chunk], window.needs[chunk]
-        for rank in range(ranks):
-            if load[rank] >= mean or load[rank] + area >= load[heaviest]:
+        for rank in takers:
+            if load[rank] + area >= load[heaviest]:
                 continue
             moved = min(area, load[heaviest] - mean, mean - load[rank])
             found = moved / ((need & ~here[rank]).bit_count() + 1)  # one correctly rounded quotient: alike everywhere
